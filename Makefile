@@ -1,0 +1,56 @@
+# The verbs of this repository.  Each makes the virtual environment it needs.
+
+PYTHON ?= python3
+SYSTEM := # optional system packages for the tests, by their names in scripts/system.sh
+ARGS   := # more arguments for pytest, as in: make test ARGS="-k moments -x"
+
+export PYTHON
+venv  := .venv/bin/python
+ready := .venv/.ready
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check docs bench reproduce dist clean
+
+help:  ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(ready)  ## Evaluate a policy on the bundled log (needs nothing but Python)
+	@.venv/bin/poolwise demo
+
+test: $(ready)-test  ## Run the tests and every example of the documentation
+	@bash scripts/system.sh $(SYSTEM)
+	@$(venv) -m pytest -n 2 --dist loadfile $(ARGS)
+
+check: $(ready)-test $(ready)-lint  ## Lint, check the format and the types
+	@$(venv) -m ruff check
+	@$(venv) -m ruff format --check
+	@$(venv) -m mypy $(wildcard src tests experiments benchmarks)
+
+docs: $(ready)-docs  ## Build the documentation into build/docs
+	@$(venv) -m mkdocs build --strict --site-dir build/docs
+
+bench: $(ready)-test  ## Measure speed, memory and accuracy against rivals
+	@$(venv) benchmarks/run.py
+
+reproduce: $(ready)-test  ## Recompute every table and figure of the paper
+	@.venv/bin/poolwise reproduce all --out build/reproduce
+
+dist: $(ready)-dist  ## Build the source archive and the wheel, the same bytes each time
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
+		$(venv) -m build --no-isolation
+
+clean:  ## Remove what the other targets made, except .venv
+	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find src tests $(wildcard experiments benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp says that .venv holds what it should.  It lies in .venv, so that
+# removing the folder is all it takes to start anew.
+$(ready): pyproject.toml constraints.txt scripts/setup.sh
+	@bash scripts/setup.sh
+	@touch $@
+
+$(ready)-%: $(ready)
+	@bash scripts/setup.sh $*
+	@touch $@

@@ -1,0 +1,1 @@
+"""Engines: what reads rows, and the one query they all run."""

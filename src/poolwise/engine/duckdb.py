@@ -1,0 +1,215 @@
+"""DuckDB: the embedded engine, and the default.
+
+It counts each logger's rows first, since they fix the mixture; looks at a few
+thousand rows for the centres of the terms; and then reads the log once.  A log
+with bad rows is recognised in that same pass and never averaged.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from poolwise.engine.roles import Roles, assign
+from poolwise.engine.rows import (
+    Table,
+    check_query,
+    counts_query,
+    example_query,
+    role_text,
+    rules,
+)
+from poolwise.engine.sources import create_view, first_line, literal
+from poolwise.engine.sql import Group, Request, decode, moments_query, off_centre
+from poolwise.errors import EngineError, Fault, LogError
+from poolwise.moments import Moments, pooled
+from poolwise.terms import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sqlglot import exp
+
+    from poolwise.log import Log
+    from poolwise.policy import PolicyLike
+
+PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
+
+
+@dataclass(frozen=True)
+class DuckDB:
+    """Evaluates files, frames and queries in this process.
+
+    Attributes:
+        threads: Threads to use; 0 means one for each core.
+        memory_limit: Such as "2GB"; empty means DuckDB's own choice.
+    """
+
+    threads: int = 0
+    memory_limit: str = ""
+
+    @contextmanager
+    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[DuckDBRows]:
+        """Open a log with its targets; policies in Python are scored on the way."""
+        with (
+            tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
+            duckdb.connect(config=self._config(folder)) as connection,
+        ):
+            columns = create_view(connection, log)
+            roles = assign(log, targets, columns, _named("log"))
+            if roles.scored:
+                roles = _score(connection, log, roles, Path(folder) / "scored.parquet")
+            yield DuckDBRows(connection, roles.table)
+
+    def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "temp_directory": folder,
+            "preserve_insertion_order": False,
+        }
+        if self.threads:
+            config["threads"] = self.threads
+        if self.memory_limit:
+            config["memory_limit"] = self.memory_limit
+        return config
+
+
+def _named(name: str) -> exp.Table:
+    from sqlglot import exp
+
+    return exp.to_table(name)
+
+
+def _score(connection: duckdb.DuckDBPyConnection, log: Log, roles: Roles, path: Path) -> Roles:
+    """Write the needed columns with the policies' probabilities beside them."""
+    import pyarrow.parquet as pq
+
+    from poolwise.score import score
+
+    names = list(dict.fromkeys([*roles.needed, *roles.context, str(log.action)]))
+    columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
+    reader: Any = connection.execute(f"SELECT {columns} FROM log").to_arrow_reader(SCORING_ROWS)
+    scored = score(
+        reader,
+        roles.scored,
+        action=log.action,
+        context=roles.context,
+        log_probabilities=log.log_probabilities,
+    )
+    kept = [*roles.needed, *roles.scored]
+    writer = None
+    try:
+        for batch in scored:
+            narrow = batch.select(kept)
+            writer = writer or pq.ParquetWriter(path, narrow.schema, compression="zstd")
+            writer.write_batch(narrow)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is None:
+        raise LogError([Fault("the log has no rows", "", 0)])
+    connection.execute(f"CREATE TEMP VIEW scored AS FROM read_parquet({literal(str(path))})")
+    table = Table(**{**vars(roles.table), "relation": _named("scored")})
+    return Roles(table, {}, roles.needed, ())
+
+
+@dataclass(frozen=True, eq=False)
+class DuckDBRows:
+    """An open log; answers what `engine.base.Rows` promises."""
+
+    connection: duckdb.DuckDBPyConnection
+    table: Table
+
+    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        text = query.sql(dialect="duckdb")
+        try:
+            result = self.connection.execute(text)
+            names = [str(d[0]) for d in result.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        except duckdb.Error as reason:
+            raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
+
+    @cached_property
+    def _found(self) -> dict[str | None, int]:
+        lines = self._lines(counts_query(self.table))
+        return {line["logger"]: int(line["rows"]) for line in lines}
+
+    @property
+    def found(self) -> dict[str, int]:
+        return {str(k): n for k, n in sorted(self._found.items(), key=lambda kn: str(kn[0]))}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        found = self._found
+        labels = self.table.labels or sorted(label for label in found if label is not None)
+        strange = set(found) - set(labels)
+        empty = [label for label in labels if label not in found]
+        if strange or (empty and not self.table.drop) or not found:
+            raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
+        return {label: found[label] for label in labels if label in found}
+
+    def check(self) -> tuple[Fault, ...]:
+        """Count the rows that break each rule, by logger, with one example each."""
+        lines = self._lines(check_query(self.table))
+        if not lines:
+            return (Fault("the log has no rows", "", 0),)
+        faults = [
+            self._fault(place, line)
+            for place in range(len(rules(self.table)))
+            for line in lines
+            if line[f"rule_{place}"]
+        ]
+        present = {line["logger"] for line in lines}
+        faults += [
+            Fault("the logger has no rows", label, 0)
+            for label in self.table.labels
+            if label not in present
+        ]
+        return tuple(faults)
+
+    def _fault(self, place: int, line: Mapping[str, Any]) -> Fault:
+        rule = rules(self.table)[place]
+        logger = line["logger"]
+        example = self._lines(example_query(self.table, rule, logger))[0]
+        shown = {role_text(self.table, role): example.get(role) for role in rule.role}
+        return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, ADVICE)
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """Moments of each logger, centred well enough to keep their digits."""
+        counts = self.counts
+        grouped = Needs(groups=needs.groups)
+        pilot = Request(self.table, Needs(means=grouped.terms), counts, {"": {}})
+        start = pooled(g.moments for g in self._ask(pilot, PILOT_ROWS))
+        shifts = dict(zip(start.terms, map(float, start.means), strict=True))
+        usable = {t: c for t, c in shifts.items() if abs(c) < float("inf")}
+        request = Request(self.table, needs, counts, {"": usable})
+        groups = self._ask(request)
+        if any(g.bad for g in groups):
+            raise LogError(self.check())
+        if any(off_centre(request, g) for g in groups):
+            groups = self._ask(Request(self.table, needs, counts, _own_centres(groups)))
+        by_logger = {str(g.logger): g.moments for g in groups}
+        return {label: by_logger[label] for label in counts}
+
+    def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
+        lines = self._lines(moments_query(request, limit=limit))
+        return [decode(request, line) for line in lines]
+
+
+def _own_centres(groups: list[Group]) -> dict[str, dict[Any, float]]:
+    return {
+        str(g.logger): dict(zip(g.moments.terms, map(float, g.moments.means), strict=True))
+        for g in groups
+    }
+
+
+ADVICE = (
+    "Correct these rows where they are written, or leave them out with on_fault='drop' "
+    "(--on-fault drop)."
+)

@@ -1,0 +1,134 @@
+"""Roles: from the names a user gave to the expressions a query reads.
+
+Every name is looked up here, so that all missing columns are reported together,
+each with the nearest name that exists.  Policies that SQL cannot express become
+columns that are scored in Python first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sqlglot import exp
+
+from poolwise.engine.rows import Table, column, string
+from poolwise.errors import MissingColumnError, UsageError
+from poolwise.log import ONLY_LOGGER, Log
+from poolwise.policy import Policy, as_policy
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expr as Expression
+
+    from poolwise.policy import PolicyLike
+
+PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """A log whose names have been looked up.
+
+    Attributes:
+        table: What the query reads, once `scored` exist as columns.
+        scored: Policies to score in Python, by the column that will hold the result.
+        needed: Columns of the source that the query or the policies read.
+        context: Columns that the policies see.
+    """
+
+    table: Table
+    scored: Mapping[str, Policy]
+    needed: tuple[str, ...]
+    context: tuple[str, ...]
+
+
+@dataclass
+class _Lookup:
+    """Collects what was asked for while names are resolved."""
+
+    columns: Sequence[str] | None
+    missing: dict[str, str] = field(default_factory=dict)
+    needed: dict[str, None] = field(default_factory=dict)
+    scored: dict[str, Policy] = field(default_factory=dict)
+
+    def require(self, name: str, role: str) -> None:
+        known = {c.lower() for c in self.columns or ()}  # DuckDB's names ignore case
+        if self.columns is None or name.lower() in known:
+            self.needed[name] = None
+        else:
+            self.missing.setdefault(name, role)
+
+    def value(self, wanted: PolicyLike, role: str) -> Expression:
+        policy = as_policy(wanted, self.columns or ())
+        expression: Expression | None = getattr(policy, "expression", lambda: None)()
+        if expression is None:
+            name = f"poolwise_score_{len(self.scored)}"
+            self.scored[name] = policy
+            return column(name)
+        for found in expression.find_all(exp.Column):
+            self.require(found.name, role)
+        return expression
+
+
+def assign(
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+    columns: Sequence[str] | None,
+    relation: Expression,
+) -> Roles:
+    """Look up every name of a log; report all that are missing at once.
+
+    Without `columns` every name is taken on trust: the table is out of reach.
+    """
+    look = _Lookup(columns)
+    known = {str(label): value for label, value in (log.propensities or {}).items()}
+    crossed = {k: v for k, v in known.items() if v is not None} if log.crossed else {}
+    table = Table(
+        relation=relation,
+        logger=_logger(log, look),
+        reward=look.value(log.reward, "reward"),
+        propensity=None if log.propensity is None else look.value(log.propensity, "propensity"),
+        propensities={k: look.value(v, f"propensities[{k!r}]") for k, v in crossed.items()},
+        targets={k: look.value(v, f"target {k!r}") for k, v in targets.items()},
+        labels=tuple(known) or _mapped_labels(log),
+        log_probabilities=log.log_probabilities,
+        tolerance=log.replay_tolerance,
+        drop=log.on_fault == "drop",
+    )
+    if log.cluster is not None:
+        look.require(log.cluster, "cluster")
+    context = _context(log, look)
+    if look.missing:
+        raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
+    return Roles(table, look.scored, tuple(look.needed), context)
+
+
+def _logger(log: Log, look: _Lookup) -> Expression:
+    if isinstance(log.source, Mapping):
+        look.needed[PART_LOGGER] = None
+        return column(PART_LOGGER)
+    if log.logger is None:
+        labels = list(log.propensities or {ONLY_LOGGER: None})
+        return string(str(labels[0]))
+    return look.value(log.logger, "logger")
+
+
+def _mapped_labels(log: Log) -> tuple[str, ...]:
+    return tuple(map(str, log.source)) if isinstance(log.source, Mapping) else ()
+
+
+def _context(log: Log, look: _Lookup) -> tuple[str, ...]:
+    """Columns for policies in Python; all that play no other role where none are named."""
+    if log.action is not None:
+        look.require(log.action, "action")
+    for name in log.context:
+        look.require(name, "context")
+    if not look.scored:
+        return ()
+    if log.action is None:
+        named = ", ".join(sorted({type(p).__name__ for p in look.scored.values()}))
+        raise UsageError(f"say which column is `action`: policies in Python ({named}) need it")
+    if log.context:
+        return tuple(log.context)
+    return tuple(c for c in look.columns or () if c not in {log.action, PART_LOGGER})

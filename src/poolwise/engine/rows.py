@@ -1,0 +1,278 @@
+"""Rows: the roles of a log under fixed names, and the rules each row must keep.
+
+A log is checked once, here, at the border.  One query counts how many rows of
+each logger break each rule; the query of the moments carries the same rules as
+one condition, so that a good log is read once and a bad one is never averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sqlglot import exp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlglot.expressions import Expr as Expression
+
+LARGEST_DOUBLE = 1.7976931348623157e308
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where the rows are and which expression plays which role.
+
+    Attributes:
+        relation: What FROM reads: a table, a view or a subquery.
+        logger: Label of the logger, as text.
+        reward: Reward.
+        propensity: Probability under the row's own logger; None where the row of
+            `propensities` that belongs to the logger says it.
+        propensities: Probability under every logger; empty where it is not known.
+        targets: Probability under each target.
+        labels: Loggers that may occur; empty where any may.
+        bucket: Integer that splits each logger's rows into groups, if wanted.
+        log_probabilities: Probabilities are given as natural logarithms.
+        tolerance: How far `propensity` may be from `propensities`.
+        drop: Leave bad rows out instead of counting them.
+    """
+
+    relation: Expression
+    logger: Expression
+    reward: Expression
+    propensity: Expression | None
+    propensities: Mapping[str, Expression]
+    targets: Mapping[str, Expression]
+    labels: tuple[str, ...] = ()
+    bucket: Expression | None = None
+    log_probabilities: bool = False
+    tolerance: float = 1e-6
+    drop: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of a row.
+
+    Attributes:
+        text: The way in which a row breaks it, in words.
+        broken: Condition that is true of the rows that break it.
+        role: Columns of `rows` worth showing in an example.
+    """
+
+    text: str
+    broken: Expression
+    role: tuple[str, ...] = field(default=())
+
+
+def number(value: float) -> Expression:
+    """A double, never a decimal: dialects read a bare 0.1 as DECIMAL."""
+    text = repr(float(abs(value)))
+    literal = exp.Literal.number(text if "e" in text else f"{text}e0")
+    return exp.Neg(this=literal) if value < 0 else literal
+
+
+def column(name: str, table: str | None = None) -> exp.Column:
+    """A column, its name quoted."""
+    return exp.column(name, table=table, quoted=True)
+
+
+def _double(expression: Expression) -> Expression:
+    return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
+
+
+def case(when: Expression, then: Expression, otherwise: Expression) -> Expression:
+    """One choice of two."""
+    return exp.Case().when(when, then).else_(otherwise)
+
+
+def rows(table: Table) -> exp.Select:
+    """Roles under fixed names, as text and doubles."""
+    select = exp.select(
+        exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
+        _double(table.reward).as_("reward", quoted=True),
+    )
+    for place, prob in enumerate(table.propensities.values()):
+        select = select.select(_double(prob).as_(f"p_{place}", quoted=True))
+    for place, prob in enumerate(table.targets.values()):
+        select = select.select(_double(prob).as_(f"t_{place}", quoted=True))
+    if table.propensity is not None:
+        select = select.select(_double(table.propensity).as_("propensity", quoted=True))
+    if table.bucket is not None:
+        select = select.select(table.bucket.copy().as_("bucket", quoted=True))
+    return select.from_(table.relation.copy())
+
+
+def own(table: Table) -> Expression:
+    """The probability that the row's own logger gives, from `propensities`."""
+    choice = exp.Case()
+    for place, label in enumerate(table.propensities):
+        choice = choice.when(column("logger").eq(string(label)), column(f"p_{place}"))
+    return choice
+
+
+def propensity(table: Table) -> Expression:
+    """The probability under the logger that wrote the row, wherever it stands."""
+    return column("propensity") if table.propensity is not None else own(table)
+
+
+def rules(table: Table) -> list[Rule]:
+    """Every rule a row must keep, in the order in which they are reported."""
+    scale = "log-probability" if table.log_probabilities else "probability"
+    found = [Rule("the logger is null", column("logger").is_(exp.null()), ("logger",))]
+    if table.labels:
+        known = exp.Not(this=column("logger").isin(*map(string, table.labels)))
+        found.append(Rule("the logger is unknown", known, ("logger",)))
+    found += [
+        Rule("the reward is null or not a number", _missing("reward"), ("reward",)),
+        Rule("the reward is infinite or NaN", _not_finite("reward"), ("reward",)),
+        *_probability_rules(propensity(table), f"the {_own_name(table)}", "propensity", table),
+    ]
+    for place, label in enumerate(table.propensities):
+        what = f"the {scale} under logger {label!r}"
+        found += _range_rules(column(f"p_{place}"), what, f"p_{place}", table)
+    for place, label in enumerate(table.targets):
+        what = f"the {scale} of target {label!r}"
+        found += _range_rules(column(f"t_{place}"), what, f"t_{place}", table)
+    if table.propensities and table.propensity is not None:
+        found.append(_replay_rule(table))
+    return found
+
+
+def _own_name(table: Table) -> str:
+    return "log-propensity" if table.log_probabilities else "propensity"
+
+
+def _missing(name: str) -> Expression:
+    return column(name).is_(exp.null())
+
+
+def _not_finite(name: str) -> Expression:
+    # NaN compares above every number in DuckDB, PostgreSQL and Spark alike
+    return exp.func("abs", column(name)) > number(LARGEST_DOUBLE)
+
+
+def _probability_rules(prob: Expression, what: str, role: str, table: Table) -> list[Rule]:
+    """Null, NaN, too small and too large are different mistakes: name each."""
+    high, low = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
+    too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
+    below = prob < number(low) if table.log_probabilities else prob <= number(low)
+    nan = exp.func("abs", prob.copy()) > number(LARGEST_DOUBLE)
+    over = exp.and_(prob.copy() > number(high), prob.copy() <= number(LARGEST_DOUBLE))
+    is_nan = exp.and_(nan, exp.Not(this=prob.copy() < number(low)))
+    return [
+        Rule(f"{what} is null or not a number", prob.copy().is_(exp.null()), (role,)),
+        Rule(f"{what} is infinite or NaN", is_nan, (role,)),
+        Rule(too_low, below, (role,)),
+        Rule(f"{what} is above {high:g}", over, (role,)),
+    ]
+
+
+def _range_rules(prob: Expression, what: str, role: str, table: Table) -> list[Rule]:
+    if table.log_probabilities:  # -infinity is a probability of zero
+        return [
+            Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
+            Rule(f"{what} is above 0 or NaN", prob.copy() > number(0.0), (role,)),
+        ]
+    outside = exp.or_(prob.copy() < number(0.0), prob.copy() > number(1.0))
+    return [
+        Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
+        Rule(f"{what} is outside [0, 1]", outside, (role,)),
+    ]
+
+
+def _replay_rule(table: Table) -> Rule:
+    gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
+    differs = exp.and_(gap > number(table.tolerance), gap.copy() <= number(LARGEST_DOUBLE))
+    return Rule(
+        f"the logged propensity is not that of its logger (they differ by more than "
+        f"{table.tolerance:g})",
+        differs,
+        ("propensity", "own"),
+    )
+
+
+def good(table: Table) -> Expression:
+    """True of rows that keep every rule: the same rules, written to be fast."""
+    top, bottom = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
+    mine = propensity(table)
+    above = mine >= number(bottom) if table.log_probabilities else mine > number(bottom)
+    keep: list[Expression] = [
+        exp.func("abs", column("reward")) <= number(LARGEST_DOUBLE),
+        above,
+        mine.copy() <= number(top),
+    ]
+    for place in range(len(table.propensities)):
+        keep += _within(f"p_{place}", top, table)
+    for place in range(len(table.targets)):
+        keep += _within(f"t_{place}", top, table)
+    if table.propensities and table.propensity is not None:
+        gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
+        keep.append(gap <= number(table.tolerance))
+    if table.labels and not table.propensities:
+        keep.append(column("logger").isin(*map(string, table.labels)))
+    if not table.labels:
+        keep.append(exp.Not(this=column("logger").is_(exp.null())))
+    return exp.func("coalesce", exp.and_(*keep), exp.false())
+
+
+def _within(name: str, top: float, table: Table) -> list[Expression]:
+    upper = column(name) <= number(top)
+    return [upper] if table.log_probabilities else [column(name) >= number(0.0), upper]
+
+
+def counts_query(table: Table) -> exp.Select:
+    """Rows of each logger; reads one column, unless bad rows must be left out."""
+    if table.drop:
+        query = exp.select("logger").from_("rows").with_("rows", as_=rows(table))
+        query = query.where(good(table))
+    else:
+        label = exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True)
+        query = exp.select(label).from_(table.relation.copy())
+    outer = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
+    return outer.from_(query.subquery("labels")).group_by(column("logger"))
+
+
+def check_query(table: Table) -> exp.Select:
+    """How many rows of each logger break each rule, all in one pass."""
+    select = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
+    bad = exp.Not(this=good(table))
+    select = select.select(count_where(bad).as_("bad", quoted=True))
+    for place, rule in enumerate(rules(table)):
+        select = select.select(count_where(rule.broken).as_(f"rule_{place}", quoted=True))
+    query = select.from_("rows").group_by(column("logger"))
+    return query.with_("rows", as_=rows(table))
+
+
+def example_query(table: Table, rule: Rule, logger: str | None) -> exp.Select:
+    """One row of a logger that breaks a rule."""
+    query = exp.select("*").from_("rows").where(rule.broken.copy()).limit(1)
+    same = _missing("logger") if logger is None else column("logger").eq(string(logger))
+    select = query.where(same)
+    if table.propensities:
+        select = select.select(own(table).as_("own", quoted=True))
+    return select.with_("rows", as_=rows(table))
+
+
+def role_text(table: Table, role: str) -> str:
+    """What the user calls a column of `rows`."""
+    if role == "own":
+        return "its logger's own"
+    kind, _, place = role.partition("_")
+    listed = {"p": table.propensities, "t": table.targets}
+    if kind in listed and place:
+        return list(listed[kind].values())[int(place)].sql(dialect="duckdb")
+    expression: Expression | None = getattr(table, role)
+    return role if expression is None else expression.sql(dialect="duckdb")
+
+
+def string(text: str) -> Expression:
+    """Text, quoted."""
+    return exp.Literal.string(text)
+
+
+def count_where(condition: Expression) -> Expression:
+    """How many rows a condition is true of, in every dialect."""
+    return exp.Count(this=exp.Case().when(condition, exp.Literal.number(1)))

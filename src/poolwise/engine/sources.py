@@ -1,0 +1,119 @@
+"""Sources: files, queries and frames become one DuckDB view.
+
+Only this module knows how DuckDB opens things; after it there is a view named
+``log`` whose columns are those of all parts together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from poolwise.engine.roles import PART_LOGGER
+from poolwise.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from poolwise.log import Log, Part
+
+READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
+UNITED = {"parquet", "csv", "json"}
+
+
+def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
+    """Create the view ``log`` over all parts and return its columns."""
+    selects = []
+    for place, part in enumerate(log.parts):
+        select = f"SELECT * FROM {_relation(connection, part, place, log.reader_options)}"
+        if isinstance(log.source, Mapping):
+            label = literal(str(part.logger))
+            select = select.replace("SELECT *", f'SELECT *, {label} AS "{PART_LOGGER}"', 1)
+        selects.append(select)
+    try:
+        connection.execute("CREATE TEMP VIEW log AS " + " UNION ALL BY NAME ".join(selects))
+        described = connection.execute("DESCRIBE log").fetchall()
+    except duckdb.Error as reason:
+        raise SourceError(_shown(log), first_line(reason)) from reason
+    return [str(row[0]) for row in described]
+
+
+def _shown(log: Log) -> str:
+    files = [v for p in log.parts if p.kind in UNITED for v in p.value]
+    if not files:
+        return "the source"
+    return repr(files[0]) if len(files) == 1 else f"{files[0]!r} and {len(files) - 1} more"
+
+
+def first_line(reason: Exception) -> str:
+    """What DuckDB says, without its picture of the query."""
+    return str(reason).split("\n\nLINE ", maxsplit=1)[0].strip().split("\n", maxsplit=1)[0]
+
+
+def _relation(
+    connection: duckdb.DuckDBPyConnection,
+    part: Part,
+    place: int,
+    options: Mapping[str, object],
+) -> str:
+    if part.kind == "select":
+        return f"({_one_select(connection, part.value)})"
+    if part.kind == "frame":
+        return _registered(connection, part.value, f"source_{place}")
+    values = {"union_by_name": True, **options}
+    named = "".join(f", {_option(k)} = {literal(v)}" for k, v in values.items())
+    paths = [_expanded(path, part.kind) for path in part.value]
+    return f"{READERS[part.kind]}({literal(paths)}{named})"
+
+
+def _expanded(path: str, kind: str) -> str:
+    """A folder stands for all files of the format below it."""
+    from pathlib import Path
+
+    return f"{path.rstrip('/')}/**/*.{kind}" if Path(path).is_dir() else path
+
+
+def _one_select(connection: duckdb.DuckDBPyConnection, text: str) -> str:
+    try:
+        statements = connection.extract_statements(text)
+    except duckdb.Error as reason:
+        raise SourceError("the SELECT", first_line(reason)) from reason
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise UsageError("a source in SQL must be one SELECT, and nothing else")
+    return text
+
+
+def _registered(connection: duckdb.DuckDBPyConnection, frame: object, name: str) -> str:
+    try:
+        connection.register(name, frame)
+    except (duckdb.Error, TypeError) as reason:
+        raise UsageError(
+            f"a {type(frame).__name__} is not a source: give a path, a glob, a SELECT, a "
+            "pyarrow, pandas or Polars frame, a list of these, or a mapping by logger"
+        ) from reason
+    return name
+
+
+def _option(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise UsageError(f"{name!r} is not an option of DuckDB's readers")
+    return name
+
+
+def literal(value: object) -> str:
+    """A Python value as DuckDB text.
+
+    >>> literal(["it's", 1, True])
+    "['it''s', 1, true]"
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    escaped = str(value).replace("'", "''")
+    return f"'{escaped}'"

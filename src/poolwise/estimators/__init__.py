@@ -1,0 +1,18 @@
+"""Estimators, by the names that tables and the command line use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poolwise.estimators.ips import Balanced, Naive, Weighted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolwise.estimators.base import Estimator
+
+BY_NAME: Mapping[str, type[Estimator]] = {
+    "naive": Naive,
+    "balanced": Balanced,
+    "weighted": Weighted,
+}

@@ -1,0 +1,253 @@
+"""The paper's three estimators: naive, balanced and weighted IPS.
+
+Naive and balanced differ in the denominator of the weight, naive and weighted in
+the shares of the loggers; the code below is as long as these differences.
+
+Agarwal, Basu, Schnabel & Joachims, "Effective Evaluation Using Logged Bandit
+Feedback from Multiple Loggers", KDD 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.base import Estimate, by_count, row_variances, shares, stratified
+from poolwise.findings import Finding
+from poolwise.moments import MomentsByLogger, pooled
+from poolwise.terms import (
+    BALANCED_REWARD,
+    UNSUPPORTED,
+    WEIGHTED_REWARD,
+    Needs,
+    second_moment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FLOOR = 1e-3  # of its second moment: a divergence below it is the noise of a difference
+ROUNDING = 1e-24  # of the squared mean: a variance below it is the noise of equal rows
+
+
+@dataclass(frozen=True)
+class Naive:
+    r"""IPS with each row weighted against its own logger.
+
+    $$\hat U = \frac1n \sum_i \sum_j \delta_{ij} \frac{\bar\pi(y_{ij}|x_{ij})}{p_{ij}}$$
+
+    Unbiased only if every logger supports the target; adding a log can make it worse.
+    """
+
+    @property
+    def name(self) -> str:
+        return "naive"
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        del loggers, crossed
+        return Needs(groups=((WEIGHTED_REWARD,),))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        return stratified(moments, WEIGHTED_REWARD, by_count(moments))
+
+
+@dataclass(frozen=True)
+class Balanced:
+    r"""IPS with each row weighted against the mixture of the loggers.
+
+    $$\hat U = \frac1n \sum_i \sum_j \delta_{ij}
+      \frac{\bar\pi(y_{ij}|x_{ij})}{\pi_{avg}(y_{ij}|x_{ij})},
+      \qquad \pi_{avg} = \sum_i \frac{n_i}{n} \pi_i$$
+
+    Unbiased if the mixture supports the target, and never worse than `Naive`. It needs
+    the probability of every row under every logger.
+    """
+
+    @property
+    def name(self) -> str:
+        return "balanced"
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        require_crossed(self.name, loggers, crossed=crossed)
+        return Needs(groups=((BALANCED_REWARD,),))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        return stratified(moments, BALANCED_REWARD, by_count(moments))
+
+
+def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:
+    """Refuse an estimator that needs what the log does not have."""
+    if not crossed:
+        found = ", ".join(map(repr, loggers))
+        raise RefusedError(
+            f"{name}-refused",
+            f"{name} needs the probability of each row's action under every logger, not "
+            f"only under the one that wrote it. Give `propensities` (--propensities) for "
+            f"{found}: a column, an expression or a policy for each.",
+        )
+
+
+@dataclass(frozen=True)
+class Weighted:
+    r"""IPS within each logger, combined in the shares of least variance.
+
+    $$\hat U = \sum_i s_i \frac{1}{n_i} \sum_j w_{ij} \delta_{ij},
+      \qquad s_i = \lambda_i n_i \propto n_i / \sigma_i^2$$
+
+    with $\sigma_i^2$ the divergence of the target from logger $i$.  Divergences are
+    estimated from the rows: "pooled" lets every row speak for every logger and is the
+    default where cross-propensities exist; "own" is the paper's plug-in, biased down and
+    unreliable with heavy weights; "known" takes the numbers in `known`.  With own
+    propensities only, and no choice made, the shares are those of `Naive`, and a
+    finding says so.
+
+    Examples:
+        >>> Weighted(divergence="known", known={"a": 252.81, "b": 4.2711}).name
+        'weighted'
+    """
+
+    divergence: Literal["auto", "pooled", "own", "known"] = "auto"
+    known: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.divergence not in {"auto", "pooled", "own", "known"}:
+            raise UsageError(
+                f"divergence is 'pooled', 'own' or 'known', not {self.divergence!r}"
+            )
+        if (self.divergence == "known") != bool(self.known):
+            raise UsageError("divergence='known' goes with known={logger: divergence}")
+
+    @property
+    def name(self) -> str:
+        return "weighted"
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        if self.divergence == "pooled":
+            require_crossed("weighted with pooled divergences", loggers, crossed=crossed)
+        missing = [i for i in loggers if self.known and i not in self.known]
+        if missing:
+            raise UsageError(f"`known` has no divergence for {', '.join(map(repr, missing))}")
+        groups = ((WEIGHTED_REWARD,),)
+        if self.known or not crossed:
+            return Needs(groups=groups)
+        return Needs(tuple(map(second_moment, loggers)), ((BALANCED_REWARD,), *groups))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        if self.known:
+            return _with_divergences(moments, self.known)
+        crossed = all(m.has(second_moment(i)) for i in moments for m in moments.values())
+        if self.divergence == "own":
+            return _own(moments, pooled_divergences(moments) if crossed else None)
+        if crossed:
+            return _with_divergences(moments, pooled_divergences(moments))
+        return _as_naive(moments, OWN_ONLY)
+
+
+def pooled_divergences(moments: MomentsByLogger) -> dict[str, float]:
+    r"""Divergence of the target from each logger, from the rows of all loggers.
+
+    $$D_i = \frac1n \sum_{rows} \frac{\delta^2 \bar\pi^2}{\pi_i \pi_{avg}} - \hat U_{bal}^2$$
+
+    Infinite where a logger cannot have written a row that counts.
+    """
+    together = pooled(moments.values())
+    value, square = together.mean(BALANCED_REWARD), together.mean_square(BALANCED_REWARD)
+    floor = FLOOR if together.ddof else 0.0
+    found = {}
+    for logger in moments:
+        second = together.mean(second_moment(logger))
+        supported = second < math.sqrt(UNSUPPORTED) * square or second == 0
+        found[logger] = max(second - value**2, floor * second) if supported else math.inf
+    return found
+
+
+def _with_divergences(moments: MomentsByLogger, divergence: Mapping[str, float]) -> Estimate:
+    """Shares and variance from divergences that do not hang on one log's own rows."""
+    outside = [i for i in moments if math.isinf(divergence[i])]
+    if len(outside) == len(moments):
+        raise RefusedError(
+            "weighted-refused",
+            "weighted needs one logger at least that can play every rewarded action of the "
+            "target, and each of these gives probability 0 to some. Use balanced.",
+        )
+    share = shares(_precisions(moments, divergence))
+    value = sum(share[i] * m.mean(WEIGHTED_REWARD) for i, m in moments.items())
+    used = {i: s for i, s in share.items() if s > 0}
+    variance = sum(s**2 * divergence[i] / moments[i].count for i, s in used.items())
+    exact = any(m.ddof == 0 for m in moments.values())
+    rows = sum(m.count for m in moments.values())
+    freedom = math.inf if exact else float(max(1, rows - len(moments)))
+    findings = (_unsupported(outside),) if outside else ()
+    return Estimate(value, variance, share, freedom, findings)
+
+
+def _precisions(moments: MomentsByLogger, divergence: Mapping[str, float]) -> dict[str, float]:
+    certain = {i for i in moments if divergence[i] == 0}
+    if certain:  # no error at all: nothing else may dilute it
+        return {i: float(m.count) if i in certain else 0.0 for i, m in moments.items()}
+    return {i: m.count / divergence[i] for i, m in moments.items()}
+
+
+def _unsupported(loggers: Sequence[str]) -> Finding:
+    found = ", ".join(map(repr, loggers))
+    return Finding(
+        "logger-unsupported",
+        f"{found} gave probability 0 to actions that the target plays and that were "
+        "rewarded: weighted leaves such logs out, and naive is biased by them.",
+        "Rely on balanced, which needs only that the loggers together cover the target.",
+    )
+
+
+def _own(moments: MomentsByLogger, pooled_known: Mapping[str, float] | None) -> Estimate:
+    """The paper's plug-in: each log's own sample variance sets its share."""
+    variance = row_variances(moments, WEIGHTED_REWARD)
+    flat = [
+        i
+        for i, m in moments.items()
+        if m.count <= m.ddof or not variance[i] > ROUNDING * m.mean(WEIGHTED_REWARD) ** 2
+    ]
+    if flat:
+        return _as_naive(moments, _no_spread(flat, moments))
+    share = shares({i: m.count / variance[i] for i, m in moments.items()})
+    plain = stratified(moments, WEIGHTED_REWARD, share)
+    if any(m.ddof == 0 for m in moments.values()):
+        return plain
+    if pooled_known is not None and all(map(math.isfinite, pooled_known.values())):
+        spread = {i: share[i] ** 2 * pooled_known[i] / m.count for i, m in moments.items()}
+        return replace(plain, variance=sum(spread.values()), findings=(OWN_SHARES,))
+    # Meier (1953): estimated shares inflate the variance, already under normal rows
+    inflation = 1 + 4 * sum(
+        share[i] * (1 - share[i]) / (m.count - 1) for i, m in moments.items()
+    )
+    return replace(plain, variance=plain.variance * inflation, findings=(OWN_SHARES,))
+
+
+def _as_naive(moments: MomentsByLogger, finding: Finding) -> Estimate:
+    naive = stratified(moments, WEIGHTED_REWARD, by_count(moments))
+    return replace(naive, findings=(finding,))
+
+
+OWN_ONLY = Finding(
+    "weighted-as-naive",
+    "Without cross-propensities the shares of weighted would rest on each log's own few large "
+    "weights, which biases it down; the shares of naive are used instead.",
+    "Give `propensities` under every logger, or ask for Weighted(divergence='own').",
+)
+OWN_SHARES = Finding(
+    "own-divergence",
+    "The shares of weighted were estimated from the same rows they weight: a log that missed "
+    "its rare large weights gets too large a share, so the estimate is biased down.",
+    "Prefer pooled divergences, which need `propensities` under every logger.",
+)
+
+
+def _no_spread(loggers: Sequence[str], moments: MomentsByLogger) -> Finding:
+    found = ", ".join(f"{i!r} ({moments[i].count:,} rows)" for i in loggers)
+    return Finding(
+        "no-spread",
+        f"The weighted rewards do not vary within {found}; its own variance would give such a "
+        "logger the whole estimate, so the shares of naive are used.",
+        "Use balanced, or weighted with pooled divergences.",
+    )

@@ -1,0 +1,307 @@
+"""FiniteProblem: a bandit so small that every expectation is a finite sum.
+
+It is the library's conscience: it produces the same `Moments` that an engine
+produces from rows, only exactly, so that the estimators which run on a billion
+rows are tested to the last digit on problems that fit on a page.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.errors import RefusedError, UsageError
+from poolwise.findings import Finding
+from poolwise.log import Log
+from poolwise.moments import FloatArray, Moments
+from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from poolwise.estimators.base import Estimate, Estimator
+
+TARGET = "target_prob"  # column of the target's probability in drawn logs
+
+
+@dataclass(frozen=True)
+class Support:
+    """Who can play what the target plays.
+
+    Attributes:
+        each: For each logger, whether it can play every rewarded action of the target.
+        mixture: Whether the loggers together can.
+        strict: Whether the loggers together can play every action of the target,
+            rewarded or not.
+    """
+
+    each: Mapping[str, bool]
+    mixture: bool
+    strict: bool
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteProblem:
+    """Contexts, actions, rewards and policies as small arrays.
+
+    Attributes:
+        context_prob: Pr(x), shape (X,).
+        reward: Mean reward of each context and action, shape (X, Y).
+        target: Target policy, shape (X, Y); rows sum to 1.
+        loggers: Logging policies, each of shape (X, Y).
+        counts: Rows that each logger writes.
+        reward_variance: Variance of the reward given context and action, shape (X, Y).
+
+    Examples:
+        >>> from poolwise.estimators.ips import Balanced
+        >>> problem = FiniteProblem(
+        ...     context_prob=[0.5, 0.5],
+        ...     reward=[[10, 1], [1, 10]],
+        ...     target=[[0.8, 0.2], [0.2, 0.8]],
+        ...     loggers={"first": [[0.2, 0.8], [0.8, 0.2]], "second": [[0.9, 0.1], [0.1, 0.9]]},
+        ...     counts={"first": 1, "second": 1},
+        ... )
+        >>> exact = problem.exact(Balanced())
+        >>> round(exact.value, 12), round(exact.variance, 2)
+        (8.2, 12.43)
+    """
+
+    context_prob: FloatArray
+    reward: FloatArray
+    target: FloatArray
+    loggers: Mapping[str, FloatArray]
+    counts: Mapping[str, int]
+    reward_variance: FloatArray = field(default_factory=lambda: np.zeros(()))
+
+    def __post_init__(self) -> None:
+        shape = np.asarray(self.target).shape
+        self._set("context_prob", np.asarray(self.context_prob, dtype=np.float64))
+        self._set("target", np.asarray(self.target, dtype=np.float64))
+        for name in ("reward", "reward_variance"):
+            array = np.asarray(getattr(self, name), dtype=np.float64)
+            self._set(name, np.broadcast_to(array, shape))
+        policies = {str(k): np.asarray(v, dtype=np.float64) for k, v in self.loggers.items()}
+        self._set("loggers", policies)
+        self._set("counts", {str(k): int(v) for k, v in self.counts.items()})
+        _check(self)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # inputs become arrays once, at the border
+
+    @cached_property
+    def mixture(self) -> FloatArray:
+        """The loggers mixed in proportion to their rows, shape (X, Y)."""
+        total = sum(self.counts.values())
+        parts = [self.counts[i] / total * policy for i, policy in self.loggers.items()]
+        mixed: FloatArray = np.sum(parts, axis=0)
+        return mixed
+
+    @cached_property
+    def value(self) -> float:
+        """True mean reward of the target."""
+        return float(np.einsum("x,xy,xy->", self.context_prob, self.target, self.reward))
+
+    @cached_property
+    def _rewarded(self) -> NDArray[np.bool_]:
+        rewarded: NDArray[np.bool_] = (self.reward != 0) | (self.reward_variance > 0)
+        return rewarded
+
+    @cached_property
+    def support(self) -> Support:
+        """Which loggers cover the target, and whether the mixture does."""
+        happens = self.context_prob[:, None] * self.target > 0
+        counts = happens & self._rewarded
+        return Support(
+            each={i: bool((p[counts] > 0).all()) for i, p in self.loggers.items()},
+            mixture=bool((self.mixture[counts] > 0).all()),
+            strict=bool((self.mixture[happens] > 0).all()),
+        )
+
+    @cached_property
+    def divergence(self) -> dict[str, float]:
+        r"""Divergence of the target from each logger; infinite without support.
+
+        $$\sigma_i^2 = \sum_{x,y} \Pr(x) \bar\pi^2 (\delta^2 + s^2) / \pi_i - U^2$$
+        """
+        square = self.target**2 * (self.reward**2 + self.reward_variance)
+        found = {}
+        for logger, policy in self.loggers.items():
+            rows = square * _divide(np.ones_like(policy), policy)
+            second = float(np.einsum("x,xy->", self.context_prob, rows))
+            supported = self.support.each[logger]
+            found[logger] = max(0.0, second - self.value**2) if supported else math.inf
+        return found
+
+    @cached_property
+    def gamma(self) -> float:
+        r"""Variance of weighted over that of naive (both exact).
+
+        $$\gamma = \frac{(\sum r_i)^2}{(\sum r_i v_i)(\sum r_i / v_i)} \le 1$$
+
+        with $r_i$ and $v_i$ the sizes and divergences relative to the last logger.
+        """
+        if not all(0 < d < math.inf for d in self.divergence.values()):
+            raise RefusedError(
+                "gamma-refused",
+                f"gamma needs positive, finite divergences, not {self.divergence}",
+            )
+        last = list(self.loggers)[-1]
+        r = np.array([self.counts[i] / self.counts[last] for i in self.loggers])
+        v = np.array([self.divergence[i] / self.divergence[last] for i in self.loggers])
+        return float(r.sum() ** 2 / ((r * v).sum() * (r / v).sum()))
+
+    def exact(self, estimator: Estimator) -> Estimate:
+        """Mean and variance of an estimator, for these counts, to rounding.
+
+        Without support the mean is not the target's value: it is returned as it is,
+        with the finding ``biased``.
+        """
+        needs = estimator.needs(tuple(self.loggers), crossed=True)
+        found = estimator.estimate(self.moments(needs))
+        gap = found.value - self.value
+        if abs(gap) > 1e-9 * max(1.0, abs(self.value)):
+            note = f"The mean is {found.value:g}; the value of the target is {self.value:g}."
+            found = replace(found, findings=(*found.findings, Finding("biased", note)))
+        return found
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """What an engine would return from endless rows, for these counts."""
+        return {logger: self._moments_of(logger, needs) for logger in self.loggers}
+
+    def _moments_of(self, logger: str, needs: Needs) -> Moments:
+        joint = self.context_prob[:, None] * self.loggers[logger]
+        terms = needs.terms
+        parts = {t: _split(t, self, logger) for t in terms}
+        means = np.array([self._expect(joint, *parts[t]) for t in terms])
+        place = {t: k for k, t in enumerate(terms)}
+        scatter = np.full((len(terms), len(terms)), np.nan)
+        count = self.counts[logger]
+        for left, right in needs.pairs:
+            i, j = place[left], place[right]
+            cov = self._covariance(joint, parts[left], parts[right], means[i], means[j])
+            scatter[i, j] = scatter[j, i] = count * cov
+        seen = joint > 0
+        extremes = [parts[t][0][seen] * self.reward[seen] ** parts[t][1] for t in terms]
+        lowest = np.array([v.min() for v in extremes])
+        largest = np.array([v.max() for v in extremes])
+        return Moments(terms, count, means, scatter, lowest, largest, ddof=0)
+
+    def _power(self, degree: int) -> FloatArray:
+        """Mean of reward to a power, for each context and action."""
+        if degree > 2:
+            raise UsageError("only mean and variance of a reward are known, not higher moments")
+        square = self.reward**2 + self.reward_variance
+        return (np.ones_like(self.reward), self.reward, square)[degree]
+
+    def _expect(self, joint: FloatArray, rest: FloatArray, degree: int) -> float:
+        return float(np.sum(joint * rest * self._power(degree)))
+
+    def _covariance(
+        self,
+        joint: FloatArray,
+        left: tuple[FloatArray, int],
+        right: tuple[FloatArray, int],
+        left_mean: float,
+        right_mean: float,
+    ) -> float:
+        """Spread of the means of the cells, plus the noise of the reward within them."""
+        a, b = left[0] * self._power(left[1]), right[0] * self._power(right[1])
+        between = np.sum(joint * (a - left_mean) * (b - right_mean))
+        if not (left[1] and right[1]):
+            return float(between)
+        if left[1] + right[1] > 2:
+            self._power(left[1] + right[1])
+        return float(between + np.sum(joint * left[0] * right[0] * self.reward_variance))
+
+    def draw(self, rng: np.random.Generator) -> Log:
+        """One simulated log, with all cross-propensities and the target's probability.
+
+        Rewards are Bernoulli where the variance is that of a Bernoulli variable, and
+        otherwise lie one standard deviation below or above the mean, at even odds.
+        """
+        import pyarrow as pa
+
+        tables = [pa.table(self._draw(logger, rng)) for logger in self.loggers]
+        return Log(
+            pa.concat_tables(tables),
+            logger="logger",
+            action="action",
+            reward="reward",
+            propensity="propensity",
+            propensities={i: f"propensity_{k}" for k, i in enumerate(self.loggers)},
+            context=("context",),
+        )
+
+    def _draw(self, logger: str, rng: np.random.Generator) -> dict[str, object]:
+        joint = self.context_prob[:, None] * self.loggers[logger]
+        cells = rng.choice(joint.size, size=self.counts[logger], p=joint.ravel() / joint.sum())
+        policies = {f"propensity_{k}": p for k, p in enumerate(self.loggers.values())}
+        columns = {"propensity": self.loggers[logger], TARGET: self.target, **policies}
+        return {
+            "logger": [logger] * len(cells),
+            "context": cells // joint.shape[1],
+            "action": cells % joint.shape[1],
+            "reward": self._rewards(cells, rng),
+            **{name: array.ravel()[cells] for name, array in columns.items()},
+        }
+
+    def _rewards(self, cells: NDArray[np.int64], rng: np.random.Generator) -> FloatArray:
+        mean, spread = self.reward.ravel()[cells], self.reward_variance.ravel()[cells]
+        bernoulli = np.isclose(spread, mean * (1 - mean)) & (mean >= 0) & (mean <= 1)
+        uniform = rng.random(len(cells))
+        two_point = mean + np.sqrt(spread) * np.where(2 * uniform < 1, -1.0, 1.0)
+        drawn: FloatArray = np.where(bernoulli, (uniform < mean).astype(np.float64), two_point)
+        return drawn
+
+
+def _split(term: Term, problem: FiniteProblem, logger: str) -> tuple[FloatArray, int]:
+    """A term as an array over (context, action) times a power of the reward."""
+    degree = sum(f.name == "reward" for f in term.factors)
+    rest = np.ones_like(problem.target)
+    for factor in term.factors:
+        if factor.name != "reward":
+            rest = rest * _column(factor, problem, logger)
+    return rest, degree
+
+
+def _column(factor: Factor, problem: FiniteProblem, logger: str) -> FloatArray:
+    """A row column in every cell; 0 in cells that the divisor never visits."""
+    if factor.name == "weight":
+        return _divide(problem.target, problem.loggers[logger])
+    if factor.name == "balanced_weight":
+        return _divide(problem.target, problem.mixture)
+    policy = problem.loggers[factor.logger]
+    if factor.name == "ratio":
+        return _divide(policy, problem.mixture)
+    return np.where(policy > 0, _divide(problem.mixture, policy), UNSUPPORTED)
+
+
+def _divide(above: FloatArray, below: FloatArray) -> FloatArray:
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def _check(problem: FiniteProblem) -> None:
+    problems = []
+    shape = problem.target.shape
+    if not np.isclose(problem.context_prob.sum(), 1) or (problem.context_prob < 0).any():
+        problems.append("context_prob must be a distribution")
+    for name, policy in {"target": problem.target, **problem.loggers}.items():
+        if policy.shape != shape or len(shape) != 2 or shape[0] != len(problem.context_prob):
+            problems.append(f"{name} has shape {policy.shape}, not (contexts, actions)")
+        elif (policy < 0).any() or not np.allclose(policy.sum(axis=1), 1):
+            problems.append(f"{name} must be a distribution over actions in every context")
+    if (
+        set(problem.counts) != set(problem.loggers)
+        or min(problem.counts.values(), default=0) < 1
+    ):
+        problems.append("counts must give one row at least for every logger")
+    if (problem.reward_variance < 0).any():
+        problems.append("reward_variance cannot be negative")
+    if problems:
+        raise UsageError("\n".join(problems))

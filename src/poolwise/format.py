@@ -1,0 +1,90 @@
+"""Numbers as text: digits follow the standard error.
+
+A number is shown to the last digit its error can support, by the functions
+here and nowhere else, so that tables, reports and sentences agree.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def places_for(std_error: float) -> int:
+    """Decimal places that two digits of a standard error need."""
+    if not (std_error > 0 and math.isfinite(std_error)):
+        return 6
+    digits = 1 - math.floor(math.log10(std_error))
+    rounded = float(f"{std_error:.1e}")  # 0.0996 rounds to 0.10: one place fewer
+    return max(0, min(digits, 1 - math.floor(math.log10(rounded))))
+
+
+def with_error(value: float, std_error: float) -> str:
+    """Write an estimate to the last digit its standard error supports.
+
+    >>> with_error(8.19342, 0.0648)
+    '8.193 ± 0.065'
+    >>> with_error(0.0031415, 0.00027)
+    '0.00314 ± 0.00027'
+    >>> with_error(8.2, 0.0)
+    '8.2 ± 0'
+    >>> with_error(0.5, math.inf)
+    '0.5 ± unknown'
+    """
+    if std_error == math.inf:
+        return f"{value:.3g} ± unknown"
+    if not std_error > 0:
+        return f"{value:g} ± {std_error:g}"
+    places = places_for(std_error)
+    return f"{value:.{places}f} ± {std_error:.{places}f}"
+
+
+def interval_text(lower: float, upper: float, std_error: float) -> str:
+    """Write an interval with the digits of its standard error.
+
+    >>> interval_text(8.0641, 8.3227, 0.0648)
+    '[8.064, 8.323]'
+    >>> interval_text(-math.inf, math.inf, math.inf)
+    '(unbounded)'
+    """
+    if math.isinf(lower) and math.isinf(upper):
+        return "(unbounded)"
+    places = places_for(std_error)
+    return f"[{_bound(lower, places)}, {_bound(upper, places)}]"
+
+
+def _bound(value: float, places: int) -> str:
+    return str(value) if math.isinf(value) else f"{value:.{places}f}"
+
+
+def count_text(count: float) -> str:
+    """Write a number of rows.
+
+    >>> count_text(1234567), count_text(12.34), count_text(0.5)
+    ('1,234,567', '12', '0.5')
+    """
+    return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.2g}"
+
+
+def short(number: float) -> str:
+    """Write a number that has no standard error, to three digits.
+
+    >>> short(0.0012345), short(1234.5), short(math.inf), short(2.0)
+    ('0.00123', '1,230', '∞', '2')
+    """
+    if math.isinf(number):
+        return "∞" if number > 0 else "-∞"
+    rounded = float(f"{number:.3g}")
+    if 1_000 <= abs(rounded) < 10_000_000:
+        return f"{rounded:,.0f}"
+    return f"{rounded:.3g}"
+
+
+def percent(share: float) -> str:
+    """Write a share.
+
+    >>> percent(0.98338), percent(0.0004), percent(0.0), percent(1.0)
+    ('98.3%', '0.04%', '0%', '100%')
+    """
+    if share in {0.0, 1.0}:
+        return f"{share:.0%}"
+    return f"{share:.1%}" if 1_000 * abs(share) >= 1 else f"{100 * share:.1g}%"

@@ -1,0 +1,181 @@
+"""Evaluation: everything that was found, in small numbers, without the data.
+
+Tables, frames, JSON and HTML all start from the same dictionaries, so they cannot
+disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+    from poolwise.estimators.base import Estimate
+    from poolwise.findings import Finding
+    from poolwise.intervals import Interval
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How one set of weights covers the target.
+
+    Attributes:
+        divergence: Variance of one weighted reward; infinite without support.
+        effective_rows: Rows of equal weight that would be worth as much.
+        mean_weight: Should be 1; below it, part of the target was not logged.
+        largest_weight: Largest single weight.
+    """
+
+    divergence: float
+    effective_rows: float
+    mean_weight: float
+    largest_weight: float
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """What was found about one target.
+
+    Attributes:
+        estimates: Estimate of each estimator, in the order asked for.
+        intervals: Interval of each estimator.
+        loggers: How each logger's own weights cover the target.
+        mixture: How the balanced weights do; absent without cross-propensities.
+        findings: What to know before trusting the estimates.
+    """
+
+    estimates: Mapping[str, Estimate]
+    intervals: Mapping[str, Interval]
+    loggers: Mapping[str, Overlap]
+    mixture: Overlap | None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Estimated values of one or more targets.
+
+    Attributes:
+        targets: What was found, by target.
+        rows: Usable rows of each logger.
+        mean_reward: Mean logged reward of each logger.
+        level: Level of the intervals.
+        findings: What concerns the log as a whole.
+        truth: True values, where somebody knows them.
+    """
+
+    targets: Mapping[str, TargetResult]
+    rows: Mapping[str, int]
+    mean_reward: Mapping[str, float]
+    level: float
+    findings: tuple[Finding, ...] = ()
+    truth: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, target: str) -> TargetResult:
+        return self.targets[target]
+
+    @property
+    def warnings(self) -> list[Row]:
+        """All findings, of the log first and then of each target."""
+        several = len(self.targets) > 1
+        found = [{"code": f.code, "message": str(f)} for f in self.findings]
+        for name, result in self.targets.items():
+            where = f"Target {name!r}: " if several else ""
+            found += [{"code": f.code, "message": f"{where}{f}"} for f in result.findings]
+        return [dict(row) for row in found]
+
+    def to_dicts(self) -> list[Row]:
+        """One dictionary per target and estimator, numbers as they are."""
+        return [
+            {"target": name, **self._estimate(result, estimator)}
+            for name, result in self.targets.items()
+            for estimator in result.estimates
+        ]
+
+    def _estimate(self, result: TargetResult, estimator: str) -> Row:
+        estimate, interval = result.estimates[estimator], result.intervals[estimator]
+        return {
+            "estimator": estimator,
+            "value": estimate.value,
+            "std_error": estimate.std_error,
+            "lower": interval.lower,
+            "upper": interval.upper,
+            "level": interval.level,
+        }
+
+    def to_dict(self) -> Row:
+        """Everything, nested; the names are part of the public face."""
+        return {
+            "targets": [self._target(name) for name in self.targets],
+            "loggers": [
+                {"logger": i, "rows": n, "mean_reward": self.mean_reward[i]}
+                for i, n in self.rows.items()
+            ],
+            "warnings": self.warnings,
+        }
+
+    def _target(self, name: str) -> Row:
+        result = self.targets[name]
+        estimates = [
+            {**self._estimate(result, e), "shares": dict(estimate.shares)}
+            for e, estimate in result.estimates.items()
+        ]
+        entry: Row = {"target": name, "estimates": estimates}
+        if name in self.truth:
+            entry["truth"] = self.truth[name]
+        entry["loggers"] = [{"logger": i, **vars(o)} for i, o in result.loggers.items()]
+        if result.mixture is not None:
+            entry["mixture"] = vars(result.mixture)
+        return entry
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The nested dictionary as JSON; what is infinite or unknown becomes null."""
+        return json.dumps(finite(self.to_dict()), indent=indent, ensure_ascii=False)
+
+    def to_arrow(self) -> pa.Table:
+        """The flat dictionaries as an Arrow table."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.to_dicts())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The flat dictionaries as a pandas frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_dicts())
+
+    def to_polars(self) -> pl.DataFrame:
+        """The flat dictionaries as a Polars frame."""
+        import polars as pl
+
+        return pl.DataFrame(self.to_dicts())
+
+    def __str__(self) -> str:
+        from poolwise.report.text import evaluation_text
+
+        return evaluation_text(self)
+
+    def _repr_html_(self) -> str:
+        from poolwise.report.text import evaluation_html
+
+        return evaluation_html(self)
+
+
+def finite(value: object) -> object:
+    """Replace what JSON cannot say (infinities) by None, all the way down."""
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,135 @@
+"""Terms: products of row columns, the only thing an engine averages.
+
+An estimator does not read rows; it declares which products of row columns it
+needs the mean, the scatter or the extremes of (`Needs`).  The declarations of
+all estimators are united, bound to each target, and answered in one pass.
+
+The row columns, in the paper's symbols:
+
+=================  ===========================================================
+reward             delta
+weight             target / logger that wrote the row
+balanced_weight    target / mixture of the loggers
+ratio[k]           logger k / mixture
+inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` where logger k is zero
+=================  ===========================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+UNSUPPORTED = 1e200  # stands for infinity where a logger is zero: finite, so it merges
+OF_TARGET = frozenset({"weight", "balanced_weight"})
+
+
+@dataclass(frozen=True, order=True)
+class Factor:
+    """One row column.
+
+    Attributes:
+        name: Kind of column, from the table above.
+        logger: The logger it speaks of, empty where it speaks of none.
+        target: The target it belongs to, empty until bound.
+    """
+
+    name: str
+    logger: str = ""
+    target: str = ""
+
+    def bind(self, target: str) -> Factor:
+        return replace(self, target=target) if self.name in OF_TARGET else self
+
+
+@dataclass(frozen=True, order=True)
+class Term:
+    """A product of row columns: the unit an engine averages.
+
+    Attributes:
+        factors: Row columns in sorted order, so that equal products are equal terms.
+    """
+
+    factors: tuple[Factor, ...]
+
+    def __mul__(self, other: Term) -> Term:
+        return Term(tuple(sorted(self.factors + other.factors)))
+
+    def bind(self, target: str) -> Term:
+        """The same product for one target among several."""
+        return Term(tuple(sorted(f.bind(target) for f in self.factors)))
+
+
+REWARD = Term((Factor("reward"),))
+WEIGHT = Term((Factor("weight"),))
+BALANCED_WEIGHT = Term((Factor("balanced_weight"),))
+WEIGHTED_REWARD = REWARD * WEIGHT
+BALANCED_REWARD = REWARD * BALANCED_WEIGHT
+
+
+def ratio(logger: str) -> Term:
+    """Logger over mixture: its mean over all rows is 1."""
+    return Term((Factor("ratio", logger),))
+
+
+def second_moment(logger: str) -> Term:
+    r"""What the rows of all loggers say of one logger's divergence.
+
+    The mean of $\delta^2 \bar\pi^2 / (\pi_i \pi_{avg})$ over the mixture is
+    $E_i[(w_i \delta)^2]$.
+    """
+    return BALANCED_REWARD * BALANCED_REWARD * Term((Factor("inverse_ratio", logger),))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is asked of the rows.
+
+    Attributes:
+        means: Terms whose mean is wanted.
+        groups: Groups of terms; every pair within a group gets its scatter.
+        extremes: Terms whose smallest and largest value are wanted.
+    """
+
+    means: tuple[Term, ...] = ()
+    groups: tuple[tuple[Term, ...], ...] = ()
+    extremes: tuple[Term, ...] = ()
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            _unique((*self.means, *other.means)),
+            tuple(dict.fromkeys((*self.groups, *other.groups))),
+            _unique((*self.extremes, *other.extremes)),
+        )
+
+    def bind(self, target: str) -> Needs:
+        """The same needs for one target among several."""
+        return Needs(
+            tuple(t.bind(target) for t in self.means),
+            tuple(tuple(t.bind(target) for t in group) for group in self.groups),
+            tuple(t.bind(target) for t in self.extremes),
+        )
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """All terms, sorted, so that the query is the same text on every run."""
+        grouped = (t for group in self.groups for t in group)
+        return _unique((*self.means, *grouped, *self.extremes))
+
+    @property
+    def pairs(self) -> list[tuple[Term, Term]]:
+        """Pairs of terms whose scatter is wanted, each once, in sorted order."""
+        found = {
+            pair
+            for group in self.groups
+            for pair in combinations_with_replacement(sorted(group), 2)
+        }
+        return sorted(found)
+
+
+def _unique(terms: Iterable[Term]) -> tuple[Term, ...]:
+    return tuple(sorted(set(terms)))
