@@ -113,9 +113,9 @@ def evaluate(
     if as_json:
         typer.echo(evaluation.to_json())
     else:
-        from poolwise.report.text import show
+        from poolwise.tables import show
 
-        show(evaluation, _console())
+        show(evaluation.grids(), evaluation.warnings, _console())
 
 
 @app.command()
@@ -166,14 +166,15 @@ def demo(as_json: AsJson = False) -> None:
     """Evaluate a new policy on the bundled log, whose truth is known."""
     from poolwise.bundled import TARGETS, digits_log, digits_truth
     from poolwise.pipeline import evaluate as run
-    from poolwise.report.text import lesson, show
+    from poolwise.report.text import lesson
+    from poolwise.tables import show
 
     evaluation = run(digits_log(), TARGETS, truth=digits_truth())
     if as_json:
         typer.echo(evaluation.to_json())
         return
     console = _console()
-    show(evaluation, console)
+    show(evaluation.grids(), evaluation.warnings, console)
     console.print(lesson(evaluation))
 
 

@@ -85,6 +85,8 @@ class FiniteProblem:
         self._set("target", np.asarray(self.target, dtype=np.float64))
         for name in ("reward", "reward_variance"):
             array = np.asarray(getattr(self, name), dtype=np.float64)
+            if array.shape not in {(), shape} or not np.isfinite(array).all():
+                raise UsageError(f"{name} must hold one finite number per context and action")
             self._set(name, np.broadcast_to(array, shape))
         policies = {str(k): np.asarray(v, dtype=np.float64) for k, v in self.loggers.items()}
         self._set("loggers", policies)
@@ -276,9 +278,14 @@ def _column(factor: Factor, problem: FiniteProblem, logger: str) -> FloatArray:
         return _divide(problem.target, problem.loggers[logger])
     if factor.name == "balanced_weight":
         return _divide(problem.target, problem.mixture)
+    if factor.name == "overlap":
+        smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
+        return _divide(smallest, problem.loggers[logger])
     policy = problem.loggers[factor.logger]
     if factor.name == "ratio":
         return _divide(policy, problem.mixture)
+    if factor.name == "unsupported":
+        return np.where(policy > 0, 0.0, 1.0)
     return np.where(policy > 0, _divide(problem.mixture, policy), UNSUPPORTED)
 
 

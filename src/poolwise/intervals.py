@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import UsageError
 from poolwise.findings import Finding
 
 if TYPE_CHECKING:
     from poolwise.estimators.base import Estimate
+
+
+Sides = Literal["two", "lower", "upper"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ def check_level(level: float) -> float:
     return level
 
 
-def student(estimate: Estimate, level: float) -> Interval:
-    r"""Two-sided interval $\hat U \pm t_\nu \sqrt V$.
+def student(estimate: Estimate, level: float, sides: Sides = "two") -> Interval:
+    r"""Interval $\hat U \pm t_\nu \sqrt V$, on both sides or on one.
 
     >>> from poolwise.estimators.base import Estimate
     >>> found = student(Estimate(1.0, 0.1171875, {}, freedom=5.084746), 0.95)
@@ -67,11 +70,19 @@ def student(estimate: Estimate, level: float) -> Interval:
     """
     from scipy.special import ndtri, stdtrit
 
-    tail = 1 - (1 - level) / 2
+    tail = 1 - (1 - level) / 2 if sides == "two" else level
     finite = math.isfinite(estimate.freedom)
     quantile = float(stdtrit(estimate.freedom, tail) if finite else ndtri(tail))
     half = quantile * estimate.std_error
-    return Interval(estimate.value - half, estimate.value + half, level)
+    both = Interval(estimate.value - half, estimate.value + half, level)
+    return one_sided(both, sides)
+
+
+def one_sided(interval: Interval, sides: Sides) -> Interval:
+    """Open the side that nobody asked for."""
+    lower = -math.inf if sides == "upper" else interval.lower
+    upper = math.inf if sides == "lower" else interval.upper
+    return Interval(lower, upper, interval.level)
 
 
 def bernstein_half_width(variance: float, width: float, rows: int, level: float) -> float:
@@ -89,20 +100,20 @@ def bernstein_half_width(variance: float, width: float, rows: int, level: float)
 
 
 def default_interval(
-    estimate: Estimate, level: float, limits: Limits
+    estimate: Estimate, level: float, limits: Limits, sides: Sides = "two"
 ) -> tuple[Interval, tuple[Finding, ...]]:
     """Student's interval, or what can be said where the rows show no spread."""
     if 0 < estimate.variance < math.inf:
-        return student(estimate, level), ()
+        return student(estimate, level, sides), ()
     if limits.reward_range is None:
         return Interval(-math.inf, math.inf, level), (_no_width(limits.rows),)
     lower, upper = limits.reward_range
     reach = limits.largest_weight * max(abs(lower), abs(upper), upper - lower)
     half = bernstein_half_width(0.0, reach, limits.rows, level)
-    bounded = Interval(
-        max(lower, estimate.value - half), min(upper, estimate.value + half), level
-    )
-    return bounded, (BOUNDED,)
+    low, high = max(lower, estimate.value - half), min(upper, estimate.value + half)
+    if low > high:  # the estimate lies outside what is possible: it excludes nothing
+        low, high = lower, upper
+    return one_sided(Interval(low, high, level), sides), (BOUNDED,)
 
 
 BOUNDED = Finding(

@@ -22,7 +22,10 @@ OnFault = Literal["raise", "drop"]
 Frame = Any
 Source = str | Path | Frame | Sequence[str | Path | Frame] | Mapping[str, Any]
 
-SELECT = re.compile(r"\s*(\(\s*)*(select|with|from|values)\s", re.IGNORECASE)
+COMMENT = r"--[^\n]*\n|/\*.*?\*/"
+SELECT = re.compile(
+    rf"(\s|\(|{COMMENT})*(select|with|from|values)\b", re.IGNORECASE | re.DOTALL
+)
 ONLY_LOGGER = "log"  # label of the one logger of a log without a logger column
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from poolwise.terms import Term
 
@@ -39,6 +39,7 @@ class Moments:
         lowest: Smallest value of each term, shape (k,).
         largest: Largest value of each term, shape (k,).
         ddof: 1 for rows of a log; 0 where the moments are exact expectations.
+        tails: The largest values of some terms, in falling order.
     """
 
     terms: tuple[Term, ...]
@@ -48,6 +49,7 @@ class Moments:
     lowest: FloatArray
     largest: FloatArray
     ddof: int = 1
+    tails: Mapping[Term, FloatArray] = field(default_factory=dict)
 
     @cached_property
     def _place(self) -> dict[Term, int]:
@@ -66,13 +68,24 @@ class Moments:
             raise KeyError((left, right))
         return value / (self.count - self.ddof) if self.count > self.ddof else math.inf
 
+    def covariance(self, terms: Sequence[Term]) -> FloatArray:
+        """Covariance matrix of some terms, shape (len(terms), len(terms))."""
+        return self.scatter_of(terms) / (self.count - self.ddof)
+
+    def scatter_of(self, terms: Sequence[Term]) -> FloatArray:
+        """Scatter of some terms, shape (len(terms), len(terms))."""
+        keep = [self._place[t] for t in terms]
+        matrix = self.scatter[np.ix_(keep, keep)]
+        if np.isnan(matrix).any():
+            raise KeyError(tuple(terms))
+        return matrix
+
     def var(self, term: Term) -> float:
         return self.cov(term, term)
 
     def mean_square(self, term: Term) -> float:
         """Mean of the squared term, from its mean and scatter."""
-        place = self._place[term]
-        return float(self.scatter[place, place]) / self.count + self.mean(term) ** 2
+        return float(self.scatter_of([term])[0, 0]) / self.count + self.mean(term) ** 2
 
     def max(self, term: Term) -> float:
         return _asked(self.largest[self._place[term]], term)
@@ -91,7 +104,12 @@ class Moments:
             lowest=self.lowest[keep],
             largest=self.largest[keep],
             ddof=self.ddof,
+            tails={new: self.tails[old] for new, old in terms.items() if old in self.tails},
         )
+
+    def recounted(self, count: int) -> Moments:
+        """The same distribution, as if seen in another number of rows."""
+        return replace(self, count=count, scatter=self.scatter * (count / self.count))
 
     def __add__(self, other: Moments) -> Moments:
         """Moments of both groups of rows together."""
@@ -129,7 +147,14 @@ def merge(left: Moments, right: Moments) -> Moments:
         lowest=np.minimum(left.lowest, right.lowest),
         largest=np.maximum(left.largest, right.largest),
         ddof=left.ddof,
+        tails={t: _longest(left.tails[t], right.tails[t]) for t in left.tails},
     )
+
+
+def _longest(left: FloatArray, right: FloatArray) -> FloatArray:
+    """The largest values of both, as many as the longer list has."""
+    keep = max(len(left), len(right))
+    return np.sort(np.concatenate([left, right]))[::-1][:keep]
 
 
 def pooled(groups: Iterable[Moments]) -> Moments:

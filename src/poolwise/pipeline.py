@@ -6,39 +6,36 @@ No other function both reads a table and makes a result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from poolwise.diagnostics import mixed_overlap, own_overlap, shown
 from poolwise.engine.duckdb import DuckDB
 from poolwise.errors import LogError, RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
-from poolwise.estimators.ips import pooled_divergences
 from poolwise.findings import Finding
-from poolwise.intervals import Limits, check_level, default_interval
-from poolwise.moments import Moments, MomentsByLogger, pooled
-from poolwise.result import Evaluation, Overlap, TargetResult
-from poolwise.terms import (
-    BALANCED_REWARD,
-    BALANCED_WEIGHT,
-    REWARD,
-    WEIGHT,
-    WEIGHTED_REWARD,
-    Needs,
-    Term,
-    second_moment,
-)
+from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
+from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
+from poolwise.result import Evaluation, TargetResult
+from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
 
 if TYPE_CHECKING:
     from poolwise.engine.base import Engine
     from poolwise.errors import Fault
-    from poolwise.estimators.base import Estimator
+    from poolwise.estimators.base import Estimate, Estimator
     from poolwise.log import Log
+    from poolwise.moments import Moments, MomentsByLogger
     from poolwise.policy import PolicyLike
 
-DEFAULT = ("naive", "balanced", "weighted")
+IntervalMethod = Literal["auto", "student", "jackknife", "bootstrap"]
+METHODS = ("auto", "student", "jackknife", "bootstrap")
+BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
 def evaluate(
@@ -47,6 +44,8 @@ def evaluate(
     estimators: Sequence[str | Estimator] | str | Estimator | None = None,
     *,
     level: float = 0.95,
+    interval: IntervalMethod = "auto",
+    sides: Sides = "two",
     engine: Engine | None = None,
     truth: Mapping[str, float] | None = None,
 ) -> Evaluation:
@@ -56,34 +55,49 @@ def evaluate(
         log: The rows and what their columns mean.
         targets: Probability of the logged action under each new policy, by name: a
             column, a SQL expression or a `Policy`. One alone is called "target".
-        estimators: Names or objects; by default naive, balanced and weighted, and one
-            that the log cannot serve becomes a warning. One that was asked for by name
+        estimators: Names or objects; by default calibrated, with the others beside it, and
+            one that the log cannot serve becomes a warning. One that was asked for by name
             and cannot be served is an error.
         level: Level of the intervals.
+        interval: "student" (stratified, Satterthwaite), "jackknife" or "bootstrap" over
+            buckets of rows; "auto" is the jackknife where the log names a `cluster`.
+        sides: "two", or "lower" or "upper" for a one-sided bound.
         engine: What reads the rows; by default DuckDB, in this process.
         truth: True values of the targets, where they are known.
     """
     check_level(level)
+    method = _method(interval, log)
     named = named_targets(targets)
     chosen = [_estimator(e) for e in _listed(estimators)]
     with (engine or DuckDB()).open(log, named) as rows:
         loggers = tuple(rows.counts)
-        plan = _declare(chosen, loggers, crossed=log.crossed, strict=estimators is not None)
-        bound = [plan.needs.bind(name) for name in named]
-        moments = rows.moments(reduce(or_, bound))
+        plan = declare(chosen, loggers, crossed=log.crossed, strict=estimators is not None)
+        needs = reduce(or_, (plan.needs.bind(name) for name in named))
+        buckets: Buckets = (
+            [rows.moments(needs)] if method == "student" else rows.bucketed(needs, BUCKETS)
+        )
         dropped = rows.check() if log.on_fault == "drop" else ()
-    views = {name: _view(moments, plan.needs, name) for name in named}
-    _refuse_unlogged(views)
-    results = {name: _result(view, plan, log, level) for name, view in views.items()}
-    first = next(iter(views.values()))
+    views = {name: [_view(b, plan.needs, name) for b in buckets] for name in named}
+    asked = _Asked(log, plan, level, method, sides)
+    _refuse_unlogged({name: together(view) for name, view in views.items()})
+    results = {name: _result(view, asked) for name, view in views.items()}
+    first = together(next(iter(views.values())))
     return Evaluation(
         targets=results,
-        rows={i: m.count for i, m in first.items()},
-        mean_reward={i: m.mean(REWARD) for i, m in first.items()},
+        rows={i: first[i].count for i in loggers},
+        mean_reward={i: first[i].mean(REWARD) for i in loggers},
         level=level,
         findings=(*_dropped(dropped), *plan.refused),
         truth=truth or {},
     )
+
+
+def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
+    if interval not in METHODS:
+        raise UsageError(f"no interval {interval!r}; there are {', '.join(METHODS)}")
+    if interval == "auto":
+        return "jackknife" if log.cluster is not None else "student"
+    return interval
 
 
 def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
@@ -91,6 +105,8 @@ def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, P
     if isinstance(targets, Mapping):
         if not targets:
             raise UsageError("there is no target: name one policy at least")
+        if "" in map(str, targets):
+            raise UsageError("a target needs a name")
         return {str(name): policy for name, policy in targets.items()}
     return {"target": targets}
 
@@ -99,7 +115,7 @@ def _listed(
     estimators: Sequence[str | Estimator] | str | Estimator | None,
 ) -> Sequence[str | Estimator]:
     if estimators is None:
-        return DEFAULT
+        return tuple(BY_NAME)
     if isinstance(estimators, Sequence) and not isinstance(estimators, str):
         if not estimators:
             raise UsageError(f"no estimator was asked for; there are {', '.join(BY_NAME)}")
@@ -112,14 +128,14 @@ def _estimator(wanted: str | Estimator) -> Estimator:
         return wanted
     if wanted not in BY_NAME:
         close = nearest(wanted, BY_NAME)
-        hint = f"; did you mean {close!r}?" if close else ""
-        raise UsageError(f"no estimator {wanted!r}{hint} There are {', '.join(BY_NAME)}.")
+        hint = f"did you mean {close!r}? " if close else ""
+        raise UsageError(f"no estimator {wanted!r}; {hint}There are {', '.join(BY_NAME)}.")
     return BY_NAME[wanted]()
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Which estimators run, what they and the tables ask of the rows."""
+class Plan:
+    """Which estimators run, and what they and the tables ask of the rows."""
 
     estimators: Mapping[str, Estimator]
     needs: Needs
@@ -128,10 +144,11 @@ class _Plan:
     strict: bool
 
 
-def _declare(
+def declare(
     chosen: Sequence[Estimator], loggers: Sequence[str], *, crossed: bool, strict: bool
-) -> _Plan:
-    needs, refused = _shown(loggers, crossed=crossed), []
+) -> Plan:
+    """Unite the needs of the estimators that this log can serve."""
+    needs, refused = shown(loggers, crossed=crossed), []
     usable: dict[str, Estimator] = {}
     for estimator in chosen:
         try:
@@ -142,22 +159,13 @@ def _declare(
             refused.append(Finding(reason.code, str(reason)))
         else:
             usable[_free_name(estimator.name, usable)] = estimator
-    return _Plan(usable, needs, tuple(refused), crossed, strict)
+    return Plan(usable, needs, tuple(refused), crossed, strict)
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:
     """The same estimator may be asked for twice, with other settings."""
     names = [name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))]
     return next(n for n in names if n not in taken)
-
-
-def _shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
-    """What the table of loggers shows, whoever estimates."""
-    own = Needs((REWARD,), ((WEIGHT,), (WEIGHTED_REWARD,)), (WEIGHT,))
-    if not crossed:
-        return own
-    groups = ((BALANCED_WEIGHT,), (BALANCED_REWARD,))
-    return own | Needs(tuple(map(second_moment, loggers)), groups, (BALANCED_WEIGHT,))
 
 
 def _view(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
@@ -177,60 +185,63 @@ def _refuse_unlogged(views: Mapping[str, MomentsByLogger]) -> None:
         )
 
 
-def _result(view: MomentsByLogger, plan: _Plan, log: Log, level: float) -> TargetResult:
+@dataclass(frozen=True)
+class _Asked:
+    """What the caller wants to know of every target."""
+
+    log: Log
+    plan: Plan
+    level: float
+    method: IntervalMethod
+    sides: Sides
+
+
+def _result(buckets: Buckets, asked: _Asked) -> TargetResult:
+    view = together(buckets)
     estimates, intervals, findings = {}, {}, []
-    for name, estimator in plan.estimators.items():
+    for name, estimator in asked.plan.estimators.items():
         try:
-            estimate = estimator.estimate(view)
+            estimate, interval, noted = _estimated(estimator, buckets, asked)
         except RefusedError as reason:
-            if plan.strict:
+            if asked.plan.strict:
                 raise
             findings.append(Finding(reason.code, str(reason)))
             continue
-        weight = WEIGHT if name == "naive" or not plan.crossed else BALANCED_WEIGHT
-        limits = Limits(
-            rows=sum(m.count for m in view.values()),
-            reward_range=log.reward_range,
-            largest_weight=max(m.max(weight) for m in view.values()),
-        )
-        estimates[name] = estimate
-        intervals[name], noted = default_interval(estimate, level, limits)
+        estimates[name], intervals[name] = estimate, interval
         findings += [*estimate.findings, *noted]
-    own = _own_overlap(view, crossed=plan.crossed)
-    mixed = _mixed_overlap(view) if plan.crossed else None
+    own = own_overlap(view, crossed=asked.plan.crossed)
+    mixed = mixed_overlap(view) if asked.plan.crossed else None
     return TargetResult(estimates, intervals, own, mixed, tuple(dict.fromkeys(findings)))
 
 
-def _own_overlap(view: MomentsByLogger, *, crossed: bool) -> dict[str, Overlap]:
-    pooled_known = pooled_divergences(view) if crossed else {}
-    return {
-        i: _overlap(m, WEIGHT, pooled_known.get(i, _own_divergence(m))) for i, m in view.items()
-    }
+def _estimated(
+    estimator: Estimator, buckets: Buckets, asked: _Asked
+) -> tuple[Estimate, Interval, tuple[Finding, ...]]:
+    view = together(buckets)
+    if asked.method == "jackknife":
+        estimate = jackknife(estimator, buckets)
+    else:
+        estimate = estimator.estimate(view)
+    interval, noted = default_interval(estimate, asked.level, _limits(view, asked), asked.sides)
+    if asked.method == "bootstrap" and not noted:
+        interval = _percentiles(estimator, buckets, asked)
+    return estimate, interval, noted
 
 
-def _own_divergence(moments: Moments) -> float:
-    return moments.var(WEIGHTED_REWARD)
+def _percentiles(estimator: Estimator, buckets: Buckets, asked: _Asked) -> Interval:
+    values = bootstrap(estimator, buckets, np.random.default_rng(BOOTSTRAP_SEED))
+    tail = (1 - asked.level) / 2 if asked.sides == "two" else 1 - asked.level
+    lower, upper = (float(q) for q in np.quantile(values, [tail, 1 - tail]))
+    return one_sided(Interval(lower, upper, asked.level), asked.sides)
 
 
-def _mixed_overlap(view: MomentsByLogger) -> Overlap:
-    together = pooled(view.values())
-    rows = sum(m.count * m.var(BALANCED_REWARD) for m in view.values() if m.count > 1)
-    return _overlap(together, BALANCED_WEIGHT, rows / together.count)
-
-
-def _overlap(moments: Moments, weight: Term, divergence: float) -> Overlap:
-    return Overlap(
-        divergence=divergence,
-        effective_rows=effective_rows(moments, weight),
-        mean_weight=moments.mean(weight),
-        largest_weight=moments.max(weight),
+def _limits(view: MomentsByLogger, asked: _Asked) -> Limits:
+    weights = (WEIGHT, BALANCED_WEIGHT) if asked.plan.crossed else (WEIGHT,)
+    return Limits(
+        rows=sum(m.count for m in view.values()),
+        reward_range=asked.log.reward_range,
+        largest_weight=max(m.max(w) for m in view.values() for w in weights),
     )
-
-
-def effective_rows(moments: Moments, weight: Term) -> float:
-    r"""Rows of equal weight that would be worth as much, $(\sum w)^2 / \sum w^2$."""
-    square = moments.mean_square(weight)
-    return moments.count * moments.mean(weight) ** 2 / square if square > 0 else 0.0
 
 
 def _dropped(faults: Sequence[Fault]) -> list[Finding]:
@@ -251,8 +262,6 @@ class CheckReport:
 
     def to_json(self) -> str:
         """The faults and the rows, for programs."""
-        import json
-
         faults = [
             {**vars(f), "example": {k: str(v) for k, v in f.example.items()}}
             for f in self.faults
@@ -281,7 +290,8 @@ def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect:
     if not targets:
         raise UsageError("name one target at least: --target candidate=p_candidate")
     loggers = tuple(map(str, log.propensities or ()))
-    chosen = [BY_NAME[name]() for name in DEFAULT]
-    plan = _declare(chosen, loggers, crossed=log.crossed, strict=False)
+    plan = declare(
+        [make() for make in BY_NAME.values()], loggers, crossed=log.crossed, strict=False
+    )
     needs = reduce(or_, (plan.needs.bind(name) for name in targets))
     return standalone_query(log, table, targets, needs, dialect)

@@ -194,6 +194,7 @@ def index_of(actions: Labels, logged: Labels) -> IntArray:
 
 
 def _labels(values: Labels) -> AnyArray:
+    """Labels as an array that keeps their types apart."""
     if not isinstance(values, np.ndarray):
         numbers = all(isinstance(value, Real | np.bool) for value in values)
         # object, since np.asarray(["a", 1]) would turn 1 into "1"
@@ -219,6 +220,7 @@ def _read(label: Hashable, *, numeric: bool) -> Hashable:
 
 
 def _search(known: AnyArray, seen: AnyArray) -> IntArray:
+    """Place of each number among the known ones; -1 for a number that is not there."""
     if not len(known):
         return np.full(seen.shape, -1)
     whole = known.dtype.kind in "biu" and seen.dtype.kind in "biu"
@@ -229,6 +231,7 @@ def _search(known: AnyArray, seen: AnyArray) -> IntArray:
 
 
 def _distinct(policy: str, actions: Labels) -> tuple[Hashable, ...]:
+    """Actions as a tuple; there must be one or more, each once."""
     labels = () if isinstance(actions, str | bytes) else tuple(_labels(actions).tolist())
     if not labels or len(set(labels)) < len(labels):
         raise PolicyError(policy, f"needs a list of distinct actions, not {actions!r}")
@@ -241,6 +244,7 @@ def _pick(matrix: FloatArray, place: IntArray, missing: float = 0.0) -> FloatArr
 
 
 def _shaped(policy: str, values: object, rows: int, actions: int) -> FloatArray:
+    """Values as a matrix of float64 with one line per row and one column per action."""
     matrix = np.asarray(values, dtype=np.float64)
     if matrix.shape != (rows, actions):
         reason = f"found an array of shape {matrix.shape} for {rows} rows and {actions} actions"
@@ -420,15 +424,26 @@ class Table:
             [[row.get(a, 0.0) for a in self.actions] for row in self._rows.values()]
         )
 
+    @cached_property
+    def _axes(self) -> list[AnyArray]:
+        """The labels of each context column, each once."""
+        return [_labels(tuple(dict.fromkeys(axis))) for axis in zip(*self._rows, strict=True)]
+
+    @cached_property
+    def _codes(self) -> IntArray:
+        return self._code(len(self._rows), list(zip(*self._rows, strict=True)))
+
+    def _code(self, count: int, contexts: Sequence[Labels]) -> IntArray:
+        """One number for each combination of labels; -1 if a label is not listed."""
+        code = np.zeros(count, np.int64)
+        for axis, labels in zip(self._axes, contexts, strict=True):
+            place = index_of(axis, labels)
+            code = np.where((code < 0) | (place < 0), -1, code * len(axis) + place)
+        return code
+
     def _place(self, batch: Batch) -> IntArray:
         """Line of the table that each row reads; -1 if its context is not listed."""
-        known, seen = np.zeros(len(self._rows), np.int64), np.zeros(len(batch), np.int64)
-        for labels, name in zip(zip(*self._rows, strict=True), self._columns, strict=True):
-            axis = tuple(dict.fromkeys(labels))
-            found = index_of(axis, batch[name])
-            known = known * len(axis) + index_of(axis, labels)
-            seen = np.where((seen < 0) | (found < 0), -1, seen * len(axis) + found)
-        return _search(known, seen)
+        return _search(self._codes, self._code(len(batch), [batch[c] for c in self._columns]))
 
     def prob(self, batch: Batch) -> FloatArray:
         place, action = self._place(batch), index_of(self.actions, batch.action)
@@ -577,7 +592,9 @@ class Mixture:
     def __post_init__(self) -> None:
         shares, parts = tuple(self.shares), tuple(as_policy(part) for part in self.policies)
         total = math.fsum(shares)
-        if len(shares) != len(parts) or abs(total - 1) > SUM_TOLERANCE or min(shares) <= 0:
+        if len(shares) != len(parts) or not (
+            abs(total - 1) <= SUM_TOLERANCE and min(shares) > 0
+        ):
             reason = f"needs {len(parts)} shares above 0 that sum to 1, not {shares}"
             raise PolicyError("Mixture", reason)
         object.__setattr__(self, "policies", parts)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from poolwise.estimators.base import Estimate
     from poolwise.findings import Finding
     from poolwise.intervals import Interval
+from poolwise.format import count_text, interval_text, percent, short, with_error
+from poolwise.tables import Grid, as_html, as_text
 
 Row = dict[str, object]
 
@@ -159,15 +161,19 @@ class Evaluation:
 
         return pl.DataFrame(self.to_dicts())
 
-    def __str__(self) -> str:
-        from poolwise.report.text import evaluation_text
+    def grids(self) -> list[Grid]:
+        """All tables, in the order in which they are read."""
+        return [
+            grid
+            for name in self.targets
+            for grid in (estimates_grid(self, name), loggers_grid(self, name))
+        ]
 
-        return evaluation_text(self)
+    def __str__(self) -> str:
+        return as_text(self.grids(), self.warnings)
 
     def _repr_html_(self) -> str:
-        from poolwise.report.text import evaluation_html
-
-        return evaluation_html(self)
+        return as_html(self.grids(), self.warnings)
 
 
 def finite(value: object) -> object:
@@ -179,3 +185,60 @@ def finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def estimates_grid(evaluation: Evaluation, name: str) -> Grid:
+    """Estimates of one target, one line per estimator."""
+    result = evaluation.targets[name]
+    truth = evaluation.truth.get(name)
+    header = ["estimator", "estimate", f"{evaluation.level:.4g} interval"]
+    rows = []
+    for estimator, estimate in result.estimates.items():
+        interval = result.intervals[estimator]
+        row = [
+            estimator,
+            with_error(estimate.value, estimate.std_error),
+            interval_text(interval.lower, interval.upper, estimate.std_error),
+        ]
+        if truth is not None:
+            row.append("yes" if truth in interval else "no")
+        rows.append(row)
+    if truth is not None:
+        header.append("has the truth")
+    total = count_text(sum(evaluation.rows.values()))
+    loggers = len(evaluation.rows)
+    known = f"; its true value is {truth:.4f}" if truth is not None else ""
+    plural = "s" if loggers != 1 else ""
+    return Grid(f"{name}: {total} rows of {loggers} logger{plural}{known}", header, rows)
+
+
+def loggers_grid(evaluation: Evaluation, name: str) -> Grid:
+    """How each log covers one target."""
+    result = evaluation.targets[name]
+    share = _shown_share(result)
+    header = ["logger", "rows", "diver-\ngence", "effective\nrows", "mean\nweight"]
+    header += ["largest\nweight"]
+    if share is not None:
+        header.insert(2, f"{share}\nshare")
+    rows = []
+    for logger, overlap in result.loggers.items():
+        row = [logger, count_text(evaluation.rows[logger]), short(overlap.divergence)]
+        row += [count_text(overlap.effective_rows), short(overlap.mean_weight)]
+        row += [short(overlap.largest_weight)]
+        if share is not None:
+            row.insert(2, percent(result.estimates[share].shares[logger]))
+        rows.append(row)
+    if result.mixture is not None:
+        mixed = result.mixture
+        total = count_text(sum(evaluation.rows.values()))
+        row = ["(mixture)", total, short(mixed.divergence), count_text(mixed.effective_rows)]
+        row += [short(mixed.mean_weight), short(mixed.largest_weight)]
+        if share is not None:
+            row.insert(2, "")
+        rows.append(row)
+    return Grid("", header, rows)
+
+
+def _shown_share(result: TargetResult) -> str | None:
+    """The estimator whose shares are worth showing: rows already say naive's."""
+    return "weighted" if "weighted" in result.estimates else None

@@ -217,7 +217,7 @@ def _refuse(
         return
     places = np.unique(bad.nonzero()[0])  # rows, whatever the shape
     shown = places[:SHOWN_ROWS].tolist()
-    values = [f" ({array[k]:g})" if array.ndim == 1 else "" for k in shown]
+    values = [f" ({array[k]:.12g})" if array.ndim == 1 else "" for k in shown]
     listed = ", ".join(f"{first_row + k}{v}" for k, v in zip(shown, values, strict=True))
     more = ", ..." if len(places) > len(shown) else ""
     where = f"{len(places):,} of the {len(array):,} rows from row {first_row}"

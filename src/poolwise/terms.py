@@ -12,6 +12,8 @@ weight             target / logger that wrote the row
 balanced_weight    target / mixture of the loggers
 ratio[k]           logger k / mixture
 inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` where logger k is zero
+unsupported[k]     1 where logger k is zero, else 0
+overlap            smallest of all loggers / logger that wrote the row
 =================  ===========================================================
 """
 
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-UNSUPPORTED = 1e200  # stands for infinity where a logger is zero: finite, so it merges
+UNSUPPORTED = 1e100  # stands for infinity where a logger is zero: finite, so it merges
 OF_TARGET = frozenset({"weight", "balanced_weight"})
 
 
@@ -65,6 +67,8 @@ class Term:
 
 
 REWARD = Term((Factor("reward"),))
+OVERLAP = Term((Factor("overlap"),))
+OVERLAP_REWARD = Term((Factor("overlap"), Factor("reward")))
 WEIGHT = Term((Factor("weight"),))
 BALANCED_WEIGHT = Term((Factor("balanced_weight"),))
 WEIGHTED_REWARD = REWARD * WEIGHT
@@ -85,6 +89,16 @@ def second_moment(logger: str) -> Term:
     return BALANCED_REWARD * BALANCED_REWARD * Term((Factor("inverse_ratio", logger),))
 
 
+def weight_moment(logger: str) -> Term:
+    r"""The same without rewards: its mean over the mixture is $E_i[w_i^2]$."""
+    return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_ratio", logger),))
+
+
+def unsupported_weight(logger: str) -> Term:
+    """Its mean over all rows is how often the target plays what a logger never plays."""
+    return BALANCED_WEIGHT * Term((Factor("unsupported", logger),))
+
+
 @dataclass(frozen=True)
 class Needs:
     """What is asked of the rows.
@@ -93,17 +107,20 @@ class Needs:
         means: Terms whose mean is wanted.
         groups: Groups of terms; every pair within a group gets its scatter.
         extremes: Terms whose smallest and largest value are wanted.
+        tails: Terms whose largest values are wanted, some thousands of them.
     """
 
     means: tuple[Term, ...] = ()
     groups: tuple[tuple[Term, ...], ...] = ()
     extremes: tuple[Term, ...] = ()
+    tails: tuple[Term, ...] = ()
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
             _unique((*self.means, *other.means)),
             tuple(dict.fromkeys((*self.groups, *other.groups))),
             _unique((*self.extremes, *other.extremes)),
+            _unique((*self.tails, *other.tails)),
         )
 
     def bind(self, target: str) -> Needs:
@@ -112,13 +129,14 @@ class Needs:
             tuple(t.bind(target) for t in self.means),
             tuple(tuple(t.bind(target) for t in group) for group in self.groups),
             tuple(t.bind(target) for t in self.extremes),
+            tuple(t.bind(target) for t in self.tails),
         )
 
     @property
     def terms(self) -> tuple[Term, ...]:
         """All terms, sorted, so that the query is the same text on every run."""
         grouped = (t for group in self.groups for t in group)
-        return _unique((*self.means, *grouped, *self.extremes))
+        return _unique((*self.means, *grouped, *self.extremes, *self.tails))
 
     @property
     def pairs(self) -> list[tuple[Term, Term]]:

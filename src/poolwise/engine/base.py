@@ -41,6 +41,10 @@ class Rows(Protocol):
         """Moments of each logger; raises LogError where rows break a rule."""
         ...
 
+    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
+        """Moments of each bucket and logger; rows of a cluster share a bucket."""
+        ...
+
 
 class Engine(Protocol):
     """Anything that can open a log."""

@@ -7,15 +7,25 @@ with bad rows is recognised in that same pass and never averaged.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from poolwise.engine.answer import (
+    Group,
+    by_bucket,
+    decode,
+    merged_groups,
+    off_centre,
+    own_centres,
+    refuse_overflow,
+)
 from poolwise.engine.roles import Roles, assign
 from poolwise.engine.rows import (
     Table,
@@ -26,10 +36,10 @@ from poolwise.engine.rows import (
     rules,
 )
 from poolwise.engine.sources import create_view, first_line, literal
-from poolwise.engine.sql import Group, Request, decode, moments_query, off_centre
+from poolwise.engine.sql import Request, moments_query
 from poolwise.errors import EngineError, Fault, LogError
 from poolwise.moments import Moments, pooled
-from poolwise.terms import Needs
+from poolwise.terms import Needs, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
     from poolwise.policy import PolicyLike
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+TAIL_ROWS = 2_001  # largest weights that are kept: a tail index known to 0.03
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 
 
@@ -92,13 +103,13 @@ def _score(connection: duckdb.DuckDBPyConnection, log: Log, roles: Roles, path: 
 
     from poolwise.score import score
 
-    names = list(dict.fromkeys([*roles.needed, *roles.context, str(log.action)]))
+    names = list(dict.fromkeys([*roles.needed, *roles.context]))
     columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
-    reader: Any = connection.execute(f"SELECT {columns} FROM log").to_arrow_reader(SCORING_ROWS)
+    reader: Any = connection.sql(f"SELECT {columns} FROM log").to_arrow_reader(SCORING_ROWS)
     scored = score(
         reader,
         roles.scored,
-        action=log.action,
+        action=roles.action,
         context=roles.context,
         log_probabilities=log.log_probabilities,
     )
@@ -115,8 +126,7 @@ def _score(connection: duckdb.DuckDBPyConnection, log: Log, roles: Roles, path: 
     if writer is None:
         raise LogError([Fault("the log has no rows", "", 0)])
     connection.execute(f"CREATE TEMP VIEW scored AS FROM read_parquet({literal(str(path))})")
-    table = Table(**{**vars(roles.table), "relation": _named("scored")})
-    return Roles(table, {}, roles.needed, ())
+    return replace(roles, table=replace(roles.table, relation=_named("scored")), scored={})
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,18 +145,18 @@ class DuckDBRows:
         except duckdb.Error as reason:
             raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
 
-    @cached_property
-    def _found(self) -> dict[str | None, int]:
-        lines = self._lines(counts_query(self.table))
+    def _count(self, table: Table) -> dict[str | None, int]:
+        lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
         return {line["logger"]: int(line["rows"]) for line in lines}
 
     @property
     def found(self) -> dict[str, int]:
-        return {str(k): n for k, n in sorted(self._found.items(), key=lambda kn: str(kn[0]))}
+        counts = self._count(replace(self.table, drop=False))
+        return {str(label): rows for label, rows in counts.items()}
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        found = self._found
+        found = self._count(self.table)
         labels = self.table.labels or sorted(label for label in found if label is not None)
         strange = set(found) - set(labels)
         empty = [label for label in labels if label not in found]
@@ -156,7 +166,9 @@ class DuckDBRows:
 
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger, with one example each."""
-        lines = self._lines(check_query(self.table))
+        lines = sorted(
+            self._lines(check_query(self.table)), key=lambda line: str(line["logger"])
+        )
         if not lines:
             return (Fault("the log has no rows", "", 0),)
         faults = [
@@ -182,31 +194,54 @@ class DuckDBRows:
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger, centred well enough to keep their digits."""
-        counts = self.counts
-        grouped = Needs(groups=needs.groups)
-        pilot = Request(self.table, Needs(means=grouped.terms), counts, {"": {}})
-        start = pooled(g.moments for g in self._ask(pilot, PILOT_ROWS))
-        shifts = dict(zip(start.terms, map(float, start.means), strict=True))
-        usable = {t: c for t, c in shifts.items() if abs(c) < float("inf")}
-        request = Request(self.table, needs, counts, {"": usable})
+        return self._answer(self.table, needs)[0]
+
+    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
+        """Moments of each bucket and logger; rows of a cluster share a bucket."""
+        table = replace(self.table, bucket=_bucket(self.table, buckets))
+        return self._answer(table, needs)
+
+    def _answer(self, table: Table, needs: Needs) -> list[dict[str, Moments]]:
+        request = Request(table, needs, self.counts, self._pilot(needs), tail=TAIL_ROWS)
         groups = self._ask(request)
         if any(g.bad for g in groups):
             raise LogError(self.check())
-        if any(off_centre(request, g) for g in groups):
-            groups = self._ask(Request(self.table, needs, counts, _own_centres(groups)))
-        by_logger = {str(g.logger): g.moments for g in groups}
-        return {label: by_logger[label] for label in counts}
+        refuse_overflow(request, groups)
+        merged = merged_groups(groups)
+        if any(off_centre(request, g) for g in merged):
+            centres = own_centres(request, merged)
+            request = replace(request, common=None, by_logger=centres)
+            groups = self._ask(request)
+        return [
+            {i: by_logger[i] for i in self.counts if i in by_logger}
+            for by_logger in by_bucket(groups)
+        ]
+
+    def _pilot(self, needs: Needs) -> dict[Term, float]:
+        """A centre for each term, from the first rows."""
+        terms = Needs(groups=needs.groups).terms
+        usable = replace(self.table, drop=True)
+        request = Request(usable, Needs(means=terms), self.counts, {})
+        found = [g.moments for g in self._ask(request, PILOT_ROWS)]
+        means = pooled(found).means.tolist() if found else []
+        return {
+            t: float(c) for t, c in zip(terms, means, strict=False) if math.isfinite(float(c))
+        }
 
     def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
         lines = self._lines(moments_query(request, limit=limit))
         return [decode(request, line) for line in lines]
 
 
-def _own_centres(groups: list[Group]) -> dict[str, dict[Any, float]]:
-    return {
-        str(g.logger): dict(zip(g.moments.terms, map(float, g.moments.means), strict=True))
-        for g in groups
-    }
+def _bucket(table: Table, buckets: int) -> exp.Expr:
+    """A number below `buckets`: the same for all rows of a cluster, else row by row."""
+    from sqlglot import exp
+
+    place: exp.Expr = exp.Window(this=exp.RowNumber())
+    if table.cluster is not None:
+        unit = exp.cast(table.cluster.copy(), "varchar")
+        place = exp.Anonymous(this="hash", expressions=[unit])
+    return exp.cast(exp.Mod(this=place, expression=exp.convert(buckets)), "int")
 
 
 ADVICE = (

@@ -34,13 +34,15 @@ class Roles:
         table: What the query reads, once `scored` exist as columns.
         scored: Policies to score in Python, by the column that will hold the result.
         needed: Columns of the source that the query or the policies read.
+        action: Column of the logged action; empty where nobody asks for it.
         context: Columns that the policies see.
     """
 
     table: Table
     scored: Mapping[str, Policy]
     needed: tuple[str, ...]
-    context: tuple[str, ...]
+    action: str = ""
+    context: tuple[str, ...] = ()
 
 
 @dataclass
@@ -52,12 +54,15 @@ class _Lookup:
     needed: dict[str, None] = field(default_factory=dict)
     scored: dict[str, Policy] = field(default_factory=dict)
 
-    def require(self, name: str, role: str) -> None:
-        known = {c.lower() for c in self.columns or ()}  # DuckDB's names ignore case
-        if self.columns is None or name.lower() in known:
-            self.needed[name] = None
-        else:
+    def require(self, name: str, role: str) -> str:
+        """The column as the source spells it; DuckDB's names ignore case."""
+        spelled = {c.lower(): c for c in self.columns or (name,)}
+        found = name if name in (self.columns or ()) else spelled.get(name.lower())
+        if found is None:
             self.missing.setdefault(name, role)
+            return name
+        self.needed[found] = None
+        return found
 
     def value(self, wanted: PolicyLike, role: str) -> Expression:
         policy = as_policy(wanted, self.columns or ())
@@ -93,15 +98,14 @@ def assign(
         targets={k: look.value(v, f"target {k!r}") for k, v in targets.items()},
         labels=tuple(known) or _mapped_labels(log),
         log_probabilities=log.log_probabilities,
+        cluster=None if log.cluster is None else look.value(log.cluster, "cluster"),
         tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",
     )
-    if log.cluster is not None:
-        look.require(log.cluster, "cluster")
-    context = _context(log, look)
+    action, context = _context(log, look)
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
-    return Roles(table, look.scored, tuple(look.needed), context)
+    return Roles(table, look.scored, tuple(look.needed), action, context)
 
 
 def _logger(log: Log, look: _Lookup) -> Expression:
@@ -118,17 +122,15 @@ def _mapped_labels(log: Log) -> tuple[str, ...]:
     return tuple(map(str, log.source)) if isinstance(log.source, Mapping) else ()
 
 
-def _context(log: Log, look: _Lookup) -> tuple[str, ...]:
-    """Columns for policies in Python; all that play no other role where none are named."""
-    if log.action is not None:
-        look.require(log.action, "action")
-    for name in log.context:
-        look.require(name, "context")
+def _context(log: Log, look: _Lookup) -> tuple[str, tuple[str, ...]]:
+    """Action and context for policies in Python; without a choice, all other columns."""
+    action = "" if log.action is None else look.require(log.action, "action")
+    context = tuple(look.require(name, "context") for name in log.context)
     if not look.scored:
-        return ()
-    if log.action is None:
+        return "", ()
+    if not action:
         named = ", ".join(sorted({type(p).__name__ for p in look.scored.values()}))
         raise UsageError(f"say which column is `action`: policies in Python ({named}) need it")
-    if log.context:
-        return tuple(log.context)
-    return tuple(c for c in look.columns or () if c not in {log.action, PART_LOGGER})
+    if not context:
+        context = tuple(c for c in look.columns or () if c not in {action, PART_LOGGER})
+    return action, context

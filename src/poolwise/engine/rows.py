@@ -33,6 +33,7 @@ class Table:
         propensities: Probability under every logger; empty where it is not known.
         targets: Probability under each target.
         labels: Loggers that may occur; empty where any may.
+        cluster: Unit whose rows belong together.
         bucket: Integer that splits each logger's rows into groups, if wanted.
         log_probabilities: Probabilities are given as natural logarithms.
         tolerance: How far `propensity` may be from `propensities`.
@@ -46,6 +47,7 @@ class Table:
     propensities: Mapping[str, Expression]
     targets: Mapping[str, Expression]
     labels: tuple[str, ...] = ()
+    cluster: Expression | None = None
     bucket: Expression | None = None
     log_probabilities: bool = False
     tolerance: float = 1e-6
@@ -162,8 +164,11 @@ def _probability_rules(prob: Expression, what: str, role: str, table: Table) -> 
     nan = exp.func("abs", prob.copy()) > number(LARGEST_DOUBLE)
     over = exp.and_(prob.copy() > number(high), prob.copy() <= number(LARGEST_DOUBLE))
     is_nan = exp.and_(nan, exp.Not(this=prob.copy() < number(low)))
+    null: Expression = prob.copy().is_(exp.null())
+    if table.propensity is None:  # an unknown logger has none, and is reported as unknown
+        null = exp.and_(null, column("logger").isin(*map(string, table.labels)))
     return [
-        Rule(f"{what} is null or not a number", prob.copy().is_(exp.null()), (role,)),
+        Rule(f"{what} is null or not a number", null, (role,)),
         Rule(f"{what} is infinite or NaN", is_nan, (role,)),
         Rule(too_low, below, (role,)),
         Rule(f"{what} is above {high:g}", over, (role,)),
@@ -263,9 +268,14 @@ def role_text(table: Table, role: str) -> str:
     kind, _, place = role.partition("_")
     listed = {"p": table.propensities, "t": table.targets}
     if kind in listed and place:
-        return list(listed[kind].values())[int(place)].sql(dialect="duckdb")
+        return _text(list(listed[kind].values())[int(place)])
     expression: Expression | None = getattr(table, role)
-    return role if expression is None else expression.sql(dialect="duckdb")
+    return role if expression is None else _text(expression)
+
+
+def _text(expression: Expression) -> str:
+    plain = isinstance(expression, exp.Column)
+    return expression.name if plain else expression.sql(dialect="duckdb")
 
 
 def string(text: str) -> Expression:

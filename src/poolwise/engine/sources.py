@@ -58,7 +58,7 @@ def _relation(
     options: Mapping[str, object],
 ) -> str:
     if part.kind == "select":
-        return f"({_one_select(connection, part.value)})"
+        return f"(\n{_one_select(connection, part.value)}\n)"  # it may end in a comment
     if part.kind == "frame":
         return _registered(connection, part.value, f"source_{place}")
     values = {"union_by_name": True, **options}

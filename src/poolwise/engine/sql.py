@@ -6,7 +6,7 @@ give equal text:
 
     source -> rows (roles, cast) -> probs -> ratios -> terms -> one row per logger
 
-Products are centred before they are summed: by `shifts` that an earlier, small
+Products are centred before they are summed: by centres that an earlier, small
 query found, or, where one query must do everything, by averages computed in it.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from sqlglot import exp
 
 from poolwise.engine.roles import assign
@@ -33,17 +32,16 @@ from poolwise.engine.rows import (
 )
 from poolwise.errors import UsageError
 from poolwise.log import SELECT, Log
-from poolwise.moments import Moments
 from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.policy import PolicyLike
 
-Shifts = Mapping[Term, float]
+Centres = Mapping[Term, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,19 +52,29 @@ class Request:
         table: The rows.
         needs: Means, scatters and extremes that are wanted.
         counts: Rows of each logger; None lets the query count them itself.
-        shifts: Centre of each term, by logger; None lets the query find one centre
-            itself. The key "" serves every logger that has no centre of its own.
+        common: Centre of each term, the same for all loggers.
+        by_logger: Centre of each term, by logger. Without this and `common` the query
+            finds centres itself.
+        tail: How many of the largest values to return of terms that want them; only
+            DuckDB can.
     """
 
     table: Table
     needs: Needs
     counts: Mapping[str, int] | None = None
-    shifts: Mapping[str, Shifts] | None = None
+    common: Centres | None = None
+    by_logger: Mapping[str, Centres] | None = None
+    tail: int = 0
 
     @property
     def shifted(self) -> list[Term]:
         """Terms that need a centre: those with a scatter."""
         return sorted({t for pair in self.needs.pairs for t in pair})
+
+    @property
+    def joined(self) -> bool:
+        """Whether centres come from a table of their own, one line per logger."""
+        return self.common is None and bool(self.shifted)
 
 
 def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
@@ -90,10 +98,9 @@ def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
         ("ratios", _ratios(request)),
         ("terms", _terms(request)),
     ]
-    if request.shifts is None:
-        steps.append(("centres", _centres(request)))
-    elif set(request.shifts) - {""}:
-        steps.append(("centres", _centre_values(request)))
+    if request.joined:
+        found = _centres(request) if request.by_logger is None else _centre_values(request)
+        steps.append(("centres", found))
     return steps
 
 
@@ -186,10 +193,21 @@ def _factor(factor: Factor, table: Table) -> Expression:
     if factor.name in {"weight", "balanced_weight"}:
         prob = column(f"t_{list(table.targets).index(factor.target)}")
         return prob / _not_zero(mixed if factor.name == "balanced_weight" else column("own"))
+    if factor.name == "overlap":
+        return _least([column(f"p_{k}") for k in range(len(table.propensities))]) / _not_zero(
+            column("own")
+        )
     prob = column(f"p_{list(table.propensities).index(factor.logger)}")
     if factor.name == "ratio":
         return prob / _not_zero(mixed)
-    return case(prob > number(0.0), mixed / _not_zero(prob.copy()), number(UNSUPPORTED))
+    positive = prob > number(0.0)
+    if factor.name == "unsupported":
+        return case(positive, number(0.0), number(1.0))
+    return case(positive, mixed / _not_zero(prob.copy()), number(UNSUPPORTED))
+
+
+def _least(parts: list[exp.Column]) -> Expression:
+    return exp.func("least", *parts) if len(parts) > 1 else parts[0]
 
 
 def _not_zero(divisor: Expression) -> Expression:
@@ -198,8 +216,8 @@ def _not_zero(divisor: Expression) -> Expression:
 
 def factor_name(factor: Factor, table: Table) -> str:
     """Short SQL name of a row column: labels may hold anything, so they stay out."""
-    if factor.name == "reward":
-        return "reward"
+    if factor.name in {"reward", "overlap"}:
+        return factor.name
     if factor.target:
         return f"{factor.name}_{list(table.targets).index(factor.target)}"
     return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
@@ -209,7 +227,7 @@ def _terms(request: Request) -> exp.Select:
     kept = [column("logger"), column("bad")]
     if request.table.bucket is not None:
         kept.append(column("bucket"))
-    constant = (request.shifts or {}).get("", {})
+    constant = request.common or {}
     values = []
     for place, term in enumerate(request.needs.terms):
         factors = [column(factor_name(f, request.table)) for f in term.factors]
@@ -222,15 +240,16 @@ def _terms(request: Request) -> exp.Select:
     return exp.select(*kept, *values).from_("ratios")
 
 
-def _places(request: Request) -> dict[Term, int]:
+def places(request: Request) -> dict[Term, int]:
+    """Number of each term in the names of the answer's columns."""
     return {term: place for place, term in enumerate(request.needs.terms)}
 
 
 def _centres(request: Request) -> exp.Select:
     """Averages per logger, for a query that must find its own centres."""
-    places = _places(request)
+    place = places(request)
     means = [
-        exp.Avg(this=column(f"x_{places[t]}")).as_(f"c_{places[t]}", quoted=True)
+        exp.Avg(this=column(f"x_{place[t]}")).as_(f"c_{place[t]}", quoted=True)
         for t in request.shifted
     ]
     return exp.select(column("logger"), *means).from_("terms").group_by(column("logger"))
@@ -238,14 +257,11 @@ def _centres(request: Request) -> exp.Select:
 
 def _centre_values(request: Request) -> exp.Select:
     """Known centres as a small table, one line per logger."""
-    places = _places(request)
+    place = places(request)
     lines = []
-    for logger, centre in sorted((request.shifts or {}).items()):
-        if logger:
-            names = [
-                number(centre[t]).as_(f"c_{places[t]}", quoted=True) for t in request.shifted
-            ]
-            lines.append(exp.select(string(logger).as_("logger", quoted=True), *names))
+    for logger, centre in sorted((request.by_logger or {}).items()):
+        names = [number(centre[t]).as_(f"c_{place[t]}", quoted=True) for t in request.shifted]
+        lines.append(exp.select(string(logger).as_("logger", quoted=True), *names))
     union: exp.Query = lines[0]
     for line in lines[1:]:
         union = union.union(line, distinct=False)
@@ -253,44 +269,53 @@ def _centre_values(request: Request) -> exp.Select:
 
 
 def _aggregate(request: Request) -> exp.Select:
-    """The outer query; its column order is what `decode` expects."""
-    places = _places(request)
-    by_logger = request.shifts is None or bool(set(request.shifts) - {""})
-    centred = set(request.shifted) if by_logger else set()
-
-    def value(term: Term) -> Expression:
-        raw = column(f"x_{places[term]}", "terms")
-        if term not in centred:
-            return raw
-        return exp.paren(raw - column(f"c_{places[term]}", "centres"))
-
+    """The outer query: one line per logger, and per bucket where there are buckets."""
     keys = [column("logger", "terms")]
     if request.table.bucket is not None:
         keys.append(column("bucket", "terms"))
-    query = exp.select(*(key.copy() for key in keys))
-    query = query.select(exp.Count(this=exp.Star()).as_("rows", quoted=True))
-    query = query.select(exp.Sum(this=column("bad", "terms")).as_("bad", quoted=True))
-    for term in request.needs.terms:
-        mean = exp.Avg(this=value(term)).as_(f"mean_{places[term]}", quoted=True)
-        query = query.select(mean)
-    for left, right in request.needs.pairs:
-        product = exp.Sum(this=value(left) * value(right))
-        name = f"scatter_{places[left]}_{places[right]}"
-        query = query.select(product.as_(name, quoted=True))
-    for term in request.needs.extremes:
-        query = query.select(
-            exp.Min(this=value(term)).as_(f"lowest_{places[term]}", quoted=True),
-            exp.Max(this=value(term)).as_(f"largest_{places[term]}", quoted=True),
-        )
-    if by_logger and centred:
-        for term in request.shifted:
-            centre = exp.Min(this=column(f"c_{places[term]}", "centres"))
-            query = query.select(centre.as_(f"centre_{places[term]}", quoted=True))
-    query = query.from_("terms")
-    if by_logger and centred:
+    query = exp.select(
+        *(key.copy() for key in keys),
+        exp.Count(this=exp.Star()).as_("rows", quoted=True),
+        exp.Sum(this=column("bad", "terms")).as_("bad", quoted=True),
+        *_aggregates(request),
+    ).from_("terms")
+    if request.joined:
         same = column("logger", "terms").eq(column("logger", "centres"))
-        query = query.join("centres", on=same)
+        query = query.join("centres", on=same, join_type="left")
     return query.group_by(*keys).order_by(*(key.copy() for key in keys))
+
+
+def _aggregates(request: Request) -> Iterator[Expression]:
+    """Means, scatters, extremes, tails, and the centres that were subtracted."""
+    place, needs = places(request), request.needs
+    value = _values(request)
+    for term in needs.terms:
+        yield exp.Avg(this=value[term].copy()).as_(f"mean_{place[term]}", quoted=True)
+    for left, right in needs.pairs:
+        product = exp.Sum(this=value[left].copy() * value[right].copy())
+        yield product.as_(f"scatter_{place[left]}_{place[right]}", quoted=True)
+    for term in needs.extremes:
+        yield exp.Min(this=value[term].copy()).as_(f"lowest_{place[term]}", quoted=True)
+        yield exp.Max(this=value[term].copy()).as_(f"largest_{place[term]}", quoted=True)
+    for term in needs.tails if request.tail else ():
+        most = [value[term].copy(), exp.convert(request.tail)]
+        yield exp.Anonymous(this="max", expressions=most).as_(
+            f"tail_{place[term]}", quoted=True
+        )
+    for term in request.shifted if request.joined else ():
+        centre = exp.Min(this=column(f"c_{place[term]}", "centres"))
+        yield centre.as_(f"centre_{place[term]}", quoted=True)
+
+
+def _values(request: Request) -> dict[Term, Expression]:
+    """Each term, less its centre where that comes from a table of its own."""
+    centred = set(request.shifted) if request.joined else set()
+    found: dict[Term, Expression] = {}
+    for term, place in places(request).items():
+        raw = column(f"x_{place}", "terms")
+        centre = column(f"c_{place}", "centres")
+        found[term] = exp.paren(raw - centre) if term in centred else raw
+    return found
 
 
 def standalone_query(
@@ -309,90 +334,15 @@ def standalone_query(
 
 
 def _relation(table: str) -> Expression:
-    from sqlglot import parse_one
+    from sqlglot import parse
     from sqlglot.errors import ParseError
 
     try:
-        if SELECT.match(table):
-            parsed = parse_one(table, dialect="duckdb")
-            return exp.Subquery(this=parsed, alias=exp.to_identifier("source"))
-        return exp.to_table(table, dialect="duckdb")
+        if not SELECT.match(table):
+            return exp.to_table(table, dialect="duckdb")
+        statements = parse(table, dialect="duckdb")
     except (ParseError, AttributeError) as reason:
         raise UsageError(f"{table!r} is neither a table nor a SELECT") from reason
-
-
-@dataclass(frozen=True)
-class Group:
-    """What one line of the answer says.
-
-    Attributes:
-        logger: Label; None where the rows have none.
-        bucket: Number of the bucket; 0 where rows were not split.
-        bad: Rows that break a rule.
-        moments: Their moments.
-    """
-
-    logger: str | None
-    bucket: int
-    bad: int
-    moments: Moments
-
-
-def decode(request: Request, line: Mapping[str, float | str | None]) -> Group:
-    """Turn one line of the answer into moments, taking the centres back out."""
-    terms, places = request.needs.terms, _places(request)
-    count = int(line["rows"] or 0)
-    logger = line["logger"]
-    centres = np.array([_centre(request, line, str(logger), t) for t in terms])
-    offsets = np.array([_float(line[f"mean_{k}"]) for k in range(len(terms))])
-    scatter = np.full((len(terms), len(terms)), np.nan)
-    for left, right in request.needs.pairs:
-        i, j = places[left], places[right]
-        raw = _float(line[f"scatter_{i}_{j}"])
-        scatter[i, j] = scatter[j, i] = raw - count * offsets[i] * offsets[j]
-    diagonal = np.einsum("ii->i", scatter)
-    np.maximum(diagonal, 0.0, out=diagonal)  # rounding may leave -1e-20; keeps nan
-    lowest, largest = np.full(len(terms), np.nan), np.full(len(terms), np.nan)
-    for term in request.needs.extremes:
-        k = places[term]
-        lowest[k] = _float(line[f"lowest_{k}"]) + centres[k]
-        largest[k] = _float(line[f"largest_{k}"]) + centres[k]
-    return Group(
-        None if logger is None else str(logger),
-        int(line.get("bucket") or 0),
-        int(line["bad"] or 0),
-        Moments(terms, count, centres + offsets, scatter, lowest, largest),
-    )
-
-
-def _float(value: float | str | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _centre(
-    request: Request, line: Mapping[str, float | str | None], logger: str, term: Term
-) -> float:
-    place = request.needs.terms.index(term)
-    if f"centre_{place}" in line:
-        return _float(line[f"centre_{place}"])
-    shifts = request.shifts or {}
-    return shifts.get(logger, shifts.get("", {})).get(term, 0.0)
-
-
-WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a row
-
-
-def off_centre(request: Request, group: Group) -> bool:
-    """Whether some scatter lost digits because its centre was far from the mean.
-
-    The loss is the ratio of the distance squared to the variance: at 100 some two of
-    sixteen digits, and a sum of 1e8 rows loses another four.
-    """
-    moments, places = group.moments, _places(request)
-    for term in request.shifted:
-        k = places[term]
-        centre = _centre(request, {}, str(group.logger), term)
-        gap = moments.count * (moments.means[k] - centre) ** 2
-        if gap > WELL_CENTRED * moments.scatter[k, k] and gap > 0:
-            return True
-    return False
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        raise UsageError("a source in SQL must be one SELECT, and nothing else")
+    return exp.Subquery(this=statements[0], alias=exp.to_identifier("source"))

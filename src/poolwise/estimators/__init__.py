@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from poolwise.estimators.control import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 
 if TYPE_CHECKING:
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from poolwise.estimators.base import Estimator
 
 BY_NAME: Mapping[str, type[Estimator]] = {
+    "calibrated": Calibrated,
     "naive": Naive,
     "balanced": Balanced,
     "weighted": Weighted,
+    "self-normalised": SelfNormalised,
 }

@@ -118,6 +118,8 @@ class Weighted:
             )
         if (self.divergence == "known") != bool(self.known):
             raise UsageError("divergence='known' goes with known={logger: divergence}")
+        if not all(value >= 0 for value in self.known.values()):
+            raise UsageError(f"divergences cannot be negative or NaN: {dict(self.known)}")
 
     @property
     def name(self) -> str:

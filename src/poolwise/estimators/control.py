@@ -1,0 +1,299 @@
+"""Estimators that use means which are known: self-normalised and calibrated.
+
+A logger's probability over the mixture's has mean 1 under the mixture, and so has
+the target's weight.  How far such a column is from 1 in the rows at hand tells how
+lucky the sample was, and regression takes that luck back out.  With the columns of
+the loggers alone this is at least as good as every way of weighting the logs: the
+question that the paper left open.
+
+Owen & Zhou (JASA 2000); Kondapaneni et al. (SIGGRAPH 2019); METHODS B1, B2, B7.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.base import (
+    Estimate,
+    by_count,
+    satterthwaite_freedom,
+    stratified,
+)
+from poolwise.estimators.ips import require_crossed
+from poolwise.findings import Finding
+from poolwise.moments import FloatArray, Moments, MomentsByLogger, pooled
+from poolwise.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+    Term,
+    ratio,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Columns = Literal["loggers", "target"]
+NULL_COLUMN = 1e-10  # of its mean square: a column with less variance is constant
+NULL_EIGENVALUE = 1e-9  # per column: directions below it are collinear
+ROWS_PER_COLUMN = 10  # effective rows that a slope must rest on
+UNCOVERED = 3.29  # standard errors below 1: a mean weight there is no accident (p 0.0005)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A combination of terms whose mean is known.
+
+    Attributes:
+        parts: Coefficient of each term.
+        mean: Its known mean over the mixture.
+    """
+
+    parts: Mapping[Term, float]
+    mean: float
+
+
+@dataclass(frozen=True)
+class SelfNormalised:
+    r"""IPS divided by the mean of its weights.
+
+    $$\hat U = \sum w \delta \Big/ \sum w$$
+
+    It moves with the rewards when a constant is added to them, and stays between their
+    extremes; biased by $O(1/n)$. It needs *strict* support: where the target plays actions
+    that nobody logged, even unrewarded ones, it is wrong.
+    """
+
+    weights: Literal["balanced", "own"] = "balanced"
+
+    @property
+    def name(self) -> str:
+        return "self-normalised" if self.weights == "balanced" else "self-normalised-own"
+
+    @property
+    def _terms(self) -> tuple[Term, Term]:
+        if self.weights == "own":
+            return WEIGHTED_REWARD, WEIGHT
+        return BALANCED_REWARD, BALANCED_WEIGHT
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        if self.weights == "balanced":
+            require_crossed(self.name, loggers, crossed=crossed)
+        return Needs(groups=(self._terms,))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        reward, weight = self._terms
+        together = pooled(moments.values())
+        mean = together.mean(weight)
+        if mean <= 0:
+            raise RefusedError("no-weight", f"{self.name} needs one row with a positive weight")
+        value = together.mean(reward) / mean
+        parts = {reward: 1 / mean, weight: -value / mean}
+        variance, freedom = stratified_variance(moments, parts)
+        return Estimate(value, variance, by_count(moments), freedom)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    r"""Balanced IPS, regressed on what is known to have mean zero.
+
+    $$\hat U = \frac1n \sum_{rows} \Big( w \delta - \sum_k b_k
+      \big(\tfrac{\pi_k}{\pi_{avg}} - 1\big) - b_0 (w - 1) \Big)$$
+
+    with $w$ the balanced weight and $b$ by least squares over all rows.  In large logs it is
+    never worse than naive, balanced, weighted or any single log, and adding a log never
+    hurts.  The column of the target needs strict support; it is left out, with a finding,
+    where the mean weight shows that support is missing.
+
+    Attributes:
+        columns: Which known means to use.
+        guard: Fall back on fewer columns where the rows cannot bear them. Without it the
+            columns are used as they are, as the formulas have it.
+    """
+
+    columns: tuple[Columns, ...] = ("loggers", "target")
+    guard: bool = True
+
+    def __post_init__(self) -> None:
+        unknown = set(self.columns) - {"loggers", "target"}
+        if unknown or isinstance(self.columns, str):
+            raise UsageError(f"columns are 'loggers' and 'target', not {self.columns!r}")
+
+    @property
+    def name(self) -> str:
+        return "calibrated"
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        if not crossed:
+            return Needs(groups=((WEIGHTED_REWARD,),))
+        ratios = tuple(map(ratio, loggers[:-1]))  # the last one follows from the others
+        return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios),))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        first = next(iter(moments.values()))
+        if not first.has(BALANCED_REWARD):
+            naive = stratified(moments, WEIGHTED_REWARD, by_count(moments))
+            return replace(naive, findings=(AS_NAIVE,))
+        controls, findings = self._controls(moments)
+        within = "loggers" not in self.columns or len(controls) < len(moments)
+        found = regressed(moments, BALANCED_REWARD, controls, within=within)
+        return replace(found, findings=findings)
+
+    def _controls(self, moments: MomentsByLogger) -> tuple[list[Control], tuple[Finding, ...]]:
+        target = Control({BALANCED_WEIGHT: 1.0}, 1.0)
+        chosen = {"loggers": logger_controls(moments), "target": [target]}
+        columns, findings = self._bearable(moments, len(moments) + 1)
+        return [c for name in columns for c in chosen[name]], findings
+
+    def _bearable(
+        self, moments: MomentsByLogger, size: int
+    ) -> tuple[tuple[Columns, ...], tuple[Finding, ...]]:
+        """Columns that these rows can bear, and why others were left out."""
+        together = pooled(moments.values())
+        if not self.guard or together.ddof == 0:
+            return self.columns, ()
+        if "target" in self.columns and _uncovered(moments):
+            return tuple(c for c in self.columns if c != "target"), (_no_cover(together),)
+        square = together.mean_square(BALANCED_WEIGHT)
+        effective = together.count * together.mean(BALANCED_WEIGHT) ** 2 / square
+        if effective < ROWS_PER_COLUMN:
+            return (), (_too_few(effective, "plain balanced IPS is used"),)
+        if effective < ROWS_PER_COLUMN * size and "loggers" in self.columns:
+            kept: tuple[Columns, ...] = ("target",) if "target" in self.columns else ()
+            return kept, (_too_few(effective, "the columns of the loggers are left out"),)
+        return self.columns, ()
+
+
+def logger_controls(moments: MomentsByLogger) -> list[Control]:
+    """One column per logger; the last is what the others leave of the mixture.
+
+    It adds nothing to the span, but keeps the answer from hanging on the loggers' order.
+    """
+    *others, last = moments
+    share = by_count(moments)
+    rest = {ratio(i): -share[i] / share[last] for i in others}
+    known = [Control({ratio(i): 1.0}, 1.0) for i in others]
+    return [*known, Control(rest, 1.0 - 1.0 / share[last])]
+
+
+def _uncovered(moments: MomentsByLogger) -> bool:
+    """Whether the mean balanced weight is too far below 1 to be an accident."""
+    mean = stratified(moments, BALANCED_WEIGHT, by_count(moments))
+    if not math.isfinite(mean.variance):
+        return False
+    if mean.variance == 0:
+        return mean.value < 1 - 1e-6
+    return mean.value < 1 - UNCOVERED * mean.std_error
+
+
+def regressed(
+    moments: MomentsByLogger, outcome: Term, controls: Sequence[Control], *, within: bool
+) -> Estimate:
+    """The mean of an outcome, less what the controls explain of its luck.
+
+    With the columns of all loggers, pooled least squares is best; without them the spread
+    *between* loggers would mislead it, so that only the spread `within` them counts.
+    """
+    together = pooled(moments.values())
+    slopes, rank = least_squares(moments, outcome, controls, within=within)
+    parts = {outcome: 1.0}
+    for slope, control in zip(slopes, controls, strict=True):
+        for term, part in control.parts.items():
+            parts[term] = parts.get(term, 0.0) - slope * part
+    known = sum(s * c.mean for s, c in zip(slopes, controls, strict=True))
+    value = sum(part * together.mean(term) for term, part in parts.items()) + known
+    variance, freedom = stratified_variance(moments, parts)
+    if together.ddof:
+        variance *= together.count / max(1, together.count - rank)
+    return Estimate(float(value), float(variance), by_count(moments), freedom)
+
+
+def least_squares(
+    moments: MomentsByLogger, outcome: Term, controls: Sequence[Control], *, within: bool
+) -> tuple[list[float], int]:
+    """Slopes of an outcome on controls, and their rank.
+
+    Columns are scaled, constant ones get slope 0, and of collinear ones the shortest slopes
+    are taken; without that tiny logs would blow the slopes up.
+    """
+    together = pooled(moments.values())
+    terms = list(dict.fromkeys([outcome, *(t for c in controls for t in c.parts)]))
+    groups = list(moments.values()) if within else [together]
+    scatter = sum((m.scatter_of(terms) for m in groups), np.zeros(()))
+    covariance = scatter / together.count
+    mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in controls])
+    mix = mix.reshape(len(controls), len(terms))
+    inner, outer = mix @ covariance @ mix.T, mix @ covariance[:, 0]
+    means = mix @ np.array([together.mean(t) for t in terms])
+    spread = np.sqrt(np.maximum(np.diag(inner), 0.0))
+    usable = np.diag(inner) > NULL_COLUMN * (np.diag(inner) + means**2)
+    slopes = np.zeros(len(controls))
+    if not usable.any():
+        return slopes.tolist(), 0
+    scale = spread[usable]
+    correlation = inner[np.ix_(usable, usable)] / np.outer(scale, scale)
+    values, vectors = np.linalg.eigh(correlation)
+    kept = values > NULL_EIGENVALUE * len(scale)
+    rotated = vectors[:, kept].T @ (outer[usable] / scale)
+    found = vectors[:, kept] @ (rotated / values[kept]) / scale
+    null = vectors[:, ~kept] / scale[:, None]
+    slopes[usable] = found - null @ np.linalg.lstsq(null, found)[0]
+    return slopes.tolist(), int(kept.sum())
+
+
+def stratified_variance(
+    moments: MomentsByLogger, parts: Mapping[Term, float]
+) -> tuple[float, float]:
+    """Variance of the mean of a combination of terms, and its degrees of freedom."""
+    terms, weights = list(parts), np.array(list(parts.values()))
+    share = by_count(moments)
+    alone = any(m.count <= m.ddof for m in moments.values())
+    overall = _spread(pooled(moments.values()), terms, weights) if alone else math.nan
+    spreads = {
+        i: share[i] ** 2
+        / m.count
+        * (overall if m.count <= m.ddof else _spread(m, terms, weights))
+        for i, m in moments.items()
+    }
+    return sum(spreads.values()), satterthwaite_freedom(moments, spreads)
+
+
+def _spread(moments: Moments, terms: Iterable[Term], weights: FloatArray) -> float:
+    if moments.count <= moments.ddof:
+        return math.inf
+    return max(0.0, float(weights @ moments.covariance(list(terms)) @ weights))
+
+
+AS_NAIVE = Finding(
+    "calibrated-as-naive",
+    "Without the probability of each row under every logger there is nothing to calibrate "
+    "on: calibrated falls back on naive.",
+    "Give `propensities` (--propensities) under every logger.",
+)
+
+
+def _no_cover(together: Moments) -> Finding:
+    mean = together.mean(BALANCED_WEIGHT)
+    return Finding(
+        "target-uncovered",
+        f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
+        f"no logger plays, about {1 - mean:.1%} of the time. Calibrated leaves the column of "
+        "the target out, and what those actions earn is counted as 0.",
+        "Log such actions before relying on any estimate, unless they are known to earn 0.",
+        "alarm",
+    )
+
+
+def _too_few(effective: float, what: str) -> Finding:
+    return Finding(
+        "few-effective-rows",
+        f"The weights are worth {effective:.1f} rows only, so {what}.",
+        "Collect more rows from loggers that are closer to the target.",
+    )

@@ -1,0 +1,318 @@
+"""The judge: a log's faults and moments in plain Python, summed exactly.
+
+Every engine must agree with it.  It is slow, keeps all rows in memory and knows
+nothing of SQL, so it cannot share a mistake with an engine.  It reads Arrow
+tables whose roles are named columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from poolwise.errors import Fault, LogError
+from poolwise.log import Log
+from poolwise.moments import Moments
+from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+
+if TYPE_CHECKING:
+    from poolwise.policy import PolicyLike
+    from poolwise.result import Evaluation
+
+FloatArray = NDArray[np.float64]
+Row = Mapping[str, Any]  # a row of an Arrow table: its values have the type of the column
+
+MEAN_ERROR = 1e-12  # what an engine may lose of a mean, relative to it
+SCATTER_ERROR = 1e-9  # and of a scatter
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An engine that adds with `math.fsum`."""
+
+    @contextmanager
+    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[ReferenceRows]:
+        yield ReferenceRows(log, {name: str(column) for name, column in targets.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceRows:
+    """An open log; answers what `engine.base.Rows` promises."""
+
+    log: Log
+    targets: Mapping[str, str]
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        rows: list[Row] = self.log.source.to_pylist()
+        return rows
+
+    @cached_property
+    def _good(self) -> list[Row]:
+        return [row for row in self._rows if not broken_rules(row, self.log, self.targets)]
+
+    @property
+    def found(self) -> dict[str, int]:
+        counts = Counter(str(row[str(self.log.logger)]) for row in self._rows)
+        return dict(sorted(counts.items()))
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        counts = Counter(str(row[str(self.log.logger)]) for row in self._good)
+        labels = [str(label) for label in self.log.propensities or sorted(counts)]
+        return {label: counts[label] for label in labels if counts[label]}
+
+    def check(self) -> tuple[Fault, ...]:
+        logger = str(self.log.logger)
+        found = Counter(
+            (rule, "" if row[logger] is None else str(row[logger]))
+            for row in self._rows
+            for rule in broken_rules(row, self.log, self.targets)
+        )
+        return tuple(Fault(rule, label, rows) for (rule, label), rows in found.items())
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        if self.log.on_fault == "raise" and self.check():
+            raise LogError(self.check())
+        return {label: self._moments_of(label, needs) for label in self.counts}
+
+    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
+        """Rows of a cluster share a bucket; which one is nobody's business."""
+        found: dict[int, list[Row]] = {}
+        for place, row in enumerate(self._good):
+            unit = place if self.log.cluster is None else crc32(str(row[self.log.cluster]).encode())
+            found.setdefault(unit % buckets, []).append(row)
+        return [
+            {k: self._moments_of(k, needs, rows) for k in self.counts if self._of(k, rows)}
+            for _, rows in sorted(found.items())
+        ]
+
+    def _of(self, logger: str, rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if str(row[str(self.log.logger)]) == logger]
+
+    def _moments_of(
+        self, logger: str, needs: Needs, among: Sequence[Row] | None = None
+    ) -> Moments:
+        rows = self._of(logger, self._good if among is None else among)
+        values = {term: self._values(term, rows) for term in needs.terms}
+        return exact_moments(values, needs)
+
+    def _values(self, term: Term, rows: Sequence[Row]) -> FloatArray:
+        product = np.ones(len(rows))
+        for factor in term.factors:
+            product = product * self._column(factor, rows)
+        return product
+
+    def _column(self, factor: Factor, rows: Sequence[Row]) -> FloatArray:
+        if factor.name == "reward":
+            return _read(rows, self.log.reward)
+        if factor.name == "weight":
+            return self._ratio(self._target(factor, rows), self._own(rows))
+        if factor.name == "balanced_weight":
+            return self._ratio(self._target(factor, rows), self._mixture(rows))
+        if factor.name == "overlap":
+            smallest = np.min([self._policy(k, rows) for k in self.counts], axis=0)
+            return self._ratio(smallest, self._own(rows))
+        policy = self._policy(factor.logger, rows)
+        if factor.name == "ratio":
+            return self._ratio(policy, self._mixture(rows))
+        nowhere = -math.inf if self.log.log_probabilities else 0.0
+        if factor.name == "unsupported":
+            return np.where(policy > nowhere, 0.0, 1.0)
+        safe = np.where(policy > nowhere, policy, 1.0)
+        inverse = self._ratio(self._mixture(rows), safe)
+        return np.where(policy > nowhere, inverse, UNSUPPORTED)
+
+    def _target(self, factor: Factor, rows: Sequence[Row]) -> FloatArray:
+        return _read(rows, self.targets[factor.target])
+
+    def _policy(self, logger: str, rows: Sequence[Row]) -> FloatArray:
+        return _read(rows, str((self.log.propensities or {})[logger]))
+
+    def _own(self, rows: Sequence[Row]) -> FloatArray:
+        if self.log.propensity is not None:
+            return _read(rows, str(self.log.propensity))
+        own = {str(label): str(name) for label, name in (self.log.propensities or {}).items()}
+        return np.array([row[own[str(row[str(self.log.logger)])]] for row in rows])
+
+    def _mixture(self, rows: Sequence[Row]) -> FloatArray:
+        total = sum(self.counts.values())
+        shares = {label: count / total for label, count in self.counts.items()}
+        if not self.log.log_probabilities:
+            parts = [shares[label] * self._policy(label, rows) for label in shares]
+            return np.array([math.fsum(row) for row in zip(*parts, strict=True)])
+        logs = [math.log(shares[label]) + self._policy(label, rows) for label in shares]
+        tops = np.max(logs, axis=0)
+        sums = [math.fsum(np.exp(row)) for row in (np.array(logs) - tops).T]
+        return np.array(tops + np.log(sums))
+
+    def _ratio(self, above: FloatArray, below: FloatArray) -> FloatArray:
+        return np.exp(above - below) if self.log.log_probabilities else above / below
+
+
+def _read(rows: Sequence[Row], name: str) -> FloatArray:
+    return np.array([row[name] for row in rows], dtype=np.float64)
+
+
+def exact_moments(values: Mapping[Term, FloatArray], needs: Needs) -> Moments:
+    """Moments of the values that terms take, each sum rounded once."""
+    terms = needs.terms
+    count = len(next(iter(values.values())))
+    means = np.array([math.fsum(values[t]) / count for t in terms])
+    # what the rounded mean leaves over is taken out again below
+    centred = {t: values[t] - mean for t, mean in zip(terms, means, strict=True)}
+    left_over = {t: math.fsum(centred[t]) for t in terms}
+    scatter = np.full((len(terms), len(terms)), np.nan)
+    for left, right in needs.pairs:
+        i, j = terms.index(left), terms.index(right)
+        total = math.fsum(centred[left] * centred[right])
+        scatter[i, j] = scatter[j, i] = total - left_over[left] * left_over[right] / count
+    extremes = [t in needs.extremes for t in terms]
+    lowest = np.where(extremes, [values[t].min() for t in terms], np.nan)
+    largest = np.where(extremes, [values[t].max() for t in terms], np.nan)
+    return Moments(terms, count, means, scatter, lowest, largest)
+
+
+def broken_rules(row: Row, log: Log, targets: Mapping[str, str]) -> list[str]:
+    """The rules that one row breaks, in words."""
+    label = row[str(log.logger)]
+    known = {str(k): str(v) for k, v in (log.propensities or {}).items()}
+    found = []
+    if label is None:
+        found.append("the logger is null")
+    elif known and str(label) not in known:
+        found.append("the logger is unknown")
+    found += _reward_rules(row[log.reward])
+    own = row[known[str(label)]] if str(label) in known else None
+    mine = own if log.propensity is None else row[str(log.propensity)]
+    if log.propensity is not None or str(label) in known:
+        found += _propensity_rules(mine, logs=log.log_probabilities)
+    for k, column in known.items():
+        found += _range_rules(row[column], f"under logger {k!r}", logs=log.log_probabilities)
+    for name, column in targets.items():
+        found += _range_rules(row[column], f"of target {name!r}", logs=log.log_probabilities)
+    if log.propensity is not None and own is not None and mine is not None:
+        never = log.log_probabilities and own == -math.inf  # a probability of zero
+        gap = abs(mine - own)
+        if math.isfinite(mine) and (math.isfinite(own) or never) and gap > log.replay_tolerance:
+            found.append(
+                "the logged propensity is not that of its logger (they differ by more than "
+                f"{log.replay_tolerance:g})"
+            )
+    return found
+
+
+def _reward_rules(reward: float | None) -> list[str]:
+    if reward is None:
+        return ["the reward is null or not a number"]
+    return [] if math.isfinite(reward) else ["the reward is infinite or NaN"]
+
+
+def _propensity_rules(prob: float | None, *, logs: bool) -> list[str]:
+    what = "the log-propensity" if logs else "the propensity"
+    highest = 0.0 if logs else 1.0
+    if prob is None:
+        return [f"{what} is null or not a number"]
+    if prob == -math.inf or (prob <= 0 and not logs):
+        return [f"{what} is {'-infinity' if logs else '0 or negative'}"]
+    if not math.isfinite(prob):
+        return [f"{what} is infinite or NaN"]
+    return [f"{what} is above {highest:g}"] if prob > highest else []
+
+
+def _range_rules(prob: float | None, what: str, *, logs: bool) -> list[str]:
+    scale = "log-probability" if logs else "probability"
+    if prob is None:
+        return [f"the {scale} {what} is null or not a number"]
+    if logs:
+        return [] if prob <= 0 else [f"the {scale} {what} is above 0 or NaN"]
+    return [] if 0 <= prob <= 1 else [f"the {scale} {what} is outside [0, 1]"]
+
+
+def random_table(
+    rng: np.random.Generator,
+    counts: Mapping[str, int],
+    *,
+    offset: Mapping[str, float] | float = 0.0,
+    orders: float = 1.0,
+    shuffle: bool = True,
+) -> pa.Table:
+    """A log with columns logger, reward, p, p_<logger> for each, and t.
+
+    Args:
+        rng: Source of randomness.
+        counts: Rows of each logger.
+        offset: Added to the rewards, which otherwise have mean 1 and variance 1.
+        orders: Orders of magnitude that propensities span.
+        shuffle: Mix the rows of the loggers.
+    """
+    total = sum(counts.values())
+    labels = np.repeat(list(counts), list(counts.values()))
+    columns = {f"p_{k}": 10 ** rng.uniform(-orders, 0, total) for k in counts}
+    own = np.select([labels == k for k in counts], [columns[f"p_{k}"] for k in counts])
+    offsets = offset if isinstance(offset, Mapping) else dict.fromkeys(counts, offset)
+    rewards = rng.normal(1, 1, total) + np.array([offsets[str(k)] for k in labels])
+    target = rng.uniform(0.05, 1, total)
+    table = pa.table({"logger": labels, "reward": rewards, "p": own, **columns, "t": target})
+    return table.take(rng.permutation(total)) if shuffle else table
+
+
+def log_of(table: pa.Table, loggers: Sequence[str] = ("a", "b"), **roles: Any) -> Log:  # noqa: ANN401 - any role of a log
+    """A log with the columns that `random_table` gives."""
+    named: dict[str, Any] = {
+        "logger": "logger",
+        "reward": "reward",
+        "propensity": "p",
+        "propensities": {k: f"p_{k}" for k in loggers},
+    }
+    return Log(table, **(named | roles))
+
+
+def assert_moments_agree(found: Mapping[str, Moments], expected: Mapping[str, Moments]) -> None:
+    """Counts alike, means to 1e-12, scatters to 1e-9 of the variances they join."""
+    assert list(found) == list(expected)
+    for logger, judge in expected.items():
+        moments = found[logger]
+        assert moments.terms == judge.terms
+        assert moments.count == judge.count
+        np.testing.assert_allclose(moments.means, judge.means, rtol=MEAN_ERROR, atol=0)
+        scale = np.sqrt(np.outer(np.diag(judge.scatter), np.diag(judge.scatter)))
+        asked = ~np.isnan(judge.scatter)
+        np.testing.assert_array_equal(~np.isnan(moments.scatter), asked)
+        # rows that are all alike: what is left is the rounding of the rows themselves
+        floor = 1e-24 * judge.count * np.outer(judge.means, judge.means)
+        gap = np.abs(moments.scatter - judge.scatter)[asked]
+        assert (gap <= (SCATTER_ERROR * scale + np.abs(floor))[asked]).all()
+        width = np.abs(judge.largest) * MEAN_ERROR
+        assert not (np.abs(moments.largest - judge.largest) > width).any()
+        assert not (np.abs(moments.lowest - judge.lowest) > width).any()
+
+
+def numbers(evaluation: Evaluation) -> list[float]:
+    """Every number of an evaluation, in order."""
+    return list(_numbers(evaluation.to_dict()))
+
+
+def _numbers(value: object) -> list[float]:
+    if isinstance(value, dict):
+        return [n for v in value.values() for n in _numbers(v)]
+    if isinstance(value, list):
+        return [n for v in value for n in _numbers(v)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def assert_same(found: Evaluation, expected: Evaluation, rel: float = 1e-9) -> None:
+    """The same loggers, and all numbers alike."""
+    assert list(found.rows) == list(expected.rows)
+    assert numbers(found) == pytest.approx(numbers(expected), rel=rel)

@@ -1,0 +1,514 @@
+"""Intervals that hold without a normal approximation: numbers, laws, exact coverage."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from poolwise.bounds import (
+    Batch,
+    WeightSums,
+    betting,
+    empirical_bernstein,
+    empirical_likelihood,
+    euclidean_likelihood,
+)
+from poolwise.errors import UsageError
+
+FloatArray = NDArray[np.float64]
+A_MILLIONTH = 1.01e-6  # of the mean of the rows: how far out a betting end is rounded
+
+amounts = st.lists(st.floats(0, 50), min_size=2, max_size=30)
+levels = st.tuples(st.floats(0.5, 0.98), st.floats(0.001, 0.01))
+
+
+def batch(values: list[float], loggers: list[int] | None = None) -> list[Batch]:
+    own = np.zeros(len(values), np.int64) if loggers is None else np.array(loggers, np.int64)
+    return [(own, np.array(values, np.float64))]
+
+
+def in_turn(values: list[float]) -> list[Batch]:
+    return batch(values, [k % 2 for k in range(len(values))])
+
+
+# Betting
+
+
+def test_betting_on_one_sure_row_is_worked_out_by_hand() -> None:
+    # Rows 1 and 1, r_max = 2: the prior variance is (2/2)² = 1, so with n = 2 and an
+    # error of 1/e the first bet is sqrt(2/(1·2)) = 1 and the second, from the variance
+    # (1 + 0)/(1 + 1), is sqrt(2).  Both are cut at 1/(2m) where m > 1/2, 1/(2 sqrt 2);
+    # below it capital is (2 - m)(1 + sqrt 2 (1 - m)); e is reached at m = 0.2779.
+    found = betting(batch([1, 1]), 1 - math.exp(-1), upper_bound=2.0, sides="lower")
+    root = np.roots([math.sqrt(2), -(1 + 3 * math.sqrt(2)), 2 + 2 * math.sqrt(2) - math.e])
+    assert root.min() == pytest.approx(0.4495, abs=1e-3)
+    assert found.lower == pytest.approx(float(root.min()), abs=A_MILLIONTH)
+    assert found.upper == 2.0
+
+
+def plain_betting(rows: list[Batch], error: float, largest_reward: float) -> float:
+    """The definition, row by row, with the capital of one point at a time."""
+    loggers = np.concatenate([i for i, _ in rows]).tolist()
+    values = np.concatenate([z for _, z in rows]).tolist()
+
+    def log_capital(point: float) -> float:
+        earlier: dict[int, list[float]] = {}
+        total = 0.0
+        for logger, value in zip(loggers, values, strict=True):
+            own = earlier.setdefault(logger, [])
+            mean = math.fsum(own) / len(own) if own else 0.0
+            first = largest_reward**2 / 4 if largest_reward < math.inf else mean**2
+            variance = (first + math.fsum((z - mean) ** 2 for z in own)) / (len(own) + 1)
+            aim = math.sqrt(2 * math.log(1 / error) / len(values) / variance) if variance else 0
+            total += math.log1p(min(aim, 0.5 / point) * (value - point))
+            own.append(value)
+        return total
+
+    low, high = 1e-12, float(np.mean(values))
+    for _ in range(40):
+        middle = (low + high) / 2
+        won = log_capital(middle) >= math.log(1 / error)
+        low, high = (middle, high) if won else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("largest", [1.0, math.inf])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_betting_is_its_definition(seed: int, largest: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows: list[Batch] = [
+        (rng.integers(0, 3, 40), rng.exponential(size=40) * (rng.random(40) < 0.7))
+        for _ in range(2)
+    ]
+    known = None if math.isinf(largest) else largest
+    found = betting(rows, 0.9, upper_bound=known, sides="lower").lower
+    expected = min(largest, plain_betting(rows, 0.1, largest))
+    assert 0.2 < expected
+    assert found <= expected + 1e-9
+    assert found == pytest.approx(expected, abs=2 * A_MILLIONTH)
+
+
+def test_betting_misses_no_more_often_than_it_says_by_enumeration() -> None:
+    # Two loggers whose rows are 2 with chance 1/2 or 0, and 5 with chance 1/5 or 0: every
+    # row has mean 1.  All 2¹⁰ logs of five rows each, with their exact chances.
+    missed = Fraction(0)
+    rare = Fraction(1, 5)
+    for hits in product([0, 1], repeat=10):
+        rows = batch([2.0 * h for h in hits[:5]] + [5.0 * h for h in hits[5:]], [0] * 5 + [1] * 5)
+        if betting(rows, 0.7, sides="lower").lower > 1:
+            hit = sum(hits[5:])
+            missed += Fraction(1, 32) * rare**hit * (1 - rare) ** (5 - hit)
+    assert Fraction(1, 50) < missed <= Fraction(3, 10)
+
+
+def test_betting_holds_on_skewed_rows_where_the_normal_interval_does_not() -> None:
+    rng = np.random.default_rng(5)
+    chance, missed, normal = 0.01, 0, 0
+    for _ in range(600):  # weights of 100, one row in a hundred; the value is 1/2
+        weights = (rng.random(120) < chance) / chance
+        rewards = (rng.random(120) < 0.5).astype(np.float64)
+        loggers = np.arange(120) % 2
+        found = betting(
+            [(loggers, weights * rewards)],
+            0.9,
+            mirrored=[(loggers, weights * (1 - rewards))],
+            upper_bound=1.0,
+        )
+        missed += 0.5 not in found
+        rows = weights * rewards
+        normal += abs(rows.mean() - 0.5) > 1.645 * rows.std(ddof=1) / math.sqrt(120)
+    assert missed <= 60
+    assert normal > 180  # the tail was often not sampled
+
+
+def test_betting_is_about_as_wide_as_the_normal_interval_of_naive() -> None:
+    # T2, n = (40, 60): METHODS finds 0.33; one draw has an error of some 0.03.
+    rng = np.random.default_rng(2)
+    context = np.array([0.4, 0.6])[:, None]
+    reward = np.array([[0.8, 0.3, 0.1], [0.2, 0.5, 0.6]])
+    target = np.array([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
+    first = np.array([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]])
+    second = np.array([[0.6, 0.3, 0.1], [0.1, 0.3, 0.6]])
+    widths, covered = [], 0
+    for _ in range(100):
+        rows: list[Batch] = []
+        mirrored: list[Batch] = []
+        for logger, (policy, count) in enumerate([(first, 40), (second, 60)]):
+            cells = rng.choice(6, size=count, p=(context * policy).ravel())
+            weights = (target / policy).ravel()[cells]
+            seen = rng.random(count) < reward.ravel()[cells]
+            own = np.full(count, logger)
+            rows.append((own, weights * seen))
+            mirrored.append((own, weights * ~seen))
+        found = betting(rows, 0.95, mirrored=mirrored, upper_bound=1.0)
+        widths.append(found.upper - found.lower)
+        covered += 0.576 in found
+    assert np.mean(widths) == pytest.approx(0.335, abs=0.02)
+    assert covered >= 95
+
+
+@given(amounts, st.integers(0, 30), st.randoms(use_true_random=False))
+def test_batches_and_the_turns_of_loggers_do_not_matter(
+    values: list[float], cut: int, random: object
+) -> None:
+    del random
+    loggers = np.arange(len(values)) % 2
+    rows = np.array(values)
+    whole = betting([(loggers, rows)], 0.9, sides="lower").lower
+    split = betting([(loggers[:cut], rows[:cut]), (loggers[cut:], rows[cut:])], 0.9, sides="lower")
+    order = np.argsort(loggers, kind="stable")  # all rows of one logger, then the other's
+    by_logger = betting([(7 - loggers[order], rows[order])], 0.9, sides="lower")
+    near = pytest.approx(whole, abs=2 * A_MILLIONTH * float(rows.mean()) + 1e-12)
+    assert split.lower == near
+    assert by_logger.lower == near
+
+
+@given(amounts, st.floats(0.01, 100), st.floats(-20, 20))
+def test_betting_moves_with_scale_and_floor(
+    values: list[float], factor: float, floor: float
+) -> None:
+    plain = betting(in_turn(values), 0.9, sides="lower").lower
+    scaled = betting(in_turn([factor * z for z in values]), 0.9, sides="lower").lower
+    moved = betting(
+        in_turn([floor + z for z in values]), 0.9, lower_bound=floor, sides="lower"
+    ).lower
+    slack = 3 * A_MILLIONTH * float(np.mean(values)) + 1e-12
+    assert scaled == pytest.approx(factor * plain, abs=factor * slack)
+    assert moved == pytest.approx(floor + plain, abs=slack + 1e-9)
+
+
+@settings(max_examples=50)
+@given(amounts, levels)
+def test_a_higher_level_is_never_narrower(
+    values: list[float], level: tuple[float, float]
+) -> None:
+    low, step = level
+    rows = np.array(values)
+    deviation = rows.std(ddof=1) + 1e-3
+    # the bets change with the level, so only a much higher one must be wider
+    wide = betting(in_turn(values), 1 - (1 - low) / 100, sides="lower").lower
+    assert wide <= betting(in_turn(values), low, sides="lower").lower + 1e-3 * rows.mean() + 1e-9
+    for find in (
+        lambda at: empirical_bernstein(float(rows.mean()), deviation**2, 30, 50.0, at),
+        lambda at: empirical_likelihood(rows, at),
+    ):
+        inner, outer = find(low), find(low + step)
+        assert outer.lower <= inner.lower + 1e-9
+        assert inner.upper <= outer.upper + 1e-9
+
+
+@given(amounts)
+def test_a_lower_end_lies_below_the_mean_and_two_ends_share_the_error(
+    values: list[float],
+) -> None:
+    rows = in_turn(values)
+    mirrored = [(loggers, 50 - z) for loggers, z in rows]
+    both = betting(rows, 0.9, mirrored=mirrored, upper_bound=50.0)
+    lower = betting(rows, 0.95, upper_bound=50.0, sides="lower")
+    upper = betting(rows, 0.95, mirrored=mirrored, upper_bound=50.0, sides="upper")
+    assert (both.lower, both.upper) == (
+        pytest.approx(lower.lower),
+        pytest.approx(upper.upper),
+    )
+    assert 0 <= lower.lower <= np.mean(values) + 1e-9 <= upper.upper + 2e-9
+    assert (lower.upper, upper.lower) == (50.0, 0.0)
+
+
+def test_without_support_the_mirrored_rows_only_widen() -> None:
+    # The target plays an action of reward 1 that nobody logs with chance 1/2: the weights
+    # have mean 1/2 and the value is 1/2 + 1/2 · 0.3.  The upper end must stay above it.
+    rng = np.random.default_rng(3)
+    rewards = (rng.random(2000) < 0.3).astype(np.float64)
+    loggers = np.zeros(2000, np.int64)
+    mirrored = [(loggers, 0.5 * (1 - rewards))]
+    found = betting(
+        [(loggers, 0.5 * rewards)], 0.95, mirrored=mirrored, upper_bound=1.0
+    )
+    assert found.lower < 0.15
+    assert found.upper > 0.65
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0.0],
+        [0.0] * 50,
+        [1e-300, 1e300],
+        [5e-324] * 3,
+        [1e308, 1e308],
+        [1.0] * 10_000,
+        [0.0] * 999 + [1e9],
+    ],
+)
+def test_betting_is_finite_on_odd_rows(values: list[float]) -> None:
+    found = betting(batch(values), 0.95, sides="lower")
+    mean = float(np.mean(np.array(values) / 4)) * 4 if values else 0.0
+    assert 0 <= found.lower <= mean * (1 + 1e-9)
+    assert found.upper == math.inf
+
+
+def test_ten_thousand_equal_rows_leave_no_doubt() -> None:
+    assert betting(batch([1.0] * 10_000), 0.95, sides="lower").lower > 0.99
+
+
+def test_what_betting_cannot_use_is_refused() -> None:
+    rows = batch([1.0, 2.0])
+    with pytest.raises(UsageError, match="read more than once"):
+        betting(iter(rows), 0.95, sides="lower")
+    with pytest.raises(UsageError, match="1 rows are below 0"):
+        betting(batch([1.0, -2.0]), 0.95, sides="lower")
+    with pytest.raises(UsageError, match="not finite"):
+        betting(batch([1.0, math.nan]), 0.95, sides="lower")
+    with pytest.raises(UsageError, match="`mirrored`"):
+        betting(rows, 0.95)
+    with pytest.raises(UsageError, match="must be finite and below"):
+        betting(rows, 0.95, lower_bound=3.0, upper_bound=2.0, sides="lower")
+    with pytest.raises(UsageError, match=r"did you mean 0\.95"):
+        betting(rows, 95, sides="lower")
+    with pytest.raises(UsageError, match="sides is"):
+        betting(rows, 0.95, sides="left")  # type: ignore[arg-type]
+
+
+# Empirical Bernstein
+
+
+def test_empirical_bernstein_of_a_fair_coin() -> None:
+    both = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.95)
+    assert both.upper - 0.5 == pytest.approx(0.252047, abs=1e-6)
+    assert 0.5 - both.lower == pytest.approx(0.252047, abs=1e-6)
+    lower = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.975, "lower")
+    upper = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.975, "upper")
+    assert (lower.lower, lower.upper) == (pytest.approx(both.lower), math.inf)
+    assert (upper.lower, upper.upper) == (-math.inf, pytest.approx(both.upper))
+
+
+def test_one_row_has_no_bernstein_bound() -> None:
+    found = empirical_bernstein(0.5, 0.0, 1, 1.0, 0.95)
+    assert (found.lower, found.upper) == (-math.inf, math.inf)
+
+
+# Empirical likelihood
+
+
+def test_empirical_likelihood_of_a_fair_coin() -> None:
+    # -2 ln R = -100 ln(4 p (1 - p)) = 3.841459, so p = (1 ± sqrt(1 - exp(-0.03841459)))/2
+    found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95)
+    half = math.sqrt(1 - math.exp(-special.ndtri(0.975) ** 2 / 100)) / 2
+    assert found.lower == pytest.approx(0.5 - half, abs=1e-10)
+    assert (found.lower, found.upper) == (
+        pytest.approx(0.402935, abs=1e-6),
+        pytest.approx(0.597065, abs=1e-6),
+    )
+
+
+def test_the_f_calibration_is_wider() -> None:
+    # as above with F(1, 99) = 3.937117 in place of 3.841459
+    found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95, calibration="f")
+    assert found.lower == pytest.approx(0.5 - math.sqrt(1 - math.exp(-0.03937117)) / 2, abs=1e-8)
+
+
+def distance(rows: FloatArray, mean: float) -> float:
+    """-2 ln R of a mean by the dual: g = 1/(n (1 + eta (z - mean)))."""
+    gaps = rows - mean
+    ends = (-1 / gaps.max(), -1 / gaps.min())
+    near = 1e-11 * (ends[1] - ends[0])
+    eta = optimize.brentq(
+        lambda e: float((gaps / (1 + e * gaps)).sum()),
+        ends[0] + near,
+        ends[1] - near,
+        xtol=1e-14,
+    )
+    return 2 * float(np.log1p(eta * gaps).sum())
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_both_ends_lie_at_the_quantile_of_the_dual(level: float) -> None:
+    rows = np.random.default_rng(4).exponential(size=40) ** 2
+    found = empirical_likelihood(rows, level)
+    quantile = float(special.ndtri((1 + level) / 2)) ** 2
+    assert distance(rows, found.lower) == pytest.approx(quantile, rel=1e-6)
+    assert distance(rows, found.upper) == pytest.approx(quantile, rel=1e-6)
+    assert found.upper - rows.mean() > rows.mean() - found.lower  # it follows the skew
+
+
+@given(
+    st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40),
+    st.floats(0.01, 100),
+    st.floats(-1e3, 1e3),
+    st.randoms(use_true_random=False),
+)
+def test_empirical_likelihood_moves_with_the_rows(
+    values: list[float], factor: float, offset: float, random: object
+) -> None:
+    rows = np.array(values)
+    if np.ptp(rows) < 1e-3:
+        return
+    found = empirical_likelihood(rows, 0.9)
+    assert rows.min() - 1e-9 <= found.lower <= rows.mean() + 1e-9
+    assert rows.mean() - 1e-9 <= found.upper <= rows.max() + 1e-9
+    del random
+    moved = empirical_likelihood((factor * rows + offset)[::-1], 0.9)
+    assert moved.lower == pytest.approx(factor * found.lower + offset, abs=1e-6)
+    flipped = empirical_likelihood(-rows, 0.9)
+    assert (-flipped.upper, -flipped.lower) == (
+        pytest.approx(found.lower, abs=1e-7),
+        pytest.approx(found.upper, abs=1e-7),
+    )
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [2.0] * 50])
+def test_rows_without_spread_say_nothing(values: list[float]) -> None:
+    found = empirical_likelihood(values, 0.95)
+    assert (found.lower, found.upper) == (-math.inf, math.inf)
+
+
+def test_empirical_likelihood_of_odd_rows() -> None:
+    huge = empirical_likelihood([-1e308, 0.0, 1e308], 0.95)
+    assert -1e308 <= huge.lower < 0 < huge.upper <= 1e308
+    assert empirical_likelihood([0.0, 1.0], 0.999999, calibration="f").lower >= 0
+    one_sided = empirical_likelihood([0.0, 1.0, 5.0], 0.95, sides="lower")
+    assert one_sided.upper == math.inf
+    assert one_sided.lower == empirical_likelihood([0.0, 1.0, 5.0], 0.9).lower
+    with pytest.raises(UsageError, match="finite"):
+        empirical_likelihood([0.0, math.nan], 0.95)
+
+
+# Euclidean likelihood
+
+
+def sums_of(weights: FloatArray, rewards: FloatArray) -> WeightSums:
+    weighted = weights * rewards
+    return WeightSums(
+        count=len(weights),
+        weight=float(weights.sum()),
+        squared_weight=float((weights**2).sum()),
+        weighted_reward=float(weighted.sum()),
+        cross=float((weights * weighted).sum()),
+        squared_weighted_reward=float((weighted**2).sum()),
+    )
+
+
+def least_value(
+    weights: FloatArray,
+    rewards: FloatArray,
+    level: float,
+    weight_range: tuple[float, float],
+    worst: float,
+) -> float:
+    """The definition, by a numerical optimiser over the mass of every row."""
+    rows = len(weights) + 1
+    helpful = weight_range[1] if weights.sum() < len(weights) else weight_range[0]
+
+    def solve(ghost: float, *, budget: float | None) -> float | None:
+        every = np.append(weights, ghost)
+        value = every * np.append(rewards, worst)
+        constraints: list[dict[str, object]] = [
+            {"type": "eq", "fun": lambda g: g.sum() / rows - 1},
+            {"type": "eq", "fun": lambda g: g @ every / rows - 1},
+        ]
+        if budget is not None:
+            constraints.append({"type": "ineq", "fun": lambda g: budget - ((g - 1) ** 2).sum()})
+        found = optimize.minimize(
+            (lambda g: float(((g - 1) ** 2).sum()))
+            if budget is None
+            else (lambda g: float(g @ value / rows)),
+            np.ones(rows),
+            method="SLSQP",
+            constraints=constraints,
+            options={"maxiter": 500, "ftol": 1e-13},
+        )
+        return float(found.fun) if found.success else None
+
+    cost = solve(helpful, budget=None)
+    assert cost is not None
+    quantile = float(special.fdtri(1, len(weights), level))
+    ends = [solve(ghost, budget=cost + quantile) for ghost in weight_range]
+    return min(end for end in ends if end is not None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_euclidean_likelihood_is_its_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.choice([0.25, 0.5, 1.0, 2.0, 4.0], size=12, p=[0.3, 0.3, 0.2, 0.1, 0.1])
+    rewards = rng.uniform(-1, 3, size=12)
+    allowed = (0.1, 6.0)
+    found = euclidean_likelihood(
+        sums_of(weights, rewards), 0.9, weight_range=allowed, reward_range=(-50, 50)
+    )
+    lower = least_value(weights, rewards, 0.9, allowed, -50)
+    upper = -least_value(weights, -rewards, 0.9, allowed, -50)
+    assert (found.lower, found.upper) == (
+        pytest.approx(max(-50, lower), abs=1e-5),
+        pytest.approx(min(50, upper), abs=1e-5),
+    )
+
+
+def test_an_unbounded_weight_is_the_limit_of_large_ones() -> None:
+    rng = np.random.default_rng(9)
+    weights = rng.exponential(size=200)
+    rewards = (rng.random(200) < 0.3).astype(np.float64)
+    sums = sums_of(weights, rewards)
+    limit = euclidean_likelihood(sums, 0.95, weight_range=(0.0, math.inf))
+    large = euclidean_likelihood(sums, 0.95, weight_range=(0.0, 1e5))
+    assert (limit.lower, limit.upper) == (
+        pytest.approx(large.lower, abs=1e-3),
+        pytest.approx(large.upper, abs=1e-3),
+    )
+    assert limit.lower < rewards.mean() < limit.upper
+
+
+@pytest.mark.parametrize("sides", ["lower", "upper"])
+def test_one_sided_likelihood_spends_its_error_on_one_side(sides: str) -> None:
+    sums = WeightSums(100, 98.0, 150.0, 40.0, 62.0, 62.0)
+    two = euclidean_likelihood(sums, 0.9, weight_range=(0.0, 10.0))
+    if sides == "lower":
+        one = euclidean_likelihood(sums, 0.95, weight_range=(0.0, 10.0), sides="lower")
+        assert (one.lower, one.upper) == (pytest.approx(two.lower), 1.0)
+    else:
+        one = euclidean_likelihood(sums, 0.95, weight_range=(0.0, 10.0), sides="upper")
+        assert (one.lower, one.upper) == (0.0, pytest.approx(two.upper))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 8), st.floats(0, 1)), min_size=1, max_size=20),
+    st.sampled_from([8.0, math.inf]),
+    st.floats(-5, 5),
+    st.floats(0.1, 10),
+)
+def test_euclidean_likelihood_moves_with_the_rewards(
+    rows: list[tuple[float, float]], largest: float, offset: float, factor: float
+) -> None:
+    weights, rewards = np.array(rows).T
+    allowed = (0.0, largest)
+    plain = euclidean_likelihood(sums_of(weights, rewards), 0.95, weight_range=allowed)
+    assert 0 <= plain.lower <= plain.upper <= 1
+    assert plain.upper - plain.lower > 1e-3
+    moved = euclidean_likelihood(
+        sums_of(weights, offset + factor * rewards),
+        0.95,
+        weight_range=allowed,
+        reward_range=(offset, offset + factor),
+    )
+    near = 1e-4 * (factor + abs(offset))
+    assert moved.lower == pytest.approx(offset + factor * plain.lower, abs=near)
+    assert moved.upper == pytest.approx(offset + factor * plain.upper, abs=near)
+
+
+def test_a_target_that_nobody_logged_may_be_worth_anything() -> None:
+    found = euclidean_likelihood(WeightSums(50, 0.0, 0.0, 0.0, 0.0, 0.0), 0.95)
+    assert (found.lower, found.upper) == (0.0, 1.0)
+    empty = euclidean_likelihood(WeightSums(0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.95)
+    assert (empty.lower, empty.upper) == (0.0, 1.0)
+    with pytest.raises(UsageError, match="reward_range"):
+        euclidean_likelihood(
+            WeightSums(5, 5.0, 5.0, 1.0, 1.0, 1.0), 0.95, reward_range=(0.0, math.inf)
+        )
