@@ -26,7 +26,8 @@ from poolwise.errors import UsageError
 FloatArray = NDArray[np.float64]
 A_MILLIONTH = 1.01e-6  # of the mean of the rows: how far out a betting end is rounded
 
-amounts = st.lists(st.floats(0, 50), min_size=2, max_size=30)
+# multiples of 1/64, so that a floor is added without rounding
+amounts = st.lists(st.integers(0, 3200).map(lambda k: k / 64), min_size=2, max_size=30)
 levels = st.tuples(st.floats(0.5, 0.98), st.floats(0.001, 0.01))
 
 
@@ -42,15 +43,15 @@ def in_turn(values: list[float]) -> list[Batch]:
 # Betting
 
 
-def test_betting_on_one_sure_row_is_worked_out_by_hand() -> None:
-    # Rows 1 and 1, r_max = 2: the prior variance is (2/2)² = 1, so with n = 2 and an
-    # error of 1/e the first bet is sqrt(2/(1·2)) = 1 and the second, from the variance
-    # (1 + 0)/(1 + 1), is sqrt(2).  Both are cut at 1/(2m) where m > 1/2, 1/(2 sqrt 2);
-    # below it capital is (2 - m)(1 + sqrt 2 (1 - m)); e is reached at m = 0.2779.
+def test_betting_on_two_rows_is_worked_out_by_hand() -> None:
+    # Rows 1 and 1, rewards up to 2, an error of 1/e.  The prior variance is (2/2)² = 1, so
+    # the first bet is sqrt(2 ln(e)/(2 · 1)) = 1; the second, from (1 + 0)/(1 + 1), is
+    # sqrt 2, cut at 1/(2m) where m > 0.354.  Capital (2 - m)(1 + (1 - m)/(2m)) is e where
+    # m² + (2e - 1) m - 2 = 0, at m = 0.41245.
     found = betting(batch([1, 1]), 1 - math.exp(-1), upper_bound=2.0, sides="lower")
-    root = np.roots([math.sqrt(2), -(1 + 3 * math.sqrt(2)), 2 + 2 * math.sqrt(2) - math.e])
-    assert root.min() == pytest.approx(0.4495, abs=1e-3)
-    assert found.lower == pytest.approx(float(root.min()), abs=A_MILLIONTH)
+    half = math.e - 0.5
+    assert found.lower == pytest.approx(math.sqrt(half**2 + 2) - half, abs=A_MILLIONTH)
+    assert found.lower == pytest.approx(0.41245, abs=1e-5)
     assert found.upper == 2.0
 
 
@@ -102,7 +103,9 @@ def test_betting_misses_no_more_often_than_it_says_by_enumeration() -> None:
     missed = Fraction(0)
     rare = Fraction(1, 5)
     for hits in product([0, 1], repeat=10):
-        rows = batch([2.0 * h for h in hits[:5]] + [5.0 * h for h in hits[5:]], [0] * 5 + [1] * 5)
+        rows = batch(
+            [2.0 * h for h in hits[:5]] + [5.0 * h for h in hits[5:]], [0] * 5 + [1] * 5
+        )
         if betting(rows, 0.7, sides="lower").lower > 1:
             hit = sum(hits[5:])
             missed += Fraction(1, 32) * rare**hit * (1 - rare) ** (5 - hit)
@@ -155,15 +158,14 @@ def test_betting_is_about_as_wide_as_the_normal_interval_of_naive() -> None:
     assert covered >= 95
 
 
-@given(amounts, st.integers(0, 30), st.randoms(use_true_random=False))
-def test_batches_and_the_turns_of_loggers_do_not_matter(
-    values: list[float], cut: int, random: object
-) -> None:
-    del random
+@given(amounts, st.integers(0, 30))
+def test_batches_and_the_turns_of_loggers_do_not_matter(values: list[float], cut: int) -> None:
     loggers = np.arange(len(values)) % 2
     rows = np.array(values)
     whole = betting([(loggers, rows)], 0.9, sides="lower").lower
-    split = betting([(loggers[:cut], rows[:cut]), (loggers[cut:], rows[cut:])], 0.9, sides="lower")
+    split = betting(
+        [(loggers[:cut], rows[:cut]), (loggers[cut:], rows[cut:])], 0.9, sides="lower"
+    )
     order = np.argsort(loggers, kind="stable")  # all rows of one logger, then the other's
     by_logger = betting([(7 - loggers[order], rows[order])], 0.9, sides="lower")
     near = pytest.approx(whole, abs=2 * A_MILLIONTH * float(rows.mean()) + 1e-12)
@@ -171,7 +173,7 @@ def test_batches_and_the_turns_of_loggers_do_not_matter(
     assert by_logger.lower == near
 
 
-@given(amounts, st.floats(0.01, 100), st.floats(-20, 20))
+@given(amounts, st.floats(0.01, 100), st.integers(-20, 20).map(float))
 def test_betting_moves_with_scale_and_floor(
     values: list[float], factor: float, floor: float
 ) -> None:
@@ -195,7 +197,9 @@ def test_a_higher_level_is_never_narrower(
     deviation = rows.std(ddof=1) + 1e-3
     # the bets change with the level, so only a much higher one must be wider
     wide = betting(in_turn(values), 1 - (1 - low) / 100, sides="lower").lower
-    assert wide <= betting(in_turn(values), low, sides="lower").lower + 1e-3 * rows.mean() + 1e-9
+    assert (
+        wide <= betting(in_turn(values), low, sides="lower").lower + 1e-3 * rows.mean() + 1e-9
+    )
     for find in (
         lambda at: empirical_bernstein(float(rows.mean()), deviation**2, 30, 50.0, at),
         lambda at: empirical_likelihood(rows, at),
@@ -229,9 +233,7 @@ def test_without_support_the_mirrored_rows_only_widen() -> None:
     rewards = (rng.random(2000) < 0.3).astype(np.float64)
     loggers = np.zeros(2000, np.int64)
     mirrored = [(loggers, 0.5 * (1 - rewards))]
-    found = betting(
-        [(loggers, 0.5 * rewards)], 0.95, mirrored=mirrored, upper_bound=1.0
-    )
+    found = betting([(loggers, 0.5 * rewards)], 0.95, mirrored=mirrored, upper_bound=1.0)
     assert found.lower < 0.15
     assert found.upper > 0.65
 
@@ -302,7 +304,7 @@ def test_one_row_has_no_bernstein_bound() -> None:
 def test_empirical_likelihood_of_a_fair_coin() -> None:
     # -2 ln R = -100 ln(4 p (1 - p)) = 3.841459, so p = (1 ± sqrt(1 - exp(-0.03841459)))/2
     found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95)
-    half = math.sqrt(1 - math.exp(-special.ndtri(0.975) ** 2 / 100)) / 2
+    half = math.sqrt(1 - math.exp(-(special.ndtri(0.975) ** 2) / 100)) / 2
     assert found.lower == pytest.approx(0.5 - half, abs=1e-10)
     assert (found.lower, found.upper) == (
         pytest.approx(0.402935, abs=1e-6),
@@ -313,7 +315,9 @@ def test_empirical_likelihood_of_a_fair_coin() -> None:
 def test_the_f_calibration_is_wider() -> None:
     # as above with F(1, 99) = 3.937117 in place of 3.841459
     found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95, calibration="f")
-    assert found.lower == pytest.approx(0.5 - math.sqrt(1 - math.exp(-0.03937117)) / 2, abs=1e-8)
+    assert found.lower == pytest.approx(
+        0.5 - math.sqrt(1 - math.exp(-0.03937117)) / 2, abs=1e-8
+    )
 
 
 def distance(rows: FloatArray, mean: float) -> float:
@@ -344,10 +348,9 @@ def test_both_ends_lie_at_the_quantile_of_the_dual(level: float) -> None:
     st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40),
     st.floats(0.01, 100),
     st.floats(-1e3, 1e3),
-    st.randoms(use_true_random=False),
 )
 def test_empirical_likelihood_moves_with_the_rows(
-    values: list[float], factor: float, offset: float, random: object
+    values: list[float], factor: float, offset: float
 ) -> None:
     rows = np.array(values)
     if np.ptp(rows) < 1e-3:
@@ -355,7 +358,6 @@ def test_empirical_likelihood_moves_with_the_rows(
     found = empirical_likelihood(rows, 0.9)
     assert rows.min() - 1e-9 <= found.lower <= rows.mean() + 1e-9
     assert rows.mean() - 1e-9 <= found.upper <= rows.max() + 1e-9
-    del random
     moved = empirical_likelihood((factor * rows + offset)[::-1], 0.9)
     assert moved.lower == pytest.approx(factor * found.lower + offset, abs=1e-6)
     flipped = empirical_likelihood(-rows, 0.9)
@@ -398,41 +400,47 @@ def sums_of(weights: FloatArray, rewards: FloatArray) -> WeightSums:
 
 
 def least_value(
-    weights: FloatArray,
-    rewards: FloatArray,
-    level: float,
-    weight_range: tuple[float, float],
-    worst: float,
+    weights: FloatArray, rewards: FloatArray, ghost: float, worst: float, budget: float
 ) -> float:
-    """The definition, by a numerical optimiser over the mass of every row."""
-    rows = len(weights) + 1
-    helpful = weight_range[1] if weights.sum() < len(weights) else weight_range[0]
+    """The definition, by a numerical optimiser over the mass M g of every row.
 
-    def solve(ghost: float, *, budget: float | None) -> float | None:
-        every = np.append(weights, ghost)
-        value = every * np.append(rewards, worst)
-        constraints: list[dict[str, object]] = [
-            {"type": "eq", "fun": lambda g: g.sum() / rows - 1},
-            {"type": "eq", "fun": lambda g: g @ every / rows - 1},
-        ]
-        if budget is not None:
-            constraints.append({"type": "ineq", "fun": lambda g: budget - ((g - 1) ** 2).sum()})
-        found = optimize.minimize(
-            (lambda g: float(((g - 1) ** 2).sum()))
-            if budget is None
-            else (lambda g: float(g @ value / rows)),
-            np.ones(rows),
-            method="SLSQP",
-            constraints=constraints,
-            options={"maxiter": 500, "ftol": 1e-13},
-        )
-        return float(found.fun) if found.success else None
+    The least value within the budget; the least distance where the budget is nan.
+    """
+    every = np.append(weights, ghost)
+    value = every * np.append(rewards, worst)
+    start = 1 + np.linalg.pinv(np.stack([every**0, every])) @ [0, (1 - every).sum()]
+    constraints = [
+        {"type": "eq", "fun": lambda g: g.mean() - 1},
+        {"type": "eq", "fun": lambda g: (g * every).mean() - 1},
+    ]
+    if not math.isnan(budget):
+        constraints.append({"type": "ineq", "fun": lambda g: budget - ((g - 1) ** 2).sum()})
+    found = optimize.minimize(
+        lambda g: ((g - 1) ** 2).sum() if math.isnan(budget) else (g * value).mean(),
+        start,
+        method="SLSQP",
+        constraints=constraints,
+        options={"maxiter": 500, "ftol": 1e-12},
+    )
+    assert found.success
+    return float(found.fun)
 
-    cost = solve(helpful, budget=None)
-    assert cost is not None
-    quantile = float(special.fdtri(1, len(weights), level))
-    ends = [solve(ghost, budget=cost + quantile) for ghost in weight_range]
-    return min(end for end in ends if end is not None)
+
+def least_over_ghosts(
+    weights: FloatArray, rewards: FloatArray, allowed: tuple[float, float], worst: float
+) -> float:
+    """The lower end at 90 % by the optimiser; ghosts that cost too much are left out."""
+    distances = {
+        ghost: least_value(weights, rewards, ghost, worst, math.nan)
+        for ghost in (*allowed, 1.0)
+    }
+    helpful = allowed[1] if weights.sum() < len(weights) else allowed[0]
+    budget = distances[helpful] + float(special.fdtri(1, len(weights), 0.9))
+    return min(
+        least_value(weights, rewards, ghost, worst, budget)
+        for ghost, distance in distances.items()
+        if distance <= budget
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -442,14 +450,15 @@ def test_euclidean_likelihood_is_its_definition(seed: int) -> None:
     rewards = rng.uniform(-1, 3, size=12)
     allowed = (0.1, 6.0)
     found = euclidean_likelihood(
-        sums_of(weights, rewards), 0.9, weight_range=allowed, reward_range=(-50, 50)
+        sums_of(weights, rewards), 0.9, weight_range=allowed, reward_range=(-4, 5)
     )
-    lower = least_value(weights, rewards, 0.9, allowed, -50)
-    upper = -least_value(weights, -rewards, 0.9, allowed, -50)
+    lower = least_over_ghosts(weights, rewards, allowed, -4)
+    upper = -least_over_ghosts(weights, -rewards, allowed, -5)
     assert (found.lower, found.upper) == (
-        pytest.approx(max(-50, lower), abs=1e-5),
-        pytest.approx(min(50, upper), abs=1e-5),
+        pytest.approx(lower, abs=1e-5),
+        pytest.approx(upper, abs=1e-5),
     )
+    assert -4 < lower < upper < 5
 
 
 def test_an_unbounded_weight_is_the_limit_of_large_ones() -> None:
@@ -508,7 +517,21 @@ def test_a_target_that_nobody_logged_may_be_worth_anything() -> None:
     assert (found.lower, found.upper) == (0.0, 1.0)
     empty = euclidean_likelihood(WeightSums(0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.95)
     assert (empty.lower, empty.upper) == (0.0, 1.0)
+
+
+def test_a_likelihood_needs_ranges_that_make_sense() -> None:
+    sums = WeightSums(5, 5.0, 5.0, 1.0, 1.0, 1.0)
     with pytest.raises(UsageError, match="reward_range"):
-        euclidean_likelihood(
-            WeightSums(5, 5.0, 5.0, 1.0, 1.0, 1.0), 0.95, reward_range=(0.0, math.inf)
-        )
+        euclidean_likelihood(sums, 0.95, reward_range=(0.0, math.inf))
+    with pytest.raises(UsageError, match="weight_range"):
+        euclidean_likelihood(sums, 0.95, weight_range=(2.0, 3.0))
+
+
+def test_equal_rewards_at_weights_of_one_still_leave_a_width() -> None:
+    # 100 rows of weight 1 and reward 0; the ghost of weight 1 and reward 1 has the mean
+    # 1/101, the variance 100/101², and q/101 to spend: 1/101 + sqrt(100 q / 101³).
+    found = euclidean_likelihood(WeightSums(100, 100.0, 100.0, 0.0, 0.0, 0.0), 0.95)
+    quantile = float(special.fdtri(1, 100, 0.95))
+    cost = 1 / 100  # of the constraints with a ghost of weight 0, which sets the budget
+    spent = math.sqrt(100 / 101**2 * (cost + quantile / 101))
+    assert (found.lower, found.upper) == (0.0, pytest.approx(1 / 101 + spent))

@@ -12,19 +12,8 @@ if TYPE_CHECKING:
     from poolwise.exact import FiniteProblem
     from poolwise.log import Log
     from poolwise.pipeline import evaluate
-    from poolwise.policy import (
-        Batch,
-        Classifier,
-        Column,
-        EpsilonGreedy,
-        Expression,
-        Function,
-        Mixture,
-        Policy,
-        Softmax,
-        Table,
-        Uniform,
-    )
+    from poolwise.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table
+    from poolwise.policy import Batch, Column, Expression, Function, Policy, Uniform
     from poolwise.result import Evaluation
 
 __version__ = "0.1.0"
@@ -34,10 +23,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "Balanced": "estimators.ips",
     "Batch": "policy",
-    "Classifier": "policy",
+    "Classifier": "policies",
     "Column": "policy",
     "DuckDB": "engine.duckdb",
-    "EpsilonGreedy": "policy",
+    "EpsilonGreedy": "policies",
     "Estimate": "estimators.base",
     "Evaluation": "result",
     "Expression": "policy",
@@ -45,12 +34,12 @@ _HOMES = {
     "Function": "policy",
     "Log": "log",
     "LogError": "errors",
-    "Mixture": "policy",
+    "Mixture": "policies",
     "Naive": "estimators.ips",
     "Policy": "policy",
     "PoolwiseError": "errors",
-    "Softmax": "policy",
-    "Table": "policy",
+    "Softmax": "policies",
+    "Table": "policies",
     "Uniform": "policy",
     "Weighted": "estimators.ips",
     "evaluate": "pipeline",

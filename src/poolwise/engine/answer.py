@@ -49,10 +49,11 @@ def decode(request: Request, line: Line) -> Group:
     centres = np.array([_centre(request, line, t) for t in terms])
     offsets = np.array([_float(line[f"mean_{k}"]) for k in range(len(terms))])
     scatter = np.full((len(terms), len(terms)), np.nan)
-    for left, right in request.needs.pairs:
-        i, j = place[left], place[right]
-        raw = _float(line[f"scatter_{i}_{j}"])
-        scatter[i, j] = scatter[j, i] = raw - count * offsets[i] * offsets[j]
+    with np.errstate(all="ignore"):  # a log with infinite rewards is refused afterwards
+        for left, right in request.needs.pairs:
+            i, j = place[left], place[right]
+            raw = _float(line[f"scatter_{i}_{j}"])
+            scatter[i, j] = scatter[j, i] = raw - count * offsets[i] * offsets[j]
     diagonal = np.einsum("ii->i", scatter)
     np.maximum(diagonal, 0.0, out=diagonal)  # rounding may leave -1e-20; keeps nan
     lowest, largest = np.full(len(terms), np.nan), np.full(len(terms), np.nan)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from poolwise.engine.rows import Table, column, string
+from poolwise.engine.rows import Table, column, number, string
 from poolwise.errors import MissingColumnError, UsageError
 from poolwise.log import ONLY_LOGGER, Log
-from poolwise.policy import Policy, as_policy
+from poolwise.policies import Mixture, as_policy
+from poolwise.policy import Column, Policy, expression_of
+from poolwise.policy import Expression as SqlText
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
@@ -53,6 +57,7 @@ class _Lookup:
     missing: dict[str, str] = field(default_factory=dict)
     needed: dict[str, None] = field(default_factory=dict)
     scored: dict[str, Policy] = field(default_factory=dict)
+    logs: bool = False
 
     def require(self, name: str, role: str) -> str:
         """The column as the source spells it; DuckDB's names ignore case."""
@@ -66,7 +71,9 @@ class _Lookup:
 
     def value(self, wanted: PolicyLike, role: str) -> Expression:
         policy = as_policy(wanted, self.columns or ())
-        expression: Expression | None = getattr(policy, "expression", lambda: None)()
+        expression = expression_of(policy)
+        if self.logs and not isinstance(wanted, str):
+            expression = _logarithm(policy)
         if expression is None:
             name = f"poolwise_score_{len(self.scored)}"
             self.scored[name] = policy
@@ -86,7 +93,7 @@ def assign(
 
     Without `columns` every name is taken on trust: the table is out of reach.
     """
-    look = _Lookup(columns)
+    look = _Lookup(columns, logs=log.log_probabilities)
     known = {str(label): value for label, value in (log.propensities or {}).items()}
     crossed = {k: v for k, v in known.items() if v is not None} if log.crossed else {}
     table = Table(
@@ -106,6 +113,28 @@ def assign(
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
     return Roles(table, look.scored, tuple(look.needed), action, context)
+
+
+def _logarithm(policy: Policy) -> Expression | None:
+    """A policy where probabilities are logarithms: what the log holds is one already."""
+    if isinstance(policy, Column | SqlText):
+        return expression_of(policy)
+    if not isinstance(policy, Mixture):
+        plain = expression_of(policy)
+        return None if plain is None else exp.func("ln", plain)
+    parts = [_logarithm(part) for part in policy.policies]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts):
+        mixed = [
+            number(s) * exp.func("exp", p) for s, p in zip(policy.shares, known, strict=True)
+        ]
+        return exp.func("ln", reduce(add, mixed))
+    if any(isinstance(part, Column | SqlText) for part in policy.policies):
+        raise UsageError(
+            "a mixture of log-probability columns with policies in Python cannot be scored: "
+            "write the policies' probabilities as columns first"
+        )
+    return None
 
 
 def _logger(log: Log, look: _Lookup) -> Expression:

@@ -189,8 +189,12 @@ def _range_rules(prob: Expression, what: str, role: str, table: Table) -> list[R
 
 
 def _replay_rule(table: Table) -> Rule:
-    gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
-    differs = exp.and_(gap > number(table.tolerance), gap.copy() <= number(LARGEST_DOUBLE))
+    mine, its_own = column("propensity"), own(table)
+    # infinities and NaN are told above; but -infinity is the logarithm of a fine probability
+    bounded = its_own.copy() if table.log_probabilities else exp.func("abs", its_own.copy())
+    known = [p <= number(LARGEST_DOUBLE) for p in (exp.func("abs", mine.copy()), bounded)]
+    gap = exp.func("abs", exp.paren(mine - its_own))
+    differs = exp.and_(gap > number(table.tolerance), *known)
     return Rule(
         f"the logged propensity is not that of its logger (they differ by more than "
         f"{table.tolerance:g})",
