@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def lesson(evaluation: Evaluation) -> str:
     """Two sentences on what an evaluation teaches about pooling, from its numbers."""
     (name, result), *_ = evaluation.targets.items()
-    naive, best = result.estimates["naive"], result.estimates["balanced"]
+    naive, best = result.estimates["naive"], result.estimates["calibrated"]
     total = sum(evaluation.rows.values())
     biggest = max(evaluation.rows, key=lambda i: evaluation.rows[i])
     share = result.estimates["weighted"].shares[biggest]
@@ -21,7 +21,7 @@ def lesson(evaluation: Evaluation) -> str:
     return (
         f"Logger {biggest!r} wrote {percent(evaluation.rows[biggest] / total)} of the rows, "
         f"but it is so unlike {name!r} that weighted gives it a share of {percent(share)} "
-        "only. Pooling naively lets its few large weights drown the rest: balanced is as sure "
+        "only. Pooling naively lets its few large weights drown the rest: calibrated is as sure "
         f"from these {count_text(total)} rows as naive would be from "
         f"{count_text(worth * total)}."
     )

@@ -1,0 +1,112 @@
+"""Moments of simulated logs, without writing their rows.
+
+A log of a finite problem is a table of counts: how often each (context, action,
+reward) came up.  Drawing the counts and weighting the cells with them gives the very
+moments that an engine would find in the rows, thousands of times a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolwise.moments import Moments
+from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+
+if TYPE_CHECKING:
+    from poolwise.exact import FiniteProblem
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Every row that one logger can write.
+
+    Attributes:
+        prob: Probability of each cell, shape (C,).
+        values: Value of each term in each cell, shape (C, k).
+        needs: What is asked of the rows.
+        count: Rows that the logger writes.
+    """
+
+    prob: Array
+    values: Array
+    needs: Needs
+    count: int
+
+    def draw(self, rng: np.random.Generator) -> Moments:
+        """Moments of one log of this logger."""
+        times = rng.multinomial(self.count, self.prob).astype(np.float64)
+        means = times @ self.values / self.count
+        centred = self.values - means
+        scatter = (centred * times[:, None]).T @ centred
+        seen = self.values[times > 0]
+        return Moments(
+            self.needs.terms,
+            self.count,
+            means,
+            scatter,
+            seen.min(axis=0),
+            seen.max(axis=0),
+        )
+
+
+def cells_of(problem: FiniteProblem, needs: Needs) -> dict[str, Cells]:
+    """What each logger can write, ready to be drawn again and again."""
+    return {i: _cells(problem, i, needs) for i in problem.loggers}
+
+
+def draw(cells: dict[str, Cells], rng: np.random.Generator) -> dict[str, Moments]:
+    """Moments of one simulated log."""
+    return {i: c.draw(rng) for i, c in cells.items()}
+
+
+def _cells(problem: FiniteProblem, logger: str, needs: Needs) -> Cells:
+    joint = problem.context_prob[:, None] * problem.loggers[logger]
+    spread = np.sqrt(problem.reward_variance)
+    mean = problem.reward
+    bernoulli = np.isclose(spread**2, mean * (1 - mean)) & (mean >= 0) & (mean <= 1)
+    low = np.where(bernoulli, 0.0, mean - spread)
+    high = np.where(bernoulli, 1.0, mean + spread)
+    odds = np.where(bernoulli, mean, 0.5)
+    prob = np.stack([joint * (1 - odds), joint * odds], axis=-1).ravel()
+    reward = np.stack([low, high], axis=-1)
+    columns = [_term(t, problem, logger, reward) for t in needs.terms]
+    values = np.stack([np.broadcast_to(c, reward.shape).ravel() for c in columns], axis=-1)
+    kept = prob > 0
+    return Cells(prob[kept] / prob.sum(), values[kept], needs, problem.counts[logger])
+
+
+def _term(term: Term, problem: FiniteProblem, logger: str, reward: Array) -> Array:
+    product = np.ones_like(reward)
+    for factor in term.factors:
+        product = product * _factor(factor, problem, logger, reward)
+    return product
+
+
+def _factor(factor: Factor, problem: FiniteProblem, logger: str, reward: Array) -> Array:
+    """A row column in every cell; cells that are never visited hold anything finite."""
+    own, mixture = problem.loggers[logger], problem.mixture
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if factor.name == "reward":
+            return reward
+        if factor.name == "overlap":
+            column = np.min(list(problem.loggers.values()), axis=0) / own
+        elif factor.name in {"weight", "balanced_weight"}:
+            column = problem.target / (own if factor.name == "weight" else mixture)
+        else:
+            column = _about(factor, problem.loggers[factor.logger], mixture)
+    finite: Array = np.nan_to_num(column, nan=0.0, posinf=0.0)[..., None]
+    return finite
+
+
+def _about(factor: Factor, policy: Array, mixture: Array) -> Array:
+    if factor.name == "ratio":
+        return policy / mixture
+    if factor.name == "unsupported":
+        return np.where(policy > 0, 0.0, 1.0)
+    return np.where(policy > 0, mixture / policy, UNSUPPORTED)
