@@ -34,7 +34,7 @@ from poolwise.moments import MomentsByLogger, pooled
 from poolwise.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 DATA = Path(os.environ.get("POOLWISE_DATA", "../shared/data"))
@@ -54,7 +54,7 @@ class PooledBootstrap:
     def name(self) -> str:
         return f"OBP {self.inner.name}"
 
-    def needs(self, loggers: tuple[str, ...], *, crossed: bool) -> Needs:
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         return self.inner.needs(loggers, crossed=crossed) | Needs(groups=((self.term,),))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
@@ -239,7 +239,7 @@ def chart(lines: list[dict[str, object]]) -> None:
 
     shown = [li for li in lines if not str(li["estimator"]).startswith("OBP")]
     picture = (
-        alt.Chart(alt.Data(values=shown))
+        alt.Chart(alt.InlineData(values=shown))
         .mark_point(filled=True, size=60)
         .encode(
             x=alt.X("relative_mse:Q")

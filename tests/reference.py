@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 Row = Mapping[str, Any]  # a row of an Arrow table: its values have the type of the column
 
+PAPER = ("naive", "balanced", "weighted")
 MEAN_ERROR = 1e-12  # what an engine may lose of a mean, relative to it
 SCATTER_ERROR = 1e-9  # and of a scatter
 
@@ -55,7 +56,7 @@ class ReferenceRows:
 
     @cached_property
     def _rows(self) -> list[Row]:
-        rows: list[Row] = self.log.source.to_pylist()
+        rows: list[Row] = frame_of(self.log).to_pylist()
         return rows
 
     @cached_property
@@ -91,12 +92,25 @@ class ReferenceRows:
         """Rows of a cluster share a bucket; which one is nobody's business."""
         found: dict[int, list[Row]] = {}
         for place, row in enumerate(self._good):
-            unit = place if self.log.cluster is None else crc32(str(row[self.log.cluster]).encode())
+            unit = (
+                place
+                if self.log.cluster is None
+                else crc32(str(row[self.log.cluster]).encode())
+            )
             found.setdefault(unit % buckets, []).append(row)
         return [
             {k: self._moments_of(k, needs, rows) for k in self.counts if self._of(k, rows)}
             for _, rows in sorted(found.items())
         ]
+
+    def without(self, logger: str) -> ReferenceRows:
+        kept = [str(row[str(self.log.logger)]) != logger for row in self._rows]
+        known = self.log.propensities
+        others = known and {k: v for k, v in known.items() if str(k) != logger}
+        source = frame_of(self.log).filter(pa.array(kept))
+        return ReferenceRows(
+            replace(self.log, source=source, propensities=others), self.targets
+        )
 
     def _of(self, logger: str, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if str(row[str(self.log.logger)]) == logger]
@@ -114,7 +128,7 @@ class ReferenceRows:
             product = product * self._column(factor, rows)
         return product
 
-    def _column(self, factor: Factor, rows: Sequence[Row]) -> FloatArray:
+    def _column(self, factor: Factor, rows: Sequence[Row]) -> FloatArray:  # noqa: PLR0911 - a table
         if factor.name == "reward":
             return _read(rows, self.log.reward)
         if factor.name == "weight":
@@ -161,6 +175,11 @@ class ReferenceRows:
         return np.exp(above - below) if self.log.log_probabilities else above / below
 
 
+def frame_of(log: Log) -> Any:  # noqa: ANN401 - Arrow has no types
+    """The Arrow table that a log of the tests reads."""
+    return log.source
+
+
 def _read(rows: Sequence[Row], name: str) -> FloatArray:
     return np.array([row[name] for row in rows], dtype=np.float64)
 
@@ -181,7 +200,8 @@ def exact_moments(values: Mapping[Term, FloatArray], needs: Needs) -> Moments:
     extremes = [t in needs.extremes for t in terms]
     lowest = np.where(extremes, [values[t].min() for t in terms], np.nan)
     largest = np.where(extremes, [values[t].max() for t in terms], np.nan)
-    return Moments(terms, count, means, scatter, lowest, largest)
+    tails = {t: np.sort(values[t])[::-1] for t in needs.tails}
+    return Moments(terms, count, means, scatter, lowest, largest, tails=tails)
 
 
 def broken_rules(row: Row, log: Log, targets: Mapping[str, str]) -> list[str]:
@@ -300,19 +320,21 @@ def assert_moments_agree(found: Mapping[str, Moments], expected: Mapping[str, Mo
 
 
 def numbers(evaluation: Evaluation) -> list[float]:
-    """Every number of an evaluation, in order."""
-    return list(_numbers(evaluation.to_dict()))
-
-
-def _numbers(value: object) -> list[float]:
-    if isinstance(value, dict):
-        return [n for v in value.values() for n in _numbers(v)]
-    if isinstance(value, list):
-        return [n for v in value for n in _numbers(v)]
-    return [float(value)] if isinstance(value, int | float) else []
+    """The numbers of the estimates, the logs and their weights, in order."""
+    found = [*map(float, evaluation.rows.values()), *evaluation.mean_reward.values()]
+    for result in evaluation.targets.values():
+        for name, estimate in result.estimates.items():
+            interval = result.intervals[name]
+            found += [estimate.value, estimate.std_error, interval.lower, interval.upper]
+            found += estimate.shares.values()
+        overlaps = [*result.loggers.values(), *([result.mixture] if result.mixture else [])]
+        for overlap in overlaps:
+            found += [overlap.divergence, overlap.effective_rows]
+            found += [overlap.mean_weight, overlap.largest_weight]
+    return found
 
 
 def assert_same(found: Evaluation, expected: Evaluation, rel: float = 1e-9) -> None:
-    """The same loggers, and all numbers alike."""
+    """The same loggers, and all numbers of the foundation alike."""
     assert list(found.rows) == list(expected.rows)
     assert numbers(found) == pytest.approx(numbers(expected), rel=rel)

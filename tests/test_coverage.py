@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem
-from tests.toys import toy
-
 from poolwise.estimators.base import by_count, stratified
 from poolwise.estimators.control import Calibrated
 from poolwise.estimators.ips import Balanced, Weighted
@@ -25,6 +24,7 @@ from poolwise.intervals import student
 from poolwise.moments import Moments
 from poolwise.resample import jackknife, together
 from poolwise.terms import BALANCED_REWARD
+from tests.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.estimators.base import Estimator

@@ -76,9 +76,7 @@ def test_two_groups_of_unequal_size_merge_to_the_exact_scatter() -> None:
 
 def test_exact_moments_are_divided_by_the_count_and_rows_by_one_less() -> None:
     rows = moments_of([(0, 1), (2, 3)])
-    exact = Moments(
-        rows.terms, 2, rows.means, rows.scatter, rows.lowest, rows.largest, ddof=0
-    )
+    exact = Moments(rows.terms, 2, rows.means, rows.scatter, rows.lowest, rows.largest, ddof=0)
     assert rows.var(REWARD) == 2
     assert exact.var(REWARD) == 1
     assert (exact + exact).ddof == 0

@@ -17,8 +17,20 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
-from poolwise.policies import (Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy)
-from poolwise.policy import (Batch, Column, Distribution, Expression, Function, Policy, Uniform, expression_of, index_of, is_distribution, log_prob)
+from poolwise.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy
+from poolwise.policy import (
+    Batch,
+    Column,
+    Distribution,
+    Expression,
+    Function,
+    Policy,
+    Uniform,
+    expression_of,
+    index_of,
+    is_distribution,
+    log_prob,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

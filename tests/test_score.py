@@ -17,8 +17,8 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
-from poolwise.policies import (Classifier, EpsilonGreedy, Softmax, Table)
-from poolwise.policy import (Batch, Column, Function, Policy, Uniform)
+from poolwise.policies import Classifier, EpsilonGreedy, Softmax, Table
+from poolwise.policy import Batch, Column, Function, Policy, Uniform
 from poolwise.score import Scorer, checked, checked_distribution, score, to_batch
 
 if TYPE_CHECKING:

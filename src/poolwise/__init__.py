@@ -5,16 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from poolwise.border import check
+    from poolwise.comparison import compare
     from poolwise.engine.duckdb import DuckDB
     from poolwise.errors import LogError, PoolwiseError
     from poolwise.estimators.base import Estimate
+    from poolwise.estimators.control import Calibrated, SelfNormalised
+    from poolwise.estimators.crossfit import CrossFitted
     from poolwise.estimators.ips import Balanced, Naive, Weighted
+    from poolwise.estimators.model import DirectMethod, DoublyRobust
+    from poolwise.estimators.shrink import Shrink
+    from poolwise.estimators.tuned import tuned
     from poolwise.exact import FiniteProblem
     from poolwise.log import Log
+    from poolwise.outlook import Plan
     from poolwise.pipeline import evaluate
+    from poolwise.planning import plan
     from poolwise.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table
     from poolwise.policy import Batch, Column, Expression, Function, Policy, Uniform
+    from poolwise.ranking import Comparison
     from poolwise.result import Evaluation
+    from poolwise.reward_model import GivenModel, RewardModel
 
 __version__ = "0.1.0"
 
@@ -23,8 +34,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Balanced": "estimators.ips",
     "Batch": "policy",
+    "Calibrated": "estimators.control",
     "Classifier": "policies",
     "Column": "policy",
+    "Comparison": "ranking",
+    "CrossFitted": "estimators.crossfit",
+    "DirectMethod": "estimators.model",
+    "DoublyRobust": "estimators.model",
     "DuckDB": "engine.duckdb",
     "EpsilonGreedy": "policies",
     "Estimate": "estimators.base",
@@ -32,24 +48,38 @@ _HOMES = {
     "Expression": "policy",
     "FiniteProblem": "exact",
     "Function": "policy",
+    "GivenModel": "reward_model",
     "Log": "log",
     "LogError": "errors",
     "Mixture": "policies",
     "Naive": "estimators.ips",
+    "Plan": "outlook",
     "Policy": "policy",
     "PoolwiseError": "errors",
+    "RewardModel": "reward_model",
+    "SelfNormalised": "estimators.control",
+    "Shrink": "estimators.shrink",
     "Softmax": "policies",
     "Table": "policies",
     "Uniform": "policy",
     "Weighted": "estimators.ips",
+    "check": "border",
+    "compare": "comparison",
     "evaluate": "pipeline",
+    "plan": "planning",
+    "tuned": "estimators.tuned",
 }
 
 __all__ = [
     "Balanced",
     "Batch",
+    "Calibrated",
     "Classifier",
     "Column",
+    "Comparison",
+    "CrossFitted",
+    "DirectMethod",
+    "DoublyRobust",
     "DuckDB",
     "EpsilonGreedy",
     "Estimate",
@@ -57,17 +87,26 @@ __all__ = [
     "Expression",
     "FiniteProblem",
     "Function",
+    "GivenModel",
     "Log",
     "LogError",
     "Mixture",
     "Naive",
+    "Plan",
     "Policy",
     "PoolwiseError",
+    "RewardModel",
+    "SelfNormalised",
+    "Shrink",
     "Softmax",
     "Table",
     "Uniform",
     "Weighted",
+    "check",
+    "compare",
     "evaluate",
+    "plan",
+    "tuned",
 ]
 
 

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
 from poolwise.intervals import Interval, check_level
+from poolwise.moments import FloatArray
 
-FloatArray = NDArray[np.float64]
 Numbers = Sequence[float] | FloatArray
 
 
@@ -158,8 +157,10 @@ def random_effects(values: Numbers, variances: Numbers, level: float) -> RandomE
 
     estimates, precisions = _checked(values, variances)
     spare = cochran(values, variances).statistic - (len(estimates) - 1)
-    scale = precisions.sum() - (precisions**2).sum() / precisions.sum()
-    between = max(0.0, spare / float(scale))
+    part = precisions / precisions.sum()  # squares of precisions may overflow
+    scale = precisions.sum() * (1 - float((part**2).sum()))
+    # one log may outweigh the rest by more digits than there are: then nothing is between
+    between = max(0.0, spare / float(scale)) if scale > 0 else 0.0
     mass = 1 / (1 / precisions + between)
     value, variance = float((mass * estimates).sum() / mass.sum()), 1 / float(mass.sum())
     tail = 1 - (1 - check_level(level)) / 2

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
 from poolwise.intervals import Interval, bernstein_half_width, check_level
+from poolwise.moments import FloatArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-FloatArray = NDArray[np.float64]
 Batch = tuple[NDArray[np.int64], FloatArray]
 Sides = Literal["two", "lower", "upper"]
 
@@ -45,16 +45,15 @@ def betting(
       \qquad \lambda_t(m) = \min\Big(\sqrt{\tfrac{2 \ln(1/\alpha)}{s_{t-1}^2 n}},
       \frac{1}{2m}\Big)$$
 
-    with $s_{t-1}^2$ the variance of the earlier rows *of the same logger*, so that a log
-    with light weights is bet on more.  The upper bound is `upper_bound` less the lower
-    bound of the mirrored rows.  Ends are rounded outwards, by less than a millionth of
-    the mean of the rows, which also caps the lower one.  The rows are read five times.
+    with $s_{t-1}^2$ the variance of the earlier rows *of the same logger*, so that light
+    weights are bet on more.  The upper end is `upper_bound` less the lower end of the
+    mirrored rows.  Ends are rounded outwards, by a millionth of the mean of their rows,
+    and do not pass that mean.  The rows are read five times.
 
     Valid for rows against their own logger's propensity, each of mean $U$ given the
-    past.  Balanced rows are not: their mean differs between loggers.  Where a logger
-    lacks support both sets of rows have too small a mean, so that both ends still hold
-    (the lower one if no reward is negative), only wider.  The order of the rows within a
-    logger must not hang on their values.  Not valid when looked at again and again.
+    past, in an order that does not hang on their values; not for balanced rows, nor when
+    looked at again and again.  Where a logger lacks support the means are too small, so
+    that both ends still hold (the lower one if no reward is negative), only wider.
 
     Args:
         rows: Batches of logger and $z = w \delta$; can be read more than once.
@@ -118,18 +117,18 @@ def _span(rows: Iterable[Batch], floor: float) -> tuple[int, float, float]:
     """Count, mean and largest of the rows, above their floor."""
     count, mean, largest = 0, 0.0, 0.0
     for _, values in rows:
-        if not len(values):
-            continue
         below = int((~((values >= floor) & (values < math.inf))).sum())
         if below:
             raise UsageError(
-                f"{below:,} rows are below {floor:g} or not finite, the smallest being "
-                f"{float(values.min()):g}; `lower_bound` must hold for every row, and "
-                "`upper_bound` for every reward"
+                f"{below:,} rows are below {floor:g} or not finite: `lower_bound` must hold "
+                "for every row, `upper_bound` for every reward"
             )
         count += len(values)
-        mean += (float(np.mean(values - floor)) - mean) * (len(values) / count)
-        largest = max(largest, float(values.max()) - floor)
+        share = len(values) / max(count, 1)
+        mean = (1 - share) * mean + float(
+            ((values - floor) / max(len(values), 1)).sum()
+        ) * share
+        largest = max(largest, float(values.max(initial=floor)) - floor)
     return count, mean, largest
 
 
@@ -174,16 +173,14 @@ def _bets(
 def _variance_before(values: FloatArray, past: _Past, prior: float) -> tuple[FloatArray, _Past]:
     """Variance of all rows before each row, and the past after the last.
 
-    One row of variance `prior` stands before the first, so that equal rows at the start
-    are not taken for certainty.  Where no bound gives one, it is the squared mean, and
-    nothing is bet until a row was above the floor.
+    One row of variance `prior` stands before the first, or equal rows at the start would
+    look certain.  An infinite one is the squared mean: no bet before a row above the floor.
     """
     gaps = np.concatenate(([0.0], values - past.mean))
     counts = past.count + np.arange(len(gaps))
-    sums = np.cumsum(gaps)
+    sums, squares = np.cumsum(gaps), np.cumsum(gaps**2)
     means = past.mean + sums / np.maximum(counts, 1)
-    scatters = past.scatter + np.cumsum(gaps**2) - sums**2 / np.maximum(counts, 1)
-    scatters = np.maximum(scatters, 0.0)
+    scatters = np.maximum(past.scatter + squares - sums**2 / np.maximum(counts, 1), 0.0)
     first = prior if math.isfinite(prior) else means**2
     after = _Past(int(counts[-1]), float(means[-1]), float(scatters[-1]))
     return ((first + scatters) / (counts + 1))[:-1], after
@@ -204,12 +201,11 @@ def empirical_bernstein(
       + \frac{7 (b - a) \ln(2/\alpha')}{3 (n - 1)}\Big)$$
 
     with $\alpha' = \alpha/2$ for two sides, $\alpha$ for one.  The rows may have different
-    means, as balanced rows do.  The width must be known beforehand, such as the largest
-    possible weight times the range of the rewards; the largest that was *seen* is not
-    enough.  Two to three times as wide as Student's.
+    means, as balanced rows do.  Their width must be known, such as the largest *possible*
+    weight times the range of the rewards.  Two to three times as wide as Student's.
 
     References:
-        Maurer & Pontil (COLT 2009), theorem 4.
+        Maurer & Pontil (COLT 2009).
 
     Examples:
         >>> found = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.95)
@@ -240,9 +236,8 @@ def empirical_likelihood(
 
     with $q$ the quantile of $\chi^2_1$, or of $F_{1,n-1}$, which is wider for few rows.
     At the ends $g_j \propto 1/(z_j - a)$, so that one number, $a$, is searched for.
-    Never leaves the range of the rows, so it misses the value where the tail was not
-    sampled; rows of several loggers count as rows of their mixture, which is too wide.
-    Unbounded where the rows show no spread.
+    Stays within the rows, so it misses where the tail was not sampled; rows of several
+    loggers count as of their mixture.  Unbounded where the rows show no spread.
 
     References:
         Owen (Biometrika, 1988).
@@ -253,13 +248,12 @@ def empirical_likelihood(
         (0.402935, 0.597065)
     """
     rows = np.asarray(values, dtype=np.float64)
-    freedom = math.inf if calibration == "chi-square" else float(len(rows) - 1)
     if not np.isfinite(rows).all():
         raise UsageError("empirical likelihood needs finite rows")
     error = _error_of_one_side(level, sides)
     if len(rows) < 2 or rows.min() == rows.max():
         return Interval(-math.inf, math.inf, level)
-    limit = _squared_quantile(error, freedom)
+    limit = _squared_quantile(error, math.inf if calibration == "chi-square" else len(rows) - 1)
     unit = float(np.abs(rows).max())
     low, high = float(rows.min()) / unit, float(rows.max()) / unit
     lower = low + _least_mean(rows / unit - low, limit)
@@ -289,7 +283,7 @@ def _squared_quantile(error: float, freedom: float) -> float:
     from scipy.special import ndtri, stdtrit
 
     tail = max(1 - error, 0.5)
-    return float(stdtrit(freedom, tail) if math.isfinite(freedom) else ndtri(tail)) ** 2
+    return float(stdtrit(freedom, tail) if freedom < math.inf else ndtri(tail)) ** 2
 
 
 @dataclass(frozen=True)
@@ -327,11 +321,11 @@ def euclidean_likelihood(
       \sum_j g_j = 1, \; \sum_j g_j w_j = 1, \;
       \sum_j (M g_j - 1)^2 \le q + d$$
 
-    over the rows and one ghost row of the worst reward and the least or the largest
-    possible weight, $M = n + 1$; $q$ is the quantile of $F_{1,n}$ and $d$ what the
-    constraints cost alone.  Without ghost it is the interval of the estimate that is
-    regressed on $w - 1$.  Approximate, not valid at any $n$; needs a target that the
-    loggers cover entirely; rows of several loggers count as rows of their mixture.
+    over the rows and one ghost of the worst reward and the least or largest possible
+    weight, or 1, lest equal rows have no width; $M = n + 1$, $q$ is the quantile of
+    $F_{1,n}$ and $d$ what the constraints cost alone.  Without ghosts it is the interval
+    of the estimate regressed on $w - 1$.  Approximate, not valid at any $n$; needs a target
+    that the loggers cover entirely; rows of several loggers count as of their mixture.
 
     References:
         Karampatziakis, Langford & Mineiro (AISTATS 2020), Cressie-Read power -2.
@@ -343,25 +337,30 @@ def euclidean_likelihood(
         (0.256711, 0.577576)
     """
     worst, best = reward_range
-    if not (math.isfinite(worst) and math.isfinite(best)):
-        raise UsageError("the likelihood needs a finite `reward_range`")
+    lightest, heaviest = weight_range
+    if not (-math.inf < worst < best < math.inf and 0 <= lightest <= 1 <= heaviest):
+        raise UsageError(
+            "the likelihood needs a finite `reward_range` and a `weight_range` around 1, not "
+            f"{reward_range} and {weight_range}"
+        )
     error = _error_of_one_side(level, sides)
     if sums.count < 1:
         return Interval(worst, best, level)
     quantile = _squared_quantile(error, sums.count)
     flipped = replace(sums, weighted_reward=-sums.weighted_reward, cross=-sums.cross)
-    lower = _least_value(sums, weight_range, worst, quantile)
-    upper = -_least_value(flipped, weight_range, -best, quantile)
-    lower = worst if sides == "upper" else min(max(lower, worst), best)
-    upper = best if sides == "lower" else max(min(upper, best), worst)
-    return Interval(min(lower, upper), max(lower, upper), level)
+    lower = max(_least_value(sums, weight_range, worst, quantile), worst)
+    upper = min(-_least_value(flipped, weight_range, -best, quantile), best)
+    if upper - lower < math.sqrt(ROUNDING) * (best - worst):  # the rows left no choice
+        lower, upper = worst, best
+    lower, upper = worst if sides == "upper" else lower, best if sides == "lower" else upper
+    return Interval(lower, upper, level)
 
 
 def _least_value(
     sums: WeightSums, weight_range: tuple[float, float], worst: float, quantile: float
 ) -> float:
-    """Least value over both ghosts; the worst reward where no reweighting is possible."""
-    ghosts = [_with_ghost(sums, weight, worst) for weight in weight_range]
+    """Least value over the ghosts; the worst reward where no reweighting is possible."""
+    ghosts = [_with_ghost(sums, weight, worst) for weight in (*weight_range, 1.0)]
     cost = ghosts[1 if sums.weight < sums.count else 0][2]
     budget = cost + quantile / (sums.count + 1)
     ends = [
@@ -381,16 +380,20 @@ def _with_ghost(sums: WeightSums, ghost: float, worst: float) -> tuple[float, fl
     excess = sums.weighted_reward - worst * sums.weight
     cross = sums.cross - worst * sums.squared_weight
     square = sums.squared_weighted_reward - worst * (sums.cross + cross)
+    size = sums.squared_weighted_reward + worst**2 * sums.squared_weight  # what rounding is of
     if math.isinf(ghost):
-        residual = (square - excess**2 / sums.count) / rows
-        return worst + excess / sums.count, max(residual, 0.0), 1 / sums.count
+        residual = square - excess**2 / sums.count
+        return worst + excess / sums.count, _cut(residual, size) / rows, 1 / sums.count
     mean, mean_excess = (sums.weight + ghost) / rows, excess / rows
     mean_square = (sums.squared_weight + ghost**2) / rows
-    spread = mean_square - mean**2
-    residual = square / rows - mean_excess**2
-    if spread <= ROUNDING * mean_square:
-        free = abs(mean - 1) <= ROUNDING
-        return worst + mean_excess, max(residual, 0.0), 0.0 if free else math.inf
-    slope = (cross / rows - mean * mean_excess) / spread
-    centre = worst + mean_excess + (1 - mean) * slope
-    return centre, max(residual - slope**2 * spread, 0.0), (1 - mean) ** 2 / spread
+    spread = _cut(mean_square - mean**2, mean_square)
+    slope = (cross / rows - mean * mean_excess) / spread if spread else 0.0
+    gap = 1 - mean if abs(1 - mean) > ROUNDING else 0.0
+    cost = gap**2 / spread if spread else (math.inf if gap else 0.0)
+    residual = square / rows - mean_excess**2 - slope**2 * spread
+    return worst + mean_excess + gap * slope, _cut(residual, size / rows), cost
+
+
+def _cut(difference: float, size: float) -> float:
+    """A difference of squares, 0 where it is noise."""
+    return difference if difference > ROUNDING * size else 0.0

@@ -39,6 +39,8 @@ from poolwise.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from poolwise.tables import Grid
@@ -129,7 +131,7 @@ def compare(
     from poolwise.comparison import compare as run
 
     found = run(log, targets, baseline=baseline, estimator=estimator, level=level)
-    _print(found, as_json=as_json)
+    _print(found, as_json=as_json, sentences=[found.sentence])
 
 
 @app.command()
@@ -161,7 +163,8 @@ def plan(
         raise UsageError("plan for one target at a time")
     from poolwise.planning import plan as run
 
-    _print(run(log, targets, half_width=half_width, level=level), as_json=as_json)
+    found = run(log, targets, half_width=half_width, level=level)
+    _print(found, as_json=as_json, sentences=[found.sentence, *found.assumptions])
 
 
 @app.command()
@@ -179,7 +182,7 @@ def check(
     log = build_log(
         logs, reward, logger, propensity, propensities, log_probabilities=log_probabilities
     )
-    from poolwise.pipeline import check as run
+    from poolwise.border import check as run
 
     report = run(log, pairs(target or [], "--target"))
     typer.echo(report.to_json() if as_json else str(report))
@@ -209,7 +212,7 @@ def sql(
         propensities,
         log_probabilities=log_probabilities,
     )
-    from poolwise.pipeline import query_text
+    from poolwise.border import query_text
 
     typer.echo(query_text(log, table, read_targets(target), dialect))
 
@@ -222,9 +225,7 @@ def demo(as_json: AsJson = False) -> None:
     from poolwise.report.text import lesson
 
     evaluation = run(digits_log(), TARGETS, truth=digits_truth())
-    _print(evaluation, as_json=as_json)
-    if not as_json:
-        _console().print(lesson(evaluation))
+    _print(evaluation, as_json=as_json, sentences=[lesson(evaluation)])
 
 
 @app.command()
@@ -256,13 +257,18 @@ class Shown(Protocol):
     def to_json(self) -> str: ...
 
 
-def _print(found: Shown, *, as_json: bool) -> None:
+def _print(found: Shown, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
     if as_json:
         typer.echo(found.to_json())
         return
+    from rich.text import Text
+
     from poolwise.tables import show
 
-    show(found.grids(), found.warnings, _console())
+    console = _console()
+    show(found.grids(), found.warnings, console)
+    for sentence in sentences:
+        console.print(Text(sentence))
 
 
 def _console() -> Console:

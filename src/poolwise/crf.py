@@ -89,8 +89,7 @@ def _whole(bits: AnyArray, fits: ArrayLike) -> BitArray:
 class LabelPolicy(ABC):
     """What all CRFs share: linear scores per label, and the face of a policy.
 
-    Wherever contexts are asked for, a matrix of shape (n, d), dense or sparse, or a
-    `Batch` will do; the columns of a batch stand side by side.
+    Contexts are a matrix, dense or sparse, or a `Batch`, its columns side by side.
     """
 
     weights: FloatArray
@@ -112,10 +111,10 @@ class LabelPolicy(ABC):
 
     def log_prob(self, contexts: Contexts, labels: ArrayLike | None = None) -> FloatArray:
         """Log-probability of one label vector per context, of the logged ones in a batch."""
-        if labels is None:
-            if not isinstance(contexts, Batch):
-                raise UsageError("give the labels, or a batch, which has its logged actions")
+        if isinstance(contexts, Batch) and labels is None:
             labels = contexts.action
+        if labels is None:
+            raise UsageError("give the labels, or a batch, which has its logged actions")
         bits = to_vectors(np.asarray(labels), self.labels)
         return self.log_prob_at(self.scores(contexts), bits)
 
@@ -131,9 +130,17 @@ class LabelPolicy(ABC):
         """One label vector for each context, shape (n, q)."""
         return self.sample_at(self.scores(contexts), rng)
 
-    @abstractmethod
     def log_prob_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
         """`log_prob` where the scores are already known."""
+        return np.asarray(self.energy_at(scores, labels) + self.log_none_at(scores))
+
+    def energy_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
+        """How much more probable a vector is than none at all, as a logarithm."""
+        return np.asarray(np.einsum("nq,nq->n", labels.astype(np.float64), scores))
+
+    @abstractmethod
+    def log_none_at(self, scores: FloatArray) -> FloatArray:
+        """Log-probability of assigning no label, shape (n,)."""
 
     @abstractmethod
     def log_distribution_at(self, scores: FloatArray) -> FloatArray:
@@ -187,20 +194,19 @@ class UnaryCRF(LabelPolicy):
         matrix, bits = _training(contexts, labels)
         weights = np.zeros((bits.shape[1], matrix.shape[1]))
         biases = _laplace(bits)
-        for label in np.flatnonzero(_varying(bits)):
+        for label in np.flatnonzero(bits.any(axis=0) != bits.all(axis=0)):
             weights[label], biases[label] = _logistic(matrix, bits[:, label], penalty)
         return cls(weights, biases)
 
-    def log_prob_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
-        return np.asarray(np.where(labels, scores, 0.0).sum(axis=1) - _log_normaliser(scores))
+    def log_none_at(self, scores: FloatArray) -> FloatArray:
+        return np.asarray(-np.logaddexp(0.0, scores).sum(axis=1))
 
     def log_distribution_at(self, scores: FloatArray) -> FloatArray:
-        return _subset_sums(scores, -_log_normaliser(scores))
+        return _subset_sums(scores, self.log_none_at(scores))
 
     def sample_at(self, scores: FloatArray, rng: np.random.Generator) -> BitArray:
-        uniform = rng.random(scores.shape)
-        with np.errstate(divide="ignore"):  # a uniform of 0 has log-odds -inf: always below
-            return np.log(uniform) - np.log1p(-uniform) < scores
+        with np.errstate(over="ignore"):  # 1 / inf = 0 is the answer
+            return rng.random(scores.shape) < 1 / (1 + np.exp(-scores))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +236,7 @@ class PairwiseCRF(LabelPolicy):
         constant label is treated as there, and has no couplings.
         """
         matrix, bits = _training(contexts, labels)
-        count, free = bits.shape[1], np.flatnonzero(_varying(bits))
+        count, free = bits.shape[1], np.flatnonzero(bits.any(axis=0) != bits.all(axis=0))
         weights, biases = np.zeros((count, matrix.shape[1])), _laplace(bits)
         couplings = np.zeros((count, count))
         if len(free):
@@ -244,14 +250,16 @@ class PairwiseCRF(LabelPolicy):
         bits = label_vectors(self.labels).astype(np.float64)
         return np.asarray(((bits @ self.couplings) * bits).sum(axis=1) / 2)
 
-    def log_prob_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
+    def energy_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
         bits = labels.astype(np.float64)
-        alone = (bits * scores).sum(axis=1)
-        together = ((bits @ self.couplings) * bits).sum(axis=1) / 2
-        company, logs = self._company, np.empty(len(scores))
-        for rows in _slices(len(scores), len(company)):
-            logs[rows] = _log_sum(_subset_sums(scores[rows]) + company)
-        return np.asarray(alone + together - logs)
+        together = np.einsum("nq,nq->n", bits @ self.couplings, bits) / 2
+        return np.asarray(super().energy_at(scores, labels) + together)
+
+    def log_none_at(self, scores: FloatArray) -> FloatArray:
+        logs = np.empty(len(scores))
+        for rows in _slices(len(scores), len(self._company)):
+            logs[rows] = -_log_sum(_subset_sums(scores[rows]) + self._company)
+        return logs
 
     def log_distribution_at(self, scores: FloatArray) -> FloatArray:
         energy = _subset_sums(scores)
@@ -267,11 +275,6 @@ class PairwiseCRF(LabelPolicy):
             uniform = rng.random(len(below)) * below[:, -1]  # the sum may miss 1 by rounding
             drawn[rows] = bits[(below <= uniform[:, None]).sum(axis=1)]
         return drawn
-
-
-def _log_normaliser(scores: FloatArray) -> FloatArray:
-    total: FloatArray = np.logaddexp(0.0, scores).sum(axis=1)
-    return total
 
 
 def _subset_sums(scores: FloatArray, start: FloatArray | float = 0.0) -> FloatArray:
@@ -307,10 +310,6 @@ def _training(contexts: Contexts, labels: ArrayLike) -> tuple[FloatArray, BitArr
     return matrix, bits.astype(np.bool)
 
 
-def _varying(bits: BitArray) -> BitArray:
-    return np.asarray(bits.any(axis=0) & ~bits.all(axis=0))
-
-
 def _laplace(bits: BitArray) -> FloatArray:
     present = bits.sum(axis=0)
     return np.asarray(np.log((present + 1) / (len(bits) - present + 1)))
@@ -321,8 +320,11 @@ def _logistic(matrix: FloatArray, bit: BitArray, penalty: float) -> tuple[FloatA
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "sklearn") from error
+    from threadpoolctl import threadpool_limits
+
     model = LogisticRegression(C=1 / penalty, tol=TOLERANCE, max_iter=100_000)
-    model.fit(matrix, bit)
+    with threadpool_limits(limits=1):  # small products: threads would wait for each other
+        model.fit(matrix, bit)
     return model.coef_[0], float(model.intercept_[0])
 
 

@@ -108,6 +108,14 @@ class PolicyError(PoolwiseError):
         super().__init__(f"policy {policy!r} {reason}")
 
 
+class ModelError(PoolwiseError):
+    """A model that could not be fitted or could not predict."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        self.model, self.reason = model, reason
+        super().__init__(f"the {model} {reason}")
+
+
 class RefusedError(PoolwiseError):
     """An estimator that cannot give an honest answer on this log.
 

@@ -18,7 +18,7 @@ from poolwise.errors import RefusedError, UsageError
 from poolwise.findings import Finding
 from poolwise.log import Log
 from poolwise.moments import FloatArray, Moments
-from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+from poolwise.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poolwise.estimators.base import Estimate, Estimator
 
 TARGET = "target_prob"  # column of the target's probability in drawn logs
+Polynomial = list[FloatArray]  # of the reward, one array over (context, action) per power
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class FiniteProblem:
         loggers: Logging policies, each of shape (X, Y).
         counts: Rows that each logger writes.
         reward_variance: Variance of the reward given context and action, shape (X, Y).
+        predicted_reward: What a reward model says of each context and action, shape
+            (X, Y), where there is a model.
 
     Examples:
         >>> from poolwise.estimators.ips import Balanced
@@ -78,12 +81,14 @@ class FiniteProblem:
     loggers: Mapping[str, FloatArray]
     counts: Mapping[str, int]
     reward_variance: FloatArray = field(default_factory=lambda: np.zeros(()))
+    predicted_reward: FloatArray | None = None
 
     def __post_init__(self) -> None:
         shape = np.asarray(self.target).shape
         self._set("context_prob", np.asarray(self.context_prob, dtype=np.float64))
         self._set("target", np.asarray(self.target, dtype=np.float64))
-        for name in ("reward", "reward_variance"):
+        modelled = self.predicted_reward is not None
+        for name in ("reward", "reward_variance", *(["predicted_reward"] * modelled)):
             array = np.asarray(getattr(self, name), dtype=np.float64)
             if array.shape not in {(), shape} or not np.isfinite(array).all():
                 raise UsageError(f"{name} must hold one finite number per context and action")
@@ -179,8 +184,8 @@ class FiniteProblem:
     def _moments_of(self, logger: str, needs: Needs) -> Moments:
         joint = self.context_prob[:, None] * self.loggers[logger]
         terms = needs.terms
-        parts = {t: _split(t, self, logger) for t in terms}
-        means = np.array([self._expect(joint, *parts[t]) for t in terms])
+        parts = {t: _polynomial(t, self, logger) for t in terms}
+        means = np.array([np.sum(joint * self._cell_means(parts[t])) for t in terms])
         place = {t: k for k, t in enumerate(terms)}
         scatter = np.full((len(terms), len(terms)), np.nan)
         count = self.counts[logger]
@@ -189,7 +194,7 @@ class FiniteProblem:
             cov = self._covariance(joint, parts[left], parts[right], means[i], means[j])
             scatter[i, j] = scatter[j, i] = count * cov
         seen = joint > 0
-        extremes = [parts[t][0][seen] * self.reward[seen] ** parts[t][1] for t in terms]
+        extremes = [_at(parts[t], self.reward)[seen] for t in terms]
         lowest = np.array([v.min() for v in extremes])
         largest = np.array([v.max() for v in extremes])
         return Moments(terms, count, means, scatter, lowest, largest, ddof=0)
@@ -201,28 +206,34 @@ class FiniteProblem:
         square = self.reward**2 + self.reward_variance
         return (np.ones_like(self.reward), self.reward, square)[degree]
 
-    def _expect(self, joint: FloatArray, rest: FloatArray, degree: int) -> float:
-        return float(np.sum(joint * rest * self._power(degree)))
+    def _cell_means(self, polynomial: Polynomial) -> FloatArray:
+        """Mean of a polynomial of the reward, for each context and action."""
+        parts = [part * self._power(degree) for degree, part in enumerate(polynomial)]
+        mean: FloatArray = np.sum(parts, axis=0)
+        return mean
 
     def _covariance(
         self,
         joint: FloatArray,
-        left: tuple[FloatArray, int],
-        right: tuple[FloatArray, int],
+        left: Polynomial,
+        right: Polynomial,
         left_mean: float,
         right_mean: float,
     ) -> float:
         """Spread of the means of the cells, plus the noise of the reward within them."""
-        a, b = left[0] * self._power(left[1]), right[0] * self._power(right[1])
+        a, b = self._cell_means(left), self._cell_means(right)
         between = np.sum(joint * (a - left_mean) * (b - right_mean))
-        if not (left[1] and right[1]):
+        if len(left) == 1 or len(right) == 1:
             return float(between)
-        if left[1] + right[1] > 2:
-            self._power(left[1] + right[1])
-        return float(between + np.sum(joint * left[0] * right[0] * self.reward_variance))
+        if len(left) + len(right) > 4:
+            self._power(len(left) + len(right) - 2)
+        return float(between + np.sum(joint * left[1] * right[1] * self.reward_variance))
 
     def draw(self, rng: np.random.Generator) -> Log:
         """One simulated log, with all cross-propensities and the target's probability.
+
+        Where the problem has a reward model, the log has its columns
+        ``predicted_reward`` and ``predicted_value``.
 
         Rewards are Bernoulli where the variance is that of a Bernoulli variable, and
         otherwise lie one standard deviation below or above the mean, at even odds.
@@ -245,6 +256,10 @@ class FiniteProblem:
         cells = rng.choice(joint.size, size=self.counts[logger], p=joint.ravel() / joint.sum())
         policies = {f"propensity_{k}": p for k, p in enumerate(self.loggers.values())}
         columns = {"propensity": self.loggers[logger], TARGET: self.target, **policies}
+        if self.predicted_reward is not None:
+            value = (self.target * self.predicted_reward).sum(axis=1, keepdims=True)
+            columns["predicted_reward"] = self.predicted_reward
+            columns["predicted_value"] = np.broadcast_to(value, self.target.shape)
         return {
             "logger": [logger] * len(cells),
             "context": cells // joint.shape[1],
@@ -262,22 +277,51 @@ class FiniteProblem:
         return drawn
 
 
-def _split(term: Term, problem: FiniteProblem, logger: str) -> tuple[FloatArray, int]:
-    """A term as an array over (context, action) times a power of the reward."""
-    degree = sum(f.name == "reward" for f in term.factors)
-    rest = np.ones_like(problem.target)
+def _polynomial(term: Term, problem: FiniteProblem, logger: str) -> Polynomial:
+    """A term as arrays over (context, action), one for each power of the reward."""
+    found: Polynomial = [np.ones_like(problem.target)]
+    zero = np.zeros_like(problem.target)
     for factor in term.factors:
-        if factor.name != "reward":
-            rest = rest * _column(factor, problem, logger)
-    return rest, degree
+        if factor.name in {"reward", "residual"}:
+            shift = zero if factor.name == "reward" else -_model(problem)
+            above, below = [zero, *found], [*(shift * part for part in found), zero]
+            found = [a + b for a, b in zip(above, below, strict=True)]
+        else:
+            found = [part * _column(factor, problem, logger) for part in found]
+    return found
+
+
+def _at(polynomial: Polynomial, reward: FloatArray) -> FloatArray:
+    value: FloatArray = sum((p * reward**k for k, p in enumerate(polynomial)), np.zeros(()))
+    return value
+
+
+def _model(problem: FiniteProblem) -> FloatArray:
+    if problem.predicted_reward is None:
+        raise UsageError("this problem has no reward model: give `predicted_reward`")
+    return problem.predicted_reward
+
+
+def _held_back(weight: FloatArray, factor: Factor) -> FloatArray:
+    """The weight as the rule of a factor leaves it."""
+    if factor.rule == "clip":
+        return np.minimum(weight, factor.bound)
+    if factor.rule == "switch":
+        return np.where(weight <= factor.bound, weight, 0.0)
+    if factor.rule == "optimistic":
+        return factor.bound * weight / (weight**2 + factor.bound)
+    return weight
 
 
 def _column(factor: Factor, problem: FiniteProblem, logger: str) -> FloatArray:
     """A row column in every cell; 0 in cells that the divisor never visits."""
-    if factor.name == "weight":
-        return _divide(problem.target, problem.loggers[logger])
-    if factor.name == "balanced_weight":
-        return _divide(problem.target, problem.mixture)
+    if factor.name in {"weight", "balanced_weight"}:
+        below = problem.loggers[logger] if factor.name == "weight" else problem.mixture
+        return _held_back(_divide(problem.target, below), factor)
+    if factor.name in OF_MODEL:
+        value = (problem.target * _model(problem)).sum(axis=1, keepdims=True)
+        everywhere = np.broadcast_to(value, problem.target.shape)
+        return everywhere if factor.name == "predicted_value" else _model(problem)
     if factor.name == "overlap":
         smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
         return _divide(smallest, problem.loggers[logger])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["note", "warning", "alarm"]
+GRAVEST_FIRST: tuple[Severity, ...] = ("alarm", "warning", "note")
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +29,11 @@ class Finding:
     message: str
     advice: str = ""
     severity: Severity = "warning"
+
+    @property
+    def rank(self) -> int:
+        """Place among findings when the gravest come first."""
+        return GRAVEST_FIRST.index(self.severity)
 
     def __str__(self) -> str:
         return f"{self.message} {self.advice}".strip()

@@ -88,3 +88,14 @@ def percent(share: float) -> str:
     if share in {0.0, 1.0}:
         return f"{share:.0%}"
     return f"{share:.1%}" if 1_000 * abs(share) >= 1 else f"{100 * share:.1g}%"
+
+
+def p_text(p_value: float) -> str:
+    """Write a p-value.
+
+    >>> p_text(0.0312), p_text(0.5), p_text(0.00002)
+    ('0.031', '0.50', '< 0.001')
+    """
+    if p_value < 0.001:  # noqa: PLR2004 - the custom
+        return "< 0.001"
+    return f"{p_value:.2f}" if p_value >= 0.1 else f"{p_value:.3f}"  # noqa: PLR2004

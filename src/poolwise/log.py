@@ -64,6 +64,11 @@ class Log:
         action: Column of the logged action; policies in Python need it.
         context: Columns that policies in Python see; empty means all other columns.
         cluster: Column of the unit whose rows belong together (a user, a session).
+        trained_on: Loggers (or targets) whose policy was trained on the logs of others, as
+            ``{"v2": ["v1"]}``: such rows have shaped the policy that now weighs them.
+        estimate_mixture: Where `propensities` are missing, estimate what they would have told:
+            True, or a scikit-learn classifier of which logger wrote a row. Estimates that
+            rest on it are marked.
         log_probabilities: All probabilities are given as natural logarithms.
         reward_range: Smallest and largest possible reward, where they are known.
         replay_tolerance: How far a logged propensity may be from the logger's own.
@@ -85,6 +90,8 @@ class Log:
     action: str | None = field(default=None, kw_only=True)
     context: Sequence[str] = field(default=(), kw_only=True)
     cluster: str | None = field(default=None, kw_only=True)
+    trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict, kw_only=True)
+    estimate_mixture: Any = field(default=False, kw_only=True)  # True, or any classifier
     log_probabilities: bool = field(default=False, kw_only=True)
     reward_range: tuple[float, float] | None = field(default=None, kw_only=True)
     replay_tolerance: float = field(default=1e-6, kw_only=True)
@@ -122,11 +129,18 @@ def _role_problems(log: Log) -> list[str]:
         problems.append("the source is a mapping of loggers: leave `logger` out")
     if isinstance(log.context, str):
         problems.append("`context` is a list of columns, not one name")
+    given: object = log.trained_on  # whatever the annotation says
+    lists = given.values() if isinstance(given, Mapping) else ("",)
+    if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
+        problems.append("`trained_on` maps a logger to a list of loggers: {'v2': ['v1']}")
     return problems
 
 
 def _rule_problems(log: Log) -> list[str]:
     problems = []
+    wanted = log.estimate_mixture
+    if not isinstance(wanted, bool) and not hasattr(wanted, "predict_proba"):
+        problems.append(f"`estimate_mixture` is True or a classifier, not {wanted!r}")
     if log.on_fault not in {"raise", "drop"}:
         problems.append(f"`on_fault` is 'raise' or 'drop', not {log.on_fault!r}")
     if not log.replay_tolerance >= 0:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poolwise.terms import Term
 
 FloatArray = NDArray[np.float64]
+LONGEST_TAIL = 2_001  # largest values that are kept: a tail index known to 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +148,22 @@ def merge(left: Moments, right: Moments) -> Moments:
         lowest=np.minimum(left.lowest, right.lowest),
         largest=np.maximum(left.largest, right.largest),
         ddof=left.ddof,
-        tails={t: _longest(left.tails[t], right.tails[t]) for t in left.tails},
+        tails={t: _both_tails(left, right, t) for t in left.tails},
     )
 
 
-def _longest(left: FloatArray, right: FloatArray) -> FloatArray:
-    """The largest values of both, as many as the longer list has."""
-    keep = max(len(left), len(right))
-    return np.sort(np.concatenate([left, right]))[::-1][:keep]
+def _both_tails(left: Moments, right: Moments, term: Term) -> FloatArray:
+    """The largest values of both groups, as far down as both are known.
+
+    A list that is shorter than its group was cut off: below its last value the other
+    group's values are no longer the next ones.
+    """
+    values = np.concatenate([left.tails[term], right.tails[term]])
+    known = max(
+        (float(m.tails[term][-1]) for m in (left, right) if len(m.tails[term]) < m.count),
+        default=-math.inf,
+    )
+    return np.sort(values[values >= known])[::-1][:LONGEST_TAIL]
 
 
 def pooled(groups: Iterable[Moments]) -> Moments:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
 from poolwise.intervals import check_level
@@ -18,7 +17,8 @@ from poolwise.intervals import check_level
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FloatArray = NDArray[np.float64]
+    from poolwise.moments import FloatArray
+
 
 CHUNK = 20_000  # draws at once: 16 MB for 100 candidates
 ROUNDING = 1e-10  # of the largest: an eigenvalue below it is the noise of equal candidates

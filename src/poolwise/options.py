@@ -29,6 +29,9 @@ class IntervalMethod(StrEnum):
     STUDENT = "student"
     JACKKNIFE = "jackknife"
     BOOTSTRAP = "bootstrap"
+    BERNSTEIN = "bernstein"
+    BETTING = "betting"
+    LIKELIHOOD = "likelihood"
 
 
 class Sides(StrEnum):

@@ -6,39 +6,54 @@ No other function both reads a table and makes a result.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from poolwise.diagnostics import mixed_overlap, own_overlap, shown
-from poolwise.engine.duckdb import DuckDB
-from poolwise.errors import LogError, RefusedError, UsageError, nearest
-from poolwise.estimators import BY_NAME
+from poolwise.alarms import judge
+from poolwise.diagnostics import diagnose, mixed_overlap, own_overlap, shown
+from poolwise.errors import RefusedError, UsageError, nearest
+from poolwise.estimators import BY_NAME, WITH_MODEL
+from poolwise.estimators.crossfit import CrossFitted
+from poolwise.extras import beyond, require_model
 from poolwise.findings import Finding
+from poolwise.guarantees import GUARANTEES, Guarantee, by_betting, from_moments, guarantee_needs
 from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
 from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
 from poolwise.result import Evaluation, TargetResult
 from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
+from poolwise.trained import (
+    HONEST,
+    check_names,
+    conflicts,
+    on_own_log,
+    pools,
+    target_on_log,
+    with_honest_interval,
+)
+from poolwise.which_logs import affordable, errors, errors_without
 
 if TYPE_CHECKING:
-    from poolwise.engine.base import Engine
+    from poolwise.engine.base import Engine, Rows
     from poolwise.errors import Fault
     from poolwise.estimators.base import Estimate, Estimator
     from poolwise.log import Log
     from poolwise.moments import Moments, MomentsByLogger
     from poolwise.policy import PolicyLike
+    from poolwise.reward_model import ModelLike
+    from poolwise.which_logs import Errors
 
-IntervalMethod = Literal["auto", "student", "jackknife", "bootstrap"]
-METHODS = ("auto", "student", "jackknife", "bootstrap")
+Resampling = Literal["auto", "student", "jackknife", "bootstrap"]
+IntervalMethod = Resampling | Guarantee
+METHODS = ("auto", "student", "jackknife", "bootstrap", *GUARANTEES)
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,
     targets: Mapping[str, PolicyLike] | PolicyLike,
     estimators: Sequence[str | Estimator] | str | Estimator | None = None,
@@ -48,6 +63,8 @@ def evaluate(
     sides: Sides = "two",
     engine: Engine | None = None,
     truth: Mapping[str, float] | None = None,
+    which_logs: bool | None = None,
+    model: ModelLike | None = None,
 ) -> Evaluation:
     """Estimate the value of each target with each estimator, in one pass over the log.
 
@@ -61,33 +78,54 @@ def evaluate(
         level: Level of the intervals.
         interval: "student" (stratified, Satterthwaite), "jackknife" or "bootstrap" over
             buckets of rows; "auto" is the jackknife where the log names a `cluster`.
+            "bernstein", "betting" and "likelihood" bound the value itself, the same for
+            every estimator; they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
         engine: What reads the rows; by default DuckDB, in this process.
         truth: True values of the targets, where they are known.
+        which_logs: Also say how sure the answer would be without each logger, which reads
+            the log once more for each; by default where the log is small.
+        model: A reward model for the doubly robust estimators and for calibrated: a
+            scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
     """
     check_level(level)
     method = _method(interval, log)
     named = named_targets(targets)
-    chosen = [_estimator(e) for e in _listed(estimators)]
-    with (engine or DuckDB()).open(log, named) as rows:
+    strict = estimators is not None
+    extras = beyond(log, named, model, strict=strict)
+    names = WITH_MODEL if extras.modelled else BY_NAME
+    chosen = extras.adapted([_estimator(e, names) for e in _listed(estimators, names)])
+    with extras.open(engine, named) as rows:
         loggers = tuple(rows.counts)
-        plan = declare(chosen, loggers, crossed=log.crossed, strict=estimators is not None)
-        needs = reduce(or_, (plan.needs.bind(name) for name in named))
-        buckets: Buckets = (
-            [rows.moments(needs)] if method == "student" else rows.bucketed(needs, BUCKETS)
+        plan = declare(
+            chosen, loggers, crossed=log.crossed, strict=strict, modelled=extras.modelled
         )
+        if method in GUARANTEES:
+            plan = replace(plan, needs=plan.needs | guarantee_needs(crossed=log.crossed))
+        needs = reduce(or_, (plan.needs.bind(name) for name in named))
+        folded = any(isinstance(e, CrossFitted) for e in plan.estimators.values())
+        split = folded or method in {"jackknife", "bootstrap"}
+        buckets: Buckets = rows.bucketed(needs, BUCKETS) if split else [rows.moments(needs)]
+        sure = _sure(rows, named, log, method, level, sides)
         dropped = rows.check() if log.on_fault == "drop" else ()
+        without = _without(rows, tuple(named), log, method, wanted=which_logs)
     views = {name: [_view(b, plan.needs, name) for b in buckets] for name in named}
-    asked = _Asked(log, plan, level, method, sides)
+    check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *named])
+    asked = _Asked(log, plan, loggers, level, method, sides, without, sure)
     _refuse_unlogged({name: together(view) for name, view in views.items()})
-    results = {name: _result(view, asked) for name, view in views.items()}
+    results = {name: _result(name, view, asked) for name, view in views.items()}
     first = together(next(iter(views.values())))
     return Evaluation(
         targets=results,
         rows={i: first[i].count for i in loggers},
         mean_reward={i: first[i].mean(REWARD) for i in loggers},
         level=level,
-        findings=(*_dropped(dropped), *plan.refused),
+        findings=(
+            *_dropped(dropped),
+            *plan.refused,
+            *extras.refused,
+            *getattr(rows, "notes", ()),
+        ),
         truth=truth or {},
     )
 
@@ -107,30 +145,40 @@ def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, P
             raise UsageError("there is no target: name one policy at least")
         if "" in map(str, targets):
             raise UsageError("a target needs a name")
+        if all(isinstance(value, int | float) for value in targets.values()):
+            raise UsageError(
+                "these targets are numbers: name a policy for each, as in "
+                "{'candidate': 'p_candidate'}; one table of probabilities by action is "
+                "{'candidate': pw.Table({...})}"
+            )
         return {str(name): policy for name, policy in targets.items()}
     return {"target": targets}
 
 
 def _listed(
-    estimators: Sequence[str | Estimator] | str | Estimator | None,
+    estimators: Sequence[str | Estimator] | str | Estimator | None, names: Iterable[str]
 ) -> Sequence[str | Estimator]:
     if estimators is None:
-        return tuple(BY_NAME)
+        return tuple(names)
     if isinstance(estimators, Sequence) and not isinstance(estimators, str):
         if not estimators:
-            raise UsageError(f"no estimator was asked for; there are {', '.join(BY_NAME)}")
+            raise UsageError(f"no estimator was asked for; there are {', '.join(names)}")
         return estimators
     return [estimators]
 
 
-def _estimator(wanted: str | Estimator) -> Estimator:
+def _estimator(
+    wanted: str | Estimator, names: Mapping[str, Callable[[], Estimator]] = BY_NAME
+) -> Estimator:
     if not isinstance(wanted, str):
         return wanted
-    if wanted not in BY_NAME:
-        close = nearest(wanted, BY_NAME)
-        hint = f"did you mean {close!r}? " if close else ""
-        raise UsageError(f"no estimator {wanted!r}; {hint}There are {', '.join(BY_NAME)}.")
-    return BY_NAME[wanted]()
+    if wanted in names:
+        return names[wanted]()
+    if wanted in WITH_MODEL:  # refused with its reason once its needs are known
+        return WITH_MODEL[wanted]()
+    close = nearest(wanted, WITH_MODEL)
+    hint = f"did you mean {close!r}? " if close else ""
+    raise UsageError(f"no estimator {wanted!r}; {hint}There are {', '.join(WITH_MODEL)}.")
 
 
 @dataclass(frozen=True)
@@ -145,14 +193,20 @@ class Plan:
 
 
 def declare(
-    chosen: Sequence[Estimator], loggers: Sequence[str], *, crossed: bool, strict: bool
+    chosen: Sequence[Estimator],
+    loggers: Sequence[str],
+    *,
+    crossed: bool,
+    strict: bool,
+    modelled: bool = False,
 ) -> Plan:
     """Unite the needs of the estimators that this log can serve."""
     needs, refused = shown(loggers, crossed=crossed), []
     usable: dict[str, Estimator] = {}
     for estimator in chosen:
         try:
-            needs |= estimator.needs(loggers, crossed=crossed)
+            asked = estimator.needs(loggers, crossed=crossed)
+            needs |= require_model(estimator.name, asked, modelled=modelled)
         except RefusedError as reason:
             if strict:
                 raise
@@ -191,13 +245,27 @@ class _Asked:
 
     log: Log
     plan: Plan
+    loggers: tuple[str, ...]
     level: float
     method: IntervalMethod
     sides: Sides
+    without: Mapping[str, Mapping[str, Errors]]
+    sure: Mapping[str, Interval]
 
 
-def _result(buckets: Buckets, asked: _Asked) -> TargetResult:
-    view = together(buckets)
+def _without(
+    rows: Rows, targets: Sequence[str], log: Log, method: IntervalMethod, *, wanted: bool | None
+) -> dict[str, dict[str, Errors]]:
+    """How sure each target's answer would be without each logger."""
+    by_itself = method == "student" and affordable(rows.counts, len(targets))
+    if not log.crossed or not (by_itself if wanted is None else wanted):
+        return {}
+    return errors_without(rows, targets, BUCKETS if method == "jackknife" else 1)
+
+
+def _result(target: str, buckets: Buckets, asked: _Asked) -> TargetResult:
+    whole = together(buckets)
+    view = {i: whole[i] for i in asked.loggers}
     estimates, intervals, findings = {}, {}, []
     for name, estimator in asked.plan.estimators.items():
         try:
@@ -209,16 +277,83 @@ def _result(buckets: Buckets, asked: _Asked) -> TargetResult:
             continue
         estimates[name], intervals[name] = estimate, interval
         findings += [*estimate.findings, *noted]
-    own = own_overlap(view, crossed=asked.plan.crossed)
-    mixed = mixed_overlap(view) if asked.plan.crossed else None
-    return TargetResult(estimates, intervals, own, mixed, tuple(dict.fromkeys(findings)))
+    crossed = asked.plan.crossed
+    own = own_overlap(view, buckets, crossed=crossed)
+    mixed = mixed_overlap(view, buckets) if crossed else None
+    diagnosis = diagnose(view, buckets, asked.level, crossed=crossed)
+    without = asked.without.get(target, {})
+    if without:
+        diagnosis = replace(diagnosis, with_all=errors(buckets), without=without)
+    found = TargetResult(estimates, intervals, own, mixed, diagnosis=diagnosis)
+    found, trained = _honest(target, found, buckets, asked)
+    found, bounded = _guaranteed(target, found, view, asked)
+    findings += bounded
+    judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
+    told = {f.code for f in findings}
+    every = dict.fromkeys([*findings, *trained, *(f for f in judged if f.code not in told)])
+    return replace(found, findings=tuple(sorted(every, key=lambda f: f.rank)))
+
+
+def _sure(
+    rows: Rows,
+    targets: Iterable[str],
+    log: Log,
+    method: IntervalMethod,
+    level: float,
+    sides: Sides,
+) -> dict[str, Interval]:
+    """Betting intervals, which need the rows themselves."""
+    if method != "betting":
+        return {}
+    return {name: by_betting(rows, name, log, level, sides) for name in targets}
+
+
+def _guaranteed(
+    target: str, result: TargetResult, view: MomentsByLogger, asked: _Asked
+) -> tuple[TargetResult, tuple[Finding, ...]]:
+    """Where an interval of the value itself was asked for, give it to every estimator."""
+    method = asked.method
+    findings: tuple[Finding, ...] = ()
+    if method == "betting":
+        interval = asked.sure[target]
+    elif method in {"bernstein", "likelihood"}:
+        interval, findings = from_moments(method, view, asked.log, asked.level, asked.sides)
+    else:
+        return result, ()
+    return replace(result, intervals=dict.fromkeys(result.estimates, interval)), findings
+
+
+def _honest(
+    target: str, result: TargetResult, buckets: Buckets, asked: _Asked
+) -> tuple[TargetResult, list[Finding]]:
+    """Where a logger was trained on a log of these, an interval that bears it."""
+    trained = conflicts(asked.log.trained_on, asked.loggers)
+    findings = [target_on_log(target, trained[target])] if target in trained else []
+    found = {i: logs for i, logs in trained.items() if i in asked.loggers}
+    if not found or not asked.plan.crossed:
+        return result, findings
+    pooling = [n for n, e in asked.plan.estimators.items() if pools(e, asked.loggers)]
+    replaced = [name for name in pooling if name in result.intervals]
+    try:
+        estimate, interval, noted = _estimated(HONEST, buckets, asked)
+    except RefusedError:
+        return result, [*findings, on_own_log(found, replaced=())]
+    result = with_honest_interval(result, replaced, estimate, interval)
+    return result, [*findings, on_own_log(found, replaced=replaced), *noted]
 
 
 def _estimated(
     estimator: Estimator, buckets: Buckets, asked: _Asked
 ) -> tuple[Estimate, Interval, tuple[Finding, ...]]:
     view = together(buckets)
-    if asked.method == "jackknife":
+    if len(buckets) > 1:
+        buckets = _narrow(buckets, estimator.needs(asked.loggers, crossed=asked.plan.crossed))
+    if isinstance(estimator, CrossFitted):
+        estimate = estimator.estimate_folds(buckets)
+        if asked.method == "jackknife":  # folds change the value a little, its error less
+            spread = jackknife(estimator, buckets)
+            estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
+    elif asked.method == "jackknife":
         estimate = jackknife(estimator, buckets)
     else:
         estimate = estimator.estimate(view)
@@ -226,6 +361,14 @@ def _estimated(
     if asked.method == "bootstrap" and not noted:
         interval = _percentiles(estimator, buckets, asked)
     return estimate, interval, noted
+
+
+def _narrow(buckets: Buckets, needs: Needs) -> Buckets:
+    """Only what one estimator needs: resampling merges buckets over and over."""
+    terms = {t: t for t in needs.terms}
+    return [
+        {i: replace(m.select(terms), tails={}) for i, m in bucket.items()} for bucket in buckets
+    ]
 
 
 def _percentiles(estimator: Estimator, buckets: Buckets, asked: _Asked) -> Interval:
@@ -246,52 +389,3 @@ def _limits(view: MomentsByLogger, asked: _Asked) -> Limits:
 
 def _dropped(faults: Sequence[Fault]) -> list[Finding]:
     return [Finding("dropped-rows", f"Left out: {fault}.") for fault in faults]
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """What `check` found.
-
-    Attributes:
-        faults: Every rule that rows break, by logger.
-        rows: Rows of each logger, bad ones included.
-    """
-
-    faults: tuple[Fault, ...]
-    rows: Mapping[str, int]
-
-    def to_json(self) -> str:
-        """The faults and the rows, for programs."""
-        faults = [
-            {**vars(f), "example": {k: str(v) for k, v in f.example.items()}}
-            for f in self.faults
-        ]
-        return json.dumps({"faults": faults, "rows": dict(self.rows)}, indent=2)
-
-    def __str__(self) -> str:
-        if self.faults:
-            return str(LogError(self.faults))
-        found = ", ".join(f"{i!r} {n:,}" for i, n in self.rows.items())
-        return f"no faults in {sum(self.rows.values()):,} rows ({found})"
-
-
-def check(
-    log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: Engine | None = None
-) -> CheckReport:
-    """Count the rows that break each rule, by logger, without estimating anything."""
-    with (engine or DuckDB()).open(log, targets or {}) as rows:
-        return CheckReport(rows.check(), rows.found)
-
-
-def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:
-    """The one query whose result is all that an evaluation of a table needs."""
-    from poolwise.engine.sql import standalone_query
-
-    if not targets:
-        raise UsageError("name one target at least: --target candidate=p_candidate")
-    loggers = tuple(map(str, log.propensities or ()))
-    plan = declare(
-        [make() for make in BY_NAME.values()], loggers, crossed=log.crossed, strict=False
-    )
-    needs = reduce(or_, (plan.needs.bind(name) for name in targets))
-    return standalone_query(log, table, targets, needs, dialect)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from poolwise.estimators.base import Estimate, Estimator
 
 BUCKETS = 200  # the error of a jackknife's error is then about 1 in 20
+ROUNDING = 1e-24  # of the squared value: a variance below it is the noise of sums
 Buckets = Sequence[MomentsByLogger]
 
 
@@ -73,6 +74,8 @@ def jackknife(estimator: Estimator, buckets: Buckets) -> Estimate:
         )
     values = np.array([estimator.estimate(rest).value for rest in left_out(buckets)])
     variance = (size - 1) / size * float(np.sum((values - values.mean()) ** 2))
+    if variance <= ROUNDING * found.value**2:  # equal rows: what is left is no spread
+        variance = 0.0
     return replace(found, variance=variance, freedom=float(size - 1))
 
 

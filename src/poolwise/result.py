@@ -18,29 +18,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.estimators.base import Estimate
+    from poolwise.evidence import Overlap
     from poolwise.findings import Finding
     from poolwise.intervals import Interval
-from poolwise.format import count_text, interval_text, percent, short, with_error
+
+from poolwise.evidence import Diagnosis
+from poolwise.format import count_text, interval_text, p_text, percent, short, with_error
 from poolwise.tables import Grid, as_html, as_text
 
 Row = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """How one set of weights covers the target.
-
-    Attributes:
-        divergence: Variance of one weighted reward; infinite without support.
-        effective_rows: Rows of equal weight that would be worth as much.
-        mean_weight: Should be 1; below it, part of the target was not logged.
-        largest_weight: Largest single weight.
-    """
-
-    divergence: float
-    effective_rows: float
-    mean_weight: float
-    largest_weight: float
+MIXTURE = "(mixture)"  # label of the line of all loggers together
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,8 @@ class TargetResult:
         intervals: Interval of each estimator.
         loggers: How each logger's own weights cover the target.
         mixture: How the balanced weights do; absent without cross-propensities.
-        findings: What to know before trusting the estimates.
+        findings: What to know before trusting the estimates, the gravest first.
+        diagnosis: Whether the logs agree.
     """
 
     estimates: Mapping[str, Estimate]
@@ -60,6 +48,7 @@ class TargetResult:
     loggers: Mapping[str, Overlap]
     mixture: Overlap | None
     findings: tuple[Finding, ...] = ()
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
 
 
 @dataclass(frozen=True)
@@ -87,13 +76,17 @@ class Evaluation:
 
     @property
     def warnings(self) -> list[Row]:
-        """All findings, of the log first and then of each target."""
+        """All findings, the gravest first; else of the log first, then of each target."""
         several = len(self.targets) > 1
-        found = [{"code": f.code, "message": str(f)} for f in self.findings]
+        found = [("", f) for f in self.findings]
         for name, result in self.targets.items():
             where = f"Target {name!r}: " if several else ""
-            found += [{"code": f.code, "message": f"{where}{f}"} for f in result.findings]
-        return [dict(row) for row in found]
+            found += [(where, f) for f in result.findings]
+        found.sort(key=lambda pair: pair[1].rank)
+        return [
+            {"code": f.code, "severity": f.severity, "message": f"{where}{f}"}
+            for where, f in found
+        ]
 
     def to_dicts(self) -> list[Row]:
         """One dictionary per target and estimator, numbers as they are."""
@@ -134,10 +127,13 @@ class Evaluation:
         entry: Row = {"target": name, "estimates": estimates}
         if name in self.truth:
             entry["truth"] = self.truth[name]
-        entry["loggers"] = [{"logger": i, **vars(o)} for i, o in result.loggers.items()]
+        entry["loggers"] = [
+            {"logger": i, **overlap.to_dict(), **result.diagnosis.of_logger(i)}
+            for i, overlap in result.loggers.items()
+        ]
         if result.mixture is not None:
-            entry["mixture"] = vars(result.mixture)
-        return entry
+            entry["mixture"] = result.mixture.to_dict()
+        return entry | result.diagnosis.to_dict()
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """The nested dictionary as JSON; what is infinite or unknown becomes null."""
@@ -163,11 +159,7 @@ class Evaluation:
 
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
-        return [
-            grid
-            for name in self.targets
-            for grid in (estimates_grid(self, name), loggers_grid(self, name))
-        ]
+        return [grid for name in self.targets for grid in target_grids(self, name)]
 
     def __str__(self) -> str:
         return as_text(self.grids(), self.warnings)
@@ -191,7 +183,7 @@ def estimates_grid(evaluation: Evaluation, name: str) -> Grid:
     """Estimates of one target, one line per estimator."""
     result = evaluation.targets[name]
     truth = evaluation.truth.get(name)
-    header = ["estimator", "estimate", f"{evaluation.level:.4g} interval"]
+    header = ["estimator", "estimate", f"{100 * evaluation.level:g}% interval"]
     rows = []
     for estimator, estimate in result.estimates.items():
         interval = result.intervals[estimator]
@@ -218,25 +210,62 @@ def loggers_grid(evaluation: Evaluation, name: str) -> Grid:
     share = _shown_share(result)
     header = ["logger", "rows", "diver-\ngence", "effective\nrows", "mean\nweight"]
     header += ["largest\nweight"]
+    sizes = {**evaluation.rows, MIXTURE: sum(evaluation.rows.values())}
+    rows = []
+    for label, overlap in _covers(result).items():
+        row = [label, count_text(sizes[label]), short(overlap.divergence)]
+        row += [count_text(overlap.effective_rows), short(overlap.mean_weight)]
+        rows.append([*row, short(overlap.largest_weight)])
     if share is not None:
         header.insert(2, f"{share}\nshare")
-    rows = []
-    for logger, overlap in result.loggers.items():
-        row = [logger, count_text(evaluation.rows[logger]), short(overlap.divergence)]
-        row += [count_text(overlap.effective_rows), short(overlap.mean_weight)]
-        row += [short(overlap.largest_weight)]
-        if share is not None:
-            row.insert(2, percent(result.estimates[share].shares[logger]))
-        rows.append(row)
-    if result.mixture is not None:
-        mixed = result.mixture
-        total = count_text(sum(evaluation.rows.values()))
-        row = ["(mixture)", total, short(mixed.divergence), count_text(mixed.effective_rows)]
-        row += [short(mixed.mean_weight), short(mixed.largest_weight)]
-        if share is not None:
-            row.insert(2, "")
-        rows.append(row)
+        parts = result.estimates[share].shares
+        for row in rows:
+            row.insert(2, percent(parts[row[0]]) if row[0] in parts else "")
     return Grid("", header, rows)
+
+
+def _covers(result: TargetResult) -> dict[str, Overlap]:
+    """The weights against each logger, and those against all of them."""
+    mixture = {} if result.mixture is None else {MIXTURE: result.mixture}
+    return {**result.loggers, **mixture}
+
+
+def evidence_grid(evaluation: Evaluation, name: str) -> Grid:
+    """What each log says alone, what its weights hide, and what is lost without it."""
+    result = evaluation.targets[name]
+    alone, without = result.diagnosis.alone, result.diagnosis.without
+    left_out = list(result.diagnosis.with_all)
+    header = ["logger", "estimate\nalone", "tail\nindex", "unsup-\nported"]
+    header += [f"{estimator} ±\nwithout it" for estimator in left_out]
+    rows = []
+    for label, overlap in _covers(result).items():
+        own = alone.get(label)
+        row = [label, "" if own is None else with_error(own.value, own.std_error)]
+        row += [_tail(overlap), percent(overlap.unsupported)]
+        errors = without.get(label, {})
+        rows.append([*row, *(short(errors[e]) if e in errors else "" for e in left_out)])
+    return Grid("", header, rows)
+
+
+def _tail(overlap: Overlap) -> str:
+    if overlap.tail is None:
+        return "?"
+    return "none" if overlap.tail.discrete else f"{overlap.tail.value:.2f}"
+
+
+def checks_grid(evaluation: Evaluation, name: str) -> Grid:
+    """Whether the logs agree with each other and with their probabilities."""
+    checks = evaluation.targets[name].diagnosis.checks.values()
+    rows = [[c.name, short(c.statistic), p_text(c.p_value)] for c in checks]
+    return Grid("", ["agreement", "statistic", "p-value"], rows)
+
+
+def target_grids(evaluation: Evaluation, name: str) -> list[Grid]:
+    """The tables of one target, estimates first."""
+    grids = [estimates_grid, loggers_grid, evidence_grid]
+    if evaluation.targets[name].diagnosis.checks:
+        grids.append(checks_grid)
+    return [grid(evaluation, name) for grid in grids]
 
 
 def _shown_share(result: TargetResult) -> str | None:

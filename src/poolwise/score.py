@@ -41,6 +41,7 @@ def score(
     log_probabilities: bool = False,
     workers: int | None = None,
     on_rows: Callable[[int], None] | None = None,
+    then: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Append to each batch one column per policy, in the order of the batches.
 
@@ -55,6 +56,7 @@ def score(
         log_probabilities: Whether to append logarithms.
         workers: Threads; by default one for each core.
         on_rows: Called after each batch with the number of rows done so far.
+        then: What else to do with each batch once it is scored, in the same threads.
 
     >>> import pyarrow as pa
     >>> from poolwise.policy import Uniform
@@ -65,7 +67,11 @@ def score(
     """
     from threadpoolctl import threadpool_limits
 
-    scorer = Scorer(policies, action, tuple(context), log_probabilities=log_probabilities)
+    scorer: Callable[[pa.RecordBatch, int], pa.RecordBatch] = Scorer(
+        policies, action, tuple(context), log_probabilities=log_probabilities
+    )
+    if then is not None:
+        scorer = _Chain(scorer, then)
     threads = workers or os.cpu_count() or 1
     done = 0
     with threadpool_limits(limits=1):
@@ -83,7 +89,7 @@ def score(
 
 def _in_order(
     pool: ThreadPoolExecutor,
-    scorer: Scorer,
+    scorer: Callable[[pa.RecordBatch, int], pa.RecordBatch],
     batches: Iterable[pa.RecordBatch],
     look_ahead: int,
 ) -> Iterator[pa.RecordBatch]:
@@ -96,6 +102,17 @@ def _in_order(
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """One thing after the other, on the same rows."""
+
+    first: Callable[[pa.RecordBatch, int], pa.RecordBatch]
+    then: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+    def __call__(self, rows: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
+        return self.then(self.first(rows, first_row))
 
 
 @dataclass(frozen=True)

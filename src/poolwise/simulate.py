@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from poolwise.crf import LabelPolicy, label_vectors, to_masks, to_vectors
 from poolwise.errors import UsageError
 from poolwise.log import Log
-from poolwise.policy import Batch, FloatArray, Policy, as_policy, is_distribution
+from poolwise.policies import as_policy
+from poolwise.policy import Batch, FloatArray, Policy, is_distribution
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

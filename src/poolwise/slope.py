@@ -16,14 +16,15 @@ from poolwise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from poolwise.moments import FloatArray
 
-REACH = math.sqrt(6) - 1  # of Tucker & Lee (2021): the best constant of the guarantee
+
+REACH = math.sqrt(6) - 1  # the constant of Tucker & Lee (2021)
 
 
 def slope(
-    values: Sequence[float] | NDArray[np.float64],
-    half_widths: Sequence[float] | NDArray[np.float64],
+    values: Sequence[float] | FloatArray,
+    half_widths: Sequence[float] | FloatArray,
 ) -> int:
     r"""Index of the narrowest candidate that agrees with all wider ones.
 

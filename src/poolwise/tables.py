@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 80
+STYLES = {"alarm": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 class Grid:
@@ -64,7 +65,8 @@ def show(
     for grid in grids:
         console.print(grid.rich())
     for warning in warnings:
-        label = Text(f"{warning['code']}: ", style="yellow")
+        severity = str(warning.get("severity", "warning"))
+        label = Text(f"{severity} ({warning['code']}): ", style=STYLES[severity])
         console.print(label + Text(str(warning["message"]), style="default"))
 
 
@@ -83,7 +85,8 @@ def as_html(grids: Sequence[Grid], warnings: Sequence[Mapping[str, object]]) -> 
     """Tables and warnings for a notebook."""
     tables = "".join(grid.html() for grid in grids)
     items = "".join(
-        f"<li><b>{html.escape(str(w['code']))}</b>: {html.escape(str(w['message']))}</li>"
+        f"<li>{html.escape(str(w.get('severity', 'warning')))} "
+        f"(<b>{html.escape(str(w['code']))}</b>): {html.escape(str(w['message']))}</li>"
         for w in warnings
     )
     return f"<div>{tables}{f'<ul>{items}</ul>' if items else ''}</div>"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FloatArray = NDArray[np.float64]
+    from poolwise.moments import FloatArray
+
 
 MIN_TAIL = 5  # fewer points leave the generalised Pareto fit without a shape
 MIN_DISTINCT = 10  # fewer distinct weights are a list, not a tail
@@ -45,7 +45,7 @@ class TailIndex:
     @property
     def heavy(self) -> bool:
         """Whether the tail forbids to rely on the mean."""
-        return not self.discrete and self.value > self.threshold
+        return self.value > self.threshold
 
 
 def tail_size(count: int) -> int:

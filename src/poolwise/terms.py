@@ -14,12 +14,20 @@ ratio[k]           logger k / mixture
 inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` where logger k is zero
 unsupported[k]     1 where logger k is zero, else 0
 overlap            smallest of all loggers / logger that wrote the row
+predicted_reward   what a reward model expects of the logged action
+predicted_value    what it expects of the target in this context
+residual           reward - predicted_reward
 =================  ===========================================================
+
+A balanced weight may be held back by a rule with a bound: "clip" cuts it at the
+bound, "switch" makes it 0 above the bound, "optimistic" turns w into
+bound * w / (w * w + bound).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNSUPPORTED = 1e100  # stands for infinity where a logger is zero: finite, so it merges
-OF_TARGET = frozenset({"weight", "balanced_weight"})
+OF_TARGET = frozenset({"weight", "balanced_weight", "predicted_value"})
+OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
 
 
 @dataclass(frozen=True, order=True)
@@ -38,11 +47,15 @@ class Factor:
         name: Kind of column, from the table above.
         logger: The logger it speaks of, empty where it speaks of none.
         target: The target it belongs to, empty until bound.
+        rule: How a balanced weight is held back, empty where it is not.
+        bound: The bound of that rule.
     """
 
     name: str
     logger: str = ""
     target: str = ""
+    rule: str = ""
+    bound: float = 0.0
 
     def bind(self, target: str) -> Factor:
         return replace(self, target=target) if self.name in OF_TARGET else self
@@ -73,6 +86,9 @@ WEIGHT = Term((Factor("weight"),))
 BALANCED_WEIGHT = Term((Factor("balanced_weight"),))
 WEIGHTED_REWARD = REWARD * WEIGHT
 BALANCED_REWARD = REWARD * BALANCED_WEIGHT
+PREDICTED_REWARD = Term((Factor("predicted_reward"),))
+PREDICTED_VALUE = Term((Factor("predicted_value"),))
+RESIDUAL = Term((Factor("residual"),))
 
 
 def ratio(logger: str) -> Term:
@@ -92,6 +108,11 @@ def second_moment(logger: str) -> Term:
 def weight_moment(logger: str) -> Term:
     r"""The same without rewards: its mean over the mixture is $E_i[w_i^2]$."""
     return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_ratio", logger),))
+
+
+def residual_moment(logger: str) -> Term:
+    r"""The second moment of weighted residuals, $E_i[w_i^2 (\delta - \hat q)^2]$."""
+    return RESIDUAL * RESIDUAL * weight_moment(logger)
 
 
 def unsupported_weight(logger: str) -> Term:
@@ -123,6 +144,11 @@ class Needs:
             _unique((*self.tails, *other.tails)),
         )
 
+    @property
+    def modelled(self) -> bool:
+        """Whether some term reads what a reward model says."""
+        return any(f.name in OF_MODEL for t in self.terms for f in t.factors)
+
     def bind(self, target: str) -> Needs:
         """The same needs for one target among several."""
         return Needs(
@@ -132,13 +158,13 @@ class Needs:
             tuple(t.bind(target) for t in self.tails),
         )
 
-    @property
+    @cached_property
     def terms(self) -> tuple[Term, ...]:
         """All terms, sorted, so that the query is the same text on every run."""
         grouped = (t for group in self.groups for t in group)
         return _unique((*self.means, *grouped, *self.extremes, *self.tails))
 
-    @property
+    @cached_property
     def pairs(self) -> list[tuple[Term, Term]]:
         """Pairs of terms whose scatter is wanted, each once, in sorted order."""
         found = {

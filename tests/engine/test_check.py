@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from poolwise.border import check
 from poolwise.errors import Fault, LogError, MissingColumnError
-from poolwise.pipeline import check, evaluate
+from poolwise.pipeline import evaluate
 from tests.reference import Reference, assert_same, log_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def counted(faults: Sequence[Fault]) -> dict[tuple[str, str], int]:
     return found
 
 
-ONE_FAULT = [
+ONE_FAULT: list[tuple[dict[str, Any], str]] = [
     ({"reward": None}, "the reward is null or not a number"),
     ({"reward": NAN}, "the reward is infinite or NaN"),
     ({"reward": INF}, "the reward is infinite or NaN"),
@@ -65,7 +66,7 @@ ONE_FAULT = [
     ({"p_b": NAN}, "the probability under logger 'b' is outside [0, 1]"),
     ({"p": 0.4}, REPLAY),
 ]
-OWN_FAULT = [
+OWN_FAULT: list[tuple[dict[str, Any], str]] = [
     ({"p": None}, "the propensity is null or not a number"),
     ({"p": NAN}, "the propensity is infinite or NaN"),
     ({"p": INF}, "the propensity is infinite or NaN"),
@@ -140,7 +141,7 @@ def test_a_logger_without_rows_is_a_fault(engine: Engine) -> None:
 
 
 def test_all_faults_are_reported_together_by_logger(engine: Engine) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         *(row | {"logger": "a"} for row, _ in ONE_FAULT),
         *(row | {"logger": "a"} for row, _ in OWN_FAULT),
         {"logger": "b", "reward": None, "t": 7.0},
@@ -214,9 +215,9 @@ def test_the_replay_example_shows_both_probabilities(engine: Engine) -> None:
 def test_faults_of_log_probabilities_are_named(
     engine: Engine, row: Mapping[str, Any], rule: str
 ) -> None:
-    good = {"p": -1.0, "t": -0.5}
+    good: dict[str, Any] = {"p": -1.0, "t": -0.5}
     log = log_of(
-        table_of([good, good | row, good]), log_probabilities=True, propensities=None
+        table_of([good, good | dict(row), good]), log_probabilities=True, propensities=None
     )
     assert counted(faults_of(engine, log)) == {(rule, "a"): 1}
     with pytest.raises(LogError, match="logger 'a': 1 row"):
@@ -253,7 +254,7 @@ def test_missing_columns_are_named_all_at_once_with_the_nearest_name(engine: Eng
 
 @pytest.mark.parametrize("rows", ["none", "none, without cross-propensities"])
 def test_an_empty_log_is_a_named_error(engine: Engine, rows: str) -> None:
-    crossed = {} if rows == "none" else {"propensities": None}
+    crossed: dict[str, Any] = {} if rows == "none" else {"propensities": None}
     log = log_of(table_of([]), **crossed)
     assert [fault.rule for fault in faults_of(engine, log)] == ["the log has no rows"]
     for on_fault in ("raise", "drop"):
@@ -273,8 +274,9 @@ def test_text_where_numbers_belong_is_a_fault_not_a_crash(engine: Engine) -> Non
 
 def test_dropping_bad_rows_equals_a_log_without_them(engine: Engine) -> None:
     rows = [row for row, _ in [*ONE_FAULT, *OWN_FAULT]]
-    bad = [*rows, {"logger": None}, {"logger": "c"}, {"logger": "b", "reward": None}]
-    good = [
+    odd: list[dict[str, Any]] = [{"logger": None}, {"logger": "c"}]
+    bad = [*rows, *odd, {"logger": "b", "reward": None}]
+    good: list[dict[str, Any]] = [
         {"logger": "a", "reward": 3.0, "t": 0.25},
         {"logger": "b", "reward": 1.0, "t": 0.75},
         {"logger": "b", "reward": 4.0, "t": 0.5},
@@ -331,6 +333,7 @@ def test_checking_needs_no_target(engine: Engine) -> None:
     assert check(log_of(with_good({"t": 7.0})), engine=engine).faults == ()
 
 
+LABELS = ("a", "b", "c", None)
 ODD = (None, NAN, INF, -INF, -0.5, 0.0, 0.25, 0.5, 1.0, 1.5)
 
 
@@ -345,8 +348,11 @@ def test_the_rules_leave_no_gap(engine: Engine, *, crossed: bool, logs: bool) ->
         good = dict.fromkeys(good, -0.5)
     rows = [
         {
-            "logger": rng.choice(["a", "b", "c", None], p=[0.45, 0.45, 0.05, 0.05]),
-            **{k: v if rng.random() < 0.8 else rng.choice(ODD) for k, v in good.items()},
+            "logger": LABELS[rng.choice(4, p=[0.45, 0.45, 0.05, 0.05])],
+            **{
+                k: v if rng.random() < 0.8 else ODD[rng.integers(len(ODD))]
+                for k, v in good.items()
+            },
         }
         for _ in range(1_500)
     ]

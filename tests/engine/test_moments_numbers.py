@@ -256,7 +256,9 @@ def test_a_log_probability_of_minus_infinity_is_a_probability_of_zero(engine: En
         table = table.set_column(table.column_names.index(name), name, pa.array(values))
     log = log_of(in_logs(table), log_probabilities=True)
     needs = all_needs(["a", "b"])
-    assert_moments_agree(moments(engine, log, needs), moments(Reference(), log_of(table), needs))
+    assert_moments_agree(
+        moments(engine, log, needs), moments(Reference(), log_of(table), needs)
+    )
 
 
 def test_rows_come_in_any_order(engine: Engine) -> None:

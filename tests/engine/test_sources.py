@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tests.reference import Reference, assert_same, log_of, numbers, random_tabl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -261,7 +261,7 @@ def test_rewards_may_be_true_and_false() -> None:
 
 def test_options_reach_the_reader_of_files(tmp_path: Path, expected: Evaluation) -> None:
     path = tmp_path / "log.csv"
-    text = "\n".join(["# made by hand", "logger;reward;p;p_a;p_b;t"])
+    text = "# made by hand\nlogger;reward;p;p_a;p_b;t"
     rows = [";".join(map(str, row.values())) for row in TABLE.to_pylist()]
     path.write_text("\n".join([text, *rows]), "utf-8")
     log = log_of(str(path), reader_options={"delim": ";", "skip": 1, "header": True})
@@ -303,6 +303,12 @@ def test_an_unknown_ending_is_refused_with_the_known_ones(name: str) -> None:
 )
 def test_what_is_not_one_select_is_refused(text: str) -> None:
     with pytest.raises(PoolwiseError):
+        evaluate(log_of(text), TARGETS)
+
+
+@pytest.mark.parametrize("text", ["select 1; select 2", "with x as (select 1) delete from x"])
+def test_the_refusal_says_what_is_allowed(text: str) -> None:
+    with pytest.raises(UsageError, match="one SELECT"):
         evaluate(log_of(text), TARGETS)
 
 
@@ -444,7 +450,7 @@ def test_policies_in_python_need_the_action() -> None:
 def test_a_wrong_policy_in_python_fails_the_replay_check() -> None:
     policies = {"a": Chain(0.5), "b": Chain(-0.25), "t": Chain(1.0)}
     wrong = policies | {"b": Chain(-0.26)}
-    with pytest.raises(LogError, match="logger 'b'.*the logged propensity is not that"):
+    with pytest.raises(LogError, match=r"logger 'b'.*the logged propensity is not that"):
         evaluate(python_log(scored_table(policies), wrong), {"target": policies["t"]})
 
 

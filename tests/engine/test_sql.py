@@ -13,12 +13,12 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
+from poolwise.border import query_text
 from poolwise.engine.answer import decode
 from poolwise.engine.roles import assign
 from poolwise.engine.sql import Request, standalone_query
 from poolwise.errors import UsageError
 from poolwise.log import Log
-from poolwise.pipeline import query_text
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -54,7 +54,7 @@ NEEDS = Needs(
 ).bind("target")
 SCRIPT = """
 from poolwise import Log
-from poolwise.pipeline import query_text
+from poolwise.border import query_text
 log = Log("x", logger="l", reward="r", propensity="p", propensities={"a": "pa", "b": "pb"})
 print(query_text(log, "table_of_logs", {"one": "t1", "two": "t2", "three": "t3"}, "duckdb"))
 """
@@ -151,6 +151,19 @@ def test_every_dialect_can_read_its_own_query(dialect: str, *, logs: bool) -> No
     names = [selected.alias_or_name for selected in tree.selects]
     assert len(names) == len(set(names))
     assert names[:3] == ["logger", "rows", "bad"]
+
+
+@pytest.mark.parametrize("dialect", ["postgres", "snowflake"])
+def test_every_column_is_quoted(dialect: str) -> None:
+    """A bare name is folded to lower case in one dialect and to upper case in the other."""
+    text = query_text(log(), "my_log", TARGETS, dialect)
+    (tree,) = sqlglot.parse(text, dialect=dialect)
+    assert tree is not None
+    names = [c.this for c in tree.find_all(exp.Column) if isinstance(c.this, exp.Identifier)]
+    bare = {name.name for name in names if not name.quoted}
+    assert bare <= {"t"}  # the user's own expression stays as written
+    aliases = [alias.args["alias"] for alias in tree.find_all(exp.Alias)]
+    assert [a.name for a in aliases if not a.quoted] == []
 
 
 HOSTILE = (

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
-from benchmarks.families import FAMILIES, draw_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.toys import GOLDEN, TOYS, toy
 
+from benchmarks.families import FAMILIES, draw_problem
 from poolwise.errors import UsageError
 from poolwise.estimators.control import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.exact import FiniteProblem
 from poolwise.pipeline import evaluate
+from tests.toys import GOLDEN, TOYS, toy
 
-NAMES = {
+if TYPE_CHECKING:
+    from poolwise.estimators.base import Estimator
+
+NAMES: dict[str, Estimator] = {
     "balanced + CV loggers": Calibrated(columns=("loggers",)),
     "balanced + CV target": Calibrated(columns=("target",)),
     "balanced + CV loggers,target": Calibrated(),
@@ -98,7 +103,7 @@ def test_scaled_and_shifted_rewards_scale_and_shift_the_estimate(
 ) -> None:
     """Law 6: r -> a r + b maps the estimate to a U + b."""
     log = toy("T2").draw(np.random.default_rng(seed))
-    estimators = [Calibrated(), SelfNormalised()]
+    estimators: list[Estimator] = [Calibrated(), SelfNormalised()]
     plain = evaluate(log, "target_prob", estimators)["target"]
     moved_log = type(log)(
         log.source,
@@ -115,10 +120,8 @@ def test_scaled_and_shifted_rewards_scale_and_shift_the_estimate(
 
 def test_regression_without_intercept_gives_the_same_answer() -> None:
     """Law 7: the coefficients of w r on pi_k / pi_avg sum to the estimate."""
-    import pyarrow as pa
-
     log = toy("T2").draw(np.random.default_rng(5))
-    table: pa.Table = log.source
+    table: Any = log.source
     p = np.column_stack([table["propensity_0"], table["propensity_1"]])
     mixture = p @ [0.4, 0.6]
     outcome = np.array(table["target_prob"]) / mixture * np.array(table["reward"])

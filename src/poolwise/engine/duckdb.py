@@ -26,6 +26,8 @@ from poolwise.engine.answer import (
     own_centres,
     refuse_overflow,
 )
+from poolwise.engine.base import NOTHING, Extra
+from poolwise.engine.learned import Fill, learn, reading_query, with_folds
 from poolwise.engine.roles import Roles, assign
 from poolwise.engine.rows import (
     Table,
@@ -34,11 +36,12 @@ from poolwise.engine.rows import (
     example_query,
     role_text,
     rules,
+    without,
 )
 from poolwise.engine.sources import create_view, first_line, literal
 from poolwise.engine.sql import Request, moments_query
 from poolwise.errors import EngineError, Fault, LogError
-from poolwise.moments import Moments, pooled
+from poolwise.moments import LONGEST_TAIL, Moments, pooled
 from poolwise.terms import Needs, Term
 
 if TYPE_CHECKING:
@@ -46,11 +49,11 @@ if TYPE_CHECKING:
 
     from sqlglot import exp
 
+    from poolwise.findings import Finding
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
-TAIL_ROWS = 2_001  # largest weights that are kept: a tail index known to 0.03
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 
 
@@ -67,17 +70,29 @@ class DuckDB:
     memory_limit: str = ""
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[DuckDBRows]:
-        """Open a log with its targets; policies in Python are scored on the way."""
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[DuckDBRows]:
+        """Open a log with its targets; policies in Python are scored on the way.
+
+        What `extra` asks for is learned from the rows first, and scored with them.
+        """
         with (
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config=self._config(folder)) as connection,
         ):
             columns = create_view(connection, log)
-            roles = assign(log, targets, columns, _named("log"))
-            if roles.scored:
-                roles = _score(connection, log, roles, Path(folder) / "scored.parquet")
-            yield DuckDBRows(connection, roles.table)
+            roles = assign(log, targets, columns, _named("log"), extra)
+            notes: tuple[Finding, ...] = ()
+            path = Path(folder) / "scored.parquet"
+            if extra.learners:
+                _fix_order(connection, log, Path(folder) / "log.parquet")
+                fill = learn(connection, roles, extra)
+                roles = _score(connection, log, roles, path, fill)
+                notes = tuple(note for fit in fill.fitted for note in fit.findings())
+            elif roles.scored:
+                roles = _score(connection, log, roles, path)
+            yield DuckDBRows(connection, roles.table, notes)
 
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -97,7 +112,21 @@ def _named(name: str) -> exp.Table:
     return exp.to_table(name)
 
 
-def _score(connection: duckdb.DuckDBPyConnection, log: Log, roles: Roles, path: Path) -> Roles:
+def _fix_order(connection: duckdb.DuckDBPyConnection, log: Log, path: Path) -> None:
+    """Write what a query returns to a file: it may return other rows the second time."""
+    if any(part.kind == "select" for part in log.parts):
+        connection.execute(f"COPY (FROM log) TO {literal(str(path))} (FORMAT parquet)")
+        source = f"read_parquet({literal(str(path))})"
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM {source}")
+
+
+def _score(
+    connection: duckdb.DuckDBPyConnection,
+    log: Log,
+    roles: Roles,
+    path: Path,
+    fill: Fill | None = None,
+) -> Roles:
     """Write the needed columns with the policies' probabilities beside them."""
     import pyarrow.parquet as pq
 
@@ -105,15 +134,17 @@ def _score(connection: duckdb.DuckDBPyConnection, log: Log, roles: Roles, path: 
 
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
     columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
-    reader: Any = connection.sql(f"SELECT {columns} FROM log").to_arrow_reader(SCORING_ROWS)
+    query = f"SELECT {columns} FROM log" if fill is None else reading_query(roles)
+    reader: Any = connection.sql(query).to_arrow_reader(SCORING_ROWS)
     scored = score(
-        reader,
+        reader if fill is None else with_folds(reader, fill.folds),
         roles.scored,
         action=roles.action,
         context=roles.context,
         log_probabilities=log.log_probabilities,
+        then=fill,
     )
-    kept = [*roles.needed, *roles.scored]
+    kept = [*roles.needed, *roles.scored, *(fill.columns if fill else ())]
     writer = None
     try:
         for batch in scored:
@@ -135,6 +166,7 @@ class DuckDBRows:
 
     connection: duckdb.DuckDBPyConnection
     table: Table
+    notes: tuple[Finding, ...] = ()
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         text = query.sql(dialect="duckdb")
@@ -201,8 +233,12 @@ class DuckDBRows:
         table = replace(self.table, bucket=_bucket(self.table, buckets))
         return self._answer(table, needs)
 
+    def without(self, logger: str) -> DuckDBRows:
+        """The same rows without those of one logger, and without it in the mixture."""
+        return replace(self, table=without(self.table, logger))
+
     def _answer(self, table: Table, needs: Needs) -> list[dict[str, Moments]]:
-        request = Request(table, needs, self.counts, self._pilot(needs), tail=TAIL_ROWS)
+        request = Request(table, needs, self.counts, self._pilot(needs), tail=LONGEST_TAIL)
         groups = self._ask(request)
         if any(g.bad for g in groups):
             raise LogError(self.check())

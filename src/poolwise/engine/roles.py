@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from sqlglot import exp
 
+from poolwise.engine.base import NOTHING, Extra
 from poolwise.engine.rows import Table, column, number, string
 from poolwise.errors import MissingColumnError, UsageError
 from poolwise.log import ONLY_LOGGER, Log
@@ -40,6 +41,7 @@ class Roles:
         needed: Columns of the source that the query or the policies read.
         action: Column of the logged action; empty where nobody asks for it.
         context: Columns that the policies see.
+        features: Those among them that a model may learn from: they play no role.
     """
 
     table: Table
@@ -47,6 +49,7 @@ class Roles:
     needed: tuple[str, ...]
     action: str = ""
     context: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
 
 @dataclass
@@ -75,7 +78,7 @@ class _Lookup:
         if self.logs and not isinstance(wanted, str):
             expression = _logarithm(policy)
         if expression is None:
-            name = f"poolwise_score_{len(self.scored)}"
+            name = role  # an error of the policy then says which one it is
             self.scored[name] = policy
             return column(name)
         for found in expression.find_all(exp.Column):
@@ -88,6 +91,7 @@ def assign(
     targets: Mapping[str, PolicyLike],
     columns: Sequence[str] | None,
     relation: Expression,
+    extra: Extra = NOTHING,
 ) -> Roles:
     """Look up every name of a log; report all that are missing at once.
 
@@ -95,7 +99,8 @@ def assign(
     """
     look = _Lookup(columns, logs=log.log_probabilities)
     known = {str(label): value for label, value in (log.propensities or {}).items()}
-    crossed = {k: v for k, v in known.items() if v is not None} if log.crossed else {}
+    usable = log.crossed or extra.mixture
+    crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
     table = Table(
         relation=relation,
         logger=_logger(log, look),
@@ -108,11 +113,34 @@ def assign(
         cluster=None if log.cluster is None else look.value(log.cluster, "cluster"),
         tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",
+        **_beyond(extra, look),
     )
-    action, context = _context(log, look)
+    taken = set(look.needed)  # a model that saw the reward or the logger would cheat
+    action, context = _context(log, look, extra)
+    features = tuple(c for c in context if log.context or c not in taken)
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
-    return Roles(table, look.scored, tuple(look.needed), action, context)
+    return Roles(table, look.scored, tuple(look.needed), action, context, features)
+
+
+class _Beyond(TypedDict):
+    predicted_reward: Expression | None
+    predicted_values: Mapping[str, Expression]
+    mixture: Expression | None
+
+
+def _beyond(extra: Extra, look: _Lookup) -> _Beyond:
+    """What a model or an estimated mixture adds; learners fill their columns later."""
+
+    def found(text: str, role: str) -> Expression:
+        return column(text) if text in extra.filled else look.value(text, role)
+
+    predicted, values = extra.predicted_reward, extra.predicted_values.items()
+    return {
+        "predicted_reward": found(predicted, "predicted_reward") if predicted else None,
+        "predicted_values": {k: found(v, f"predicted_value[{k!r}]") for k, v in values},
+        "mixture": column(extra.mixture) if extra.mixture else None,
+    }
 
 
 def _logarithm(policy: Policy) -> Expression | None:
@@ -151,15 +179,18 @@ def _mapped_labels(log: Log) -> tuple[str, ...]:
     return tuple(map(str, log.source)) if isinstance(log.source, Mapping) else ()
 
 
-def _context(log: Log, look: _Lookup) -> tuple[str, tuple[str, ...]]:
-    """Action and context for policies in Python; without a choice, all other columns."""
+def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...]]:
+    """Action and context for what runs in Python; without a choice, all other columns."""
     action = "" if log.action is None else look.require(log.action, "action")
     context = tuple(look.require(name, "context") for name in log.context)
-    if not look.scored:
+    if not (look.scored or extra.learners):
         return "", ()
     if not action:
-        named = ", ".join(sorted({type(p).__name__ for p in look.scored.values()}))
-        raise UsageError(f"say which column is `action`: policies in Python ({named}) need it")
+        named = sorted({type(p).__name__ for p in [*look.scored.values(), *extra.learners]})
+        listed = ", ".join(named)
+        raise UsageError(
+            f"say which column is `action`: what runs in Python ({listed}) needs it"
+        )
     if not context:
         context = tuple(c for c in look.columns or () if c not in {action, PART_LOGGER})
     return action, context

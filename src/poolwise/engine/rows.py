@@ -7,7 +7,7 @@ one condition, so that a good log is read once and a bad one is never averaged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
@@ -38,6 +38,10 @@ class Table:
         log_probabilities: Probabilities are given as natural logarithms.
         tolerance: How far `propensity` may be from `propensities`.
         drop: Leave bad rows out instead of counting them.
+        predicted_reward: What a reward model expects of the logged action, if there is one.
+        predicted_values: What it expects of each target.
+        mixture: Probability under the mixture where it was estimated; None where it
+            follows from `propensities`.
     """
 
     relation: Expression
@@ -52,6 +56,17 @@ class Table:
     log_probabilities: bool = False
     tolerance: float = 1e-6
     drop: bool = False
+    predicted_reward: Expression | None = None
+    predicted_values: Mapping[str, Expression] = field(default_factory=dict)
+    mixture: Expression | None = None
+
+    @property
+    def predictions(self) -> dict[str, Expression]:
+        """Expressions of the reward model, by their names in `rows`."""
+        values = {f"v_{k}": v for k, v in enumerate(self.predicted_values.values())}
+        if self.predicted_reward is not None:
+            values["predicted_reward"] = self.predicted_reward
+        return values
 
 
 @dataclass(frozen=True)
@@ -102,9 +117,24 @@ def rows(table: Table) -> exp.Select:
         select = select.select(_double(prob).as_(f"t_{place}", quoted=True))
     if table.propensity is not None:
         select = select.select(_double(table.propensity).as_("propensity", quoted=True))
+    for name, prediction in table.predictions.items():
+        select = select.select(_double(prediction).as_(name, quoted=True))
+    if table.mixture is not None:
+        select = select.select(_double(table.mixture).as_("estimated_mixture", quoted=True))
     if table.bucket is not None:
         select = select.select(table.bucket.copy().as_("bucket", quoted=True))
     return select.from_(table.relation.copy())
+
+
+def without(table: Table, logger: str) -> Table:
+    """The rows of the other loggers, as if this one had never been."""
+    others = exp.cast(table.logger.copy(), "varchar").neq(string(logger))
+    return replace(
+        table,
+        relation=exp.select("*").from_(table.relation.copy()).where(others).subquery("others"),
+        propensities={k: v for k, v in table.propensities.items() if k != logger},
+        labels=tuple(label for label in table.labels if label != logger),
+    )
 
 
 def own(table: Table) -> Expression:
@@ -112,6 +142,8 @@ def own(table: Table) -> Expression:
     choice = exp.Case()
     for place, label in enumerate(table.propensities):
         choice = choice.when(column("logger").eq(string(label)), column(f"p_{place}"))
+    if table.mixture is not None:  # of some loggers nobody knows more than the row says
+        choice = choice.else_(column("propensity"))
     return choice
 
 
@@ -140,6 +172,10 @@ def rules(table: Table) -> list[Rule]:
         found += _range_rules(column(f"t_{place}"), what, f"t_{place}", table)
     if table.propensities and table.propensity is not None:
         found.append(_replay_rule(table))
+    for name in table.predictions:
+        what = "predicted reward" if name == "predicted_reward" else "predicted value"
+        found.append(Rule(f"the {what} is null or not a number", _missing(name), (name,)))
+        found.append(Rule(f"the {what} is infinite or NaN", _not_finite(name), (name,)))
     return found
 
 
@@ -220,7 +256,8 @@ def good(table: Table) -> Expression:
     if table.propensities and table.propensity is not None:
         gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
         keep.append(gap <= number(table.tolerance))
-    if table.labels and not table.propensities:
+    keep += [exp.func("abs", column(n)) <= number(LARGEST_DOUBLE) for n in table.predictions]
+    if table.labels and (not table.propensities or table.mixture is not None):
         keep.append(column("logger").isin(*map(string, table.labels)))
     if not table.labels:
         keep.append(exp.Not(this=column("logger").is_(exp.null())))
@@ -270,7 +307,7 @@ def role_text(table: Table, role: str) -> str:
     if role == "own":
         return "its logger's own"
     kind, _, place = role.partition("_")
-    listed = {"p": table.propensities, "t": table.targets}
+    listed = {"p": table.propensities, "t": table.targets, "v": table.predicted_values}
     if kind in listed and place:
         return _text(list(listed[kind].values())[int(place)])
     expression: Expression | None = getattr(table, role)

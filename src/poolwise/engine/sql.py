@@ -32,7 +32,7 @@ from poolwise.engine.rows import (
 )
 from poolwise.errors import UsageError
 from poolwise.log import SELECT, Log
-from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+from poolwise.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -125,9 +125,11 @@ def _probs(table: Table) -> exp.Select:
     """
     names = [f"p_{i}" for i in range(len(table.propensities))]
     names += [f"t_{i}" for i in range(len(table.targets))]
-    kept = [column("logger"), column("reward")]
+    kept = [column("logger"), column("reward"), *map(column, table.predictions)]
     if table.bucket is not None:
         kept.append(column("bucket"))
+    if table.mixture is not None:
+        names.append("estimated_mixture")
     mine = propensity(table)
     if table.log_probabilities:
         tops = [mine.copy(), *(column(n) for n in names if n.startswith("p_"))]
@@ -146,6 +148,8 @@ def _probs(table: Table) -> exp.Select:
 def mixture(request: Request) -> Expression:
     """The loggers mixed in proportion to their rows."""
     total: Expression
+    if request.table.mixture is not None:
+        return column("estimated_mixture")
     if request.counts is not None:
         rows_in_all = sum(request.counts.values())
         parts = [
@@ -180,7 +184,7 @@ def _ratios(request: Request) -> exp.Select:
         if f.name != "reward"
     ]
     probs: list[Expression] = [exp.Star()]
-    if table.propensities:
+    if table.propensities or table.mixture is not None:
         probs.append(mixture(request).as_("mixture", quoted=True))
     inner = exp.select(*probs).from_("probs")
     if request.counts is None and table.propensities:
@@ -192,7 +196,10 @@ def _factor(factor: Factor, table: Table) -> Expression:
     mixed = column("mixture")
     if factor.name in {"weight", "balanced_weight"}:
         prob = column(f"t_{list(table.targets).index(factor.target)}")
-        return prob / _not_zero(mixed if factor.name == "balanced_weight" else column("own"))
+        own = factor.name == "weight"
+        return _held_back(prob / _not_zero(column("own") if own else mixed), factor)
+    if factor.name in OF_MODEL:
+        return _of_model(factor, table)
     if factor.name == "overlap":
         return _least([column(f"p_{k}") for k in range(len(table.propensities))]) / _not_zero(
             column("own")
@@ -206,6 +213,26 @@ def _factor(factor: Factor, table: Table) -> Expression:
     return case(positive, mixed / _not_zero(prob.copy()), number(UNSUPPORTED))
 
 
+def _of_model(factor: Factor, table: Table) -> Expression:
+    if factor.name == "predicted_value":
+        return column(f"v_{list(table.predicted_values).index(factor.target)}")
+    predicted = column("predicted_reward")
+    return column("reward") - predicted if factor.name == "residual" else predicted
+
+
+def _held_back(weight: Expression, factor: Factor) -> Expression:
+    """The weight as the rule of a factor leaves it."""
+    if not factor.rule:
+        return weight
+    weight, bound = exp.paren(weight), number(factor.bound)
+    if factor.rule == "clip":
+        return exp.func("least", weight, bound)
+    if factor.rule == "switch":
+        return case(weight <= bound, weight.copy(), number(0.0))
+    square = exp.paren(weight.copy() * weight.copy() + bound.copy())
+    return bound * weight / square
+
+
 def _least(parts: list[exp.Column]) -> Expression:
     return exp.func("least", *parts) if len(parts) > 1 else parts[0]
 
@@ -216,10 +243,11 @@ def _not_zero(divisor: Expression) -> Expression:
 
 def factor_name(factor: Factor, table: Table) -> str:
     """Short SQL name of a row column: labels may hold anything, so they stay out."""
-    if factor.name in {"reward", "overlap"}:
+    if factor.name in {"reward", "overlap", "predicted_reward", "residual"}:
         return factor.name
     if factor.target:
-        return f"{factor.name}_{list(table.targets).index(factor.target)}"
+        rule = f"_{factor.rule}_{factor.bound!r}" if factor.rule else ""
+        return f"{factor.name}_{list(table.targets).index(factor.target)}{rule}"
     return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from poolwise.estimators.control import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.estimators.model import DirectMethod, DoublyRobust
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from poolwise.estimators.base import Estimator
 
@@ -18,4 +20,13 @@ BY_NAME: Mapping[str, type[Estimator]] = {
     "balanced": Balanced,
     "weighted": Weighted,
     "self-normalised": SelfNormalised,
+}
+# with a reward model the default uses it too
+WITH_MODEL: Mapping[str, Callable[[], Estimator]] = {
+    **BY_NAME,
+    "calibrated": partial(Calibrated, columns=("loggers", "target", "dr")),
+    "doubly-robust": DoublyRobust,
+    "direct-method": DirectMethod,
+    "doubly-robust-naive": partial(DoublyRobust, weights="naive"),
+    "doubly-robust-weighted": partial(DoublyRobust, weights="weighted"),
 }

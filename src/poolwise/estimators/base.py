@@ -100,4 +100,4 @@ def satterthwaite_freedom(moments: MomentsByLogger, parts: Mapping[str, float]) 
         return math.inf
     rows = sum(m.count for m in moments.values())
     free = {i: moments[i].count - 1 or rows - 1 for i in parts}  # alone: from all rows
-    return total**2 / sum(v**2 / free[i] for i, v in parts.items())
+    return 1 / sum((v / total) ** 2 / free[i] for i, v in parts.items())

@@ -30,6 +30,8 @@ from poolwise.moments import FloatArray, Moments, MomentsByLogger, pooled
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
+    PREDICTED_REWARD,
+    PREDICTED_VALUE,
     WEIGHT,
     WEIGHTED_REWARD,
     Needs,
@@ -40,10 +42,13 @@ from poolwise.terms import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-Columns = Literal["loggers", "target"]
+Columns = Literal["loggers", "target", "dr"]
+COLUMNS = ("loggers", "target", "dr")
 NULL_COLUMN = 1e-10  # of its mean square: a column with less variance is constant
 NULL_EIGENVALUE = 1e-9  # per column: directions below it are collinear
+CANCELLED = 1e-12  # of what was added and subtracted: less is left by rounding only
 ROWS_PER_COLUMN = 10  # effective rows that a slope must rest on
+BALANCED_PREDICTION = BALANCED_WEIGHT * PREDICTED_REWARD
 UNCOVERED = 3.29  # standard errors below 1: a mean weight there is no accident (p 0.0005)
 
 
@@ -109,22 +114,24 @@ class Calibrated:
 
     with $w$ the balanced weight and $b$ by least squares over all rows.  In large logs it is
     never worse than naive, balanced, weighted or any single log, and adding a log never
-    hurts.  The column of the target needs strict support; it is left out, with a finding,
-    where the mean weight shows that support is missing.
+    hurts.  Where there is a reward model, "dr" is $w \hat q - \sum_y \bar\pi \hat q$, and it is
+    never worse than doubly robust either.  The columns "target" and "dr" need strict support;
+    they are left out, with a finding, where the mean weight shows that support is missing.
 
     Attributes:
         columns: Which known means to use.
         guard: Fall back on fewer columns where the rows cannot bear them. Without it the
             columns are used as they are, as the formulas have it.
+        known: Loggers that have a column, where the others' probabilities are unknown and
+            the mixture was estimated; None says that all are known.
     """
 
     columns: tuple[Columns, ...] = ("loggers", "target")
     guard: bool = True
+    known: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        unknown = set(self.columns) - {"loggers", "target"}
-        if unknown or isinstance(self.columns, str):
-            raise UsageError(f"columns are 'loggers' and 'target', not {self.columns!r}")
+        check_columns(self.columns)
 
     @property
     def name(self) -> str:
@@ -133,42 +140,62 @@ class Calibrated:
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         if not crossed:
             return Needs(groups=((WEIGHTED_REWARD,),))
-        ratios = tuple(map(ratio, loggers[:-1]))  # the last one follows from the others
-        return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios),))
+        # the last one follows from the others, if all are known
+        ratios = tuple(map(ratio, loggers[:-1] if self.known is None else self.known))
+        model = (BALANCED_PREDICTION, PREDICTED_VALUE) if "dr" in self.columns else ()
+        return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios, *model),))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
         first = next(iter(moments.values()))
         if not first.has(BALANCED_REWARD):
             naive = stratified(moments, WEIGHTED_REWARD, by_count(moments))
             return replace(naive, findings=(AS_NAIVE,))
-        controls, findings = self._controls(moments)
-        within = "loggers" not in self.columns or len(controls) < len(moments)
+        columns, findings = (
+            bearable(moments, self.columns) if self.guard else (self.columns, ())
+        )
+        controls = controls_of(moments, columns, self.known)
+        within = "loggers" not in columns or self.known is not None
         found = regressed(moments, BALANCED_REWARD, controls, within=within)
         return replace(found, findings=findings)
 
-    def _controls(self, moments: MomentsByLogger) -> tuple[list[Control], tuple[Finding, ...]]:
-        target = Control({BALANCED_WEIGHT: 1.0}, 1.0)
-        chosen = {"loggers": logger_controls(moments), "target": [target]}
-        columns, findings = self._bearable(moments, len(moments) + 1)
-        return [c for name in columns for c in chosen[name]], findings
 
-    def _bearable(
-        self, moments: MomentsByLogger, size: int
-    ) -> tuple[tuple[Columns, ...], tuple[Finding, ...]]:
-        """Columns that these rows can bear, and why others were left out."""
-        together = pooled(moments.values())
-        if not self.guard or together.ddof == 0:
-            return self.columns, ()
-        if "target" in self.columns and _uncovered(moments):
-            return tuple(c for c in self.columns if c != "target"), (_no_cover(together),)
-        square = together.mean_square(BALANCED_WEIGHT)
-        effective = together.count * together.mean(BALANCED_WEIGHT) ** 2 / square
-        if effective < ROWS_PER_COLUMN:
-            return (), (_too_few(effective, "plain balanced IPS is used"),)
-        if effective < ROWS_PER_COLUMN * size and "loggers" in self.columns:
-            kept: tuple[Columns, ...] = ("target",) if "target" in self.columns else ()
-            return kept, (_too_few(effective, "the columns of the loggers are left out"),)
-        return self.columns, ()
+def check_columns(columns: object) -> None:
+    """Refuse what is no column."""
+    if not isinstance(columns, tuple) or set(columns) - set(COLUMNS):
+        raise UsageError(f"columns are 'loggers', 'target' and 'dr', not {columns!r}")
+
+
+def controls_of(
+    moments: MomentsByLogger, columns: Sequence[Columns], known: Sequence[str] | None = None
+) -> list[Control]:
+    """The known means that some columns stand for."""
+    alone = [Control({ratio(i): 1.0}, 1.0) for i in known or ()]
+    chosen = {
+        "loggers": logger_controls(moments) if known is None else alone,
+        "target": [Control({BALANCED_WEIGHT: 1.0}, 1.0)],
+        "dr": [Control({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)],
+    }
+    return [control for name in columns for control in chosen[name]]
+
+
+def bearable(
+    moments: MomentsByLogger, columns: tuple[Columns, ...]
+) -> tuple[tuple[Columns, ...], tuple[Finding, ...]]:
+    """Columns that these rows can bear, and why others were left out."""
+    together = pooled(moments.values())
+    if together.ddof == 0 or not columns:
+        return columns, ()
+    if columns != ("loggers",) and uncovered(moments):
+        return tuple(c for c in columns if c == "loggers"), (_no_cover(together),)
+    effective = effective_balanced(together)
+    size = len(moments) + 1 + ("dr" in columns)
+    if effective < ROWS_PER_COLUMN:
+        return (), (_too_few(effective, "no column is used"),)
+    if effective < ROWS_PER_COLUMN * size and columns != ("target",):
+        kept: tuple[Columns, ...] = ("target",) if "target" in columns else ()
+        left_out = " and ".join(repr(c) for c in columns if c not in kept)
+        return kept, (_too_few(effective, f"{left_out} are left out of the columns"),)
+    return columns, ()
 
 
 def logger_controls(moments: MomentsByLogger) -> list[Control]:
@@ -176,14 +203,17 @@ def logger_controls(moments: MomentsByLogger) -> list[Control]:
 
     It adds nothing to the span, but keeps the answer from hanging on the loggers' order.
     """
-    *others, last = moments
+    # loggers may come in any order; the last one is that which has no column of its own
+    first = next(iter(moments.values()))
+    last = next((i for i in moments if not first.has(ratio(i))), list(moments)[-1])
+    others = [i for i in moments if i != last]
     share = by_count(moments)
     rest = {ratio(i): -share[i] / share[last] for i in others}
     known = [Control({ratio(i): 1.0}, 1.0) for i in others]
     return [*known, Control(rest, 1.0 - 1.0 / share[last])]
 
 
-def _uncovered(moments: MomentsByLogger) -> bool:
+def uncovered(moments: MomentsByLogger) -> bool:
     """Whether the mean balanced weight is too far below 1 to be an accident."""
     mean = stratified(moments, BALANCED_WEIGHT, by_count(moments))
     if not math.isfinite(mean.variance):
@@ -194,16 +224,22 @@ def _uncovered(moments: MomentsByLogger) -> bool:
 
 
 def regressed(
-    moments: MomentsByLogger, outcome: Term, controls: Sequence[Control], *, within: bool
+    moments: MomentsByLogger,
+    outcome: Term | Mapping[Term, float],
+    controls: Sequence[Control],
+    *,
+    within: bool,
 ) -> Estimate:
     """The mean of an outcome, less what the controls explain of its luck.
+
+    The outcome is a term, or a combination of terms with their coefficients.
 
     With the columns of all loggers, pooled least squares is best; without them the spread
     *between* loggers would mislead it, so that only the spread `within` them counts.
     """
     together = pooled(moments.values())
     slopes, rank = least_squares(moments, outcome, controls, within=within)
-    parts = {outcome: 1.0}
+    parts = {outcome: 1.0} if isinstance(outcome, Term) else dict(outcome)
     for slope, control in zip(slopes, controls, strict=True):
         for term, part in control.parts.items():
             parts[term] = parts.get(term, 0.0) - slope * part
@@ -211,12 +247,25 @@ def regressed(
     value = sum(part * together.mean(term) for term, part in parts.items()) + known
     variance, freedom = stratified_variance(moments, parts)
     if together.ddof:
-        variance *= together.count / max(1, together.count - rank)
+        # few heavy rows decide the slopes: they are worth `effective` rows, not all
+        rows = effective_balanced(together)
+        variance *= rows / max(1.0, rows - rank)
+        freedom = max(1.0, min(freedom, rows - rank - 1))
     return Estimate(float(value), float(variance), by_count(moments), freedom)
 
 
+def effective_balanced(together: Moments) -> float:
+    """Rows of equal balanced weight that would be worth as much."""
+    square = together.mean_square(BALANCED_WEIGHT)
+    return together.count * together.mean(BALANCED_WEIGHT) ** 2 / square if square > 0 else 0.0
+
+
 def least_squares(
-    moments: MomentsByLogger, outcome: Term, controls: Sequence[Control], *, within: bool
+    moments: MomentsByLogger,
+    outcome: Term | Mapping[Term, float],
+    controls: Sequence[Control],
+    *,
+    within: bool,
 ) -> tuple[list[float], int]:
     """Slopes of an outcome on controls, and their rank.
 
@@ -224,13 +273,15 @@ def least_squares(
     are taken; without that tiny logs would blow the slopes up.
     """
     together = pooled(moments.values())
-    terms = list(dict.fromkeys([outcome, *(t for c in controls for t in c.parts)]))
+    parts = {outcome: 1.0} if isinstance(outcome, Term) else outcome
+    terms = list(dict.fromkeys([*parts, *(t for c in controls for t in c.parts)]))
     groups = list(moments.values()) if within else [together]
     scatter = sum((m.scatter_of(terms) for m in groups), np.zeros(()))
     covariance = scatter / together.count
     mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in controls])
     mix = mix.reshape(len(controls), len(terms))
-    inner, outer = mix @ covariance @ mix.T, mix @ covariance[:, 0]
+    wanted = np.array([parts.get(t, 0.0) for t in terms])
+    inner, outer = mix @ covariance @ mix.T, mix @ covariance @ wanted
     means = mix @ np.array([together.mean(t) for t in terms])
     spread = np.sqrt(np.maximum(np.diag(inner), 0.0))
     usable = np.diag(inner) > NULL_COLUMN * (np.diag(inner) + means**2)
@@ -268,7 +319,10 @@ def stratified_variance(
 def _spread(moments: Moments, terms: Iterable[Term], weights: FloatArray) -> float:
     if moments.count <= moments.ddof:
         return math.inf
-    return max(0.0, float(weights @ moments.covariance(list(terms)) @ weights))
+    covariance = moments.covariance(list(terms))
+    left = float(weights @ covariance @ weights)
+    cancelled = float(abs(weights) @ abs(covariance) @ abs(weights))
+    return left if left > CANCELLED * cancelled else 0.0
 
 
 AS_NAIVE = Finding(
@@ -284,8 +338,9 @@ def _no_cover(together: Moments) -> Finding:
     return Finding(
         "target-uncovered",
         f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
-        f"no logger plays, about {1 - mean:.1%} of the time. Calibrated leaves the column of "
-        "the target out, and what those actions earn is counted as 0.",
+        f"no logger plays, about {1 - mean:.1%} of the time, or probabilities are wrong (or, "
+        "where they were estimated, rough). The columns that rest on the target's weights are "
+        "left out.",
         "Log such actions before relying on any estimate, unless they are known to earn 0.",
         "alarm",
     )

@@ -11,23 +11,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.base import Estimate, by_count, row_variances, shares, stratified
+from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.findings import Finding
 from poolwise.moments import MomentsByLogger, pooled
 from poolwise.terms import (
     BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    REWARD,
     UNSUPPORTED,
     WEIGHTED_REWARD,
     Needs,
+    Term,
     second_moment,
+    weight_moment,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+Divergence = Literal["auto", "pooled", "own", "known", "reward-free"]
 FLOOR = 1e-3  # of its second moment: a divergence below it is the noise of a difference
 ROUNDING = 1e-24  # of the squared mean: a variance below it is the noise of equal rows
 
@@ -63,18 +69,28 @@ class Balanced:
 
     Unbiased if the mixture supports the target, and never worse than `Naive`. It needs
     the probability of every row under every logger.
+
+    Attributes:
+        shrink: Hold the weights back: less variance, some bias.
     """
+
+    shrink: Shrink | None = None
 
     @property
     def name(self) -> str:
-        return "balanced"
+        return "balanced" if self.shrink is None else f"balanced-{self.shrink.suffix}"
+
+    @property
+    def _term(self) -> Term:
+        return REWARD * shrunk_weight(self.shrink)
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         require_crossed(self.name, loggers, crossed=crossed)
-        return Needs(groups=((BALANCED_REWARD,),))
+        return Needs(shrink_means(self.shrink), ((self._term,),))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
-        return stratified(moments, BALANCED_REWARD, by_count(moments))
+        found = stratified(moments, self._term, by_count(moments))
+        return replace(found, findings=shrink_findings(moments, self.shrink))
 
 
 def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:
@@ -99,23 +115,25 @@ class Weighted:
     with $\sigma_i^2$ the divergence of the target from logger $i$.  Divergences are
     estimated from the rows: "pooled" lets every row speak for every logger and is the
     default where cross-propensities exist; "own" is the paper's plug-in, biased down and
-    unreliable with heavy weights; "known" takes the numbers in `known`.  With own
-    propensities only, and no choice made, the shares are those of `Naive`, and a
-    finding says so.
+    unreliable with heavy weights; "known" takes the numbers in `known`.  "reward-free" sets
+    $E_i[w_i^2]$ in their place, from the rows of all loggers: such shares never look at a
+    reward, which keeps them honest where a logger was trained on these logs (Zhan et al.,
+    2021), at the price of some percent of variance; the variance is that of pooled
+    divergences.  With own propensities only, and no choice made, the shares are those of
+    `Naive`, and a finding says so.
 
     Examples:
         >>> Weighted(divergence="known", known={"a": 252.81, "b": 4.2711}).name
         'weighted'
     """
 
-    divergence: Literal["auto", "pooled", "own", "known"] = "auto"
+    divergence: Divergence = "auto"
     known: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.divergence not in {"auto", "pooled", "own", "known"}:
-            raise UsageError(
-                f"divergence is 'pooled', 'own' or 'known', not {self.divergence!r}"
-            )
+        if self.divergence not in get_args(Divergence):
+            known = ", ".join(map(repr, get_args(Divergence)))
+            raise UsageError(f"divergence is one of {known}, not {self.divergence!r}")
         if (self.divergence == "known") != bool(self.known):
             raise UsageError("divergence='known' goes with known={logger: divergence}")
         if not all(value >= 0 for value in self.known.values()):
@@ -123,27 +141,33 @@ class Weighted:
 
     @property
     def name(self) -> str:
-        return "weighted"
+        return "weighted-reward-free" if self.divergence == "reward-free" else "weighted"
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        if self.divergence == "pooled":
-            require_crossed("weighted with pooled divergences", loggers, crossed=crossed)
+        if self.divergence in {"pooled", "reward-free"}:
+            what = f"weighted with {self.divergence} divergences"
+            require_crossed(what, loggers, crossed=crossed)
         missing = [i for i in loggers if self.known and i not in self.known]
         if missing:
             raise UsageError(f"`known` has no divergence for {', '.join(map(repr, missing))}")
         groups = ((WEIGHTED_REWARD,),)
         if self.known or not crossed:
             return Needs(groups=groups)
-        return Needs(tuple(map(second_moment, loggers)), ((BALANCED_REWARD,), *groups))
+        found = Needs(tuple(map(second_moment, loggers)), ((BALANCED_REWARD,), *groups))
+        if self.divergence == "reward-free":
+            found |= Needs(tuple(map(weight_moment, loggers)), ((BALANCED_WEIGHT,),))
+        return found
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
         if self.known:
-            return _with_divergences(moments, self.known)
+            return with_divergences(moments, self.known)
+        if self.divergence == "reward-free":
+            return _reward_free(moments)
         crossed = all(m.has(second_moment(i)) for i in moments for m in moments.values())
         if self.divergence == "own":
             return _own(moments, pooled_divergences(moments) if crossed else None)
         if crossed:
-            return _with_divergences(moments, pooled_divergences(moments))
+            return with_divergences(moments, pooled_divergences(moments))
         return _as_naive(moments, OWN_ONLY)
 
 
@@ -165,8 +189,40 @@ def pooled_divergences(moments: MomentsByLogger) -> dict[str, float]:
     return found
 
 
-def _with_divergences(moments: MomentsByLogger, divergence: Mapping[str, float]) -> Estimate:
-    """Shares and variance from divergences that do not hang on one log's own rows."""
+def weight_moments(moments: MomentsByLogger) -> dict[str, float]:
+    r"""Mean square of each logger's own weights, from the rows of all loggers.
+
+    $$v_i = \frac1n \sum_{rows} \frac{\bar\pi^2}{\pi_i \pi_{avg}} \approx E_i[w_i^2]$$
+
+    Infinite where a logger never plays what the target plays, rewarded or not.
+    """
+    together = pooled(moments.values())
+    square = together.mean_square(BALANCED_WEIGHT)
+    found = {i: together.mean(weight_moment(i)) for i in moments}
+    beyond = math.sqrt(UNSUPPORTED) * square
+    return {i: v if v < beyond or v == 0 else math.inf for i, v in found.items()}
+
+
+def _reward_free(moments: MomentsByLogger) -> Estimate:
+    """Shares from weights alone; the variance from pooled divergences."""
+    second = weight_moments(moments)
+    known = pooled_divergences(moments)
+    if not any(0 < v < math.inf for v in second.values()):
+        return with_divergences(moments, dict.fromkeys(moments, math.inf))
+    share = shares({i: m.count / second[i] for i, m in moments.items()})
+    return with_divergences(moments, known, share)
+
+
+def with_divergences(
+    moments: MomentsByLogger,
+    divergence: Mapping[str, float],
+    share: Mapping[str, float] | None = None,
+    terms: Sequence[Term] = (WEIGHTED_REWARD,),
+) -> Estimate:
+    """Shares and variance from divergences that do not hang on one log's own rows.
+
+    The value of a logger is the sum of the means of its `terms`.
+    """
     outside = [i for i in moments if math.isinf(divergence[i])]
     if len(outside) == len(moments):
         raise RefusedError(
@@ -174,8 +230,8 @@ def _with_divergences(moments: MomentsByLogger, divergence: Mapping[str, float])
             "weighted needs one logger at least that can play every rewarded action of the "
             "target, and each of these gives probability 0 to some. Use balanced.",
         )
-    share = shares(_precisions(moments, divergence))
-    value = sum(share[i] * m.mean(WEIGHTED_REWARD) for i, m in moments.items())
+    share = share or shares(_precisions(moments, divergence))
+    value = sum(share[i] * sum(map(m.mean, terms)) for i, m in moments.items())
     used = {i: s for i, s in share.items() if s > 0}
     variance = sum(s**2 * divergence[i] / moments[i].count for i, s in used.items())
     exact = any(m.ddof == 0 for m in moments.values())

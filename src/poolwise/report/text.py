@@ -21,7 +21,7 @@ def lesson(evaluation: Evaluation) -> str:
     return (
         f"Logger {biggest!r} wrote {percent(evaluation.rows[biggest] / total)} of the rows, "
         f"but it is so unlike {name!r} that weighted gives it a share of {percent(share)} "
-        "only. Pooling naively lets its few large weights drown the rest: calibrated is as sure "
-        f"from these {count_text(total)} rows as naive would be from "
+        "only. Pooling naively lets its few large weights drown the rest: calibrated is as "
+        f"sure from these {count_text(total)} rows as naive would be from "
         f"{count_text(worth * total)}."
     )

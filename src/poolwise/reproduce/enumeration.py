@@ -173,11 +173,12 @@ def _total(task: Task, problem: Problem) -> tuple[FloatArray, FloatArray]:
 
 
 def _run(task: Task, problem: Problem, parts: Sequence[slice]) -> tuple[FloatArray, FloatArray]:
-    totals = task(problem.slab(parts[0]))
+    first, second = task(problem.slab(parts[0]))
     for part in parts[1:]:
-        for total, more in zip(totals, task(problem.slab(part)), strict=True):
-            total += more
-    return totals
+        more, besides = task(problem.slab(part))
+        first += more
+        second += besides
+    return first, second
 
 
 def _columns(slab: Slab, value: float) -> tuple[FloatArray, FloatArray]:

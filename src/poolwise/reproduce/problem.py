@@ -7,21 +7,22 @@ is the number of labels assigned correctly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from poolwise.crf import BitArray, LabelPolicy, PairwiseCRF, UnaryCRF
-from poolwise.datasets import Dataset, Labelled
 from poolwise.reproduce.enumeration import Mix, Slab
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from poolwise.datasets import Dataset, Labelled
     from poolwise.policy import FloatArray
 
 Structure: TypeAlias = Literal["unary", "pairwise"]
-CRFS: Mapping[Structure, type[UnaryCRF] | type[PairwiseCRF]] = {
+CRFS: Mapping[Structure, type[UnaryCRF | PairwiseCRF]] = {
     "unary": UnaryCRF,
     "pairwise": PairwiseCRF,
 }

@@ -1,0 +1,14 @@
+"""Figure 3 of the paper: the weighted estimator against the naive one, and gamma.
+
+Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are kept
+there, so that a run which was stopped goes on where it was.
+
+    python experiments/figure3_weighted.py --data DIR --out DIR
+"""
+
+from __future__ import annotations
+
+from poolwise.reproduce.run import figure_command
+
+if __name__ == "__main__":
+    figure_command(3)

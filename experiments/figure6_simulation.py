@@ -1,0 +1,14 @@
+"""Section 7.1 of the paper: simulated means and variances against the exact ones.
+
+Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are kept
+there, so that a run which was stopped goes on where it was.
+
+    python experiments/figure6_simulation.py --data DIR --out DIR
+"""
+
+from __future__ import annotations
+
+from poolwise.reproduce.run import figure_command
+
+if __name__ == "__main__":
+    figure_command(6)

@@ -1,0 +1,122 @@
+"""Cross-fitted slopes: the last bias of calibrated, taken out.
+
+Slopes that were fitted to the same rows they correct leave a bias of the order of
+columns over rows.  Fitted to the other folds, they are numbers given beforehand as far
+as a fold is concerned, and the estimate is exactly unbiased.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.base import Estimate, by_count
+from poolwise.estimators.control import (
+    Calibrated,
+    Control,
+    bearable,
+    controls_of,
+    least_squares,
+    stratified_variance,
+)
+from poolwise.moments import MomentsByLogger, pooled
+from poolwise.terms import BALANCED_REWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poolwise.findings import Finding
+    from poolwise.terms import Needs, Term
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """Calibrated, each fold corrected with slopes from the others.
+
+    Attributes:
+        inner: Which columns to use.
+        folds: Into how many parts the rows are split.
+    """
+
+    inner: Calibrated = field(default_factory=Calibrated)
+    folds: int = 5
+
+    def __post_init__(self) -> None:
+        if self.folds < 2:
+            raise UsageError(f"cross-fitting needs two folds at least, not {self.folds}")
+
+    @property
+    def name(self) -> str:
+        return "cross-fitted"
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        if not crossed:
+            raise RefusedError(
+                "cross-fitted-refused", "cross-fitted needs `propensities` under every logger"
+            )
+        return self.inner.needs(loggers, crossed=crossed)
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        """What it tends to in large logs, where the folds no longer matter."""
+        return self.inner.estimate(moments)
+
+    def estimate_folds(self, buckets: Sequence[MomentsByLogger]) -> Estimate:
+        """The estimate from rows that were split into buckets."""
+        whole = _merged(buckets)
+        folds = [_merged(buckets[k :: self.folds]) for k in range(self.folds)]
+        short = [i for i in whole if any(i not in fold for fold in folds)]
+        if short:
+            found = ", ".join(f"{i!r} ({whole[i].count:,} rows)" for i in short)
+            raise RefusedError(
+                "too-few-for-folds", f"{found} has no rows in some of the {self.folds} folds"
+            )
+        columns = self.inner.columns
+        findings: tuple[Finding, ...] = ()
+        if self.inner.guard:
+            columns, findings = bearable(whole, self.inner.columns)
+        controls = controls_of(whole, columns, self.inner.known)  # the mixture is of all rows
+        within = "loggers" not in columns
+        parts = []
+        for k in range(self.folds):
+            others = _merged([fold for j, fold in enumerate(folds) if j != k])
+            slopes, _ = least_squares(others, BALANCED_REWARD, controls, within=within)
+            parts.append(_residual(slopes, controls))
+        return _combined(whole, folds, parts, findings)
+
+
+def _residual(
+    slopes: Sequence[float], controls: Sequence[Control]
+) -> tuple[dict[Term, float], float]:
+    """Coefficients of a corrected row, and the constant beside them."""
+    parts = {BALANCED_REWARD: 1.0}
+    for slope, control in zip(slopes, controls, strict=True):
+        for term, part in control.parts.items():
+            parts[term] = parts.get(term, 0.0) - slope * part
+    return parts, sum(s * c.mean for s, c in zip(slopes, controls, strict=True))
+
+
+def _merged(buckets: Sequence[MomentsByLogger]) -> MomentsByLogger:
+    loggers = dict.fromkeys(i for bucket in buckets for i in bucket)
+    return {i: pooled(b[i] for b in buckets if i in b) for i in loggers}
+
+
+def _combined(
+    whole: MomentsByLogger,
+    folds: Sequence[MomentsByLogger],
+    parts: Sequence[tuple[dict[Term, float], float]],
+    findings: tuple[Finding, ...],
+) -> Estimate:
+    """Folds in proportion to their rows; loggers in proportion to theirs in all folds."""
+    share = by_count(whole)
+    rows = sum(m.count for m in whole.values())
+    value, variance = 0.0, 0.0
+    for fold, (coefficients, constant) in zip(folds, parts, strict=True):
+        size = sum(m.count for m in fold.values()) / rows
+        means = {
+            i: sum(c * m.mean(t) for t, c in coefficients.items()) for i, m in fold.items()
+        }
+        value += size * (sum(share[i] * mean for i, mean in means.items()) + constant)
+        variance += size**2 * stratified_variance(fold, coefficients)[0]
+    freedom = stratified_variance(whole, parts[0][0])[1]
+    return Estimate(value, variance, share, freedom, findings)

@@ -1,0 +1,183 @@
+"""Estimators that use a reward model: the direct method and doubly robust ones.
+
+A model says what every action would have earned; rows say how wrong it is.  The
+direct method believes the model.  A doubly robust estimate adds the weighted
+residuals of the rows, which makes it unbiased whatever the model says, and as
+precise as any estimator can be if the model is right.
+
+Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021); METHODS B8, B10.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from poolwise.errors import UsageError
+from poolwise.estimators.base import Estimate, by_count, stratified
+from poolwise.estimators.control import stratified_variance, uncovered
+from poolwise.estimators.ips import FLOOR, OWN_ONLY, require_crossed, with_divergences
+from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
+from poolwise.findings import Finding
+from poolwise.moments import MomentsByLogger, pooled
+from poolwise.terms import (
+    BALANCED_WEIGHT,
+    PREDICTED_VALUE,
+    RESIDUAL,
+    UNSUPPORTED,
+    WEIGHT,
+    Needs,
+    Term,
+    residual_moment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OWN_SCORE = (PREDICTED_VALUE, WEIGHT * RESIDUAL)
+BALANCED_RESIDUAL = BALANCED_WEIGHT * RESIDUAL
+
+
+@dataclass(frozen=True)
+class DirectMethod:
+    r"""What the reward model says the target earns, averaged over all contexts.
+
+    $$\hat U = \frac1n \sum_{rows} \sum_y \bar\pi(y|x) \hat q(x, y)$$
+
+    It has little variance, and a bias that no row can show: use it to see what the model
+    believes, not to decide.
+    """
+
+    @property
+    def name(self) -> str:
+        return "direct-method"
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        del loggers, crossed
+        return Needs(groups=((PREDICTED_VALUE,),))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        found = stratified(moments, PREDICTED_VALUE, by_count(moments))
+        return replace(found, findings=(MODEL_ONLY,))
+
+
+@dataclass(frozen=True)
+class DoublyRobust:
+    r"""A reward model, corrected by the weighted residuals of the rows.
+
+    $$\hat U = \frac1n \sum_{rows} \Big( \sum_y \bar\pi(y|x) \hat q(x, y)
+      + w (\delta - \hat q(x, y)) \Big)$$
+
+    Unbiased for every model that did not see the row it predicts, if the loggers together
+    can play all that the target plays, rewarded or not.  "balanced" takes the weight against
+    the mixture and is the efficient choice; "naive" takes it against the row's own logger, and
+    "weighted" also combines the logs in the shares of least variance.
+
+    Attributes:
+        weights: Which weight the residuals get.
+        shrink: Hold balanced weights back: less variance, some bias (SWITCH, DRos).
+
+    Examples:
+        >>> DoublyRobust().name, DoublyRobust(shrink=Shrink("switch", 1.5)).name
+        ('doubly-robust', 'doubly-robust-switch-1.5')
+    """
+
+    weights: Literal["balanced", "naive", "weighted"] = "balanced"
+    shrink: Shrink | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights not in {"balanced", "naive", "weighted"}:
+            raise UsageError(
+                f"weights are 'balanced', 'naive' or 'weighted', not {self.weights!r}"
+            )
+        if self.weights != "balanced" and self.shrink is not None:
+            raise UsageError("shrink goes with weights='balanced'")
+
+    @property
+    def name(self) -> str:
+        kind = "" if self.weights == "balanced" else f"-{self.weights}"
+        return f"doubly-robust{kind}" + (f"-{self.shrink.suffix}" if self.shrink else "")
+
+    @property
+    def _score(self) -> tuple[Term, Term]:
+        return PREDICTED_VALUE, shrunk_weight(self.shrink) * RESIDUAL
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        own = Needs(groups=(OWN_SCORE,))
+        if self.weights == "naive" or (self.weights == "weighted" and not crossed):
+            return own
+        if self.weights == "weighted":
+            means = tuple(map(residual_moment, loggers))
+            return own | Needs(means, ((PREDICTED_VALUE, BALANCED_RESIDUAL),))
+        require_crossed(self.name, loggers, crossed=crossed)
+        return Needs(shrink_means(self.shrink), (self._score, (BALANCED_WEIGHT,)))
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        if self.weights == "naive":
+            return _scored(moments, OWN_SCORE)
+        if self.weights == "weighted":
+            return _weighted(moments)
+        findings = shrink_findings(moments, self.shrink)
+        if uncovered(moments):
+            mean = pooled(moments.values()).mean(BALANCED_WEIGHT)
+            findings = (_extrapolated(mean), *findings)
+        return replace(_scored(moments, self._score), findings=findings)
+
+
+def _scored(moments: MomentsByLogger, score: tuple[Term, Term]) -> Estimate:
+    """Mean and stratified variance of a sum of two terms."""
+    together = pooled(moments.values())
+    variance, freedom = stratified_variance(moments, dict.fromkeys(score, 1.0))
+    return Estimate(sum(map(together.mean, score)), variance, by_count(moments), freedom)
+
+
+def _weighted(moments: MomentsByLogger) -> Estimate:
+    if not all(m.has(residual_moment(i)) for i in moments for m in moments.values()):
+        return replace(_scored(moments, OWN_SCORE), findings=(OWN_ONLY,))
+    found = score_divergences(moments)
+    return with_divergences(moments, found, terms=OWN_SCORE)
+
+
+def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
+    r"""Variance of one doubly robust score of each logger, from the rows of all.
+
+    $$D_i = E[v^2] + 2 E[v w e] + E_{avg}[w^2 e^2 \pi_{avg} / \pi_i] - \hat U^2$$
+
+    with $v$ the predicted value and $e$ the residual: only the third part differs between
+    the loggers.  Infinite where a logger cannot have written a row that counts.
+    """
+    together = pooled(moments.values())
+    value = together.mean(PREDICTED_VALUE) + together.mean(BALANCED_RESIDUAL)
+    scatter = together.scatter_of([PREDICTED_VALUE, BALANCED_RESIDUAL])
+    cross = scatter[0, 1] / together.count
+    cross += together.mean(PREDICTED_VALUE) * together.mean(BALANCED_RESIDUAL)
+    common = together.mean_square(PREDICTED_VALUE) + 2 * cross
+    square = together.mean_square(BALANCED_RESIDUAL)
+    floor = FLOOR if together.ddof else 0.0
+    found = {}
+    for logger in moments:
+        second = together.mean(residual_moment(logger))
+        supported = second < math.sqrt(UNSUPPORTED) * square or second == 0
+        least = floor * (second + common)
+        found[logger] = max(float(second + common - value**2), least) if supported else math.inf
+    return found
+
+
+MODEL_ONLY = Finding(
+    "model-only",
+    "The direct method reports what the reward model believes: its interval knows nothing of "
+    "the model's errors.",
+    "Rely on doubly-robust or calibrated, which let the rows correct the model.",
+)
+
+
+def _extrapolated(mean: float) -> Finding:
+    return Finding(
+        "target-uncovered",
+        f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
+        f"no logger plays, about {1 - mean:.1%} of the time. What those earn comes from the "
+        "reward model alone, which no row could correct.",
+        "Log such actions before relying on any estimate.",
+        "alarm",
+    )

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from poolwise.errors import SourceError
+from poolwise.reproduce.store import Store, read_csv, write_csv, write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poolwise.reproduce.panels import Row
+
+ROWS: list[Row] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
+
+
+def test_a_cell_comes_back_only_with_its_settings(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("scene/panel", {"seed": 1}, ROWS)
+    assert store.get("scene/panel", {"seed": 1}) == ROWS
+    assert store.get("scene/panel", {"seed": 2}) is None
+    assert store.get("scene/other", {"seed": 1}) is None
+
+
+def test_a_damaged_cell_is_computed_again(tmp_path: Path) -> None:
+    (tmp_path / "cell.json").write_text('{"settings": {"se')
+    assert Store(tmp_path).get("cell", {"seed": 1}) is None
+
+
+def test_csv_keeps_every_digit(tmp_path: Path) -> None:
+    write_csv(tmp_path / "rows.csv", ROWS)
+    assert read_csv(tmp_path / "rows.csv") == ROWS
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathlib.Path.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SourceError, match="cannot be written"):
+        write_whole(tmp_path / "file" / "below", b"")

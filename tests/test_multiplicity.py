@@ -1,0 +1,147 @@
+"""Many candidates at once: exact cases, laws, simultaneous coverage."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
+
+from poolwise.errors import UsageError
+from poolwise.multiplicity import bonferroni, bonferroni_critical, holm, max_t_critical
+
+p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+
+
+def critical(covariance: object, level: float = 0.95, draws: int = 200_000) -> float:
+    table = np.asarray(covariance, dtype=np.float64)
+    return max_t_critical(table, level, np.random.default_rng(20), draws)
+
+
+def sidak(count: int, level: float) -> float:
+    return float(special.ndtri((1 + level ** (1 / count)) / 2))
+
+
+def test_one_candidate_needs_the_normal_quantile() -> None:
+    assert critical([[4.0]]) == pytest.approx(1.959964, abs=1e-6)
+    assert critical([[1e-30]], 0.9) == pytest.approx(1.644854, abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_independent_candidates_need_sidaks_quantile(count: int) -> None:
+    assert critical(np.eye(count)) == pytest.approx(sidak(count, 0.95), abs=0.004)
+
+
+def test_two_candidates_of_correlation_one_half() -> None:
+    # P(|X| ≤ c, |Y| ≤ c) = ∫ φ(x) [Φ((c - x/2)/s) - Φ((-c - x/2)/s)] dx, s = sqrt(3)/2
+    found = critical([[1.0, 0.5], [0.5, 1.0]])
+    points, step = np.linspace(-found, found, 20_001, retstep=True)
+    density = np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
+    scale = math.sqrt(0.75)
+    inside = special.ndtr((found - points / 2) / scale) - special.ndtr(
+        (-found - points / 2) / scale
+    )
+    assert float((density * inside).sum() * step) == pytest.approx(0.95, abs=5e-4)
+
+
+def test_copies_of_one_candidate_cost_nothing() -> None:
+    sizes = np.array([1.0, -2.0, 5.0])  # one estimate in three units, one of them flipped
+    assert critical(np.outer(sizes, sizes)) == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_a_singular_covariance_needs_what_its_parts_need() -> None:
+    apart = [[1.0, 0.0], [0.0, 4.0]]
+    doubled = [[1.0, 0.0, 2.0], [0.0, 4.0, 0.0], [2.0, 0.0, 4.0]]
+    assert critical(doubled) == pytest.approx(critical(apart), abs=0.005)
+
+
+def test_a_candidate_without_variance_is_left_out() -> None:
+    padded = np.zeros((4, 4))
+    padded[np.ix_([0, 2], [0, 2])] = [[1.0, 0.5], [0.5, 1.0]]
+    assert critical(padded) == critical([[1.0, 0.5], [0.5, 1.0]])
+    assert critical(np.zeros((3, 3))) == pytest.approx(1.959964, abs=1e-6)
+    assert critical(np.zeros((0, 0))) == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_number() -> None:
+    table = np.eye(3) + 0.2
+    once, again = critical(table, draws=20_000), critical(table, draws=20_000)
+    assert once == again
+    other = max_t_critical(table, 0.95, np.random.default_rng(21), 20_000)
+    assert other == pytest.approx(once, abs=0.02)
+    assert other != once
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1), st.floats(0.5, 0.99))
+def test_the_critical_value_lies_between_one_test_and_sidaks(
+    candidates: int, rank: int, seed: int, level: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    loadings = rng.normal(size=(candidates, rank))
+    covariance = loadings @ loadings.T
+    found = critical(covariance, level, draws=500)
+    assert sidak(1, level) - 1e-9 <= found <= sidak(candidates, level) + 1e-9
+    scales = np.exp(rng.normal(size=candidates))
+    scaled = critical(covariance * np.outer(scales, scales), level, draws=500)
+    assert scaled == pytest.approx(found, abs=0.2)  # eigenvectors turn, so the draws do
+
+
+@given(st.floats(0.5, 0.98), st.floats(0.001, 0.01))
+def test_a_higher_level_is_wider(level: float, step: float) -> None:
+    table = np.array([[1.0, 0.3], [0.3, 1.0]])
+    assert critical(table, level, draws=200) < critical(table, level + step, draws=200)
+
+
+def test_simultaneous_intervals_cover_together() -> None:
+    rng = np.random.default_rng(30)
+    loadings = rng.normal(size=(8, 3))
+    covariance = loadings @ loadings.T + 0.1 * np.eye(8)
+    errors = rng.multivariate_normal(np.zeros(8), covariance, size=20_000)
+    furthest = np.abs(errors / np.sqrt(np.diag(covariance))).max(axis=1)
+    covered = float((furthest <= critical(covariance)).mean())
+    # four standard errors of 20,000 draws, 0.0062
+    assert covered == pytest.approx(0.95, abs=0.0062)
+
+
+def test_bonferroni_of_twenty_candidates() -> None:
+    assert bonferroni_critical(20, 0.95) == pytest.approx(3.02, abs=0.005)
+    assert bonferroni_critical(1, 0.95) == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_holm_is_worked_out_by_hand() -> None:
+    # sorted 0.005, 0.01, 0.03, 0.04; times 4, 3, 2, 1: 0.02, 0.03, 0.06, 0.04, and the
+    # last may not be below the one before
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert bonferroni([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.04, 0.16, 0.12, 0.02])
+    assert holm([0.5, 0.9, 0.4]) == pytest.approx([1.0, 1.0, 1.0])
+    assert holm([]).tolist() == []
+
+
+@given(p_values)
+def test_holm_lies_between_the_plain_p_values_and_bonferroni(values: list[float]) -> None:
+    plain, adjusted, strict = np.array(values), holm(values), bonferroni(values)
+    assert (plain <= adjusted).all()
+    assert (adjusted <= strict + 1e-15).all()
+    assert adjusted.min() == strict.min()
+    assert (np.diff(adjusted[np.argsort(plain, kind="stable")]) >= 0).all()
+    assert holm(values[::-1]).tolist() == adjusted[::-1].tolist()
+
+
+def test_what_has_no_meaning_is_refused() -> None:
+    with pytest.raises(UsageError, match="square"):
+        critical([[1.0, 0.0]])
+    with pytest.raises(UsageError, match="finite entries"):
+        critical([[math.nan]])
+    with pytest.raises(UsageError, match="finite entries"):
+        critical([[-1.0]])
+    with pytest.raises(UsageError, match="did you mean"):
+        critical(np.eye(2), 95)
+    with pytest.raises(UsageError, match="draws"):
+        critical(np.eye(2), draws=0)
+    with pytest.raises(UsageError, match="2 of 3 p-values"):
+        holm([0.5, 1.5, math.nan])
+    with pytest.raises(UsageError, match="positive"):
+        bonferroni_critical(0, 0.95)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.sparse import csr_array
+from sklearn.linear_model import LogisticRegression
+
+import poolwise as pw
+from poolwise.crf import PairwiseCRF, UnaryCRF
+from poolwise.errors import UsageError
+from poolwise.simulate import ByRow, bandit_log, correct_labels, true_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROWS = 300
+
+
+def multi_label() -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    contexts = rng.normal(size=(ROWS, 3))
+    return contexts, (contexts[:, :2] + rng.normal(size=(ROWS, 2)) > 0).astype(np.uint8)
+
+
+def multi_class() -> tuple[Any, Any]:
+    rng = np.random.default_rng(2)
+    contexts = rng.normal(size=(ROWS, 2))
+    return contexts, np.digitize(contexts[:, 0], [-0.5, 0.5])
+
+
+def table(log: pw.Log) -> dict[str, Any]:
+    source = log.source
+    assert isinstance(source, pa.Table)
+    return {name: np.array(source[name].to_pylist()) for name in source.column_names}
+
+
+def test_rewards_of_label_vectors_count_what_is_right() -> None:
+    labels = np.array([[1, 0, 1], [1, 1, 1]])
+    assert correct_labels(labels, np.array([5, 0])).tolist() == [3, 0]
+
+
+def test_a_multi_label_log_has_all_cross_propensities() -> None:
+    contexts, labels = multi_label()
+    loggers = {
+        "a": UnaryCRF.fit(contexts[:30], labels[:30]),
+        "b": PairwiseCRF.fit(contexts[:90], labels[:90]),
+    }
+    target = UnaryCRF.fit(contexts, labels)
+    log = bandit_log(
+        contexts,
+        labels,
+        loggers=loggers,
+        counts={"a": 40, "b": 25},
+        rng=np.random.default_rng(3),
+        targets={"target": target},
+    )
+    rows = table(log)
+    assert (rows["logger"] == np.repeat(["a", "b"], [40, 25])).all()
+    own = np.where(rows["logger"] == "a", rows["propensity_0"], rows["propensity_1"])
+    assert (own == rows["propensity"]).all()
+    for k, policy in enumerate(loggers.values()):
+        logs = policy.log_prob(contexts[rows["row"]], rows["action"])
+        np.testing.assert_allclose(rows[f"propensity_{k}"], np.exp(logs), rtol=1e-12)
+    assert (rows["features"] == contexts[rows["row"]]).all()
+    assert (
+        rows["reward"].tolist() == correct_labels(labels[rows["row"]], rows["action"]).tolist()
+    )
+    by_column = pw.evaluate(log, "target_prob")["target"].estimates
+    by_policy = pw.evaluate(log, target)["target"].estimates
+    for name, estimate in by_column.items():
+        assert by_policy[name].value == pytest.approx(estimate.value, rel=1e-12)
+
+
+def test_a_multi_class_log_estimates_the_true_value() -> None:
+    contexts, classes = multi_class()
+    model = LogisticRegression().fit(contexts, classes)
+    target = pw.EpsilonGreedy(model, actions=[0, 1, 2], epsilon=0.2)
+    log = bandit_log(
+        contexts,
+        classes,
+        loggers={"uniform": pw.Uniform([0, 1, 2]), "model": pw.Classifier(model)},
+        counts={"uniform": 3000, "model": 5000},
+        rng=np.random.default_rng(4),
+    )
+    truth = true_value(contexts, classes, target)
+    hits = np.mean(model.predict(contexts) == classes)
+    assert truth == pytest.approx(0.8 * hits + 0.2 / 3, rel=1e-12)
+    for name, found in pw.evaluate(log, target)["target"].estimates.items():
+        assert abs(found.value - truth) < 4 * found.std_error, name
+
+
+def test_the_true_value_of_a_crf_is_the_mean_of_its_marginals() -> None:
+    contexts, labels = multi_label()
+    crf = UnaryCRF.fit(contexts, labels)
+    chance = 1 / (1 + np.exp(-crf.scores(contexts)))
+    expected = np.where(labels == 1, chance, 1 - chance).sum(axis=1).mean()
+    assert true_value(contexts, labels, crf) == pytest.approx(expected, rel=1e-12)
+
+
+def test_sparse_contexts_are_found_by_row() -> None:
+    contexts, labels = multi_label()
+    contexts[np.abs(contexts) < 0.3] = 0
+    sparse, crf = csr_array(contexts), UnaryCRF.fit(contexts, labels)
+    log = bandit_log(
+        sparse, labels, loggers={"a": crf}, counts={"a": 50}, rng=np.random.default_rng(5)
+    )
+    rows = table(log)
+    assert "features" not in rows
+    expected = np.mean(rows["reward"])  # the target is the logger: all weights are 1
+    found = pw.evaluate(log, ByRow(crf, sparse), "naive")["target"].estimates["naive"]
+    assert found.value == pytest.approx(expected, rel=1e-12)
+
+
+def test_every_draw_has_randomness_of_its_own() -> None:
+    contexts, labels = multi_label()
+    uniform = pw.Uniform([0, 1, 2, 3])
+    log = bandit_log(
+        contexts,
+        labels,
+        loggers={"a": uniform, "b": uniform},
+        counts={"a": 20_000, "b": 20_000},
+        rng=np.random.default_rng(6),
+    )
+    rows = table(log)
+    first, second = np.split(rows["row"], 2), np.split(rows["action"], 2)
+    for left, right in (first, second, (first[0], second[0])):
+        assert abs(np.corrcoef(left, right)[0, 1]) < 4 / np.sqrt(20_000)
+
+
+def test_the_same_generator_gives_the_same_log() -> None:
+    contexts, labels = multi_label()
+    crf = UnaryCRF.fit(contexts, labels)
+    once, again = (
+        table(
+            bandit_log(
+                contexts,
+                labels,
+                loggers={"a": crf},
+                counts={"a": 30},
+                rng=np.random.default_rng(7),
+            )
+        )
+        for _ in range(2)
+    )
+    assert all((once[name] == again[name]).all() for name in once)
+
+
+def test_named_columns_and_a_reward_of_your_own() -> None:
+    contexts, classes = multi_class()
+    columns = {"x": contexts[:, 0], "y": contexts[:, 1]}
+    model = LogisticRegression().fit(contexts, classes)
+    log = bandit_log(
+        columns,
+        classes,
+        loggers={"m": pw.Classifier(model)},
+        counts={"m": 10},
+        rng=np.random.default_rng(8),
+        reward=lambda labels, actions: -np.abs(labels - actions).astype(float),
+    )
+    rows = table(log)
+    assert set(rows["reward"]) <= {0.0, -1.0, -2.0}
+    assert log.context == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("counts", "labels", "said"),
+    [
+        ({"b": 1}, ROWS, "of every logger"),
+        ({"a": 0}, ROWS, "above 0"),
+        ({"a": 1.5}, ROWS, "whole numbers"),
+        ({"a": 1}, ROWS - 1, "do not go with"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    counts: Mapping[str, int], labels: int, said: str
+) -> None:
+    contexts, classes = multi_class()
+    with pytest.raises(UsageError, match=said):
+        bandit_log(
+            contexts,
+            classes[:labels],
+            loggers={"a": pw.Uniform([0, 1, 2])},
+            counts=counts,
+            rng=np.random.default_rng(9),
+        )
+
+
+def test_a_policy_without_actions_cannot_act() -> None:
+    contexts, classes = multi_class()
+    with pytest.raises(UsageError, match="does not know all its actions"):
+        bandit_log(
+            contexts,
+            classes,
+            loggers={"a": lambda batch: np.ones(len(batch))},
+            counts={"a": 1},
+            rng=np.random.default_rng(9),
+        )
+    with pytest.raises(UsageError, match="no finite sum"):
+        true_value(contexts, classes, lambda batch: np.ones(len(batch)))

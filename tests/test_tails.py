@@ -1,0 +1,172 @@
+"""The tail index: reference numbers, what it ignores, what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from poolwise.errors import UsageError
+from poolwise.tails import pareto_shape, tail_index, tail_size
+
+FloatArray = NDArray[np.float64]
+
+
+def largest(weights: FloatArray) -> FloatArray:
+    return np.sort(weights)[-(tail_size(len(weights)) + 1) :]
+
+
+def pareto(count: int, index: float) -> FloatArray:
+    """Quantiles of the Pareto distribution with the given tail index."""
+    return (1 - (np.arange(count) + 0.5) / count) ** -index
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (1, 5),
+        (25, 5),
+        (26, 6),  # ⌈5.2⌉
+        (225, 45),  # 225/5 = 3 √225: the two rules meet
+        (226, 46),  # ⌈45.0999⌉ by the root, 45.2 by the share
+        (1000, 95),  # ⌈94.87⌉
+        (1_000_000, 3000),
+    ],
+)
+def test_the_tail_shrinks_as_a_share(count: int, expected: int) -> None:
+    assert tail_size(count) == expected
+
+
+def test_the_tail_index_of_pareto_quantiles() -> None:
+    found = tail_index(largest(pareto(1000, 0.5)), 1000)
+    assert found.value == pytest.approx(0.49709, abs=5e-6)
+    assert found.threshold == pytest.approx(2 / 3)
+    assert not found.discrete
+    assert not found.heavy
+
+
+@pytest.mark.parametrize(
+    ("count", "threshold"),
+    [(1, 0.0), (10, 0.0), (100, 0.5), (1000, 2 / 3), (10_000, 0.7), (10**9, 0.7)],
+)
+def test_the_threshold_rises_with_the_rows(count: int, threshold: float) -> None:
+    weights = np.ones(min(count, tail_size(count) + 1))
+    assert tail_index(weights, count).threshold == pytest.approx(threshold)
+
+
+@pytest.mark.parametrize(("index", "mean"), [(0.5, 0.506), (2 / 3, 0.643)])
+def test_sampled_weights_give_their_index_on_average(index: float, mean: float) -> None:
+    rng = np.random.default_rng(12)
+    found = [tail_index(largest((1 - rng.random(1000)) ** -index), 1000) for _ in range(200)]
+    values = np.array([f.value for f in found])
+    # the reference means are simulated as well: four errors of a difference of such means
+    assert values.mean() == pytest.approx(mean, abs=4 * math.sqrt(2 / 200) * values.std(ddof=1))
+
+
+def test_a_tail_beyond_the_threshold_is_heavy() -> None:
+    assert tail_index(largest(pareto(10_000, 1.0)), 10_000).heavy
+    assert not tail_index(largest(np.linspace(0, 3, 10_000)), 10_000).heavy
+
+
+def test_an_exponential_tail_has_index_zero_before_the_prior() -> None:
+    # k = 0 pulled towards 1/2 by ten rows in 400: 5/410 = 0.0122, and the grid's own error
+    quantiles = -np.log(1 - (np.arange(400) + 0.5) / 400)
+    assert pareto_shape(quantiles) == pytest.approx(0.0122, abs=0.02)
+
+
+def plain_shape(excesses: list[float]) -> float:
+    """Zhang & Stephens (2009) as printed, with 30 + √n points and a prior of ten rows."""
+    count = len(excesses)
+    points = 30 + int(math.sqrt(count))
+    quartile = excesses[int(count / 4 + 0.5) - 1]
+    thetas = [
+        1 / excesses[-1] + (1 - math.sqrt(points / (j - 0.5))) / (3 * quartile)
+        for j in range(1, points + 1)
+    ]
+
+    def shape(theta: float) -> float:
+        return math.fsum(math.log(1 - theta * x) for x in excesses) / count
+
+    def profile(theta: float) -> float:
+        return count * (math.log(-theta / shape(theta)) - shape(theta) - 1)
+
+    likelihoods = [profile(theta) for theta in thetas]
+    parts = [1 / math.fsum(math.exp(b - a) for b in likelihoods) for a in likelihoods]
+    fitted = shape(math.fsum(p * t for p, t in zip(parts, thetas, strict=True)))
+    return (count * fitted + 5) / (count + 10)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_short_tail_is_fitted_as_printed(seed: int) -> None:
+    excesses = np.sort(np.random.default_rng(seed).exponential(size=12) ** 2)
+    assert pareto_shape(excesses) == pytest.approx(plain_shape(excesses.tolist()), rel=1e-9)
+
+
+@given(st.floats(0.05, 2.0), st.integers(60, 3000))
+def test_the_index_of_long_tails_is_found(index: float, count: int) -> None:
+    found = tail_index(largest(pareto(count, index)), count)
+    tail = tail_size(count)
+    pulled = (tail * index + 5) / (tail + 10)
+    assert found.value == pytest.approx(pulled, abs=0.25 / math.sqrt(tail) * (1 + index))
+
+
+@given(
+    st.lists(st.floats(0.01, 1e4), min_size=50, max_size=120),
+    st.integers(-20, 20),
+    st.integers(0, 1000),
+)
+def test_order_and_scale_do_not_matter(values: list[float], power: int, seed: int) -> None:
+    weights = np.array(values)
+    top = largest(weights)
+    mixed = np.random.default_rng(seed).permutation(top) * 2.0**power
+    plain, moved = tail_index(top, len(weights)), tail_index(mixed, len(weights))
+    assert plain.discrete == moved.discrete
+    assert math.isfinite(plain.value)
+    assert moved.value == pytest.approx(plain.value, abs=1e-9)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0]), min_size=1, max_size=200))
+def test_few_distinct_weights_have_no_tail(values: list[float]) -> None:
+    found = tail_index(largest(np.array(values)), len(values))
+    assert found.discrete
+    assert not found.heavy
+    assert found.value == 0
+
+
+def test_ten_distinct_weights_are_enough_and_nine_are_not() -> None:
+    nine = np.concatenate([np.zeros(86), np.repeat(np.arange(1.0, 10.0), 2)[:14]])
+    assert tail_index(
+        largest(np.concatenate([np.ones(80), np.arange(20) % 9 + 2.0])), 100
+    ).discrete
+    assert not tail_index(
+        largest(np.concatenate([np.ones(80), np.arange(20) % 10 + 2.0])), 100
+    ).discrete
+    assert tail_index(largest(nine), 100).discrete
+
+
+def test_ties_with_the_next_weight_are_no_excess() -> None:
+    # Ten of the twenty in the tail equal the next one: only the other ten are fitted.
+    tail = 1.0 + np.arange(1, 11) ** 2
+    weights = np.concatenate([np.full(90, 1.0), tail])
+    found = tail_index(largest(weights), 100)
+    assert found.value == pytest.approx(pareto_shape((tail - 1) / 100))
+
+
+@given(st.floats(1e-300, 1e-250), st.floats(1e250, 1e300))
+def test_extreme_weights_give_a_finite_index(small: float, large: float) -> None:
+    assume(small < large)
+    weights = np.geomspace(small, large, 100)
+    assert math.isfinite(tail_index(largest(weights), 100).value)
+
+
+def test_what_is_no_tail_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs their 96 largest weights, not 50"):
+        tail_index(np.ones(50), 1000)
+    with pytest.raises(UsageError, match="finite"):
+        tail_index([1.0, math.inf], 2)
+    with pytest.raises(UsageError, match="no more of them"):
+        tail_index([1.0, 2.0, 3.0], 2)
