@@ -250,6 +250,22 @@ def test_swapped_columns_of_logs_of_unlike_size_are_found() -> None:
     assert "propensities-off" in codes(evaluate(swapped, CANDIDATE), "alarm")
 
 
+def test_swapped_columns_are_found_beside_a_column_that_is_right() -> None:
+    t2 = toy("T2")
+    three = replace(
+        t2,
+        loggers={**t2.loggers, "3": np.full((2, 3), 1 / 3)},
+        counts={"1": 800, "2": 800, "3": 800},
+    )
+    log = three.draw(np.random.default_rng(1))
+    columns = {"1": "propensity_1", "2": "propensity_0", "3": "propensity_2"}
+    swapped = replace(log, propensity=None, propensities=columns)
+    found = evaluate(swapped, CANDIDATE)
+    assert "propensities-off" in codes(found, "alarm")
+    assert found["target"].diagnosis.checks["own-columns"].p_value < 1e-4
+    assert codes(evaluate(log, CANDIDATE), "alarm", "warning") == set()
+
+
 def test_a_column_in_percent_is_found() -> None:
     log = drawn(2)
     small = column(log, "propensity_0") / 100

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from poolwise.border import check
     from poolwise.comparison import compare
+    from poolwise.crf import PairwiseCRF, UnaryCRF
     from poolwise.engine.duckdb import DuckDB
     from poolwise.errors import LogError, PoolwiseError
     from poolwise.estimators.base import Estimate
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from poolwise.ranking import Comparison
     from poolwise.result import Evaluation
     from poolwise.reward_model import GivenModel, RewardModel
+    from poolwise.simulate import bandit_log
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,7 @@ _HOMES = {
     "LogError": "errors",
     "Mixture": "policies",
     "Naive": "estimators.ips",
+    "PairwiseCRF": "crf",
     "Plan": "outlook",
     "Policy": "policy",
     "PoolwiseError": "errors",
@@ -61,8 +64,10 @@ _HOMES = {
     "Shrink": "estimators.shrink",
     "Softmax": "policies",
     "Table": "policies",
+    "UnaryCRF": "crf",
     "Uniform": "policy",
     "Weighted": "estimators.ips",
+    "bandit_log": "simulate",
     "check": "border",
     "compare": "comparison",
     "evaluate": "pipeline",
@@ -92,6 +97,7 @@ __all__ = [
     "LogError",
     "Mixture",
     "Naive",
+    "PairwiseCRF",
     "Plan",
     "Policy",
     "PoolwiseError",
@@ -100,8 +106,10 @@ __all__ = [
     "Shrink",
     "Softmax",
     "Table",
+    "UnaryCRF",
     "Uniform",
     "Weighted",
+    "bandit_log",
     "check",
     "compare",
     "evaluate",

@@ -236,9 +236,10 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(help="Folder of the data sets; $POOLWISE_DATA otherwise.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables and charts.")] = Path(
-        "reproduce"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for tables and charts; 'reproduction' if not said."),
+    ] = None,
 ) -> None:
     """Recompute the numbers of Agarwal et al. (KDD 2017), claim by claim."""
     from poolwise.reproduce.run import run
@@ -285,3 +286,6 @@ def main() -> None:
     except PoolwiseError as error:
         sys.stderr.write(f"poolwise: {error}\n")
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("poolwise: stopped\n")
+        sys.exit(130)

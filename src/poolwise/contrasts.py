@@ -8,7 +8,7 @@ come the differences, their errors, and how the errors hang together.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from poolwise.estimators.control import (
     SelfNormalised,
     bearable,
     controls_of,
+    effective_balanced,
     least_squares,
 )
 from poolwise.estimators.ips import Balanced, Naive
@@ -57,11 +58,25 @@ class Contrast:
         parts: Coefficient of each term, bound to its target.
         known: What is added to the combination.
         rank: Number of slopes that were estimated for it.
+        effective: Rows of equal weight that the slopes rest on.
     """
 
     parts: Mapping[Term, float]
     known: float = 0.0
     rank: int = 0
+    effective: float = math.inf
+
+    @property
+    def inflation(self) -> float:
+        """What the slopes cost, as `estimators.control.regressed` has it."""
+        if not self.rank or math.isinf(self.effective):
+            return 1.0
+        return self.effective / max(1.0, self.effective - self.rank)
+
+    @property
+    def most_free(self) -> float:
+        """Degrees of freedom that the slopes leave at the most."""
+        return max(1.0, self.effective - self.rank - 1) if self.rank else math.inf
 
 
 def weight_of(*, crossed: bool) -> Term:
@@ -129,7 +144,14 @@ class Candidates:
 
     def single(self, target: str) -> Contrast:
         """The estimate of one target."""
-        return self._regressed(self._plain(target), self._controls[target])
+        plain = replace(self._plain(target), effective=self._effective(target))
+        return self._regressed(plain, self._controls[target])
+
+    def _effective(self, *targets: str) -> float:
+        """Rows that slopes rest on: those of the target with the heaviest weights."""
+        if not (isinstance(self.estimator, Calibrated) and self.crossed and self._pooled.ddof):
+            return math.inf
+        return min(effective_balanced(pooled(self.views[t].values())) for t in targets)
 
     def paired(self, left: str, right: str) -> Contrast:
         """The left target less the right one.
@@ -139,7 +161,10 @@ class Candidates:
         """
         first, second = self._plain(left), self._plain(right)
         minus = {term: -part for term, part in second.parts.items()}
-        plain = Contrast({**first.parts, **minus}, first.known - second.known)
+        known = first.known - second.known
+        plain = Contrast(
+            {**first.parts, **minus}, known, effective=self._effective(left, right)
+        )
         mine, theirs = self._controls[left], self._controls[right]
         common = [c for c in mine if c in theirs]
         own = [c for c in (*mine, *theirs) if c not in common and _of_target(c)]
@@ -172,7 +197,7 @@ class Candidates:
             for term, part in control.parts.items():
                 parts[term] = parts.get(term, 0.0) - slope * part
         known = sum(s * c.mean for s, c in zip(slopes, controls, strict=True))
-        return Contrast(parts, plain.known + known, rank)
+        return Contrast(parts, plain.known + known, rank, plain.effective)
 
     def same(self, left: str, right: str) -> bool:
         """Whether two targets are the same policy on every logged row, to rounding."""
@@ -192,12 +217,9 @@ class Candidates:
                 row[place[term]] = part
         known = np.array([c.known for c in contrasts])
         values = rows @ self._pooled.means + known
-        count = self._pooled.count
-        if self._pooled.ddof:
-            lost = np.array([count / max(1, count - c.rank) for c in contrasts])
-            rows = rows * np.sqrt(lost)[:, None]
+        rows = rows * np.sqrt([c.inflation for c in contrasts])[:, None]
         parts, free = _clustered(clusters) if clusters else _by_logger(self.moments)
-        return Spread(values, rows, parts, free)
+        return Spread(values, rows, parts, free, np.array([c.most_free for c in contrasts]))
 
 
 def _usable(estimator: Calibrated, view: MomentsByLogger) -> list[Control]:
@@ -254,12 +276,14 @@ class Spread:
         rows: Coefficients of the terms, shape (c, k).
         parts: Covariance of the means of the terms, shape (sources, k, k).
         free: Degrees of freedom of each part, shape (sources,).
+        most_free: Degrees of freedom that each contrast has at the most, shape (c,).
     """
 
     values: FloatArray
     rows: FloatArray
     parts: FloatArray
     free: FloatArray
+    most_free: FloatArray
 
     @cached_property
     def _variances(self) -> FloatArray:
@@ -281,7 +305,7 @@ class Spread:
         square = self._variances.sum(axis=0) ** 2
         freedom: FloatArray = np.full_like(square, math.inf)
         np.divide(square, below, out=freedom, where=below > 0)
-        return freedom
+        return np.minimum(freedom, self.most_free)
 
     @property
     def covariance(self) -> FloatArray:

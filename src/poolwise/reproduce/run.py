@@ -17,6 +17,7 @@ from poolwise.reproduce.figures import FIGURES, Source, write_figure
 from poolwise.reproduce.page import page
 from poolwise.reproduce.store import Store, read_csv, write_csv, write_whole
 from poolwise.reproduce.work import Bench, Effort
+from poolwise.tables import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ FULL = Effort()
 
 
 def run(
-    what: str, data: Path | None, out: Path, *, console: Console, effort: Effort = FULL
+    what: str, data: Path | None, out: Path | None, *, console: Console, effort: Effort = FULL
 ) -> None:
     """Reproduce one part of the paper, or all of it.
 
@@ -42,7 +43,7 @@ def run(
     Args:
         what: "toy", the name of a data set, or "all".
         data: Folder of the data sets; None for the one that POOLWISE_DATA names.
-        out: Folder to write to.
+        out: Folder to write to; None is "reproduction", or nowhere for the toy.
         console: Where progress and the summary are printed.
         effort: How much to compute.
     """
@@ -50,8 +51,11 @@ def run(
         close = nearest(what, WHAT)
         hint = f"; did you mean {close!r}?" if close else ""
         raise UsageError(f"there is no experiment {what!r}{hint} There are {', '.join(WHAT)}.")
+    show([toy.grid(toy.numbers())], toy.notes(), console)
+    if out is None and what == "toy":
+        return
+    out = out or Path("reproduction")
     write_csv(out / "toy.csv", toy.rows())
-    console.print(toy.grid(toy.numbers()).rich())
     if what == "toy":
         return
     benches = [Bench(name, data, effort) for name in (DATA if what == "all" else (what,))]
