@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from poolwise.bounds import (
+from poolwise.errors import UsageError
+from poolwise.statistics.bounds import (
     Batch,
     Sides,
     WeightSums,
@@ -23,7 +24,6 @@ from poolwise.bounds import (
     empirical_likelihood,
     euclidean_likelihood,
 )
-from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
     from poolwise.intervals import Interval

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise import contrasts
-from poolwise.comparison import WIDE, compare
-from poolwise.contrasts import Candidates, united
+from poolwise.decision import contrasts
+from poolwise.decision.comparison import WIDE, compare
+from poolwise.decision.contrasts import Candidates, united
 from poolwise.engine.duckdb import DuckDB
 from poolwise.engine.gram import gram_moments
 from poolwise.errors import LogError, RefusedError, UsageError
@@ -28,9 +28,9 @@ from tests.toys import toy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.contrasts import Comparable
+    from poolwise.decision.contrasts import Comparable
+    from poolwise.decision.ranking import Comparison
     from poolwise.log import Log
-    from poolwise.ranking import Comparison
     from poolwise.terms import Factor, Needs
 
 T2 = toy("T2")

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise import checks
 from poolwise.bundled import TARGETS, digits_log, digits_path
-from poolwise.deviations import Combination, deviation, mean_of, variance
-from poolwise.diagnostics import diagnose, gamma, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis import checks
+from poolwise.diagnosis.deviations import Combination, deviation, mean_of, variance
+from poolwise.diagnosis.diagnostics import diagnose, gamma, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis.trained import conflicts
 from poolwise.errors import UsageError
 from poolwise.estimators.control import Calibrated
 from poolwise.estimators.ips import Weighted, weight_moments
@@ -27,7 +28,6 @@ from poolwise.log import Log
 from poolwise.moments import Moments, pooled
 from poolwise.pipeline import evaluate
 from poolwise.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
-from poolwise.trained import conflicts
 from tests.reference import exact_moments, frame_of
 from tests.toys import GOLDEN, toy
 

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from poolwise.bounds import WeightSums, betting, empirical_bernstein, euclidean_likelihood
 from poolwise.errors import UsageError
 from poolwise.pipeline import evaluate
+from poolwise.statistics.bounds import (
+    WeightSums,
+    betting,
+    empirical_bernstein,
+    euclidean_likelihood,
+)
 from tests.toys import toy
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import DecisionTreeClassifier
 
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
-from poolwise.mixture import LEAST, fit_posterior, log_mixture
+from poolwise.learned.mixture import LEAST, fit_posterior, log_mixture
 from poolwise.pipeline import evaluate
 from tests.toys import toy
 

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from scipy import special
 
 from poolwise.errors import UsageError
-from poolwise.multiplicity import bonferroni, bonferroni_critical, holm, max_t_critical
+from poolwise.statistics.multiplicity import (
+    bonferroni,
+    bonferroni_critical,
+    holm,
+    max_t_critical,
+)
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 

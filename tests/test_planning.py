@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise import planning
-from poolwise.design import (
+from poolwise.decision import planning
+from poolwise.decision.design import (
     RowSample,
     balanced_variance,
     best_plan,
@@ -23,15 +23,15 @@ from poolwise.design import (
     rows_needed,
     weighted_variance,
 )
+from poolwise.decision.outlook import AS_NOW, BEST
+from poolwise.decision.planning import plan
 from poolwise.engine.duckdb import DuckDB
 from poolwise.engine.sample import sample_terms
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.control import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.exact import FiniteProblem
-from poolwise.outlook import AS_NOW, BEST
 from poolwise.pipeline import evaluate
-from poolwise.planning import plan
 from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.toys import toy
 

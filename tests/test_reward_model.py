@@ -17,11 +17,11 @@ from poolwise.engine import learned
 from poolwise.engine.duckdb import DuckDB
 from poolwise.engine.learned import Folds, with_folds
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
+from poolwise.learned.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
 from poolwise.log import Log
 from poolwise.pipeline import evaluate
 from poolwise.policies import Table
 from poolwise.policy import Uniform
-from poolwise.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
 from tests.toys import toy
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def test_estimates_do_not_depend_on_batches_or_on_where_rows_come_from(
     rows = log.source
     monkeypatch.setattr("poolwise.engine.duckdb.SCORING_ROWS", 2048)
     monkeypatch.setattr("poolwise.engine.learned.BATCH_ROWS", 2048)
-    monkeypatch.setattr("poolwise.reward_model.CELLS", 64)
+    monkeypatch.setattr("poolwise.learned.reward_model.CELLS", 64)
     parts = result(replace(log, source=rows), target, model, "doubly-robust")
     assert parts.estimates["doubly-robust"].value == pytest.approx(whole.value, rel=1e-12)
 

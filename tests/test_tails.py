@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
-from poolwise.tails import pareto_shape, tail_index, tail_size
+from poolwise.statistics.tails import pareto_shape, tail_index, tail_size
 
 FloatArray = NDArray[np.float64]
 

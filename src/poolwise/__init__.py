@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from poolwise.border import check
-    from poolwise.comparison import compare
     from poolwise.crf import PairwiseCRF, UnaryCRF
+    from poolwise.decision.comparison import compare
+    from poolwise.decision.outlook import Plan
+    from poolwise.decision.planning import plan
+    from poolwise.decision.ranking import Comparison
     from poolwise.engine.duckdb import DuckDB
     from poolwise.errors import LogError, PoolwiseError
     from poolwise.estimators.base import Estimate
@@ -18,15 +21,12 @@ if TYPE_CHECKING:
     from poolwise.estimators.shrink import Shrink
     from poolwise.estimators.tuned import tuned
     from poolwise.exact import FiniteProblem
+    from poolwise.learned.reward_model import GivenModel, RewardModel
     from poolwise.log import Log
-    from poolwise.outlook import Plan
     from poolwise.pipeline import evaluate
-    from poolwise.planning import plan
     from poolwise.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table
     from poolwise.policy import Batch, Column, Expression, Function, Policy, Uniform
-    from poolwise.ranking import Comparison
     from poolwise.result import Evaluation
-    from poolwise.reward_model import GivenModel, RewardModel
     from poolwise.simulate import bandit_log
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ _HOMES = {
     "Calibrated": "estimators.control",
     "Classifier": "policies",
     "Column": "policy",
-    "Comparison": "ranking",
+    "Comparison": "decision.ranking",
     "CrossFitted": "estimators.crossfit",
     "DirectMethod": "estimators.model",
     "DoublyRobust": "estimators.model",
@@ -50,16 +50,16 @@ _HOMES = {
     "Expression": "policy",
     "FiniteProblem": "exact",
     "Function": "policy",
-    "GivenModel": "reward_model",
+    "GivenModel": "learned.reward_model",
     "Log": "log",
     "LogError": "errors",
     "Mixture": "policies",
     "Naive": "estimators.ips",
     "PairwiseCRF": "crf",
-    "Plan": "outlook",
+    "Plan": "decision.outlook",
     "Policy": "policy",
     "PoolwiseError": "errors",
-    "RewardModel": "reward_model",
+    "RewardModel": "learned.reward_model",
     "SelfNormalised": "estimators.control",
     "Shrink": "estimators.shrink",
     "Softmax": "policies",
@@ -69,9 +69,9 @@ _HOMES = {
     "Weighted": "estimators.ips",
     "bandit_log": "simulate",
     "check": "border",
-    "compare": "comparison",
+    "compare": "decision.comparison",
     "evaluate": "pipeline",
-    "plan": "planning",
+    "plan": "decision.planning",
     "tuned": "estimators.tuned",
 }
 

@@ -128,7 +128,7 @@ def compare(
         log_probabilities=log_probabilities,
     )
     targets = read_targets(target)
-    from poolwise.comparison import compare as run
+    from poolwise.decision.comparison import compare as run
 
     found = run(log, targets, baseline=baseline, estimator=estimator, level=level)
     _print(found, as_json=as_json, sentences=[found.sentence])
@@ -161,7 +161,7 @@ def plan(
     targets = read_targets(target)
     if len(targets) > 1:
         raise UsageError("plan for one target at a time")
-    from poolwise.planning import plan as run
+    from poolwise.decision.planning import plan as run
 
     found = run(log, targets, half_width=half_width, level=level)
     _print(found, as_json=as_json, sentences=[found.sentence, *found.assumptions])

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.bounds import WeightSums, betting, empirical_bernstein, euclidean_likelihood
 from poolwise.errors import UsageError
 from poolwise.findings import Finding
 from poolwise.intervals import Interval
 from poolwise.moments import pooled
+from poolwise.statistics.bounds import (
+    WeightSums,
+    betting,
+    empirical_bernstein,
+    euclidean_likelihood,
+)
 from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHT, WEIGHTED_REWARD, Needs
 
 if TYPE_CHECKING:

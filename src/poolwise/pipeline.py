@@ -14,19 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from poolwise.alarms import judge
-from poolwise.diagnostics import diagnose, mixed_overlap, own_overlap, shown
-from poolwise.errors import RefusedError, UsageError, nearest
-from poolwise.estimators import BY_NAME, WITH_MODEL
-from poolwise.estimators.crossfit import CrossFitted
-from poolwise.extras import beyond, require_model
-from poolwise.findings import Finding
-from poolwise.guarantees import GUARANTEES, Guarantee, by_betting, from_moments, guarantee_needs
-from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
-from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
-from poolwise.result import Evaluation, TargetResult
-from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
-from poolwise.trained import (
+from poolwise.diagnosis.alarms import judge
+from poolwise.diagnosis.diagnostics import diagnose, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis.trained import (
     HONEST,
     check_names,
     conflicts,
@@ -35,17 +25,27 @@ from poolwise.trained import (
     target_on_log,
     with_honest_interval,
 )
-from poolwise.which_logs import affordable, errors, errors_without
+from poolwise.diagnosis.which_logs import affordable, errors, errors_without
+from poolwise.errors import RefusedError, UsageError, nearest
+from poolwise.estimators import BY_NAME, WITH_MODEL
+from poolwise.estimators.crossfit import CrossFitted
+from poolwise.findings import Finding
+from poolwise.guarantees import GUARANTEES, Guarantee, by_betting, from_moments, guarantee_needs
+from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
+from poolwise.learned.extras import beyond, require_model
+from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
+from poolwise.result import Evaluation, TargetResult
+from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
 
 if TYPE_CHECKING:
+    from poolwise.diagnosis.which_logs import Errors
     from poolwise.engine.base import Engine, Rows
     from poolwise.errors import Fault
     from poolwise.estimators.base import Estimate, Estimator
+    from poolwise.learned.reward_model import ModelLike
     from poolwise.log import Log
     from poolwise.moments import Moments, MomentsByLogger
     from poolwise.policy import PolicyLike
-    from poolwise.reward_model import ModelLike
-    from poolwise.which_logs import Errors
 
 Resampling = Literal["auto", "student", "jackknife", "bootstrap"]
 IntervalMethod = Resampling | Guarantee

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from poolwise.diagnosis.evidence import Overlap
     from poolwise.estimators.base import Estimate
-    from poolwise.evidence import Overlap
     from poolwise.findings import Finding
     from poolwise.intervals import Interval
 
-from poolwise.evidence import Diagnosis
+from poolwise.diagnosis.evidence import Diagnosis
 from poolwise.format import count_text, interval_text, p_text, percent, short, with_error
 from poolwise.tables import Grid, as_html, as_text
 

@@ -13,8 +13,8 @@ from poolwise.estimators.control import Calibrated
 from poolwise.estimators.ips import Balanced
 from poolwise.estimators.model import OWN_SCORE, DirectMethod, DoublyRobust
 from poolwise.estimators.shrink import Shrink
+from poolwise.learned.reward_model import GivenModel
 from poolwise.pipeline import evaluate
-from poolwise.reward_model import GivenModel
 from poolwise.terms import Needs
 from tests.toys import GOLDEN, TOYS, toy
 

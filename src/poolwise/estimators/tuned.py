@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from poolwise.errors import UsageError
 from poolwise.estimators.shrink import Rule, Shrink
 from poolwise.findings import Finding
-from poolwise.slope import slope
+from poolwise.statistics.slope import slope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from poolwise.engine.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
 from poolwise.findings import Finding
-from poolwise.mixture import known_loggers, mixture_extra, with_estimated_mixture
-from poolwise.reward_model import model_extra
+from poolwise.learned.mixture import known_loggers, mixture_extra, with_estimated_mixture
+from poolwise.learned.reward_model import model_extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from poolwise.engine.base import Engine, Extra, Rows
     from poolwise.estimators.base import Estimator
+    from poolwise.learned.reward_model import ModelLike
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
-    from poolwise.reward_model import ModelLike
     from poolwise.terms import Needs
 
 

@@ -20,8 +20,8 @@ from poolwise.errors import MissingExtraError, ModelError
 from poolwise.estimators.control import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced
 from poolwise.estimators.model import DoublyRobust
-from poolwise.features import Features, fit_features, other_folds
 from poolwise.findings import Finding
+from poolwise.learned.features import Features, fit_features, other_folds
 from poolwise.policy import index_of
 
 if TYPE_CHECKING:

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.contrasts import Candidates, Comparable, united, weight_of
+from poolwise.decision.contrasts import Candidates, Comparable, united, weight_of
+from poolwise.decision.ranking import Comparison, Difference, Ranked, Verdict
 from poolwise.engine.duckdb import DuckDB, DuckDBRows
 from poolwise.engine.gram import gram_moments
 from poolwise.errors import RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
 from poolwise.findings import Finding
 from poolwise.intervals import Interval, Limits, check_level, default_interval
-from poolwise.multiplicity import holm
 from poolwise.pipeline import named_targets
-from poolwise.ranking import Comparison, Difference, Ranked, Verdict
 from poolwise.resample import BUCKETS
+from poolwise.statistics.multiplicity import holm
 from poolwise.terms import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.contrasts import Spread
+    from poolwise.decision.contrasts import Spread
     from poolwise.engine.base import Engine, Rows
     from poolwise.estimators.base import Estimate
     from poolwise.log import Log

@@ -16,8 +16,8 @@ import numpy as np
 
 from poolwise.engine.base import Extra
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
-from poolwise.features import Features, fit_features, other_folds
 from poolwise.findings import Finding
+from poolwise.learned.features import Features, fit_features, other_folds
 from poolwise.policies import as_policy
 from poolwise.policy import Batch, Distribution, FloatArray, IntArray, is_distribution
 from poolwise.score import checked_distribution

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.deviations import Deviation
+    from poolwise.diagnosis.deviations import Deviation
     from poolwise.intervals import Interval
-    from poolwise.tails import TailIndex
+    from poolwise.statistics.tails import TailIndex
 
 Row = dict[str, object]
 

@@ -26,8 +26,8 @@ from poolwise.estimators.control import (
 )
 from poolwise.estimators.ips import Balanced, Naive
 from poolwise.moments import FloatArray, Moments, MomentsByLogger, pooled
-from poolwise.multiplicity import max_t_critical
 from poolwise.resample import together
+from poolwise.statistics.multiplicity import max_t_critical
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poolwise.agreement import cochran, random_effects, welch
-from poolwise.deviations import Combination, deviation, mean_of, mean_over, variance
+from poolwise.diagnosis.deviations import Combination, deviation, mean_of, mean_over, variance
+from poolwise.diagnosis.evidence import Check
 from poolwise.errors import RefusedError
 from poolwise.estimators.base import by_count
 from poolwise.estimators.control import (
@@ -23,8 +23,8 @@ from poolwise.estimators.control import (
     logger_controls,
 )
 from poolwise.estimators.ips import Weighted
-from poolwise.evidence import Check
 from poolwise.intervals import Interval
+from poolwise.statistics.agreement import cochran, random_effects, welch
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -36,7 +36,7 @@ from poolwise.terms import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.deviations import Deviation
+    from poolwise.diagnosis.deviations import Deviation
     from poolwise.estimators.base import Estimate
     from poolwise.moments import Moments, MomentsByLogger
     from poolwise.resample import Buckets

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from poolwise import checks
-from poolwise.deviations import deviation, mean_of, mean_over, variance
+from poolwise.diagnosis import checks
+from poolwise.diagnosis.deviations import deviation, mean_of, mean_over, variance
+from poolwise.diagnosis.evidence import Alone, Diagnosis, Overlap
 from poolwise.estimators.base import shares
 from poolwise.estimators.control import UNCOVERED
 from poolwise.estimators.ips import pooled_divergences
-from poolwise.evidence import Alone, Diagnosis, Overlap
 from poolwise.moments import Moments, MomentsByLogger, pooled
-from poolwise.tails import TailIndex, tail_index
+from poolwise.statistics.tails import TailIndex, tail_index
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -36,7 +36,7 @@ from poolwise.terms import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.deviations import Deviation
+    from poolwise.diagnosis.deviations import Deviation
     from poolwise.resample import Buckets
 
 

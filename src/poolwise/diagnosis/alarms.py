@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poolwise.checks import ENOUGH
+from poolwise.diagnosis.checks import ENOUGH
 from poolwise.findings import Finding, Severity
 from poolwise.format import p_text, percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poolwise.evidence import Diagnosis, Overlap
+    from poolwise.diagnosis.evidence import Diagnosis, Overlap
 
 ALARMING = 1e-4  # p-value that no good log has: a wrong column is far beyond it
 DRIFTED, NOTABLE = 1e-3, 1e-2  # p-values of a drift that forbids pooling, or is worth a note

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.design import (
+from poolwise.decision.design import (
     RowSample,
     balanced_variance,
     best_plan,
@@ -26,6 +26,7 @@ from poolwise.design import (
     three_digits,
     weighted_variance,
 )
+from poolwise.decision.outlook import AS_NOW, BEST, NO_SPREAD, Option, Plan
 from poolwise.engine.duckdb import DuckDB, DuckDBRows
 from poolwise.engine.sample import sample_terms
 from poolwise.errors import RefusedError, UsageError, nearest
@@ -34,7 +35,6 @@ from poolwise.estimators.base import row_variances
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.findings import Finding
 from poolwise.intervals import check_level
-from poolwise.outlook import AS_NOW, BEST, NO_SPREAD, Option, Plan
 from poolwise.pipeline import named_targets
 from poolwise.resample import BUCKETS, jackknife, together
 from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHTED_REWARD, ratio
@@ -42,7 +42,7 @@ from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHTED_REWARD, ra
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.design import Variance
+    from poolwise.decision.design import Variance
     from poolwise.engine.base import Engine, Rows
     from poolwise.estimators.base import Estimate, Estimator
     from poolwise.log import Log

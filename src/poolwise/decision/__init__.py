@@ -1,0 +1,1 @@
+"""Decisions: which policy is better, and what to log next."""

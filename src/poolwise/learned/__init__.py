@@ -1,0 +1,1 @@
+"""Learned parts: reward models and mixtures that nobody logged."""

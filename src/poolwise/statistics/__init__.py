@@ -1,0 +1,1 @@
+"""Statistics: pure functions, numbers in and numbers out."""
