@@ -18,7 +18,7 @@ help:  ## Say what can be made
 demo: $(ready)  ## Evaluate a policy on the bundled log (needs nothing but Python)
 	@.venv/bin/poolwise demo
 
-test: $(ready)-test  ## Run the tests and every example of the documentation
+test: $(ready)-test $(ready)-docs  ## Run the tests and every example of the documentation
 	@bash scripts/system.sh $(SYSTEM)
 	@$(venv) -m pytest -n 2 --dist loadfile $(ARGS)
 

@@ -6,6 +6,8 @@ hand.  Beside ours stand the three multi-logger estimators of Open Bandit Pipeli
 re-stated as formulas: its naive and balanced estimates are the paper's, its weighted one
 takes each log's own variance, and its interval is the bootstrap of fixed contributions
 over pooled rows, whose limit (a normal interval with the pooled variance) stands here.
+The reward model of the doubly robust estimators knows the mean reward of each action and
+nothing of contexts.
 
 Run: python -m benchmarks.accuracy [--quick]; writes docs/figures/accuracy.{csv,svg}
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -28,6 +30,7 @@ from benchmarks.families import FAMILIES, draw_problem
 from poolwise.estimators.base import Estimate, Estimator, by_count
 from poolwise.estimators.control import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.estimators.model import DirectMethod, DoublyRobust
 from poolwise.exact import FiniteProblem
 from poolwise.intervals import student
 from poolwise.moments import MomentsByLogger, pooled
@@ -41,6 +44,7 @@ DATA = Path(os.environ.get("POOLWISE_DATA", "../shared/data"))
 SIZES = (200, 1000, 5000)
 PROBLEMS, LOGS = 10, 400
 LEVEL = 0.95
+START, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "balanced": Balanced(),
     "self-normalised": SelfNormalised(),
     "calibrated": Calibrated(),
+    "direct method": DirectMethod(),
+    "doubly robust": DoublyRobust(),
+    "calibrated with the model": Calibrated(columns=("loggers", "target", "dr")),
     "OBP naive": PooledBootstrap(Naive(), WEIGHTED_REWARD),
     "OBP balanced": PooledBootstrap(Balanced(), BALANCED_REWARD),
     "OBP weighted": PooledBootstrap(Weighted(divergence="own"), WEIGHTED_REWARD),
@@ -167,6 +174,8 @@ def classified(path: Path, rows: int) -> FiniteProblem:
 def judged(problem: FiniteProblem, logs: int, seed: int) -> dict[str, dict[str, float]]:
     """Mean squared error, bias and coverage of each estimator over simulated logs."""
     loggers = tuple(problem.loggers)
+    by_action = problem.context_prob @ problem.reward  # a model that knows actions only
+    problem = replace(problem, predicted_reward=np.tile(by_action, (len(problem.reward), 1)))
     needs = reduce(or_, (e.needs(loggers, crossed=True) for e in ESTIMATORS.values()))
     cells, rng = cells_of(problem, needs), np.random.default_rng(seed)
     gaps: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
@@ -229,7 +238,37 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(lines)
     chart(lines)
+    page(lines)
     print(f"\n{len(lines)} lines in {FIGURES / 'accuracy.csv'}")
+
+
+def page(lines: list[dict[str, object]]) -> None:
+    """Rewrite the tables of the documentation's page, at a thousand rows."""
+    path = FIGURES.parent / "which-estimator.md"
+    before, _, rest = path.read_text("utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    error, interval = (
+        _table(lines, "relative_mse"),
+        _table(lines, "coverage", "lowest_coverage"),
+    )
+    text = (
+        f"Mean squared error relative to balanced, 1,000 rows, median over problems:\n\n{error}"
+        f"\n\nCoverage of nominal 95% intervals, median over problems (lowest):\n\n{interval}"
+    )
+    path.write_text(f"{before}{START}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def _table(lines: list[dict[str, object]], value: str, beside: str = "") -> str:
+    chosen = [line for line in lines if line["rows"] == SIZES[1]]
+    settings = list(dict.fromkeys(str(line["setting"]) for line in chosen))
+    rows = [f"| | {' | '.join(settings)} |", "|---|" + "---:|" * len(settings)]
+    for name in ESTIMATORS:
+        mine = [line for line in chosen if line["estimator"] == name]
+        cells = [
+            f"{line[value]:.2f}" + (f" ({line[beside]:.2f})" if beside else "") for line in mine
+        ]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def chart(lines: list[dict[str, object]]) -> None:
@@ -237,14 +276,16 @@ def chart(lines: list[dict[str, object]]) -> None:
     import altair as alt
     import vl_convert as vlc
 
-    shown = [li for li in lines if not str(li["estimator"]).startswith("OBP")]
+    shown = [
+        line
+        for line in lines
+        if line["rows"] in SIZES and not str(line["estimator"]).startswith("OBP")
+    ]
     picture = (
         alt.Chart(alt.InlineData(values=shown))
         .mark_point(filled=True, size=60)
         .encode(
-            x=alt.X("relative_mse:Q")
-            .scale(type="log")
-            .title("mean squared error / that of balanced (median over problems)"),
+            x=alt.X("relative_mse:Q").scale(type="log").title("squared error / balanced's"),
             y=alt.Y("setting:N").title(None),
             color=alt.Color("estimator:N").title(None).legend(orient="bottom"),
             shape="estimator:N",

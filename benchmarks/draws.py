@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.moments import Moments
-from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+from poolwise.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
     from poolwise.exact import FiniteProblem
@@ -94,6 +94,8 @@ def _factor(factor: Factor, problem: FiniteProblem, logger: str, reward: Array) 
     with np.errstate(divide="ignore", invalid="ignore"):
         if factor.name == "reward":
             return reward
+        if factor.name in OF_MODEL:
+            return _predicted(factor, problem, reward)
         if factor.name == "overlap":
             column = np.min(list(problem.loggers.values()), axis=0) / own
         elif factor.name in {"weight", "balanced_weight"}:
@@ -102,6 +104,18 @@ def _factor(factor: Factor, problem: FiniteProblem, logger: str, reward: Array) 
             column = _about(factor, problem.loggers[factor.logger], mixture)
     finite: Array = np.nan_to_num(column, nan=0.0, posinf=0.0)[..., None]
     return finite
+
+
+def _predicted(factor: Factor, problem: FiniteProblem, reward: Array) -> Array:
+    model = problem.predicted_reward
+    if model is None:
+        raise ValueError("this problem has no reward model")
+    if factor.name == "residual":
+        return reward - model[..., None]
+    if factor.name == "predicted_reward":
+        return model[..., None]
+    value: Array = (problem.target * model).sum(axis=1)[:, None, None]
+    return value
 
 
 def _about(factor: Factor, policy: Array, mixture: Array) -> Array:
