@@ -1,7 +1,7 @@
 # The verbs of this repository.  Each makes the virtual environment it needs.
 
 PYTHON ?= python3
-SYSTEM := # optional system packages for the tests, by their names in scripts/system.sh
+SYSTEM := chromium  # optional system packages for the tests, by their names in scripts/system.sh
 ARGS   := # more arguments for pytest, as in: make test ARGS="-k moments -x"
 
 export PYTHON

@@ -80,6 +80,8 @@ ORDER = (
     "learned",
     "diagnosis.deviations",
     "diagnosis.evidence",
+    "report.*",
+    "report",
     "result",
     "decision.ranking",
     "decision.outlook",
@@ -96,8 +98,6 @@ ORDER = (
     "decision",
     "reproduce.*",
     "reproduce",
-    "report.*",
-    "report",
     PACKAGE,  # __init__.py, the public names
     "options",
     "cli",

@@ -396,3 +396,14 @@ def test_all_renderings_start_from_the_same_numbers() -> None:
 def as_lines(text: str) -> list[str]:
     """Lines of the tables; sentences are as long as they are."""
     return [line for line in text.splitlines() if not line.startswith("Against")]
+
+
+def test_loggers_trained_on_these_logs_are_an_alarm() -> None:
+    found = compare(replace(LOG, trained_on={"2": ["1"]}), TARGETS)
+    assert ("trained-on-own-log", "alarm") in {(f.code, f.severity) for f in found.findings}
+
+
+def test_mixtures_are_not_estimated_in_a_comparison() -> None:
+    unknown = replace(LOG, propensities=None, estimate_mixture=True)
+    with pytest.raises(UsageError, match="does not estimate mixtures"):
+        compare(unknown, TARGETS)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from poolwise.errors import PoolwiseError, UsageError
+from poolwise.errors import LogError, PoolwiseError, UsageError
 from poolwise.options import (
     AsJson,
+    Charts,
     Cluster,
     Estimators,
     Experiment,
+    Html,
     IntervalMethod,
     Level,
     Logger,
@@ -34,6 +36,7 @@ from poolwise.options import (
     Targets,
     TrainedOn,
     build_log,
+    command_text,
     pairs,
     read_targets,
 )
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from poolwise.result import Evaluation
     from poolwise.tables import Grid
 
 app = typer.Typer(
@@ -57,6 +61,7 @@ app = typer.Typer(
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     logs: Sources,
     reward: Reward,
     logger: Logger = None,
@@ -74,6 +79,8 @@ def evaluate(
     on_fault: OnFaultOption = OnFault.RAISE,
     log_probabilities: LogScale = False,
     reward_range: RewardRange = None,
+    html: Html = None,
+    charts: Charts = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what new policies would have earned."""
@@ -95,6 +102,7 @@ def evaluate(
     found = run(
         log, targets, estimator or None, level=level, interval=interval.value, sides=sides.value
     )
+    _save(found, html, charts, command_text(context))
     _print(found, as_json=as_json)
 
 
@@ -185,6 +193,8 @@ def check(
     from poolwise.border import check as run
 
     report = run(log, pairs(target or [], "--target"))
+    if report.faults and not as_json:
+        raise LogError(report.faults)
     typer.echo(report.to_json() if as_json else str(report))
     if report.faults:
         raise typer.Exit(2)
@@ -218,14 +228,17 @@ def sql(
 
 
 @app.command()
-def demo(as_json: AsJson = False) -> None:
+def demo(
+    context: typer.Context, html: Html = None, charts: Charts = None, as_json: AsJson = False
+) -> None:
     """Evaluate a new policy on the bundled log, whose truth is known."""
     from poolwise.bundled import TARGETS, digits_log, digits_truth
     from poolwise.pipeline import evaluate as run
     from poolwise.report.text import lesson
 
     evaluation = run(digits_log(), TARGETS, truth=digits_truth())
-    _print(evaluation, as_json=as_json, sentences=[lesson(evaluation)])
+    _save(evaluation, html, charts, command_text(context))
+    _print(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
 
 
 @app.command()
@@ -270,6 +283,15 @@ def _print(found: Shown, *, as_json: bool, sentences: Sequence[str] = ()) -> Non
     show(found.grids(), found.warnings, console)
     for sentence in sentences:
         console.print(Text(sentence))
+
+
+def _save(found: Evaluation, html: Path | None, charts: Path | None, command: str) -> None:
+    if html is not None:
+        found.save(html, command=command)
+    if charts is not None:
+        from poolwise.report.files import save_charts
+
+        save_charts(found.charts(), charts)
 
 
 def _console() -> Console:

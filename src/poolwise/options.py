@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -108,6 +110,12 @@ Level = Annotated[float, typer.Option(help="Level of the intervals.")]
 Cluster = Annotated[
     str | None, typer.Option(help="Column of the unit whose rows belong together.")
 ]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the report, one page, to this file.")
+]
+Charts = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Write the charts as SVG and PNG.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -185,6 +193,22 @@ def _pieces(text: str) -> list[str]:
             pieces.append(text[start:place])
             start = place + 1
     return [*pieces, text[start:]]
+
+
+def command_text(context: typer.Context) -> str:
+    """The command line that asks the same again, without where its output goes."""
+    words = ["poolwise", str(context.command.name)]
+    for param in context.command.params:
+        value = context.params.get(str(param.name))
+        if param.name in {"html", "charts", "as_json"} or value in (None, param.default):
+            continue
+        flag = [param.opts[-1]] if param.param_type_name == "option" else []
+        if value is True:
+            words += flag
+        else:
+            each = value if isinstance(value, list | tuple) else [value]
+            words += [word for v in each for word in (*flag, str(v))]
+    return shlex.join(words)
 
 
 def _range(text: str | None) -> tuple[float, float] | None:

@@ -10,9 +10,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from os import PathLike
+
+    import altair as alt
     import pandas as pd
     import polars as pl
     import pyarrow as pa
@@ -160,6 +164,24 @@ class Evaluation:
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
         return [grid for name in self.targets for grid in target_grids(self, name)]
+
+    def charts(self) -> dict[str, alt.LayerChart]:
+        """The charts of the report by name, as Altair objects that can be changed."""
+        from poolwise.report.charts import all_charts
+
+        return all_charts(self.to_dict())
+
+    def save(self, path: str | PathLike[str], *, command: str = "") -> None:
+        """Write the report: one HTML file that needs nothing but itself.
+
+        Args:
+            path: Where; what is there is replaced as a whole.
+            command: What reproduces the numbers, to be shown with them.
+        """
+        from poolwise.report.files import write_whole
+        from poolwise.report.page import page
+
+        write_whole(Path(path), page(self.to_dict(), command=command).encode())
 
     def __str__(self) -> str:
         return as_text(self.grids(), self.warnings)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from poolwise.errors import SourceError
-from poolwise.reproduce.store import Store, read_csv, write_csv, write_whole
+from poolwise.errors import UsageError
+from poolwise.report.files import write_whole
+from poolwise.reproduce.store import Store, read_csv, write_csv
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,5 +52,5 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SourceError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot write"):
         write_whole(tmp_path / "file" / "below", b"")

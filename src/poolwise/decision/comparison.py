@@ -16,6 +16,7 @@ import numpy as np
 
 from poolwise.decision.contrasts import Candidates, Comparable, united, weight_of
 from poolwise.decision.ranking import Comparison, Difference, Ranked, Verdict
+from poolwise.diagnosis.trained import refuse_estimated, trained_notes
 from poolwise.engine.duckdb import DuckDB, DuckDBRows
 from poolwise.engine.gram import gram_moments
 from poolwise.errors import RefusedError, UsageError, nearest
@@ -74,12 +75,14 @@ def compare(
     named = _with_baseline(log, named_targets(targets), baseline)
     if len(named) < 2:
         raise UsageError("a comparison needs two targets at least, or a target and a baseline")
+    refuse_estimated(log, "compare")
     with (engine or DuckDB()).open(log, named) as rows:
         candidates, clusters = _read(rows, log, chosen, tuple(named))
         dropped = rows.check() if log.on_fault == "drop" else ()
     _refuse_unlogged(candidates)
     found = _Compared(candidates, clusters, level, log.reward_range)
     noted = [Finding("dropped-rows", f"Left out: {fault}.") for fault in dropped]
+    noted += trained_notes(log, tuple(candidates.moments))
     return found.comparison(baseline or "", tuple(noted))
 
 

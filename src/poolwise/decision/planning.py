@@ -27,6 +27,7 @@ from poolwise.decision.design import (
     weighted_variance,
 )
 from poolwise.decision.outlook import AS_NOW, BEST, NO_SPREAD, Option, Plan
+from poolwise.diagnosis.trained import refuse_estimated, trained_notes
 from poolwise.engine.duckdb import DuckDB, DuckDBRows
 from poolwise.engine.sample import sample_terms
 from poolwise.errors import RefusedError, UsageError, nearest
@@ -89,13 +90,15 @@ def plan(
         raise UsageError("plan one target at a time")
     (name,) = named
     chosen = [BY_NAME[e]() for e in _wanted(estimators, log)]
+    refuse_estimated(log, "plan")
     with (engine or DuckDB()).open(log, named) as rows:
         buckets = _read(rows, log, chosen, name)
         rowwise = {"calibrated", "balanced"} & {e.name for e in chosen} and log.crossed
         sample = _sample(rows, name) if rowwise else None
     view = together(buckets)
     asked = _Asked(view, sample, half_width, level, crossed=log.crossed)
-    estimates, options, findings = {}, [], []
+    estimates, options = {}, []
+    findings = trained_notes(log, tuple(view))
     for estimator in chosen:
         try:
             estimate = _estimate(estimator, buckets, clustered=log.cluster is not None)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from poolwise.estimators.base import Estimate, Estimator
     from poolwise.intervals import Interval
+    from poolwise.log import Log
     from poolwise.result import TargetResult
 
 HONEST = Weighted(divergence="reward-free")
@@ -97,3 +98,29 @@ def target_on_log(target: str, logs: Sequence[str]) -> Finding:
         "Evaluate it on rows that it has not seen.",
         "alarm",
     )
+
+
+def trained_notes(log: Log, loggers: Sequence[str]) -> list[Finding]:
+    """The same for results that have no interval to put in its place."""
+    found = {i: logs for i, logs in conflicts(log.trained_on, loggers).items() if i in loggers}
+    if not found:
+        return []
+    pairs = "; ".join(f"{i!r} on {', '.join(map(repr, logs))}" for i, logs in found.items())
+    return [
+        Finding(
+            "trained-on-own-log",
+            f"Loggers were trained on logs in this set ({pairs}). This biases estimates that "
+            "pool the loggers' probabilities, and the intervals here do not allow for it.",
+            "Evaluate each target by itself, or leave those logs out.",
+            "alarm",
+        )
+    ]
+
+
+def refuse_estimated(log: Log, what: str) -> None:
+    """Say that an estimated mixture serves `evaluate` only."""
+    if log.estimate_mixture and not log.crossed:
+        raise UsageError(
+            f"{what} does not estimate mixtures: give `propensities` under every logger, or "
+            "evaluate the targets"
+        )

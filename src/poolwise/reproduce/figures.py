@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from poolwise.reproduce.store import write_csv, write_whole
+from poolwise.report.files import write_whole
+from poolwise.reproduce.store import write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.errors import PoolwiseError, UsageError, nearest
+from poolwise.report.files import write_whole
 from poolwise.reproduce import fullsize, toy
 from poolwise.reproduce.claims import Claim, claims
 from poolwise.reproduce.figures import FIGURES, Source, write_figure
 from poolwise.reproduce.page import page
-from poolwise.reproduce.store import Store, read_csv, write_csv, write_whole
+from poolwise.reproduce.store import Store, read_csv, write_csv
 from poolwise.reproduce.work import Bench, Effort
 from poolwise.tables import show
 

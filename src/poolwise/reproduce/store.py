@@ -10,36 +10,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.errors import SourceError
+from poolwise.report.files import write_whole
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from poolwise.reproduce.panels import Row
 
 Settings = Mapping[str, str | int | float]
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or absent, even if interrupted."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise SourceError(str(path), f"it cannot be written: {error}") from error
-    beside = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        beside.chmod(0o644)  # mkstemp lets nobody else read
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

@@ -1,0 +1,286 @@
+"""The report: one page that needs nothing but itself.
+
+Answer, estimates, logs, weights, agreement, targets, findings, method: in the order in
+which people ask.  Everything that comes from the data is escaped, and nothing comes from
+the clock or from chance, so that the same numbers give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from poolwise.format import interval_text
+from poolwise.report import method, sections
+from poolwise.report.charts import OF_TARGET, PALETTE, all_charts
+from poolwise.report.sentence import (
+    Found,
+    answer,
+    findings_of,
+    leading,
+    recommended,
+    truth_text,
+)
+
+if TYPE_CHECKING:
+    from poolwise.report.charts import Chart
+    from poolwise.tables import Grid
+
+POLICY = (  # nothing may be loaded, from anywhere
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+LICENCE = (
+    "Vega, Vega-Lite, Vega-Embed: BSD 3-Clause, "
+    "University of Washington Interactive Data Lab and contributors"
+)
+
+FEW = 2  # findings of one kind that are shown at once
+
+
+def page(found: Found, *, command: str = "") -> str:
+    """The whole report as HTML."""
+    charts = all_charts(found)
+    body = [
+        _estimates(found),
+        *_of_each_target(found),
+        *([_targets(found)] if len(found["targets"]) > 1 else []),
+        _findings(found["warnings"]),
+        _method(found, command),
+    ]
+    specs = "".join(_spec(name, chart) for name, chart in charts.items())
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(_title(found))}</title>\n"
+        f"<style>\n{_file('style.css')}</style>\n</head>\n<body>\n"
+        f"{_answer(found)}<main>\n{''.join(body)}</main>\n"
+        f"<footer>Made by {escape(method.versions()[0])}.</footer>\n"
+        f"{specs}<script>/* {LICENCE} */\n{_vega()}</script>\n"
+        f"<script>\n{_file('draw.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def _title(found: Found) -> str:
+    names = [str(t["target"]) for t in found["targets"]]
+    what = names[0] if len(names) == 1 else f"{len(names)} targets"
+    return f"{what}: off-policy evaluation"
+
+
+def _answer(found: Found) -> str:
+    target = leading(found)
+    grave = [str(w["severity"]) for w in findings_of(found, target["target"])]
+    kind = next((k for k in ("alarm", "warning") if k in grave), "sound")
+    rows = sum(i["rows"] for i in found["loggers"])
+    loggers = len(found["loggers"])
+    lead = f"From {rows:,} rows of {loggers} logger{'' if loggers == 1 else 's'}."
+    known = truth_text(target)
+    return (
+        f"<header>\n<h1>{escape(_title(found))}</h1>\n"
+        f'<p class="answer {kind}">{escape(answer(found))}</p>\n'
+        f'<p class="lead">{escape(f"{lead} {known}".strip())}</p>\n</header>\n'
+    )
+
+
+def _estimates(found: Found) -> str:
+    known = any("truth" in t for t in found["targets"])
+    keys = '<span class="key accent"></span> recommended (★) '
+    keys += '<span class="key muted"></span> other estimators '
+    keys += '<span class="key second"></span> true value' if known else ""
+    level = recommended(leading(found))
+    text = f"Lines are {100 * level['level']:g}% intervals. " if level is not None else ""
+    if len(found["targets"]) > 1:
+        names = dict.fromkeys(e["estimator"] for t in found["targets"] for e in t["estimates"])
+        text += f"Of each target, from above: {escape(', '.join(names))}. "
+    chart = _figure("estimates", "Estimates with their intervals", f"{text}{keys}")
+    table = _table(sections.estimates(found), "Estimates")
+    if len(found["targets"]) > 1:
+        table = _folded("All numbers", table)
+    return _section("Estimates", "What each estimator says of the same rows.", chart + table)
+
+
+def _of_each_target(found: Found) -> list[str]:
+    """Three sections, in which each of several targets has a folder of its own."""
+    parts = {
+        "logs": ("Which logs help", "A large log of a very different policy may tell little."),
+        "weights": ("Weights", "A few large weights make an estimate hang on a few rows."),
+        "agreement": ("Do the logs agree?", "Each log alone should tell the same story."),
+    }
+    fill = {"logs": _logs, "weights": _weights, "agreement": _agreement}
+    several = len(found["targets"]) > 1
+    made = []
+    for part in OF_TARGET:
+        body = ""
+        for number, target in enumerate(found["targets"], 1):
+            chart = f"{part}-{number:02d}" if several else part
+            inner = fill[part](found, target, chart)
+            shown = target is leading(found)
+            body += _folded(str(target["target"]), inner, shown=shown) if several else inner
+        made.append(_section(*parts[part], body))
+    return made
+
+
+def _logs(found: Found, target: Found, chart: str) -> str:
+    caption = (
+        "Share of each log in all rows, and in the weighting of least variance. In the table, "
+        "'without it' is the standard error that would be left if the log were thrown away."
+    )
+    figure = _figure(chart, f"Share of each log, {target['target']}", escape(caption))
+    return figure + _table(sections.logs(found, target), "Which logs help")
+
+
+def _weights(_: Found, target: Found, chart: str) -> str:
+    caption = "The mean weight should be 1 (dashed); the largest says how much one row can do."
+    figure = _figure(chart, f"Weights by logger, {target['target']}", escape(caption))
+    return figure + _table(sections.weights(target), "Weights")
+
+
+def _agreement(_: Found, target: Found, chart: str) -> str:
+    caption = (
+        "Estimate of each log alone, two standard errors to each side, and of all together."
+    )
+    figure = _figure(chart, f"Estimate of each log, {target['target']}", escape(caption))
+    body = figure + _table(sections.alone(target), "Estimates of each log")
+    if target["checks"]:
+        body += _table(sections.checks(target), "Tests of agreement", kind="words")
+    if "typical" in target:
+        low, high = target["typical"]["lower"], target["typical"]["upper"]
+        text = interval_text(low, high, (high - low) / 4)
+        body += f"<p>If the logs are periods that differ, a typical one is worth {text}.</p>\n"
+    return body
+
+
+def _targets(found: Found) -> str:
+    text = (
+        "The recommended estimate of each target, the highest first. Intervals hold for each "
+        "target by itself; to say which is better, compare them in pairs on the same rows: "
+        "<code>poolwise compare</code>, or <code>poolwise.compare</code> in Python."
+    )
+    figure = _figure("targets", "Targets side by side", "")
+    table = _table(sections.side_by_side(found), "Targets side by side")
+    return (
+        f"<section>\n<h2>Targets side by side</h2>\n<p>{text}</p>\n{figure}{table}</section>\n"
+    )
+
+
+def _findings(warnings: Sequence[Mapping[str, object]]) -> str:
+    if not warnings:
+        return _section("Findings", "Nothing was found that speaks against these numbers.", "")
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for w in warnings:
+        kinds.setdefault((str(w["severity"]), str(w["code"])), []).append(str(w["message"]))
+    items = "".join(_finding(*kind, messages) for kind, messages in kinds.items())
+    text = "What to know before relying on the numbers, the gravest first, and what to do."
+    return _section("Findings", text, f'<ul class="findings">\n{items}</ul>\n')
+
+
+def _finding(severity: str, code: str, messages: Sequence[str]) -> str:
+    """One kind of finding; where it was made many times, most are folded away."""
+    shown, more = messages[:FEW], messages[FEW:]
+    folded = _folded(f"{len(more)} more of this kind", _paragraphs(more)) if more else ""
+    return (
+        f'<li class="{escape(severity)}"><b>{escape(severity)}</b> '
+        f"<code>{escape(code)}</code>\n{_paragraphs(shown)}{folded}</li>\n"
+    )
+
+
+def _paragraphs(texts: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(text)}</p>\n" for text in texts)
+
+
+def _method(found: Found, command: str) -> str:
+    names = [e["estimator"] for t in found["targets"] for e in t["estimates"]]
+    terms = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n"
+        for name, text in method.formulas(names)
+    )
+    again = (
+        f"<h3>The command</h3>\n<pre><code>{escape(command)}</code></pre>\n" if command else ""
+    )
+    body = (
+        f"<h3>Estimators</h3>\n<dl>\n{terms}</dl>\n"
+        f"<h3>Words</h3>\n{_list(method.TERMS)}"
+        f"<h3>Assumptions</h3>\n{_list(method.ASSUMPTIONS)}"
+        f"<h3>Rows</h3>\n{_table(sections.rows_by_logger(found), 'Rows of each logger')}"
+        f"<h3>Versions</h3>\n<p>{escape(', '.join(method.versions()))}</p>\n{again}"
+    )
+    return _section("Method", "How these numbers were made.", body)
+
+
+def _section(title: str, text: str, body: str) -> str:
+    return (
+        f"<section>\n<h2>{escape(title)}</h2>\n"
+        f'<p class="lead">{escape(text)}</p>\n{body}</section>\n'
+    )
+
+
+def _folded(title: str, body: str, *, shown: bool = False) -> str:
+    start = "<details open>" if shown else "<details>"
+    return f"{start}\n<summary>{escape(title)}</summary>\n{body}</details>\n"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return f"<ul>\n{''.join(f'<li>{escape(text)}</li>' for text in texts)}\n</ul>\n"
+
+
+def _figure(chart: str, label: str, caption: str) -> str:
+    """A place for a chart; the caption is markup, the label is not."""
+    below = f'<figcaption class="caption">{caption}</figcaption>' if caption else ""
+    return (
+        f'<figure aria-label="{escape(label)}">\n'
+        f'<div class="chart" data-spec="chart-{chart}"></div>\n{below}\n</figure>\n'
+    )
+
+
+def _table(grid: Grid, label: str, *, kind: str = "") -> str:
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in grid.header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>\n"
+        for row in grid.rows
+    )
+    return (
+        f'<div class="scroll {kind}" role="region" tabindex="0" aria-label="{escape(label)}">'
+        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def _spec(name: str, chart: Chart) -> str:
+    """A chart as data within the page; no text in it can end the element it stands in."""
+    clear: dict[str, Any] = {**chart.to_dict(validate=False), "background": "transparent"}
+    clear["config"] = {**clear["config"], "font": "system-ui, sans-serif"}
+    spec = json.dumps(_themed(clear), allow_nan=False)
+    safe = spec.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'<script type="application/json" id="chart-{name}">{safe}</script>\n'
+
+
+COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
+
+
+def _themed(spec: object, key: str = "") -> object:
+    """Colours as variables of the style sheet: light, dark and print each have theirs."""
+    if isinstance(spec, Mapping):
+        # data keep every text as it is: a label may look like a colour
+        return {k: v if k in {"data", "datasets"} else _themed(v, k) for k, v in spec.items()}
+    if isinstance(spec, list):
+        return [_themed(value, key) for value in spec]
+    if isinstance(spec, str) and (key in {"range", "value"} or key.lower().endswith("color")):
+        return COLOURS.get(spec, spec)
+    return spec
+
+
+@cache
+def _vega() -> str:
+    """Vega and what it needs, as one script."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+@cache
+def _file(name: str) -> str:
+    return (files("poolwise.report") / name).read_text("utf-8")

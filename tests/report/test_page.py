@@ -1,0 +1,235 @@
+"""The page: one file, escaped, the same bytes each time; and its charts."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from poolwise import evaluate
+from poolwise.bundled import digits_path
+from poolwise.cli import app
+from poolwise.errors import UsageError
+from poolwise.report.files import save_charts
+from poolwise.report.page import page
+from poolwise.report.sentence import answer
+from tests.reference import log_of, random_table
+from tests.report import samples
+from tests.report.samples import DROP, SCRIPT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poolwise.log import Log
+
+LARGEST = 3_000_000  # bytes
+ORDER = [
+    "Estimates",
+    "Which logs help",
+    "Weights",
+    "Do the logs agree?",
+    "Targets side by side",
+    "Findings",
+    "Method",
+]
+MAKERS = {"demo": samples.demo, "twenty": samples.twenty, "grave": samples.grave}
+
+
+class Seen(HTMLParser):
+    """Elements, their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002 - the parser's signature
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += data
+
+
+@cache
+def text_of(name: str) -> str:
+    return page(MAKERS[name]().to_dict())
+
+
+@pytest.fixture(params=list(MAKERS))
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+def test_one_small_file_that_loads_nothing(name: str) -> None:
+    text = text_of(name)
+    assert len(text.encode()) < LARGEST
+    seen = Seen(text)
+    loading = {"src", "href", "srcset", "data", "action", "poster"}
+    assert [e for e in seen.elements if loading & set(e[1])] == []
+    assert {tag for tag, _ in seen.elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "base",
+    } == set()
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert style is not None
+    assert not re.search(r"@import|url\(|https?:", style[1])
+    policies = [a["content"] for t, a in seen.elements if t == "meta" and "http-equiv" in a]
+    assert [str(p).startswith("default-src 'none'") for p in policies] == [True]
+
+
+def test_the_same_numbers_give_the_same_bytes(name: str) -> None:
+    assert page(MAKERS[name]().to_dict()) == text_of(name)
+
+
+def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    there = tmp_path / "there.html"
+    program = (
+        "import sys; from poolwise import evaluate; from poolwise.bundled import *\n"
+        "evaluate(digits_log(), TARGETS, truth=digits_truth()).save(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", program, there], check=True)
+    samples.demo().save(tmp_path / "here.html")
+    assert (tmp_path / "here.html").read_bytes() == there.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["here.html", "there.html"]
+
+
+def test_the_answer_comes_first_and_the_sections_in_order(name: str) -> None:
+    found, text = MAKERS[name]().to_dict(), text_of(name)
+    titles = [html.unescape(t) for t in re.findall(r"<h2>(.*?)</h2>", text.split("<script")[0])]
+    several = name == "twenty"
+    assert titles == [t for t in ORDER if several or t != "Targets side by side"]
+    assert text.index(html.escape(answer(found))) < text.index("<h2>")
+
+
+def test_every_chart_has_its_place_and_its_specification(name: str) -> None:
+    seen = Seen(text_of(name))
+    places = [a["data-spec"] for t, a in seen.elements if a.get("class") == "chart" and t]
+    specs = [a["id"] for t, a in seen.elements if a.get("type") == "application/json" and t]
+    assert sorted(map(str, places)) == sorted(map(str, specs))
+    assert len(specs) == len(set(specs)) == {"twenty": 2 + 3 * 20}.get(name, 4)
+
+
+def test_names_are_text_and_nothing_else() -> None:
+    text = page(samples.grave().to_dict(), command=f"poolwise evaluate --target {SCRIPT}=t")
+    assert SCRIPT not in text
+    seen = Seen(text)
+    for name in (SCRIPT, DROP):
+        assert name in seen.text
+    assert [a for t, a in seen.elements if t == "script" and "type" not in a] == [{}, {}]
+    specs = [s for s in seen.scripts if s.startswith("{")]
+    assert [s for s in specs if "<" in s or ">" in s] == []
+    charts = list(map(json.loads, specs))
+    assert len(charts) == 4
+    assert any(SCRIPT in labels(chart) for chart in charts)
+
+
+def labels(value: Any) -> set[str]:  # noqa: ANN401 - any JSON
+    if isinstance(value, dict):
+        return set().union(*map(labels, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(labels, value))
+    return {value} if isinstance(value, str) else set()
+
+
+def test_a_label_that_looks_like_a_colour_stays_itself() -> None:
+    found = json.loads(json.dumps(samples.demo().to_dict()))
+    for entry in (found["loggers"][0], found["targets"][0]["loggers"][0]):
+        entry["logger"] = "#1b6ca8"
+    seen = Seen(page(found))
+    logs = next(json.loads(s) for s in seen.scripts if '"of the rows"' in s)
+    assert "#1b6ca8" in labels(logs)
+    assert "var(--accent)" in labels(logs)
+
+
+def test_findings_say_what_to_do_and_the_gravest_first() -> None:
+    seen = Seen(text_of("grave"))
+    kinds = [str(a["class"]) for t, a in seen.elements if t == "li" and "class" in a]
+    assert kinds == sorted(kinds, key=["alarm", "warning", "note"].index)
+    for warning in samples.grave().warnings:
+        assert str(warning["message"]) in seen.text
+
+
+DEGENERATE: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {
+    "one row each": ({"a": 1, "b": 1}, {}, "t"),
+    "own propensities only": ({"a": 30, "b": 30}, {"propensities": None}, "t"),
+    "the same reward": ({"a": 30, "b": 30}, {"reward": "1.0"}, "t"),
+    "no reward": ({"a": 30, "b": 30}, {"reward": "0.0"}, "t"),
+    "the target is the logger": ({"a": 30, "b": 30}, {}, "p"),
+    "one log says nothing": ({"a": 30, "b": 30}, {}, "CASE logger WHEN 'a' THEN 0 ELSE t END"),
+}
+
+
+@pytest.mark.parametrize("case", list(DEGENERATE))
+def test_a_poor_log_has_a_page_too(case: str) -> None:
+    counts, roles, target = DEGENERATE[case]
+    log: Log = log_of(random_table(np.random.default_rng(62), counts), **roles)
+    evaluation = evaluate(log, {"new": target})
+    text = Seen(page(evaluation.to_dict())).text
+    assert not re.search(r"\bnan\b|None", text)
+    for chart in evaluation.charts().values():
+        json.dumps(chart.to_dict(), allow_nan=False)
+
+
+def test_charts_are_objects_that_can_be_changed() -> None:
+    charts = samples.demo().charts()
+    assert list(charts) == ["estimates", "logs", "weights", "agreement"]
+    assert charts["logs"].properties(title="mine").to_dict()["title"] == "mine"
+    assert list(samples.twenty().charts())[:4] == [
+        "estimates",
+        "targets",
+        "logs-01",
+        "weights-01",
+    ]
+
+
+def test_charts_are_saved_as_pictures(tmp_path: Path) -> None:
+    chart = samples.grave().charts()["estimates"]
+    svg, png = save_charts({"estimates": chart}, tmp_path / "new")
+    assert svg.read_text("utf-8").startswith("<svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(UsageError, match="cannot write"):
+        samples.demo().save(tmp_path / "file" / "report.html")
+    with pytest.raises(UsageError, match="cannot write"):
+        samples.demo().save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_the_command_line_writes_the_report_and_how_to_repeat_it(tmp_path: Path) -> None:
+    report, charts = tmp_path / "report.html", tmp_path / "charts"
+    log = str(digits_path())
+    roles = ["--reward", "correct", "--logger", "policy", "--propensity", "p"]
+    command = ["evaluate", log, *roles, "--target", "new=p_candidate", "--level", "0.9"]
+    output = ["--html", str(report), "--charts", str(charts)]
+    run = CliRunner().invoke(app, [*command, *output])
+    assert run.exit_code == 0, run.output
+    assert " ".join(["poolwise", *command]) in Seen(report.read_text("utf-8")).text
+    assert len(list(charts.iterdir())) == 8

@@ -1,0 +1,161 @@
+"""The answer in one sentence: exact words for numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from poolwise.report.sentence import answer, carriers, findings_of, leading, truth_text
+from poolwise.report.text import lesson
+from tests.report.samples import demo
+
+INF = math.inf
+
+
+def estimate(value: float, error: float = 0.1, name: str = "calibrated") -> dict[str, Any]:
+    lower, upper = value - 2 * error, value + 2 * error
+    return {
+        "estimator": name,
+        "value": value,
+        "std_error": error,
+        "lower": lower,
+        "upper": upper,
+        "level": 0.95,
+        "shares": {},
+    }
+
+
+def result(*estimates: dict[str, Any], name: str = "new", **more: object) -> dict[str, Any]:
+    shares = {"a": 0.06, "b": 0.94}
+    loggers = [{"logger": i, "best_share": s} for i, s in shares.items()]
+    return {"target": name, "estimates": list(estimates), "loggers": loggers, **more}
+
+
+def found(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "targets": list(targets),
+        "loggers": [
+            {"logger": "a", "rows": 10, "mean_reward": 0.5},
+            {"logger": "b", "rows": 30, "mean_reward": 2.0},
+        ],
+        "warnings": [{"code": "x", "severity": s, "message": "m"} for s in severities],
+    }
+
+
+def test_the_answer_of_the_demo() -> None:
+    told = demo().to_dict()
+    assert answer(told) == (
+        "'candidate' would have earned 0.6771 ± 0.0040 per row "
+        "(95% interval [0.6693, 0.6849]), 15.2% more than the 0.5880 that the best logger, "
+        "'large', earned; 2 of 3 logs carry that answer."
+    )
+    assert truth_text(leading(told)) == "The true value is known: 0.6795, within the interval."
+
+
+def test_less_than_the_best_logger() -> None:
+    assert answer(found(result(estimate(1.5)))) == (
+        "'new' would have earned 1.50 ± 0.10 per row (95% interval [1.30, 1.70]), "
+        "25.0% less than the 2.00 that the best logger, 'b', earned; "
+        "1 of 2 logs carries that answer."
+    )
+
+
+def test_a_difference_within_the_interval_is_none() -> None:
+    assert (
+        "which these rows do not tell from the 2.00 that the best logger, 'b', earned"
+        in answer(found(result(estimate(1.9))))
+    )
+
+
+def test_more_than_twice_as_much_is_told_in_times() -> None:
+    assert "3.5 times the 2.00 that the best logger, 'b', earned" in answer(
+        found(result(estimate(7.0)))
+    )
+
+
+def test_no_percentage_of_nothing_or_of_a_loss() -> None:
+    told = found(result(estimate(1.0)))
+    for logger in told["loggers"]:
+        logger["mean_reward"] = -1.0
+    assert "2.00 more than the -1.00 that" in answer(told)
+
+
+@pytest.mark.parametrize(
+    ("severities", "verb", "end"),
+    [
+        (("note",), "would have earned", "answer."),
+        (("warning", "note"), "would", "Take it with care: 1 warning below may limit it."),
+        (
+            ("alarm", "alarm", "warning"),
+            "might",
+            "Do not rely on it: 2 alarms below must be settled first.",
+        ),
+    ],
+)
+def test_findings_hedge_the_answer(severities: tuple[str, ...], verb: str, end: str) -> None:
+    said = answer(found(result(estimate(1.5)), severities=severities))
+    assert verb in said
+    assert said.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "words"),
+    [
+        (1.3, INF, "(at least 1.30 at level 95%)"),
+        (-INF, 1.7, "(at most 1.70 at level 95%)"),
+        (-INF, INF, "(no interval can be given)"),
+    ],
+)
+def test_one_side_is_told_in_words(lower: float, upper: float, words: str) -> None:
+    one = estimate(1.5) | {"lower": lower, "upper": upper}
+    assert f"1.50 ± 0.10 per row {words}" in answer(found(result(one)))
+
+
+def test_an_unknown_error_leaves_nothing_to_compare() -> None:
+    one = estimate(1.5) | {"std_error": INF, "lower": -INF, "upper": INF}
+    assert answer(found(result(one))) == (
+        "'new' would have earned 1.5 ± unknown per row (no interval can be given); "
+        "1 of 2 logs carries that answer."
+    )
+
+
+def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() -> None:
+    told = found(result(estimate(1.0), name="low"), result(estimate(1.5), name="high"))
+    told["warnings"] = [
+        {"code": "x", "severity": "alarm", "message": "Target 'low': bad"},
+        {"code": "y", "severity": "warning", "message": "All logs: odd"},
+    ]
+    said = answer(told)
+    assert said.startswith(
+        "Of 2 targets, 'high' has the highest estimate: it would have earned"
+    )
+    assert said.endswith("Take it with care: 1 warning below may limit it.")
+    assert [w["code"] for w in findings_of(told, "low")] == ["x", "y"]
+
+
+def test_without_an_estimate_there_is_no_answer() -> None:
+    assert answer(found(result())) == (
+        "These logs give no estimate of what 'new' would have earned: see the findings."
+    )
+
+
+def test_the_first_estimate_speaks_where_calibrated_is_missing() -> None:
+    said = answer(found(result(estimate(1.5, name="naive"), estimate(1.0, name="weighted"))))
+    assert "earned 1.50" in said
+
+
+def test_shares_that_nobody_knows_carry_nothing() -> None:
+    assert carriers({"loggers": [{"logger": "a", "best_share": math.nan}]}) == []
+    assert carriers({"loggers": [{"logger": "a"}]}) == []
+
+
+def test_a_truth_outside_is_told() -> None:
+    target = result(estimate(1.5), truth=9.0)
+    assert truth_text(target) == "The true value is known: 9.00, outside the interval."
+    assert truth_text(result(estimate(1.5))) == ""
+
+
+def test_the_lesson_of_the_demo() -> None:
+    assert lesson(demo().to_dict()).startswith("Logger 'small' wrote 57.1% of the rows, but ")
