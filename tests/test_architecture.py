@@ -31,6 +31,7 @@ ORDER = (
     "findings",
     "format",
     "tables",
+    "presented",
     "terms",
     "policy",
     "policies",

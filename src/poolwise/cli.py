@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from poolwise.presented import Presented
     from poolwise.result import Evaluation
-    from poolwise.tables import Grid
 
 app = typer.Typer(
     name="poolwise",
@@ -139,7 +139,7 @@ def compare(
     from poolwise.decision.comparison import compare as run
 
     found = run(log, targets, baseline=baseline, estimator=estimator, level=level)
-    _print(found, as_json=as_json, sentences=[found.sentence])
+    _print(found, as_json=as_json)
 
 
 @app.command()
@@ -172,7 +172,7 @@ def plan(
     from poolwise.decision.planning import plan as run
 
     found = run(log, targets, half_width=half_width, level=level)
-    _print(found, as_json=as_json, sentences=[found.sentence, *found.assumptions])
+    _print(found, as_json=as_json)
 
 
 @app.command()
@@ -260,18 +260,7 @@ def reproduce(
     run(what.value, data, out, console=_console())
 
 
-class Shown(Protocol):
-    """A result that can be printed, for people or for programs."""
-
-    @property
-    def warnings(self) -> list[dict[str, object]]: ...
-
-    def grids(self) -> list[Grid]: ...
-
-    def to_json(self) -> str: ...
-
-
-def _print(found: Shown, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
+def _print(found: Presented, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
     if as_json:
         typer.echo(found.to_json())
         return
@@ -281,7 +270,7 @@ def _print(found: Shown, *, as_json: bool, sentences: Sequence[str] = ()) -> Non
 
     console = _console()
     show(found.grids(), found.warnings, console)
-    for sentence in sentences:
+    for sentence in (*found.sentences, *sentences):
         console.print(Text(sentence))
 
 

@@ -6,20 +6,15 @@ disagree.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
 
     import altair as alt
-    import pandas as pd
-    import polars as pl
-    import pyarrow as pa
 
     from poolwise.diagnosis.evidence import Overlap
     from poolwise.estimators.base import Estimate
@@ -28,9 +23,9 @@ if TYPE_CHECKING:
 
 from poolwise.diagnosis.evidence import Diagnosis
 from poolwise.format import count_text, interval_text, p_text, percent, short, with_error
-from poolwise.tables import Grid, as_html, as_text
+from poolwise.presented import Presented, Row
+from poolwise.tables import Grid
 
-Row = dict[str, object]
 MIXTURE = "(mixture)"  # label of the line of all loggers together
 
 
@@ -56,7 +51,7 @@ class TargetResult:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Presented):
     """Estimated values of one or more targets.
 
     Attributes:
@@ -139,28 +134,6 @@ class Evaluation:
             entry["mixture"] = result.mixture.to_dict()
         return entry | result.diagnosis.to_dict()
 
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """The nested dictionary as JSON; what is infinite or unknown becomes null."""
-        return json.dumps(finite(self.to_dict()), indent=indent, ensure_ascii=False)
-
-    def to_arrow(self) -> pa.Table:
-        """The flat dictionaries as an Arrow table."""
-        import pyarrow as pa
-
-        return pa.Table.from_pylist(self.to_dicts())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The flat dictionaries as a pandas frame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_dicts())
-
-    def to_polars(self) -> pl.DataFrame:
-        """The flat dictionaries as a Polars frame."""
-        import polars as pl
-
-        return pl.DataFrame(self.to_dicts())
-
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
         return [grid for name in self.targets for grid in target_grids(self, name)]
@@ -182,23 +155,6 @@ class Evaluation:
         from poolwise.report.page import page
 
         write_whole(Path(path), page(self.to_dict(), command=command).encode())
-
-    def __str__(self) -> str:
-        return as_text(self.grids(), self.warnings)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.grids(), self.warnings)
-
-
-def finite(value: object) -> object:
-    """Replace what JSON cannot say (infinities) by None, all the way down."""
-    if isinstance(value, Mapping):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def estimates_grid(evaluation: Evaluation, name: str) -> Grid:

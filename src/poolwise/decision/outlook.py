@@ -6,27 +6,20 @@ disagree.
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poolwise.format import count_text, percent, short
 from poolwise.intervals import student
-from poolwise.result import finite
-from poolwise.tables import Grid, as_html, as_text
+from poolwise.presented import Presented, Row
+from poolwise.tables import Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pandas as pd
-    import polars as pl
-    import pyarrow as pa
+    from collections.abc import Mapping, Sequence
 
     from poolwise.estimators.base import Estimate
     from poolwise.findings import Finding
-    from poolwise.result import Row
 
 AS_NOW = "(as now)"
 BEST = "(best split)"
@@ -61,7 +54,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Presented):
     """How many more rows reach a wanted half-width.
 
     Attributes:
@@ -155,39 +148,13 @@ class Plan:
             "warnings": self.warnings,
         }
 
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """The nested dictionary as JSON; what is infinite or unknown becomes null."""
-        return json.dumps(finite(self.to_dict()), indent=indent, ensure_ascii=False)
-
-    def to_arrow(self) -> pa.Table:
-        """The flat dictionaries as an Arrow table."""
-        import pyarrow as pa
-
-        return pa.Table.from_pylist(self.to_dicts())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The flat dictionaries as a pandas frame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_dicts())
-
-    def to_polars(self) -> pl.DataFrame:
-        """The flat dictionaries as a Polars frame."""
-        import polars as pl
-
-        return pl.DataFrame(self.to_dicts())
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence, *self.assumptions)
 
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
         return [rows_grid(self), split_grid(self)]
-
-    def __str__(self) -> str:
-        tables = as_text(self.grids(), self.warnings)
-        return "\n".join([tables, "", self.sentence, *self.assumptions])
-
-    def _repr_html_(self) -> str:
-        said = "".join(f"<p>{html.escape(s)}</p>" for s in (self.sentence, *self.assumptions))
-        return f"{as_html(self.grids(), self.warnings)}{said}"
 
 
 def rows_grid(plan: Plan) -> Grid:

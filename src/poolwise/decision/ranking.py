@@ -6,26 +6,19 @@ disagree.
 
 from __future__ import annotations
 
-import html
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.format import count_text, interval_text, p_text, with_error
-from poolwise.result import finite
-from poolwise.tables import Grid, as_html, as_text
+from poolwise.presented import Presented, Row
+from poolwise.tables import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
-    import polars as pl
-    import pyarrow as pa
-
     from poolwise.estimators.base import Estimate
     from poolwise.findings import Finding
     from poolwise.intervals import Interval
-    from poolwise.result import Row
 
 Verdict = Literal["better", "worse", "undecided", "identical"]
 FEW = 5  # names that a sentence lists; more are counted
@@ -79,7 +72,7 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Presented):
     """Several targets beside each other.
 
     Attributes:
@@ -173,37 +166,13 @@ class Comparison:
             "warnings": self.warnings,
         }
 
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """The nested dictionary as JSON; what is infinite or unknown becomes null."""
-        return json.dumps(finite(self.to_dict()), indent=indent, ensure_ascii=False)
-
-    def to_arrow(self) -> pa.Table:
-        """The flat dictionaries as an Arrow table."""
-        import pyarrow as pa
-
-        return pa.Table.from_pylist(self.to_dicts())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The flat dictionaries as a pandas frame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_dicts())
-
-    def to_polars(self) -> pl.DataFrame:
-        """The flat dictionaries as a Polars frame."""
-        import polars as pl
-
-        return pl.DataFrame(self.to_dicts())
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence,)
 
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
         return [ranking_grid(self), *([differences_grid(self)] if self.baseline else [])]
-
-    def __str__(self) -> str:
-        return f"{as_text(self.grids(), self.warnings)}\n\n{self.sentence}"
-
-    def _repr_html_(self) -> str:
-        return f"{as_html(self.grids(), self.warnings)}<p>{html.escape(self.sentence)}</p>"
 
 
 def _flat(found: Difference) -> Row:
