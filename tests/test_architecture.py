@@ -45,6 +45,7 @@ ORDER = (
     "engine.roles",
     "engine.sql",
     "engine.answer",
+    "engine.standalone",
     "engine.sources",
     "engine.learned",
     "engine.duckdb",

@@ -59,7 +59,7 @@ def check(
 
 def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:
     """The one query whose result is all that an evaluation of a table needs."""
-    from poolwise.engine.sql import standalone_query
+    from poolwise.engine.standalone import standalone_query
 
     if not targets:
         raise UsageError("name one target at least: --target candidate=p_candidate")

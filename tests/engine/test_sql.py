@@ -16,7 +16,8 @@ from sqlglot import exp
 from poolwise.border import query_text
 from poolwise.engine.answer import decode
 from poolwise.engine.roles import assign
-from poolwise.engine.sql import Request, standalone_query
+from poolwise.engine.sql import Request
+from poolwise.engine.standalone import standalone_query
 from poolwise.errors import UsageError
 from poolwise.log import Log
 from poolwise.terms import (

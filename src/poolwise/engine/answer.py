@@ -47,7 +47,8 @@ def decode(request: Request, line: Line) -> Group:
     count = int(line["rows"] or 0)
     logger = line["logger"]
     centres = np.array([_centre(request, line, t) for t in terms])
-    offsets = np.array([_float(line[f"mean_{k}"]) for k in range(len(terms))])
+    sums = np.array([_float(line[f"sum_{k}"]) for k in range(len(terms))])
+    offsets = sums / count
     scatter = np.full((len(terms), len(terms)), np.nan)
     with np.errstate(all="ignore"):  # a log with infinite rewards is refused afterwards
         for left, right in request.needs.pairs:

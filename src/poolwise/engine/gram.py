@@ -58,7 +58,7 @@ def columns_query(request: Request) -> exp.Select:
 
     query = exp.select("*").from_("ratios")
     for step in moments_query(request).ctes:
-        if step.alias not in {"terms", "centres"}:
+        if step.alias not in {"shared", "terms", "centres"}:
             query = query.with_(step.alias, as_=step.this, copy=False)
     return query
 

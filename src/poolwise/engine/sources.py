@@ -89,8 +89,8 @@ def _registered(connection: duckdb.DuckDBPyConnection, frame: object, name: str)
         connection.register(name, frame)
     except (duckdb.Error, TypeError) as reason:
         raise UsageError(
-            f"a {type(frame).__name__} is not a source: give a path, a glob, a SELECT, a "
-            "pyarrow, pandas or Polars frame, a list of these, or a mapping by logger"
+            f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
+            "SELECT, a pyarrow, pandas or Polars frame, a list of these, or a mapping by logger"
         ) from reason
     return name
 

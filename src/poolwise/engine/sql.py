@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from poolwise.engine.roles import assign
 from poolwise.engine.rows import (
     Table,
     case,
@@ -30,8 +31,6 @@ from poolwise.engine.rows import (
     rows,
     string,
 )
-from poolwise.errors import UsageError
-from poolwise.log import SELECT, Log
 from poolwise.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.policy import PolicyLike
 
 Centres = Mapping[Term, float]
 
@@ -96,6 +94,7 @@ def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
     steps += [
         ("probs", _probs(table)),
         ("ratios", _ratios(request)),
+        ("shared", _shared(request)),
         ("terms", _terms(request)),
     ]
     if request.joined:
@@ -251,21 +250,45 @@ def factor_name(factor: Factor, table: Table) -> str:
     return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
 
 
+def _stems(request: Request) -> dict[tuple[Factor, ...], str]:
+    """Products that the terms of several loggers share, by the column that holds them."""
+    stems = [_stem(term) for term in request.needs.terms]
+    shared = [s for s in dict.fromkeys(stems) if len(s) > 1 and stems.count(s) > 1]
+    return {stem: f"s_{place}" for place, stem in enumerate(shared)}
+
+
+def _stem(term: Term) -> tuple[Factor, ...]:
+    return tuple(f for f in term.factors if not f.logger)
+
+
+def _product(request: Request, factors: Sequence[Factor]) -> Expression:
+    columns = [column(factor_name(f, request.table)) for f in factors]
+    return reduce(mul, columns)
+
+
+def _shared(request: Request) -> exp.Select:
+    """The row columns, with the products that several terms share computed once."""
+    stems = [_product(request, s).as_(name, quoted=True) for s, name in _stems(request).items()]
+    return exp.select(exp.Star(), *stems).from_("ratios")
+
+
 def _terms(request: Request) -> exp.Select:
     kept = [column("logger"), column("bad")]
     if request.table.bucket is not None:
         kept.append(column("bucket"))
-    constant = request.common or {}
+    constant, stems = request.common or {}, _stems(request)
     values = []
     for place, term in enumerate(request.needs.terms):
-        factors = [column(factor_name(f, request.table)) for f in term.factors]
-        product: Expression = factors[0]
-        for factor in factors[1:]:
-            product = product * factor
+        stem = _stem(term)
+        rest = [f for f in term.factors if f.logger]
+        if stem in stems and rest:
+            product: Expression = column(stems[stem]) * _product(request, rest)
+        else:
+            product = _product(request, term.factors)
         if constant.get(term):
             product = product - number(constant[term])
         values.append(product.as_(f"x_{place}", quoted=True))
-    return exp.select(*kept, *values).from_("ratios")
+    return exp.select(*kept, *values).from_("shared")
 
 
 def places(request: Request) -> dict[Term, int]:
@@ -318,7 +341,7 @@ def _aggregates(request: Request) -> Iterator[Expression]:
     place, needs = places(request), request.needs
     value = _values(request)
     for term in needs.terms:
-        yield exp.Avg(this=value[term].copy()).as_(f"mean_{place[term]}", quoted=True)
+        yield exp.Sum(this=value[term].copy()).as_(f"sum_{place[term]}", quoted=True)
     for left, right in needs.pairs:
         product = exp.Sum(this=value[left].copy() * value[right].copy())
         yield product.as_(f"scatter_{place[left]}_{place[right]}", quoted=True)
@@ -344,33 +367,3 @@ def _values(request: Request) -> dict[Term, Expression]:
         centre = column(f"c_{place}", "centres")
         found[term] = exp.paren(raw - centre) if term in centred else raw
     return found
-
-
-def standalone_query(
-    log: Log, table: str, targets: Mapping[str, PolicyLike], needs: Needs, dialect: str
-) -> str:
-    """One query that counts, centres and aggregates by itself, in any dialect."""
-    relation = _relation(table)
-    roles = assign(log, targets, None, relation)
-    if roles.scored:
-        raise UsageError("policies in Python cannot be written as SQL: score them first")
-    try:
-        query = moments_query(Request(roles.table, needs))
-        return query.sql(dialect=dialect, pretty=True)
-    except ValueError as reason:
-        raise UsageError(f"{reason}") from reason
-
-
-def _relation(table: str) -> Expression:
-    from sqlglot import parse
-    from sqlglot.errors import ParseError
-
-    try:
-        if not SELECT.match(table):
-            return exp.to_table(table, dialect="duckdb")
-        statements = parse(table, dialect="duckdb")
-    except (ParseError, AttributeError) as reason:
-        raise UsageError(f"{table!r} is neither a table nor a SELECT") from reason
-    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
-        raise UsageError("a source in SQL must be one SELECT, and nothing else")
-    return exp.Subquery(this=statements[0], alias=exp.to_identifier("source"))
