@@ -13,6 +13,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from benchmarks.draws import cells_of, draw
@@ -21,7 +22,9 @@ from poolwise.estimators.base import by_count, stratified
 from poolwise.estimators.control import Calibrated
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.intervals import student
+from poolwise.log import Log
 from poolwise.moments import Moments
+from poolwise.pipeline import evaluate
 from poolwise.resample import jackknife, together
 from poolwise.terms import BALANCED_REWARD
 from tests.toys import toy
@@ -117,3 +120,38 @@ def test_calibrated_beats_balanced_by_a_margin(family: str, most: float) -> None
         ours, theirs = np.square(gaps).mean(axis=0)
         ratios.append(ours / theirs)
     assert np.median(ratios) <= most
+
+
+@pytest.mark.parametrize(("name", "seed"), [("B mixed", 6), ("F floor", 6), ("B mixed", 2)])
+def test_a_log_whose_interval_is_optimistic_says_so(name: str, seed: int) -> None:
+    """The hard problems of benchmarks/coverage.py: uneven weights worth 60 of 300 rows."""
+    chosen = draw_problem(FAMILIES[name], 300, np.random.default_rng(seed))
+    for k in range(10):
+        log = chosen.draw(np.random.default_rng(k))
+        found = evaluate(log, "target_prob", which_logs=False)["target"]
+        assert found.mixture is not None
+        warned = "few-effective-rows" in {f.code for f in found.findings}
+        assert warned == (found.mixture.effective_rows < 100)
+
+
+def test_weights_that_are_even_need_no_such_warning() -> None:
+    found = evaluate(toy("T2").draw(np.random.default_rng(1)), "target_prob")["target"]
+    assert found.mixture is not None
+    assert found.mixture.effective_rows < 100
+    assert "few-effective-rows" not in {f.code for f in found.findings}
+
+
+def test_few_effective_rows_are_those_of_the_loggers_that_are_named() -> None:
+    """Without cross-propensities: 2 heavy rows of one logger, 100 even ones of the other."""
+    table = pa.table(
+        {
+            "logger": ["a"] * 100 + ["b"] * 2,
+            "reward": [0.0, 1.0] * 51,
+            "p": [0.5] * 100 + [0.5, 0.25],
+            "t": [0.5] * 102,
+        }
+    )
+    log = Log(table, logger="logger", reward="reward", propensity="p")
+    findings = evaluate(log, "t")["target"].findings
+    (said,) = [f.message for f in findings if f.code == "few-effective-rows"]
+    assert "'b' are worth 1.8 rows" in said  # (1 + 2)^2 / (1 + 4)

@@ -24,6 +24,7 @@ HAUSMAN = 3.0  # standard errors between two estimates of one value
 DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and how many mean ones it is
 ENDLESS = 1.0  # tail index from which not even the mean settles
 FEW = 30  # effective rows below which no normal interval can be trusted
+UNEVEN = 100  # the same where weights are uneven: coverage falls (benchmarks/coverage.py)
 WORSE = 1.1  # ratio of standard errors that is worth a note
 
 
@@ -39,7 +40,10 @@ def judge(
     if mixture is None:
         found += _unpooled(loggers, rows)
     else:
-        found += [*_probabilities(loggers, mixture, diagnosis, rows), *_pooled(mixture)]
+        found += [
+            *_probabilities(loggers, mixture, diagnosis, rows),
+            *_pooled(mixture, sum(rows.values())),
+        ]
     found += _by_logger(loggers, rows, crossed=crossed)
     if diagnosis.without:
         found += _helpful(diagnosis)
@@ -114,11 +118,12 @@ def _wrong(what: str) -> Finding:
     )
 
 
-def _pooled(mixture: Overlap) -> Iterator[Finding]:
+def _pooled(mixture: Overlap, rows: int) -> Iterator[Finding]:
     """What the balanced weights, which the default rests on, can bear."""
-    if mixture.effective_rows < FEW:
+    uneven = 2 * mixture.effective_rows < rows
+    if mixture.effective_rows < (UNEVEN if uneven else FEW):
         yield _few(mixture.effective_rows)
-    elif mixture.largest_share > DOMINANT:
+    if mixture.effective_rows >= FEW and mixture.largest_share > DOMINANT:
         yield _dominant(
             f"One row carries {percent(mixture.largest_share)} of all balanced weight.",
             "warning",
@@ -139,7 +144,7 @@ def _unpooled(loggers: Mapping[str, Overlap], rows: Mapping[str, int]) -> Iterat
         yield _wrong(f"Weights should average 1, and average more: {means}.")
     few = {i: o for i, o in loggers.items() if o.effective_rows < FEW}
     if few:
-        yield _few(sum(o.effective_rows for o in loggers.values()), few)
+        yield _few(sum(o.effective_rows for o in few.values()), few)
 
 
 def _few(effective: float, loggers: Sequence[str] | Mapping[str, object] = ()) -> Finding:
