@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolwise.crf import to_masks
 from poolwise.errors import MissingExtraError, SourceError, UsageError, nearest
@@ -23,12 +22,12 @@ from poolwise.errors import MissingExtraError, SourceError, UsageError, nearest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
     from poolwise.policy import FloatArray
 
 Features: TypeAlias = "FloatArray | csr_array[Any]"  # sparse where the file is sparse
-LabelArray: TypeAlias = NDArray[np.uint8]
 
 FOLDER = "POOLWISE_DATA"
 DEFAULT_FOLDER = Path("../shared/data")

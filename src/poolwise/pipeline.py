@@ -35,7 +35,7 @@ from poolwise.intervals import Interval, Limits, Sides, check_level, default_int
 from poolwise.learned.extras import beyond, require_model
 from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
 from poolwise.result import Evaluation, TargetResult
-from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
+from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
     from poolwise.diagnosis.which_logs import Errors
@@ -112,7 +112,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     views = {name: [_view(b, plan.needs, name) for b in buckets] for name in named}
     check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *named])
     asked = _Asked(log, plan, loggers, level, method, sides, without, sure)
-    _refuse_unlogged({name: together(view) for name, view in views.items()})
+    refuse_unlogged({name: together(view) for name, view in views.items()})
     results = {name: _result(name, view, asked) for name, view in views.items()}
     first = together(next(iter(views.values())))
     return Evaluation(
@@ -228,8 +228,9 @@ def _view(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Mome
     return {logger: m.select(names) for logger, m in moments.items()}
 
 
-def _refuse_unlogged(views: Mapping[str, MomentsByLogger]) -> None:
-    silent = [t for t, view in views.items() if not any(m.max(WEIGHT) for m in view.values())]
+def refuse_unlogged(views: Mapping[str, MomentsByLogger], weight: Term = WEIGHT) -> None:
+    """Refuse targets of which the logs say nothing at all."""
+    silent = [t for t, view in views.items() if not any(m.max(weight) for m in view.values())]
     if silent:
         found = ", ".join(map(repr, silent))
         raise RefusedError(

@@ -23,7 +23,7 @@ from poolwise.errors import RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
 from poolwise.findings import Finding
 from poolwise.intervals import Interval, Limits, check_level, default_interval
-from poolwise.pipeline import named_targets
+from poolwise.pipeline import named_targets, refuse_unlogged
 from poolwise.resample import BUCKETS
 from poolwise.statistics.multiplicity import holm
 from poolwise.terms import Needs
@@ -79,7 +79,7 @@ def compare(
     with (engine or DuckDB()).open(log, named) as rows:
         candidates, clusters = _read(rows, log, chosen, tuple(named))
         dropped = rows.check() if log.on_fault == "drop" else ()
-    _refuse_unlogged(candidates)
+    refuse_unlogged(candidates.views, weight_of(crossed=candidates.crossed))
     found = _Compared(candidates, clusters, level, log.reward_range)
     noted = [Finding("dropped-rows", f"Left out: {fault}.") for fault in dropped]
     noted += trained_notes(log, tuple(candidates.moments))
@@ -140,22 +140,6 @@ def _read(
                 "all rows belong to one cluster: the spread between clusters cannot be known",
             )
     return Candidates(estimator, needs, moments, names, log.crossed), clusters
-
-
-def _refuse_unlogged(candidates: Candidates) -> None:
-    weight = weight_of(crossed=candidates.crossed)
-    silent = [
-        name
-        for name, view in candidates.views.items()
-        if not any(m.max(weight) for m in view.values())
-    ]
-    if silent:
-        found = ", ".join(map(repr, silent))
-        raise RefusedError(
-            "target-unlogged",
-            f"target {found} gives probability 0 to every logged action: these logs say "
-            "nothing about it. Check that the probability is that of the *logged* action.",
-        )
 
 
 @dataclass(frozen=True, eq=False)
