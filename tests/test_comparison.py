@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from poolwise.decision import contrasts
-from poolwise.decision.comparison import WIDE, compare
+from poolwise.decision.comparison import compare
 from poolwise.decision.contrasts import Candidates, united
 from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.gram import gram_moments
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.estimators.control import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
@@ -276,7 +275,7 @@ def test_matrix_products_give_the_moments_of_the_judge(offset: float) -> None:
     log = log_of(table)
     needs = united(Calibrated().needs(("a", "b"), crossed=True), list(targets), crossed=True)
     with DuckDB().open(log, targets) as rows, Reference().open(log, targets) as judge:
-        assert_moments_agree(gram_moments(rows, needs), judge.moments(needs))
+        assert_moments_agree(rows.moments(needs), judge.moments(needs))
 
 
 def test_matrix_products_refuse_bad_rows_or_drop_them() -> None:
@@ -284,13 +283,13 @@ def test_matrix_products_refuse_bad_rows_or_drop_them() -> None:
     bad = table.set_column(1, "reward", pa.array([None, *table["reward"].to_pylist()[1:]]))
     needs = united(Calibrated().needs(("a", "b"), crossed=True), list(targets), crossed=True)
     with DuckDB().open(log_of(bad), targets) as rows, pytest.raises(LogError, match="reward"):
-        gram_moments(rows, needs)
+        rows.moments(needs)
     with DuckDB().open(log_of(bad, on_fault="drop"), targets) as rows:
-        assert sum(m.count for m in gram_moments(rows, needs).values()) == 99
+        assert sum(m.count for m in rows.moments(needs).values()) == 99
 
 
 def test_many_targets_give_the_answer_of_few() -> None:
-    table, targets = many_targets(TABLE, WIDE + 12)  # above 200 pairs
+    table, targets = many_targets(TABLE, 22)  # more than one block of terms
     log = replace(LOG, source=table)
     wide = compare(log, targets, baseline="target 0")
     pair = compare(log, {k: targets[k] for k in ("target 0", "target 1")}, baseline="target 0")

@@ -40,7 +40,7 @@ class Part:
     """
 
     value: Any  # see Frame
-    kind: Literal["parquet", "csv", "json", "select", "frame"]
+    kind: Literal["parquet", "csv", "json", "select", "frame", "table"]
     logger: str | None = None
 
 
@@ -54,6 +54,7 @@ class Log:
     Attributes:
         source: A path, a glob or a list of them (Parquet, CSV, JSON lines), a SELECT,
             a pyarrow, pandas or Polars frame, or a mapping of each logger to a source.
+            Left out where `table` is given.
         reward: Column or SQL expression of the reward.
         logger: Column with the label of the policy that wrote the row. Not needed
             where the source is a mapping, or where there is one logger only.
@@ -75,6 +76,9 @@ class Log:
         on_fault: Refuse a log with bad rows ("raise"), or leave them out and say how
             many ("drop").
         reader_options: Options for DuckDB's file reader, such as ``{"delim": ";"}``.
+        table: Name of a table, or a SELECT, in the database behind `connection`; or in
+            the catalogue of a Spark session, with ``engine="spark"``.
+        connection: An open DB-API or ADBC connection to that database. It stays yours.
 
     Examples:
         >>> log = Log("logs/*.parquet", logger="policy", reward="click", propensity="p")
@@ -82,7 +86,7 @@ class Log:
         'parquet'
     """
 
-    source: Source
+    source: Source = None
     reward: str = field(kw_only=True)
     logger: str | None = field(default=None, kw_only=True)
     propensity: PolicyLike | None = field(default=None, kw_only=True)
@@ -97,15 +101,19 @@ class Log:
     replay_tolerance: float = field(default=1e-6, kw_only=True)
     on_fault: OnFault = field(default="raise", kw_only=True)
     reader_options: Mapping[str, object] = field(default_factory=dict, kw_only=True)
+    table: str | None = field(default=None, kw_only=True)
+    connection: Any = field(default=None, kw_only=True)  # DB-API and ADBC share no type
 
     def __post_init__(self) -> None:
-        problems = [*_role_problems(self), *_rule_problems(self)]
+        problems = [*_source_problems(self), *_role_problems(self), *_rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The pieces of the source, in order."""
+        if self.table is not None:
+            return (Part(self.table, "table"),)
         return tuple(_parts(self.source, None))
 
     @property
@@ -113,6 +121,16 @@ class Log:
         """Whether every logger's probability of every row is known."""
         known = self.propensities or {}
         return bool(known) and all(value is not None for value in known.values())
+
+
+def _source_problems(log: Log) -> list[str]:
+    if log.source is None and log.table is None:
+        return ["say where the rows are: a `source`, or a `table` behind a `connection`"]
+    if log.source is not None and log.table is not None:
+        return ["the rows are in a `source` or in a `table`, not in both"]
+    if log.connection is not None and log.table is None:
+        return ["`connection` goes with `table`: the name of a table, or a SELECT"]
+    return []
 
 
 def _role_problems(log: Log) -> list[str]:

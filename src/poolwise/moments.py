@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poolwise.terms import Term
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 LONGEST_TAIL = 2_001  # largest values that are kept: a tail index known to 0.03
 
 
@@ -30,17 +31,19 @@ LONGEST_TAIL = 2_001  # largest values that are kept: a tail index known to 0.03
 class Moments:
     """Count, means and scatter of k terms over one group of rows.
 
-    A scatter or an extreme that nobody asked for is nan; reading it is an error.
+    A scatter or an extreme that nobody asked for is nan; reading it is an error.  Terms
+    with a scatter come first, so that many others cost no square of their number.
 
     Attributes:
         terms: The k terms, in the order of the arrays.
         count: Number of rows.
         means: Mean of each term, shape (k,).
-        scatter: Sums of products of centred terms, shape (k, k).
+        scatter: Sums of products of the first s terms, centred, shape (s, s).
         lowest: Smallest value of each term, shape (k,).
         largest: Largest value of each term, shape (k,).
         ddof: 1 for rows of a log; 0 where the moments are exact expectations.
         tails: The largest values of some terms, in falling order.
+        histograms: Rows of some terms by power of two, as `statistics.histogram` counts.
     """
 
     terms: tuple[Term, ...]
@@ -51,6 +54,7 @@ class Moments:
     largest: FloatArray
     ddof: int = 1
     tails: Mapping[Term, FloatArray] = field(default_factory=dict)
+    histograms: Mapping[Term, IntArray] = field(default_factory=dict)
 
     @cached_property
     def _place(self) -> dict[Term, int]:
@@ -64,9 +68,7 @@ class Moments:
 
     def cov(self, left: Term, right: Term) -> float:
         """Covariance of two terms within one row; infinite from too few rows."""
-        value = float(self.scatter[self._place[left], self._place[right]])
-        if math.isnan(value):
-            raise KeyError((left, right))
+        value = float(self.scatter_of([left, right])[0, 1])
         return value / (self.count - self.ddof) if self.count > self.ddof else math.inf
 
     def covariance(self, terms: Sequence[Term]) -> FloatArray:
@@ -76,6 +78,8 @@ class Moments:
     def scatter_of(self, terms: Sequence[Term]) -> FloatArray:
         """Scatter of some terms, shape (len(terms), len(terms))."""
         keep = [self._place[t] for t in terms]
+        if max(keep, default=-1) >= len(self.scatter):
+            raise KeyError(tuple(terms))
         matrix = self.scatter[np.ix_(keep, keep)]
         if np.isnan(matrix).any():
             raise KeyError(tuple(terms))
@@ -96,16 +100,20 @@ class Moments:
 
     def select(self, terms: Mapping[Term, Term]) -> Moments:
         """Some terms under other names: new name to the term that is here."""
-        keep = [self._place[old] for old in terms.values()]
+        size = len(self.scatter)
+        names = sorted(terms, key=lambda new: self._place[terms[new]] >= size)
+        keep = [self._place[terms[new]] for new in names]
+        spread = [k for k in keep if k < size]
         return Moments(
-            terms=tuple(terms),
+            terms=tuple(names),
             count=self.count,
             means=self.means[keep],
-            scatter=self.scatter[np.ix_(keep, keep)],
+            scatter=self.scatter[np.ix_(spread, spread)],
             lowest=self.lowest[keep],
             largest=self.largest[keep],
             ddof=self.ddof,
-            tails={new: self.tails[old] for new, old in terms.items() if old in self.tails},
+            tails=_renamed(self.tails, terms),
+            histograms=_renamed(self.histograms, terms),
         )
 
     def recounted(self, count: int) -> Moments:
@@ -115,6 +123,10 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         """Moments of both groups of rows together."""
         return merge(self, other)
+
+
+def _renamed(found: Mapping[Term, Any], terms: Mapping[Term, Term]) -> dict[Term, Any]:
+    return {new: found[old] for new, old in terms.items() if old in found}
 
 
 def _asked(value: float, term: Term) -> float:
@@ -138,8 +150,9 @@ def merge(left: Moments, right: Moments) -> Moments:
     if not (left.count and right.count):
         return left if left.count else right
     gap = right.means - left.means
+    moved = gap[: len(left.scatter)]
     with np.errstate(over="ignore"):  # pairs with UNSUPPORTED, which nobody asks for
-        between = np.outer(gap, gap) * (left.count * right.count / count)
+        between = np.outer(moved, moved) * (left.count * right.count / count)
     return Moments(
         terms=left.terms,
         count=count,
@@ -149,6 +162,7 @@ def merge(left: Moments, right: Moments) -> Moments:
         largest=np.maximum(left.largest, right.largest),
         ddof=left.ddof,
         tails={t: _both_tails(left, right, t) for t in left.tails},
+        histograms={t: seen + right.histograms[t] for t, seen in left.histograms.items()},
     )
 
 

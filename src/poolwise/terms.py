@@ -129,12 +129,14 @@ class Needs:
         groups: Groups of terms; every pair within a group gets its scatter.
         extremes: Terms whose smallest and largest value are wanted.
         tails: Terms whose largest values are wanted, some thousands of them.
+        histograms: Terms whose distribution is wanted.
     """
 
     means: tuple[Term, ...] = ()
     groups: tuple[tuple[Term, ...], ...] = ()
     extremes: tuple[Term, ...] = ()
     tails: tuple[Term, ...] = ()
+    histograms: tuple[Term, ...] = ()
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -142,6 +144,7 @@ class Needs:
             tuple(dict.fromkeys((*self.groups, *other.groups))),
             _unique((*self.extremes, *other.extremes)),
             _unique((*self.tails, *other.tails)),
+            _unique((*self.histograms, *other.histograms)),
         )
 
     @property
@@ -156,13 +159,22 @@ class Needs:
             tuple(tuple(t.bind(target) for t in group) for group in self.groups),
             tuple(t.bind(target) for t in self.extremes),
             tuple(t.bind(target) for t in self.tails),
+            tuple(t.bind(target) for t in self.histograms),
         )
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """All terms, sorted, so that the query is the same text on every run."""
-        grouped = (t for group in self.groups for t in group)
-        return _unique((*self.means, *grouped, *self.extremes, *self.tails))
+        """All terms, those with a scatter first.
+
+        Both parts are sorted, so that the query is the same text on every run.
+        """
+        every = {*self.means, *self.extremes, *self.tails, *self.histograms}
+        return (*self.scattered, *sorted(every - set(self.scattered)))
+
+    @cached_property
+    def scattered(self) -> tuple[Term, ...]:
+        """Terms with a scatter, sorted."""
+        return _unique(t for group in self.groups for t in group)
 
     @cached_property
     def pairs(self) -> list[tuple[Term, Term]]:

@@ -17,8 +17,7 @@ import numpy as np
 from poolwise.decision.contrasts import Candidates, Comparable, united, weight_of
 from poolwise.decision.ranking import Comparison, Difference, Ranked, Verdict
 from poolwise.diagnosis.trained import refuse_estimated, trained_notes
-from poolwise.engine.duckdb import DuckDB, DuckDBRows
-from poolwise.engine.gram import gram_moments
+from poolwise.engine.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
 from poolwise.findings import Finding
@@ -35,11 +34,9 @@ if TYPE_CHECKING:
     from poolwise.engine.base import Engine, Rows
     from poolwise.estimators.base import Estimate
     from poolwise.log import Log
-    from poolwise.moments import Moments
     from poolwise.policy import PolicyLike
     from poolwise.resample import Buckets
 
-WIDE = 10  # targets beyond which matrix products are faster than a wider query
 SEED = 20170813  # the same rows give the same intervals
 Reward = tuple[float, float] | None  # smallest and largest possible reward
 
@@ -126,11 +123,7 @@ def _read(
     """Moments of all targets together, and of clusters where the log names them."""
     needs = estimator.needs(tuple(rows.counts), crossed=log.crossed)
     wanted = united(needs, names, crossed=log.crossed)
-    moments: Mapping[str, Moments]
-    if len(names) > WIDE and isinstance(rows, DuckDBRows):
-        moments = gram_moments(rows, wanted)
-    else:
-        moments = rows.moments(wanted)
+    moments = rows.moments(wanted)
     clusters: Buckets = ()
     if log.cluster is not None:
         clusters = rows.bucketed(Needs(means=wanted.terms), BUCKETS)

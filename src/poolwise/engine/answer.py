@@ -49,7 +49,8 @@ def decode(request: Request, line: Line) -> Group:
     centres = np.array([_centre(request, line, t) for t in terms])
     sums = np.array([_float(line[f"sum_{k}"]) for k in range(len(terms))])
     offsets = sums / count
-    scatter = np.full((len(terms), len(terms)), np.nan)
+    size = len(request.needs.scattered)
+    scatter = np.full((size, size), np.nan)
     with np.errstate(all="ignore"):  # a log with infinite rewards is refused afterwards
         for left, right in request.needs.pairs:
             i, j = place[left], place[right]
@@ -119,12 +120,23 @@ def refuse_overflow(request: Request, groups: Iterable[Group]) -> None:
         m = group.moments
         sums = [*m.means, *(m.scatter[place[i], place[j]] for i, j in request.needs.pairs)]
         if not np.isfinite(sums).all():
-            raise RefusedError(
-                "overflow",
-                f"weights times rewards of logger {group.logger!r} are too large for doubles: "
-                "some propensity is absurdly small, or some reward absurdly large. Check both "
-                "columns, and rescale the rewards if they are right.",
-            )
+            raise _overflow(group.logger)
+
+
+def refuse_infinite(found: Mapping[str, Moments]) -> None:
+    """Refuse moments that left the range of doubles; a scatter nobody asked for is nan."""
+    for logger, m in found.items():
+        if not np.isfinite(m.means).all() or np.isinf(m.scatter).any():
+            raise _overflow(logger)
+
+
+def _overflow(logger: str | None) -> RefusedError:
+    return RefusedError(
+        "overflow",
+        f"weights times rewards of logger {logger!r} are too large for doubles: some "
+        "propensity is absurdly small, or some reward absurdly large. Check both columns, and "
+        "rescale the rewards if they are right.",
+    )
 
 
 def by_bucket(groups: Iterable[Group]) -> list[dict[str, Moments]]:

@@ -1,60 +1,50 @@
 """DuckDB: the embedded engine, and the default.
 
-It counts each logger's rows first, since they fix the mixture; looks at a few
-thousand rows for the centres of the terms; and then reads the log once.  A log
-with bad rows is recognised in that same pass and never averaged.
+It counts each logger's rows first, since they fix the mixture, and then reads the log
+once, batch by batch, through the kernel.  A log with bad rows is recognised in that same
+pass and never averaged.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow as pa
+from sqlglot import exp
 
-from poolwise.engine.answer import (
-    Group,
-    by_bucket,
-    decode,
-    merged_groups,
-    off_centre,
-    own_centres,
-    refuse_overflow,
-)
+from poolwise.engine.answer import refuse_infinite
 from poolwise.engine.base import NOTHING, Extra
+from poolwise.engine.feed import ParquetFeed, plain_columns, readable
+from poolwise.engine.kernel import BadRowsError
+from poolwise.engine.layout import layout_of
 from poolwise.engine.learned import Fill, learn, reading_query, with_folds
+from poolwise.engine.parallel import Pass
+from poolwise.engine.program import Program
+from poolwise.engine.query import QueryRows
 from poolwise.engine.roles import Roles, assign
-from poolwise.engine.rows import (
-    Table,
-    check_query,
-    counts_query,
-    example_query,
-    role_text,
-    rules,
-    without,
-)
-from poolwise.engine.sources import create_view, first_line, literal
-from poolwise.engine.sql import Request, moments_query
+from poolwise.engine.rows import row_steps, rows_name
+from poolwise.engine.sources import create_view, first_line, literal, plain_files
+from poolwise.engine.sums import Sums, to_moments
 from poolwise.errors import EngineError, Fault, LogError
-from poolwise.moments import LONGEST_TAIL, Moments, pooled
-from poolwise.terms import Needs, Term
+from poolwise.moments import LONGEST_TAIL, Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sqlglot import exp
+    from sqlglot.expressions import Expr as Expression
 
     from poolwise.findings import Finding
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
+    from poolwise.terms import Needs
 
-PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
+STREAM_ROWS = 131_072  # rows of one batch that DuckDB hands to the kernel
 
 
 @dataclass(frozen=True)
@@ -84,6 +74,7 @@ class DuckDB:
             columns = create_view(connection, log)
             roles = assign(log, targets, columns, _named("log"), extra)
             notes: tuple[Finding, ...] = ()
+            files = plain_files(connection, log)
             path = Path(folder) / "scored.parquet"
             if extra.learners:
                 _fix_order(connection, log, Path(folder) / "log.parquet")
@@ -92,7 +83,9 @@ class DuckDB:
                 notes = tuple(note for fit in fill.fitted for note in fit.findings())
             elif roles.scored:
                 roles = _score(connection, log, roles, path)
-            yield DuckDBRows(connection, roles.table, notes)
+            if path.exists():
+                files = ((str(path), None),)
+            yield DuckDBRows(roles.table, connection, files, self.threads, notes)
 
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -107,8 +100,6 @@ class DuckDB:
 
 
 def _named(name: str) -> exp.Table:
-    from sqlglot import exp
-
     return exp.to_table(name)
 
 
@@ -161,11 +152,20 @@ def _score(
 
 
 @dataclass(frozen=True, eq=False)
-class DuckDBRows:
-    """An open log; answers what `engine.base.Rows` promises."""
+class DuckDBRows(QueryRows):
+    """An open log; answers what `engine.base.Rows` promises.
+
+    Attributes:
+        connection: Where the view of the log is.
+        files: Parquet files that hold the rows as they are, each with the label of its
+            rows where no column has it; None where DuckDB must read them.
+        threads: Threads to use; 0 means one for each core.
+        notes: What was found on the way to these rows.
+    """
 
     connection: duckdb.DuckDBPyConnection
-    table: Table
+    files: tuple[tuple[str, str | None], ...] | None = None
+    threads: int = 0
     notes: tuple[Finding, ...] = ()
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
@@ -177,110 +177,70 @@ class DuckDBRows:
         except duckdb.Error as reason:
             raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
 
-    def _count(self, table: Table) -> dict[str | None, int]:
-        lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
-        return {line["logger"]: int(line["rows"]) for line in lines}
-
     @property
-    def found(self) -> dict[str, int]:
-        counts = self._count(replace(self.table, drop=False))
-        return {str(label): rows for label, rows in counts.items()}
+    def _tail(self) -> int:
+        return LONGEST_TAIL
 
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        found = self._count(self.table)
-        labels = self.table.labels or sorted(label for label in found if label is not None)
-        strange = set(found) - set(labels)
-        empty = [label for label in labels if label not in found]
-        if strange or (empty and not self.table.drop) or not found:
-            raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
-        return {label: found[label] for label in labels if label in found}
-
-    def check(self) -> tuple[Fault, ...]:
-        """Count the rows that break each rule, by logger, with one example each."""
-        lines = sorted(
-            self._lines(check_query(self.table)), key=lambda line: str(line["logger"])
-        )
-        if not lines:
-            return (Fault("the log has no rows", "", 0),)
-        faults = [
-            self._fault(place, line)
-            for place in range(len(rules(self.table)))
-            for line in lines
-            if line[f"rule_{place}"]
-        ]
-        present = {line["logger"] for line in lines}
-        faults += [
-            Fault("the logger has no rows", label, 0)
-            for label in self.table.labels
-            if label not in present
-        ]
-        return tuple(faults)
-
-    def _fault(self, place: int, line: Mapping[str, Any]) -> Fault:
-        rule = rules(self.table)[place]
-        logger = line["logger"]
-        example = self._lines(example_query(self.table, rule, logger))[0]
-        shown = {role_text(self.table, role): example.get(role) for role in rule.role}
-        return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, ADVICE)
-
-    def moments(self, needs: Needs) -> dict[str, Moments]:
-        """Moments of each logger, centred well enough to keep their digits."""
-        return self._answer(self.table, needs)[0]
-
-    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
-        """Moments of each bucket and logger; rows of a cluster share a bucket."""
-        table = replace(self.table, bucket=_bucket(self.table, buckets))
-        return self._answer(table, needs)
+    def _bucket(self, buckets: int) -> Expression:
+        place: Expression = exp.Window(this=exp.RowNumber())
+        if self.table.cluster is not None:
+            unit = exp.cast(self.table.cluster.copy(), "varchar")
+            place = exp.Anonymous(this="hash", expressions=[unit])
+        return exp.cast(exp.Mod(this=place, expression=exp.convert(buckets)), "int")
 
     def without(self, logger: str) -> DuckDBRows:
         """The same rows without those of one logger, and without it in the mixture."""
-        return replace(self, table=without(self.table, logger))
+        return replace(super().without(logger), files=None)
 
-    def _answer(self, table: Table, needs: Needs) -> list[dict[str, Moments]]:
-        request = Request(table, needs, self.counts, self._pilot(needs), tail=LONGEST_TAIL)
-        groups = self._ask(request)
-        if any(g.bad for g in groups):
-            raise LogError(self.check())
-        refuse_overflow(request, groups)
-        merged = merged_groups(groups)
-        if any(off_centre(request, g) for g in merged):
-            centres = own_centres(request, merged)
-            request = replace(request, common=None, by_logger=centres)
-            groups = self._ask(request)
-        return [
-            {i: by_logger[i] for i in self.counts if i in by_logger}
-            for by_logger in by_bucket(groups)
-        ]
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """Moments of each logger: batches of rows go through the kernel, in threads."""
+        layout, program = layout_of(self.table, self.counts), Program(needs)
+        reading = Pass(layout, program, self.threads)
+        feed = self._feed()
+        try:
+            sums = self._stream(reading) if feed is None else reading.parquet(feed)
+        except BadRowsError:
+            raise LogError(self.check() or (CHANGED,)) from None
+        except (pa.ArrowException, OSError) as reason:
+            raise EngineError("pyarrow", "reading Parquet", reason) from reason
+        found = to_moments(sums, program, layout.loggers)
+        if {i: m.count for i, m in found.items()} != self.counts:
+            raise LogError([CHANGED])
+        refuse_infinite(found)
+        return found
 
-    def _pilot(self, needs: Needs) -> dict[Term, float]:
-        """A centre for each term, from the first rows."""
-        terms = Needs(groups=needs.groups).terms
-        usable = replace(self.table, drop=True)
-        request = Request(usable, Needs(means=terms), self.counts, {})
-        found = [g.moments for g in self._ask(request, PILOT_ROWS)]
-        means = pooled(found).means.tolist() if found else []
-        return {
-            t: float(c) for t, c in zip(terms, means, strict=False) if math.isfinite(float(c))
-        }
+    def _feed(self) -> ParquetFeed | None:
+        """The files, where they can be read as they are."""
+        columns = plain_columns(self.table)
+        if self.files is None or columns is None:
+            return None
+        labelled = all(label is not None for _, label in self.files)
+        label = self.table.logger
+        if not labelled and not isinstance(label, exp.Column):
+            return None
+        name = "" if labelled else label.name
+        feed = ParquetFeed(self.files, columns, name, tuple(self.counts))
+        return feed if readable(feed) else None
 
-    def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
-        lines = self._lines(moments_query(request, limit=limit))
-        return [decode(request, line) for line in lines]
+    def _stream(self, reading: Pass) -> Sums:
+        """All rows through DuckDB, as batches."""
+        query = exp.select("*").from_(rows_name(self.table))
+        for name, step in row_steps(self.table):
+            query = query.with_(name, as_=step)
+        text = query.sql(dialect="duckdb")
+        try:
+            reader: Any = self.connection.sql(text).to_arrow_reader(STREAM_ROWS)
+            try:
+                return reading.arrow(reader)
+            finally:
+                reader.close()  # the connection answers one query at a time
+        except (duckdb.Error, pa.ArrowException) as reason:
+            raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
 
 
-def _bucket(table: Table, buckets: int) -> exp.Expr:
-    """A number below `buckets`: the same for all rows of a cluster, else row by row."""
-    from sqlglot import exp
-
-    place: exp.Expr = exp.Window(this=exp.RowNumber())
-    if table.cluster is not None:
-        unit = exp.cast(table.cluster.copy(), "varchar")
-        place = exp.Anonymous(this="hash", expressions=[unit])
-    return exp.cast(exp.Mod(this=place, expression=exp.convert(buckets)), "int")
-
-
-ADVICE = (
-    "Correct these rows where they are written, or leave them out with on_fault='drop' "
-    "(--on-fault drop)."
+CHANGED = Fault(
+    "the log changed while it was read: its rows are no longer those that were counted",
+    "",
+    0,
+    advice="Evaluate a log that is no longer written to, or a copy of it.",
 )

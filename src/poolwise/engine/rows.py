@@ -126,6 +126,19 @@ def rows(table: Table) -> exp.Select:
     return select.from_(table.relation.copy())
 
 
+def row_steps(table: Table) -> list[tuple[str, exp.Select]]:
+    """The rows under fixed names; bad ones are left out where the table says so."""
+    steps = [("rows", rows(table))]
+    if table.drop:
+        steps.append(("kept", exp.select("*").from_("rows").where(good(table))))
+    return steps
+
+
+def rows_name(table: Table) -> str:
+    """The last of these steps."""
+    return "kept" if table.drop else "rows"
+
+
 def without(table: Table, logger: str) -> Table:
     """The rows of the other loggers, as if this one had never been."""
     others = exp.cast(table.logger.copy(), "varchar").neq(string(logger))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engine.gram import columns_query
 from poolwise.engine.rows import case, column, string
-from poolwise.engine.sql import Request, factor_name
+from poolwise.engine.sql import Request, columns_query, factor_name
 from poolwise.terms import Needs
 
 if TYPE_CHECKING:

@@ -39,6 +39,29 @@ def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
     return [str(row[0]) for row in described]
 
 
+def plain_files(
+    connection: duckdb.DuckDBPyConnection, log: Log
+) -> tuple[tuple[str, str | None], ...] | None:
+    """Every Parquet file of a log with the label of its rows, if no column has it.
+
+    None where something else than the files decides what the rows are: options of the
+    reader, columns in the names of folders, or storage that is not a file system.
+    """
+    from pathlib import Path
+
+    if log.reader_options or any(part.kind != "parquet" for part in log.parts):
+        return None
+    found: list[tuple[str, str | None]] = []
+    for part in log.parts:
+        patterns = literal([_expanded(path, part.kind) for path in part.value])
+        lines = connection.execute(f"SELECT file FROM glob({patterns})").fetchall()
+        found += [(str(line[0]), part.logger) for line in lines]
+    names = [path for path, _ in found]
+    if any("=" in str(Path(name).parent) or not Path(name).is_file() for name in names):
+        return None
+    return tuple(found)
+
+
 def _shown(log: Log) -> str:
     files = [v for p in log.parts if p.kind in UNITED for v in p.value]
     if not files:

@@ -28,7 +28,8 @@ from poolwise.engine.rows import (
     good,
     number,
     propensity,
-    rows,
+    row_steps,
+    rows_name,
     string,
 )
 from poolwise.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
@@ -83,12 +84,20 @@ def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
     return query
 
 
+def columns_query(request: Request) -> exp.Select:
+    """The row columns themselves: the steps of the query of moments up to these."""
+    query = exp.select("*").from_("ratios")
+    for name, step in _steps(request, None):
+        if name not in {"shared", "terms", "centres"}:
+            query = query.with_(name, as_=step)
+    return query
+
+
 def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
     table = request.table
-    base = rows(table) if limit is None else rows(table).limit(limit)
-    steps = [("rows", base)]
-    if table.drop:
-        steps.append(("kept", exp.select("*").from_("rows").where(good(table))))
+    steps = row_steps(table)
+    if limit is not None:
+        steps[0] = ("rows", steps[0][1].limit(limit))
     if request.counts is None and table.propensities:
         steps.append(("totals", _totals(table)))
     steps += [
@@ -103,17 +112,13 @@ def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
     return steps
 
 
-def _rows_name(table: Table) -> str:
-    return "kept" if table.drop else "rows"
-
-
 def _totals(table: Table) -> exp.Select:
     """Row counts in one line, for the mixture of a query that must stand alone."""
     counts = [
         count_where(column("logger").eq(string(label))).as_(f"n_{place}", quoted=True)
         for place, label in enumerate(table.propensities)
     ]
-    return exp.select(*counts).from_(_rows_name(table))
+    return exp.select(*counts).from_(rows_name(table))
 
 
 def _probs(table: Table) -> exp.Select:
@@ -141,7 +146,7 @@ def _probs(table: Table) -> exp.Select:
         probs = [column(n) for n in names]
     bad = case(good(table), exp.Literal.number(0), exp.Literal.number(1))
     extra = [mine.as_("own", quoted=True), bad.as_("bad", quoted=True)]
-    return exp.select(*kept, *probs, *extra).from_(_rows_name(table))
+    return exp.select(*kept, *probs, *extra).from_(rows_name(table))
 
 
 def mixture(request: Request) -> Expression:

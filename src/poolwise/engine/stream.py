@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolwise.engine.gram import columns_query
-from poolwise.engine.sql import Request, factor_name
+from poolwise.engine.sql import Request, columns_query, factor_name
 from poolwise.terms import WEIGHT, Needs
 
 if TYPE_CHECKING:

@@ -1,0 +1,200 @@
+"""Feeds: where batches of rows come from.
+
+Parquet files with plain columns are read by pyarrow, row group by row group, in as many
+threads as there are cores.  Everything else (CSV, frames, queries, SQL expressions, rows to
+be left out) is read by DuckDB and handed over as Arrow batches.  Both give the same columns
+under the names of the `Layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlglot import exp
+
+from poolwise.engine.kernel import BadRowsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from poolwise.engine.rows import Table
+    from poolwise.policy import AnyArray
+
+Rows = tuple["AnyArray", dict[str, "AnyArray"]]
+LARGE_GROUP = 1_000_000  # rows of a row group that is not read at once
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of one file, read by one thread.
+
+    Attributes:
+        path: The file.
+        group: Number of its row group.
+        rows: Rows of it.
+        logger: Label of all rows, where the file has no column that says so.
+    """
+
+    path: str
+    group: int
+    rows: int
+    logger: str | None = None
+
+
+@dataclass(frozen=True)
+class ParquetFeed:
+    """Plain columns of Parquet files.
+
+    Attributes:
+        files: Path of each file, and the label of its rows where no column has it.
+        columns: Column of the files for each number of the layout.
+        logger: Column of the label, empty where every file has one of its own.
+        loggers: Labels, in the order of their codes.
+    """
+
+    files: tuple[tuple[str, str | None], ...]
+    columns: Mapping[str, str]
+    logger: str
+    loggers: tuple[str, ...]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """Every row group of every file, without the empty ones."""
+        found = []
+        for path, logger in self.files:
+            meta = pq.read_metadata(path)
+            sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
+            found += [Piece(path, k, rows, logger) for k, rows in enumerate(sizes) if rows]
+        return found
+
+
+class ParquetReader:
+    """Reads pieces of a feed; one for each thread, since it keeps its last file open."""
+
+    def __init__(self, feed: ParquetFeed) -> None:
+        self.feed = feed
+        self._path = ""
+        self._file: pq.ParquetFile | None = None
+
+    def read(self, piece: Piece, size: int) -> Iterator[Rows]:
+        """Batches of at most `size` rows."""
+        feed = self.feed
+        for table in self._tables(piece):
+            if piece.logger is None:
+                codes = _codes(table.column(feed.logger), feed.loggers)
+            else:
+                place = feed.loggers.index(piece.logger)
+                codes = np.full(table.num_rows, place, dtype=_code_type(feed.loggers))
+            columns = {n: table.column(source).to_numpy() for n, source in feed.columns.items()}
+            yield from cut(codes, columns, size)
+
+    def _tables(self, piece: Piece) -> Iterator[pa.Table]:
+        file = self._open(piece.path)
+        labels = [self.feed.logger] if piece.logger is None else []
+        wanted = list(dict.fromkeys([*self.feed.columns.values(), *labels]))
+        if piece.rows <= LARGE_GROUP:
+            yield file.read_row_group(piece.group, columns=wanted, use_threads=False)
+            return
+        batches = file.iter_batches(
+            LARGE_GROUP // 8, row_groups=[piece.group], columns=wanted, use_threads=False
+        )
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
+
+    def _open(self, path: str) -> pq.ParquetFile:
+        if self._file is None or path != self._path:
+            self.close()
+            labels = [self.feed.logger] if self.feed.logger else None
+            self._path = path
+            self._file = pq.ParquetFile(path, read_dictionary=labels)
+        return self._file
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def cut(codes: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterator[Rows]:
+    """Batches of at most so many rows."""
+    for start in range(0, len(codes), size):
+        rows = slice(start, start + size)
+        yield codes[rows], {name: values[rows] for name, values in columns.items()}
+
+
+def arrow_rows(batch: pa.RecordBatch, loggers: Sequence[str], size: int) -> Iterator[Rows]:
+    """Batches of at most `size` rows of what a database handed over."""
+    codes = _codes(pa.chunked_array([batch.column("logger")]), loggers)
+    columns = {
+        name: batch.column(name).to_numpy(zero_copy_only=False)
+        for name in batch.schema.names
+        if name != "logger"
+    }
+    yield from cut(codes, columns, size)
+
+
+def _code_type(loggers: Sequence[str]) -> type[np.uint8 | np.uint16 | np.uint32]:
+    if len(loggers) <= np.iinfo(np.uint8).max:
+        return np.uint8
+    return np.uint16 if len(loggers) <= np.iinfo(np.uint16).max else np.uint32
+
+
+def _codes(labels: pa.ChunkedArray, loggers: Sequence[str]) -> AnyArray:
+    """Place of each row's logger; a row of an unknown one is bad."""
+    if labels.null_count:
+        raise BadRowsError
+    place: dict[Any, int] = {label: k for k, label in enumerate(loggers)}
+    found = []
+    for chunk in labels.chunks:
+        coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        known = np.array([place.get(label, -1) for label in coded.dictionary.to_pylist()])
+        used = coded.indices.to_numpy()
+        codes = known[used] if len(used) else np.empty(0, dtype=np.int64)
+        if len(codes) and codes.min() < 0:
+            raise BadRowsError
+        found.append(codes.astype(_code_type(loggers)))
+    return np.concatenate(found)
+
+
+def plain_columns(table: Table) -> dict[str, str] | None:
+    """The source's column for each number of the layout, if each is a column as it is."""
+    values = {
+        "reward": table.reward,
+        **{f"p_{k}": value for k, value in enumerate(table.propensities.values())},
+        **{f"t_{k}": value for k, value in enumerate(table.targets.values())},
+        **{f"v_{k}": value for k, value in enumerate(table.predicted_values.values())},
+    }
+    optional = {
+        "propensity": table.propensity,
+        "predicted_reward": table.predicted_reward,
+        "estimated_mixture": table.mixture,
+    }
+    values |= {name: value for name, value in optional.items() if value is not None}
+    if table.drop or not all(isinstance(v, exp.Column) for v in values.values()):
+        return None
+    return {name: value.name for name, value in values.items()}
+
+
+def readable(feed: ParquetFeed) -> bool:
+    """Whether every file has every column, as a number that means the same to all readers."""
+    names = [*feed.columns.values(), *([feed.logger] if feed.logger else [])]
+    for path, _ in feed.files:
+        schema = pq.read_schema(path)
+        if any(schema.names.count(n) != 1 or "." in n for n in names):
+            return False
+        kinds = [schema.field(n).type for n in feed.columns.values()]
+        if not all(pa.types.is_floating(k) or pa.types.is_integer(k) for k in kinds):
+            return False
+        if feed.logger and not _is_text(schema.field(feed.logger).type):
+            return False
+    return True
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

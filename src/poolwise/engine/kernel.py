@@ -1,0 +1,352 @@
+"""Kernel: a batch of rows becomes sums of products, by matrix products.
+
+Rows are ordered by logger, so that each logger's rows lie together; every factor and
+term of the `Program` is computed once, into its row of a workspace that stays near the
+processor; and one matrix product per logger gives all scatters at once.  A batch is
+centred by its own means before its products are taken, so no digits are lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.engine.sums import Sums
+from poolwise.moments import LONGEST_TAIL, FloatArray, IntArray
+from poolwise.statistics.histogram import BINS, bins
+from poolwise.terms import UNSUPPORTED, Factor, Term
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from poolwise.engine.layout import Layout
+    from poolwise.engine.program import Cross, Program
+    from poolwise.policy import AnyArray
+
+LARGEST_DOUBLE = 1.7976931348623157e308
+
+
+class BadRowsError(Exception):
+    """Some row breaks a rule; which one is found out by a query made for that."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows ordered by logger.
+
+    Attributes:
+        ends: First row of each logger, and the number of rows, shape (g + 1,).
+        columns: The columns of the layout, in that order.
+    """
+
+    ends: IntArray
+    columns: Mapping[str, FloatArray]
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+
+class Kernel:
+    """Turns batches of rows into sums; one for each thread.
+
+    Args:
+        layout: The columns that batches have.
+        program: What is computed of them.
+        floors: Values below them are known not to be among the largest of all, by tail
+            and logger; shared by the kernels of one process.
+    """
+
+    def __init__(
+        self, layout: Layout, program: Program, floors: FloatArray | None = None
+    ) -> None:
+        self.layout, self.program = layout, program
+        self.floors = fresh_floors(layout, program) if floors is None else floors
+        self._place = {label: k for k, label in enumerate(layout.crossed)}
+        rows = program.rows
+        self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
+        self._products = [_product(t, rows) for t in rows if len(t.factors) > 1]
+        self._stems = [_slice([rows[s] for s in c.stems]) for c in program.crosses]
+        self._tails = [rows[t] for t in program.needs.tails]
+        self._blocks = [_slice(block.tolist()) for block in program.blocks]
+        size = program.batch_rows
+        self._work = np.empty((len(program.rows), size))
+        self._probs = np.empty((len(layout.crossed), size))
+        self._spare = np.empty((2, size))
+        self._crossed = [np.empty((len(c.factors), size)) for c in program.crosses]
+
+    def __call__(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Sums:
+        """Sums of one batch; `codes` are places of loggers, shape (n,)."""
+        batch = _by_logger(codes, columns, len(self.layout.loggers))
+        with np.errstate(all="ignore"):  # infinite sums are refused where they end
+            probs, own, mixture = self._probabilities(batch)
+            self._fill(batch, probs, own, mixture)
+            return self._sums(batch, probs, mixture)
+
+    def _probabilities(self, batch: Batch) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Probabilities under all loggers, under the row's own, and under their mixture."""
+        layout, n = self.layout, len(batch)
+        probs = self._probs[:, :n]
+        for k in range(len(probs)):
+            np.copyto(probs[k], batch.columns[f"p_{k}"])
+        own = self._own(batch, probs)
+        _refuse_bad(batch, layout, probs, own)
+        columns = dict(batch.columns)
+        if layout.logs:
+            top = np.max([own, *probs], axis=0)
+            own = np.exp(own - top)
+            np.exp(np.subtract(probs, top, out=probs), out=probs)
+            for name, values in batch.columns.items():
+                if name.startswith("t_") or name == "estimated_mixture":
+                    columns[name] = np.exp(values - top)
+        self._targets = {t: columns[f"t_{k}"] for k, t in enumerate(layout.targets)}
+        if layout.mixture:
+            return probs, own, columns["estimated_mixture"]
+        mixture = np.matmul(np.array(layout.shares), probs, out=self._spare[0, :n])
+        return probs, own, mixture
+
+    def _own(self, batch: Batch, probs: FloatArray) -> FloatArray:
+        """Probability under the row's own logger."""
+        if self.layout.propensity:
+            return batch.columns["propensity"]
+        own = self._spare[1, : len(batch)]
+        for place, rows in _of_loggers(self.layout, batch):
+            own[rows] = probs[place, rows]
+        return own
+
+    def _fill(
+        self, batch: Batch, probs: FloatArray, own: FloatArray, mixture: FloatArray
+    ) -> None:
+        """Every factor and every product, into its row of the workspace."""
+        n, work = len(batch), self._work
+        self._reward = batch.columns["reward"]
+        for factor, row in self._factors:
+            self._factor(factor, batch, probs, own, mixture, work[row, :n])
+        for row, first, second, rest in self._products:
+            out = np.multiply(work[first, :n], work[second, :n], out=work[row, :n])
+            for more in rest:
+                np.multiply(out, work[more, :n], out=out)
+
+    def _factor(
+        self,
+        factor: Factor,
+        batch: Batch,
+        probs: FloatArray,
+        own: FloatArray,
+        mixture: FloatArray,
+        out: FloatArray,
+    ) -> None:
+        layout, name = self.layout, factor.name
+        if name == "reward":
+            np.copyto(out, self._reward)
+        elif name == "weight":
+            np.divide(self._targets[factor.target], own, out=out)
+        elif name == "balanced_weight":
+            np.divide(self._targets[factor.target], mixture, out=out)
+            _hold_back(factor, out)
+        elif name == "ratio":
+            np.divide(probs[self._place[factor.logger]], mixture, out=out)
+        elif name == "overlap":
+            np.divide(np.min(probs, axis=0), own, out=out)
+        elif name == "predicted_reward":
+            np.copyto(out, batch.columns["predicted_reward"])
+        elif name == "predicted_value":
+            place = layout.valued.index(factor.target)
+            np.copyto(out, batch.columns[f"v_{place}"])
+        elif name == "residual":
+            np.subtract(self._reward, batch.columns["predicted_reward"], out=out)
+        else:
+            _of_logger(factor, probs[self._place[factor.logger]], mixture, out)
+
+    def _sums(self, batch: Batch, probs: FloatArray, mixture: FloatArray) -> Sums:
+        program, groups = self.program, len(self.layout.loggers)
+        singles, extremes = len(program.singles), len(program.extremes)
+        found = Sums(
+            count=np.diff(batch.ends),
+            means=np.zeros((groups, singles)),
+            lowest=np.full((groups, extremes), np.inf),
+            largest=np.full((groups, extremes), -np.inf),
+            blocks=[np.zeros((groups, len(b), len(b))) for b in program.blocks],
+            crossed=[np.zeros((groups, len(c.stems), len(c.factors))) for c in program.crosses],
+            tails=[[np.empty(0)] * groups for _ in program.needs.tails],
+            histograms=self._histograms(batch),
+        )
+        crossed = [
+            self._columns(cross, place, probs, mixture)
+            for place, cross in enumerate(program.crosses)
+        ]
+        for group in range(groups):
+            first, last = batch.ends[group : group + 2]
+            if first < last:
+                self._add(found, group, slice(first, last), crossed)
+        return found
+
+    def _columns(
+        self, cross: Cross, place: int, probs: FloatArray, mixture: FloatArray
+    ) -> FloatArray | None:
+        """The loggers' columns of a cross; None where all of them are 0."""
+        mine = [self._place[f.logger] for f in cross.factors]
+        if cross.kind == "unsupported" and (probs[mine] > 0).all():
+            return None
+        out = self._crossed[place][:, : mixture.shape[0]]
+        for row, (factor, k) in enumerate(zip(cross.factors, mine, strict=True)):
+            _of_logger(factor, probs[k], mixture, out[row])
+        return out
+
+    def _add(
+        self, found: Sums, group: int, rows: slice, crossed: list[FloatArray | None]
+    ) -> None:
+        """What the rows of one logger add; their terms are centred on the way."""
+        program = self.program
+        singles = self._work[: len(program.singles), rows]
+        head = singles[: len(program.extremes)]
+        if len(head):
+            found.lowest[group], found.largest[group] = head.min(axis=1), head.max(axis=1)
+        for k, row in enumerate(self._tails):
+            found.tails[k][group] = self._tail(k, group, self._work[row, rows])
+        for stems, columns, sums in zip(self._stems, crossed, found.crossed, strict=True):
+            if columns is not None:
+                sums[group] = self._work[stems, rows] @ columns[:, rows].T
+        means = singles.mean(axis=1)
+        found.means[group] = means
+        if not program.blocks:
+            return
+        singles -= means[:, None]
+        for block, mine in zip(self._blocks, found.blocks, strict=True):
+            values = singles[block]
+            np.matmul(values, values.T, out=mine[group])
+
+    def _tail(self, place: int, group: int, values: FloatArray) -> FloatArray:
+        """Values that may be among the largest of this logger."""
+        floor = self.floors[place, group]
+        kept = values[values >= floor] if floor > -np.inf else values.copy()
+        if len(kept) > LONGEST_TAIL:
+            kept = np.partition(kept, -LONGEST_TAIL)[-LONGEST_TAIL:]
+        self._raise_floor(place, group, kept)
+        return kept
+
+    def _raise_floor(self, place: int, group: int, kept: FloatArray) -> None:
+        if len(kept) == LONGEST_TAIL:
+            self.floors[place, group] = max(self.floors[place, group], kept.min())
+
+    def together(self, batches: Iterable[tuple[AnyArray, Mapping[str, AnyArray]]]) -> Sums:
+        """Sums of several batches, one at least."""
+        total: Sums | None = None
+        for codes, columns in batches:
+            found = self(codes, columns)
+            total = found if total is None else total.add(found, self.program)
+            for place, groups in enumerate(total.tails):
+                for group, kept in enumerate(groups):
+                    self._raise_floor(place, group, kept)
+        if total is None:
+            raise ValueError("there is no batch")
+        return total
+
+    def _histograms(self, batch: Batch) -> IntArray:
+        """Rows of each logger in each bin."""
+        groups, terms = len(self.layout.loggers), self.program.needs.histograms
+        found = np.zeros((len(terms), groups, BINS), dtype=np.int64)
+        if not terms:
+            return found
+        starts = np.repeat(np.arange(groups) * BINS, np.diff(batch.ends))
+        for k, term in enumerate(terms):
+            places = bins(self._work[self.program.rows[term], : len(batch)])
+            places += starts
+            found[k] = np.bincount(places, minlength=groups * BINS).reshape(groups, BINS)
+        return found
+
+
+def _product(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
+    """Row of a product, and those that are multiplied: a square of what is there, if it is."""
+    half = Term(term.factors[::2])
+    if half.factors == term.factors[1::2] and half in rows:
+        return rows[term], rows[half], rows[half], ()
+    first, second, *rest = (rows[Term((f,))] for f in term.factors)
+    return rows[term], first, second, tuple(rest)
+
+
+def _slice(places: list[int]) -> slice | list[int]:
+    """Rows that lie together as a slice: no copy is made of them."""
+    first, last = places[0], places[-1] + 1
+    return slice(first, last) if places == list(range(first, last)) else places
+
+
+def fresh_floors(layout: Layout, program: Program) -> FloatArray:
+    """Nothing is known yet of the largest values."""
+    return np.full((len(program.needs.tails), len(layout.loggers)), -np.inf)
+
+
+def _by_logger(codes: AnyArray, columns: Mapping[str, AnyArray], groups: int) -> Batch:
+    ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
+    if (codes[1:] >= codes[:-1]).all():
+        sorted_already = {
+            name: np.asarray(values, dtype=np.float64) for name, values in columns.items()
+        }
+        return Batch(ends, sorted_already)
+    order = np.argsort(codes, kind="stable")
+    return Batch(
+        ends,
+        {
+            name: np.asarray(values, dtype=np.float64).take(order, mode="clip")
+            for name, values in columns.items()
+        },
+    )
+
+
+def _of_loggers(layout: Layout, batch: Batch) -> list[tuple[int, slice]]:
+    """Place among the crossed loggers, and rows, of each logger that has both."""
+    place = {label: k for k, label in enumerate(layout.crossed)}
+    return [
+        (place[label], slice(batch.ends[g], batch.ends[g + 1]))
+        for g, label in enumerate(layout.loggers)
+        if label in place and batch.ends[g] < batch.ends[g + 1]
+    ]
+
+
+def _refuse_bad(batch: Batch, layout: Layout, probs: FloatArray, own: FloatArray) -> None:
+    """The rules of `engine.rows.good`, for all rows at once; a NaN breaks each of them."""
+    top, bottom = (0.0, -LARGEST_DOUBLE) if layout.logs else (1.0, 0.0)
+    low = -np.inf if layout.logs else 0.0
+    fine = [
+        own.max() <= top,
+        own.min() >= bottom if layout.logs else own.min() > bottom,
+        *(_within(batch.columns[f"t_{k}"], low, top) for k in range(len(layout.targets))),
+        *(_within(row, low, top) for row in probs),
+    ]
+    finite = ["reward", *(f"v_{k}" for k in range(len(layout.valued)))]
+    finite += ["predicted_reward"] if layout.predicted else []
+    fine += [_within(batch.columns[name], -LARGEST_DOUBLE, LARGEST_DOUBLE) for name in finite]
+    if layout.propensity:
+        fine += [
+            _within(probs[k, rows] - own[rows], -layout.tolerance, layout.tolerance)
+            for k, rows in _of_loggers(layout, batch)
+        ]
+    if not all(fine):
+        raise BadRowsError
+
+
+def _within(values: FloatArray, low: float, top: float) -> bool:
+    return bool(values.min() >= low and values.max() <= top)
+
+
+def _of_logger(factor: Factor, prob: FloatArray, mixture: FloatArray, out: FloatArray) -> None:
+    """Mixture over logger, or where the logger is zero."""
+    if factor.name == "unsupported":
+        np.equal(prob, 0.0, out=out, casting="unsafe")
+        return
+    np.divide(mixture, prob, out=out)
+    zero = prob == 0.0
+    if zero.any():
+        out[zero] = UNSUPPORTED
+
+
+def _hold_back(factor: Factor, weight: FloatArray) -> None:
+    """The weight as the rule of a factor leaves it."""
+    bound = factor.bound
+    if factor.rule == "clip":
+        np.minimum(weight, bound, out=weight)
+    elif factor.rule == "switch":
+        weight[weight > bound] = 0.0
+    elif factor.rule == "optimistic":
+        weight *= bound / (weight * weight + bound)

@@ -1,0 +1,161 @@
+"""Query: rows behind a database, whichever it is.
+
+It counts each logger's rows first, since they fix the mixture; looks at a few thousand
+rows for the centres of the terms; and then has the database aggregate all of them.  A log
+with bad rows is recognised in that same pass and never averaged.  What a database must
+bring is one method that runs a query.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from poolwise.engine.answer import (
+    Group,
+    by_bucket,
+    decode,
+    merged_groups,
+    off_centre,
+    own_centres,
+    refuse_overflow,
+)
+from poolwise.engine.rows import (
+    Table,
+    check_query,
+    counts_query,
+    example_query,
+    role_text,
+    rules,
+    without,
+)
+from poolwise.engine.sql import Request, moments_query
+from poolwise.errors import Fault, LogError
+from poolwise.moments import Moments, pooled
+from poolwise.terms import Needs, Term
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlglot import exp
+    from sqlglot.expressions import Expr as Expression
+
+PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+ADVICE = (
+    "Correct these rows where they are written, or leave them out with on_fault='drop' "
+    "(--on-fault drop)."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryRows(ABC):
+    """An open log; answers what `engine.base.Rows` promises."""
+
+    table: Table
+
+    @abstractmethod
+    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        """Run a query: one mapping of names to values for each line of the answer."""
+
+    @abstractmethod
+    def _bucket(self, buckets: int) -> Expression:
+        """A number below `buckets`: the same for all rows of a cluster, else row by row."""
+
+    @property
+    def _tail(self) -> int:
+        """How many of the largest values this database can return; 0 for none."""
+        return 0
+
+    def _count(self, table: Table) -> dict[str | None, int]:
+        lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
+        return {line["logger"]: int(line["rows"]) for line in lines}
+
+    @property
+    def found(self) -> dict[str, int]:
+        counts = self._count(replace(self.table, drop=False))
+        return {str(label): rows for label, rows in counts.items()}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        found = self._count(self.table)
+        labels = self.table.labels or sorted(label for label in found if label is not None)
+        strange = set(found) - set(labels)
+        empty = [label for label in labels if label not in found]
+        if strange or (empty and not self.table.drop) or not found:
+            raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
+        return {label: found[label] for label in labels if label in found}
+
+    def check(self) -> tuple[Fault, ...]:
+        """Count the rows that break each rule, by logger, with one example each."""
+        lines = sorted(
+            self._lines(check_query(self.table)), key=lambda line: str(line["logger"])
+        )
+        if not lines:
+            return (Fault("the log has no rows", "", 0),)
+        faults = [
+            self._fault(place, line)
+            for place in range(len(rules(self.table)))
+            for line in lines
+            if line[f"rule_{place}"]
+        ]
+        present = {line["logger"] for line in lines}
+        faults += [
+            Fault("the logger has no rows", label, 0)
+            for label in self.table.labels
+            if label not in present
+        ]
+        return tuple(faults)
+
+    def _fault(self, place: int, line: Mapping[str, Any]) -> Fault:
+        rule = rules(self.table)[place]
+        logger = line["logger"]
+        example = self._lines(example_query(self.table, rule, logger))[0]
+        shown = {role_text(self.table, role): example.get(role) for role in rule.role}
+        return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, ADVICE)
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """Moments of each logger, centred well enough to keep their digits."""
+        return self._answer(self.table, needs)[0]
+
+    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
+        """Moments of each bucket and logger; rows of a cluster share a bucket."""
+        return self._answer(replace(self.table, bucket=self._bucket(buckets)), needs)
+
+    def without(self, logger: str) -> Self:
+        """The same rows without those of one logger, and without it in the mixture."""
+        return replace(self, table=without(self.table, logger))
+
+    def _answer(self, table: Table, needs: Needs) -> list[dict[str, Moments]]:
+        request = Request(table, needs, self.counts, self._pilot(needs), tail=self._tail)
+        groups = self._ask(request)
+        if any(g.bad for g in groups):
+            raise LogError(self.check())
+        refuse_overflow(request, groups)
+        merged = merged_groups(groups)
+        if any(off_centre(request, g) for g in merged):
+            centres = own_centres(request, merged)
+            request = replace(request, common=None, by_logger=centres)
+            groups = self._ask(request)
+        return [
+            {i: by_logger[i] for i in self.counts if i in by_logger}
+            for by_logger in by_bucket(groups)
+        ]
+
+    def _pilot(self, needs: Needs) -> dict[Term, float]:
+        """A centre for each term, from the first rows."""
+        terms = Needs(groups=needs.groups).terms
+        usable = replace(self.table, drop=True)
+        request = Request(usable, Needs(means=terms), self.counts, {})
+        found = [g.moments for g in self._ask(request, PILOT_ROWS)]
+        means = pooled(found).means.tolist() if found else []
+        return {
+            t: float(c) for t, c in zip(terms, means, strict=False) if math.isfinite(float(c))
+        }
+
+    def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
+        """Run the query of the moments and read its answer."""
+        lines = self._lines(moments_query(request, limit=limit))
+        return [decode(request, line) for line in lines]

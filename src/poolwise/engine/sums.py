@@ -1,0 +1,125 @@
+"""Sums: moments of all loggers in the making, as arrays that add up quickly.
+
+A batch of rows gives one of these; batches, files and workers are merged by `add`, and
+what is left at the end is turned into one `Moments` per logger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.moments import LONGEST_TAIL, FloatArray, IntArray, Moments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poolwise.engine.program import Program
+
+
+@dataclass(eq=False)
+class Sums:
+    """Moments of g loggers; groups without rows count 0.
+
+    Attributes:
+        count: Rows, shape (g,).
+        means: Mean of each single term, shape (g, singles).
+        lowest: Smallest value of the first few of them, shape (g, extremes).
+        largest: Largest value of these.
+        blocks: Scatter of some single terms, each of shape (g, terms, terms).
+        crossed: Sums of products of stems and loggers' columns, each of shape
+            (g, stems, loggers).
+        tails: The largest values of a term in each group.
+        histograms: Rows in each bin, shape (terms, g, bins).
+    """
+
+    count: IntArray
+    means: FloatArray
+    lowest: FloatArray
+    largest: FloatArray
+    blocks: list[FloatArray]
+    crossed: list[FloatArray]
+    tails: list[list[FloatArray]]
+    histograms: IntArray
+
+    def add(self, other: Sums, program: Program) -> Sums:
+        """Both together; changes and returns this one (Chan, Golub & LeVeque, 1983)."""
+        total = self.count + other.count
+        part = other.count / np.maximum(total, 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap = other.means - self.means
+            moved = gap * np.sqrt(self.count * part)[:, None]
+            for k, rows in enumerate(program.blocks):
+                shift = moved[:, rows]
+                self.blocks[k] += other.blocks[k]
+                self.blocks[k] += shift[:, :, None] * shift[:, None, :]
+            for k, its in enumerate(other.crossed):
+                self.crossed[k] += its
+            self.means += gap * part[:, None]
+        np.minimum(self.lowest, other.lowest, out=self.lowest)
+        np.maximum(self.largest, other.largest, out=self.largest)
+        for ours, theirs in zip(self.tails, other.tails, strict=True):
+            ours[:] = [longest(a, b) for a, b in zip(ours, theirs, strict=True)]
+        self.histograms += other.histograms
+        self.count = total
+        return self
+
+
+def longest(left: FloatArray, right: FloatArray) -> FloatArray:
+    """The largest values of both, in no order; only what is too long is cut."""
+    if not len(right):
+        return left
+    both = np.concatenate([left, right])
+    if len(both) <= 2 * LONGEST_TAIL:
+        return both
+    return np.partition(both, -LONGEST_TAIL)[-LONGEST_TAIL:]
+
+
+def to_moments(sums: Sums, program: Program, loggers: Sequence[str]) -> dict[str, Moments]:
+    """One `Moments` for each logger that has rows."""
+    return {
+        logger: _moments(sums, program, place)
+        for place, logger in enumerate(loggers)
+        if sums.count[place]
+    }
+
+
+def _moments(sums: Sums, program: Program, g: int) -> Moments:
+    needs, count = program.needs, int(sums.count[g])
+    places = {term: place for place, term in enumerate(needs.terms)}
+    means = np.full(len(places), np.nan)
+    lowest, largest = means.copy(), means.copy()
+    for row, term in enumerate(program.singles):
+        means[places[term]] = sums.means[g, row]
+    for table, found in zip(program.crosses, sums.crossed, strict=True):
+        for term, (stem, column) in table.terms.items():
+            means[places[term]] = found[g, stem, column] / count
+    for row, term in enumerate(program.extremes):
+        lowest[places[term]] = sums.lowest[g, row]
+        largest[places[term]] = sums.largest[g, row]
+    return Moments(
+        terms=needs.terms,
+        count=count,
+        means=means,
+        scatter=_scatter(sums, program, g),
+        lowest=lowest,
+        largest=largest,
+        tails={
+            term: np.sort(found[g])[::-1][:LONGEST_TAIL]
+            for term, found in zip(needs.tails, sums.tails, strict=True)
+        },
+        histograms={t: sums.histograms[k, g] for k, t in enumerate(needs.histograms)},
+    )
+
+
+def _scatter(sums: Sums, program: Program, g: int) -> FloatArray:
+    """Scatter of the terms that asked for one, nan where a pair did not."""
+    size = len(program.needs.scattered)
+    scatter = np.full((size, size), np.nan)
+    for rows, found in zip(program.blocks, sums.blocks, strict=True):
+        where = program.scatter_places[rows]
+        scatter[np.ix_(where, where)] = found[g]
+    scatter[~program.asked] = np.nan
+    return scatter

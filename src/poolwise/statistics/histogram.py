@@ -1,0 +1,42 @@
+"""Histograms of weights: two bins for each power of two, read off the bits of doubles.
+
+Such bins need no look at the data beforehand, so that the counts of two groups of rows
+add up; and they are even on the logarithmic scale on which weights are looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SMALLEST, LARGEST = -64, 64  # powers of two; what lies beyond is in the outermost bins
+BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros
+SHIFT = 51  # bits below the exponent's and the first of the fraction
+FIRST = (1023 + SMALLEST) << 1  # these bits of the smallest power
+
+
+def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The bin of each value, none of them negative.
+
+    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
+    [0, 129, 129, 130, 131]
+    """
+    places = values.view(np.int64) >> SHIFT
+    places -= FIRST - 1
+    np.clip(places, 1, BINS - 1, out=places)
+    places[values == 0] = 0
+    return places
+
+
+def edges() -> NDArray[np.float64]:
+    """Lower edge of each bin, shape (BINS,).
+
+    >>> edges()[[0, 129, 130, 131]].tolist()
+    [0.0, 1.0, 1.5, 2.0]
+    """
+    powers = 2.0 ** np.arange(SMALLEST, LARGEST)
+    return np.concatenate([[0.0], np.stack([powers, 1.5 * powers], axis=1).ravel()])
