@@ -1,7 +1,7 @@
 # The verbs of this repository.  Each makes the virtual environment it needs.
 
 PYTHON ?= python3
-SYSTEM := chromium  # optional system packages for the tests, by their names in scripts/system.sh
+SYSTEM := chromium java postgresql  # optional system packages for the tests, by their names in scripts/system.sh
 ARGS   := # more arguments for pytest, as in: make test ARGS="-k moments -x"
 
 export PYTHON
@@ -10,7 +10,7 @@ ready := .venv/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check docs bench reproduce dist clean
+.PHONY: help demo test check docs bench reproduce dist audit matrix clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -22,10 +22,11 @@ test: $(ready)-test $(ready)-docs  ## Run the tests and every example of the doc
 	@bash scripts/system.sh $(SYSTEM)
 	@$(venv) -m pytest -n 2 --dist loadfile $(ARGS)
 
-check: $(ready)-test $(ready)-lint  ## Lint, check the format and the types
+check: $(ready)-test $(ready)-lint  ## Lint, check the format, the types and the licences
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy $(wildcard src tests experiments benchmarks)
+	@$(venv) scripts/licences.py datasets skops sklearn
 
 docs: $(ready)-docs  ## Build the documentation into build/docs
 	@$(venv) -m mkdocs build --strict --site-dir build/docs
@@ -40,6 +41,12 @@ dist: $(ready)-dist  ## Build the source archive and the wheel, the same bytes e
 	@rm -rf dist
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
 		$(venv) -m build --no-isolation
+
+audit:  ## Look for known holes in the versions that we test with (needs network)
+	@bash scripts/audit.sh
+
+matrix:  ## Build twice, and test on every Python with lowest and newest versions (slow)
+	@bash scripts/matrix.sh
 
 clean:  ## Remove what the other targets made, except .venv
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

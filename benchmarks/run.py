@@ -1,31 +1,122 @@
-"""Print how long an evaluation takes beside the time of reading the file.
+"""Measure speed and memory beside rivals; keep a table, a chart and the arithmetic.
 
-Run: make bench (or: python benchmarks/run.py [rows] [targets])
+Run: make bench
+or:  python benchmarks/run.py [--large] [--most ROWS]   the grid; writes into docs/
+     python benchmarks/run.py --limits [--large]        what must hold; exit status 1 if not
+     python benchmarks/run.py ROWS [TARGETS [LOGGERS]]  one log; prints only
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import limits
+from benchmarks.arithmetic import write_arithmetic
 from benchmarks.data import log_file
-from benchmarks.speed import measured
+from benchmarks.kept import Key, Measurement, add_speed
+from benchmarks.policies import LOGGERS, policy_file
+from benchmarks.speed import WARM, measured
+from benchmarks.speed_chart import write_chart, write_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST, LARGE = 10**7, limits.LARGE
+# rows, targets, loggers: one of the three grows at a time, then rows and targets together
+CELLS = (
+    (10**5, 1, 5),
+    (10**6, 1, 5),
+    (10**7, 1, 5),
+    (LARGE, 1, 5),
+    (10**6, 10, 5),
+    (10**6, 100, 5),
+    (10**6, 1, 2),
+    (10**6, 1, 20),
+    (10**7, 10, 5),
+)
+MODELS = ("predict", "score", "policies")  # on a log of their own
+RIVALS = ("decode", "evaluate", "command", "duckdb", "numpy", "obp")
+MOST_MEMORY, MOST_SECONDS = 8e9, 120  # a rival that would need more is left out
+COPIES = 3  # of the columns, that pandas and NumPy hold at once
+DRAWS = 4e-6  # seconds of a row and target in 3 times 100 bootstrap rounds
 
 
-def main() -> None:
-    """Measure decoding and evaluation in one run and print both with their ratio."""
-    rows = int(float(sys.argv[1])) if len(sys.argv) > 1 else 10_000_000
-    targets = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    path = log_file(rows, targets=targets)
-    limit, ours = measured("decode", path), measured("evaluate", path)
-    print(f"{rows:,} rows, 5 loggers, {targets} target(s), zstd Parquet, two threads")
-    print(f"{'decoding alone (pyarrow)':<28}{limit['seconds']:8.2f} s")
-    print(f"{'evaluate, all defaults':<28}{ours['seconds']:8.2f} s")
-    print(f"{'ratio':<28}{ours['seconds'] / limit['seconds']:8.2f}")
-    print(f"{'peak memory of evaluate':<28}{ours['megabytes']:8.0f} MB")
+def fits(key: Key) -> bool:
+    """Whether a rival can do this within the memory and the time it is given."""
+    if key.what not in {"numpy", "obp"}:
+        return True
+    memory = COPIES * 8 * key.rows * (3 + key.targets + key.loggers)
+    seconds = DRAWS * key.rows * key.targets if key.what == "obp" else 0
+    return memory <= MOST_MEMORY and seconds <= MOST_SECONDS
+
+
+def grid(most: int) -> list[Key]:
+    """Everything to measure, on logs of at most so many rows."""
+    keys = [Key(what, *cell) for cell in CELLS for what in RIVALS]
+    keys += [Key(what, 10**6, 1, LOGGERS) for what in MODELS]
+    return [key for key in keys if key.rows <= most and fits(key)]
+
+
+def measure(keys: Iterable[Key]) -> dict[Key, Measurement]:
+    """Measure one after the other, and note the size of each file."""
+    found = {}
+    for key in keys:
+        _, rows, targets, loggers = key
+        if key.what in MODELS:
+            path, warm = policy_file(rows), policy_file(WARM)
+        else:
+            path = log_file(rows, targets=targets, loggers=loggers)
+            warm = log_file(WARM)
+            size = path.stat().st_size / 1e6
+            found[key._replace(what="file")] = Measurement(0.0, size)
+        found[key] = measured(key.what, path, warm)
+        told = f"{found[key].seconds:9.3f} s {found[key].megabytes:8.0f} MB"
+        print(f"{key.what:<10}{rows:>12,} rows {targets:>4} targets {loggers:>3} loggers{told}")
+    return found
+
+
+def print_limits(found: dict[Key, Measurement]) -> bool:
+    """Say of each limit whether it holds; whether all do."""
+    lines, well = limits.report(found)
+    print("\n" + "\n".join(lines))
+    return well
+
+
+def print_one(cell: Sequence[int]) -> None:
+    """One log: each rival, and the time of an evaluation in units of decoding."""
+    keys = [key for key in (Key(what, *cell) for what in RIVALS) if fits(key)]
+    found = measure(keys)
+    limit, ours = found[keys[0]].seconds, found[keys[1]].seconds
+    print(f"evaluate / decode: {ours / limit:.2f}")
+
+
+def main() -> int:
+    """Do what the arguments ask for; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cell", nargs="*", type=float, help="ROWS [TARGETS [LOGGERS]]")
+    parser.add_argument("--large", action="store_true", help="also 1e8 rows (a file of 7.6 GB)")
+    parser.add_argument("--most", type=float, default=MOST, help="leave larger logs out")
+    parser.add_argument("--limits", action="store_true", help="judge only what must hold")
+    asked = parser.parse_args()
+    most = LARGE if asked.large else int(asked.most)
+    if asked.cell:
+        print_one([int(number) for number in asked.cell])
+        return 0
+    if asked.limits:
+        return 0 if print_limits(measure(limits.needed(most))) else 1
+    found = measure(grid(most))
+    kept = add_speed(found)
+    write_table(kept)
+    write_chart(kept)
+    write_arithmetic(kept)
+    print_limits(found)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Speed and memory of `evaluate`, as ratios to decoding the same columns in the same run.
+"""Speed and memory of one kind of work on one file.
 
 Each measurement is a process of its own, so that its peak memory is its own.
 """
@@ -6,23 +6,34 @@ Each measurement is a process of its own, so that its peak memory is its own.
 from __future__ import annotations
 
 import json
+import math
+import re
 import resource
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
+from benchmarks import policies, rivals
+from benchmarks.data import loggers_of, targets_of
+from benchmarks.kept import ROOT, Measurement
 
-import poolwise as pw
-from benchmarks.data import log_file
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 REPEATS = 3  # the best of three: other programs only ever make it slower
+PATIENCE = 30  # seconds after which a measurement is not repeated
+LONGEST = 300  # seconds after which a measurement is given up; the grid's take a tenth of it
+WARM = 10_000  # rows of a first run: imports and first-use costs are not the subject
 
 
 def decode(path: Path) -> None:
     """Read every column with pyarrow, row groups in two threads: the limit."""
+    import pyarrow.parquet as pq
+
     groups = pq.ParquetFile(path).num_row_groups
 
     def read(first: int) -> None:
@@ -36,39 +47,81 @@ def decode(path: Path) -> None:
 
 def evaluate(path: Path) -> None:
     """Evaluate every target with all defaults."""
-    names = pq.read_schema(path).names
+    import poolwise as pw
+
     log = pw.Log(
         path,
         logger="logger",
         reward="reward",
         propensity="p",
-        propensities={f"v{n[2:]}": n for n in names if n.startswith("p_")},
+        propensities=loggers_of(path),
     )
-    pw.evaluate(log, {n: n for n in names if n.startswith("t_")})
+    pw.evaluate(log, {name: name for name in targets_of(path)})
 
 
-WORK = {"decode": decode, "evaluate": evaluate}
+def command(path: Path) -> None:
+    """The same by the command line, its start included."""
+    listed = ",".join(f"{name}={column}" for name, column in loggers_of(path).items())
+    targets = [word for t in targets_of(path) for word in ("--target", f"{t}={t}")]
+    roles = ["--logger", "logger", "--reward", "reward", "--propensity", "p"]
+    program = Path(sys.executable).with_name("poolwise")
+    words = [str(program), "evaluate", str(path), *roles, "--propensities", listed, *targets]
+    quiet = subprocess.DEVNULL
+    subprocess.run(words, check=True, stdout=quiet, timeout=LONGEST)  # noqa: S603 - our own
 
 
-def measured(what: str, path: Path) -> dict[str, float]:
-    """Seconds and peak megabytes of one kind of work, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.speed", what, str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+# what is measured: a function that makes ready, and returns the work to be timed
+WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
+    "decode": lambda path: partial(decode, path),
+    "evaluate": lambda path: partial(evaluate, path),
+    "command": lambda path: partial(command, path),
+    "duckdb": lambda path: partial(rivals.duckdb_balanced, path),
+    "numpy": lambda path: partial(rivals.numpy_pandas, path),
+    "obp": lambda path: partial(rivals.obp_bootstrap, path),
+    "predict": policies.predict,
+    "score": policies.score,
+    "policies": policies.evaluate,
+}
+
+
+def measured(what: str, path: Path, warm: Path) -> Measurement:
+    """Seconds and peak megabytes of one kind of work, in a process of its own.
+
+    Both are infinite if it was given up.
+    """
+    words = [sys.executable, "-m", "benchmarks.speed", what, str(path), str(warm)]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own
+            words, check=True, cwd=ROOT, stdout=subprocess.PIPE, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return Measurement(math.inf, math.inf)
+    return Measurement(**json.loads(done.stdout))
+
+
+def peak_megabytes(what: str) -> float:
+    """Most memory that this process held at once, or the program it started."""
+    if what == "command":
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    try:  # unlike ru_maxrss this does not count what the parent held at the fork
+        status = Path("/proc/self/status").read_text("utf-8")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found.group(1)) / 1024 if found else 0.0
 
 
 def main() -> None:
     """The child: warm up on a little, then time the work."""
-    what, path = sys.argv[1], Path(sys.argv[2])
-    WORK[what](log_file(10_000))  # imports and first-use costs are not the subject
-    best = float("inf")
-    for _ in range(REPEATS):
+    what, path, warm = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    WORK[what](warm)()
+    work = WORK[what](path)
+    times: list[float] = []
+    while len(times) < REPEATS and sum(times) < PATIENCE:
         start = time.perf_counter()
-        WORK[what](path)
-        best = min(best, time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": best, "megabytes": peak}))
+        work()
+        times.append(time.perf_counter() - start)
+    print(json.dumps({"seconds": min(times), "megabytes": peak_megabytes(what)}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from poolwise.engine.duckdb import DuckDB
+from tests.postgres import DuckDBConnection, PostgresEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,8 @@ settings.load_profile("poolwise")
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "duckdb": DuckDB,
+    "connection": DuckDBConnection,  # the query, by way of a connection that is not ours
+    "postgres": PostgresEngine,
 }
 
 

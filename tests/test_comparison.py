@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from poolwise.decision import contrasts
+from poolwise.decision.beside import MOST
 from poolwise.decision.comparison import compare
 from poolwise.decision.contrasts import Candidates, united
 from poolwise.engine.duckdb import DuckDB
@@ -406,3 +408,70 @@ def test_mixtures_are_not_estimated_in_a_comparison() -> None:
     unknown = replace(LOG, propensities=None, estimate_mixture=True)
     with pytest.raises(UsageError, match="does not estimate mixtures"):
         compare(unknown, TARGETS)
+
+
+THREE = {"new": "t", "old": "p_a", "mixed": "0.5 * t + 0.5 * p_b"}
+
+
+def clustered(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
+    table = random_table(np.random.default_rng(91), {"a": 300, "b": 200})
+    users = pa.array(np.arange(500) // 3 % 90)
+    return log_of(table.append_column("user", users), **roles)
+
+
+@pytest.mark.parametrize(
+    ("roles", "options"),
+    [
+        ({}, {}),
+        ({"propensities": None}, {}),
+        ({"cluster": "user"}, {}),
+        ({}, {"interval": "jackknife"}),
+        ({"reward_range": (-100.0, 100.0)}, {"interval": "bernstein"}),
+    ],
+    ids=["rows", "own", "clusters", "jackknife", "guaranteed"],
+)
+def test_an_evaluation_compares_its_targets_as_compare_does(
+    roles: dict[str, Any], options: dict[str, Any]
+) -> None:
+    log = clustered(**roles)
+    beside = evaluate(log, THREE, **options).comparison
+    alone = compare(log, THREE)
+    assert beside is not None
+    assert [r.target for r in beside.ranking] == [r.target for r in alone.ranking]
+    for mine, theirs in zip(beside.pairs, alone.pairs, strict=True):
+        assert (mine.target, mine.other, mine.verdict) == (
+            theirs.target,
+            theirs.other,
+            theirs.verdict,
+        )
+        assert mine.value == pytest.approx(theirs.value, rel=1e-9)
+        assert mine.std_error == pytest.approx(theirs.std_error, rel=1e-9)
+        assert mine.interval.lower == pytest.approx(theirs.interval.lower, rel=1e-9)
+
+
+def test_clusters_that_were_asked_to_be_rows_are_compared_as_rows() -> None:
+    as_rows = evaluate(clustered(cluster="user"), THREE, interval="student").comparison
+    rows = evaluate(clustered(), THREE).comparison
+    assert as_rows is not None
+    assert rows is not None
+    assert as_rows.pairs == rows.pairs
+    assert as_rows.pairs[0].std_error > 0
+
+
+def test_what_an_evaluation_does_not_compare() -> None:
+    log = clustered()
+    assert evaluate(log, THREE, "weighted").comparison is None  # not in pairs
+    assert (
+        evaluate(log, {"a": "t", "b": "p_a"}, engine=Reference()).comparison is None
+    )  # not for free
+    many = {f"t{k}": "t" for k in range(MOST + 1)}
+    assert evaluate(log, many, "balanced").comparison is None
+    assert evaluate(clustered(propensities=None), {"t": "t"}).comparison is None
+
+
+def test_a_comparison_beside_an_evaluation_holds_no_rows() -> None:
+    found = evaluate(clustered(cluster="user"), THREE)
+    size = len(pickle.dumps(found))
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - made here
+    assert again.comparison == found.comparison
+    assert size < 2_000_000

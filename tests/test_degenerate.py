@@ -209,7 +209,7 @@ def test_constant_rewards_are_their_own_value(interval: str, engine: Engine) -> 
 def test_own_propensities_only_are_judged_by_logger(engine: Engine) -> None:
     source = random_table(np.random.default_rng(9), {"a": 5, "b": 6})
     found = answered(log_of(source, propensities=None), engine)
-    assert codes(found) >= {"balanced-refused", "few-effective-rows"}
+    assert codes(found) >= {"no-cross-propensities", "few-effective-rows"}
     assert found["target"].mixture is None
 
 
@@ -227,4 +227,6 @@ def test_rewards_of_any_size_do_not_overflow_a_check(reward: float, engine: Engi
     found = evaluate(flat, {"target": "target_prob"}, engine=engine)["target"].diagnosis
     plain = evaluate(replace(log, reward="1 + reward"), {"target": "target_prob"})
     for name, check in plain["target"].diagnosis.checks.items():
-        assert found.checks[name].statistic == pytest.approx(check.statistic, rel=1e-6)
+        # of two loggers' columns the same distance is shown, on either side
+        statistic = abs(found.checks[name].statistic)
+        assert statistic == pytest.approx(abs(check.statistic), rel=1e-6)

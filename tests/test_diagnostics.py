@@ -28,7 +28,7 @@ from poolwise.log import Log
 from poolwise.moments import Moments, pooled
 from poolwise.pipeline import evaluate
 from poolwise.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
-from tests.reference import exact_moments, frame_of
+from tests.reference import Reference, exact_moments, frame_of, log_of, random_table
 from tests.toys import GOLDEN, toy
 
 if TYPE_CHECKING:
@@ -601,3 +601,36 @@ def test_the_balanced_weights_have_a_share_and_a_tail() -> None:
     assert not mixed.tail.heavy
     view = exact_view(toy("T2"))
     assert pooled(view.values()).max(BALANCED_WEIGHT) == pytest.approx(0.7 / 0.44, rel=1e-12)
+
+
+def test_every_weight_is_counted_in_its_bin() -> None:
+    weights = [0.0, 0.0, 1.0, 1.4, 1.5, 3.0, 0.2, 1e-30]
+    table = pa.table(
+        {
+            "logger": ["a"] * 8,
+            "reward": [1.0] * 8,
+            "p": [0.25] * 8,
+            "t": [0.25 * w for w in weights],
+        }
+    )
+    own = {"a": "p"}
+    log = Log(table, logger="logger", reward="reward", propensities=own)
+    options: list[dict[str, str]] = [{}, {"interval": "jackknife"}]
+    for option in options:
+        found = evaluate(log, {"target": "t / 3"}, "naive", **option)["target"]  # type: ignore[arg-type]
+        expected = [(0.0, 0.0, 2), (0.0, 1.5 * 2.0**-64, 1), (0.0625, 0.09375, 1)]
+        expected += [(0.25, 0.375, 1), (0.375, 0.5, 1), (0.5, 0.75, 1), (1.0, 1.5, 1)]
+        assert found.mixture is not None
+        for overlap in (found.loggers["a"], found.mixture):
+            assert [(b.lower, b.upper, b.rows) for b in overlap.histogram] == expected
+            told = overlap.to_dict()["histogram"]
+            assert told == [
+                {"lower": low, "upper": high, "rows": n} for low, high, n in expected
+            ]
+
+
+def test_an_engine_that_counts_no_weights_leaves_the_histogram_empty() -> None:
+    log = log_of(random_table(np.random.default_rng(5), {"a": 20, "b": 20}))
+    found = evaluate(log, {"target": "t"}, "naive", engine=Reference())["target"]
+    assert found.loggers["a"].histogram == ()
+    assert found.loggers["a"].to_dict()["histogram"] == []

@@ -13,12 +13,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import poolwise
+import poolwise as pw
+from poolwise.border import query_text
 from poolwise.datasets import data_folder
 from poolwise.reproduce import toy
 
@@ -76,6 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that commands of the documentation name."""
     place = tmp_path_factory.mktemp("docs")
     (place / "logs").mkdir()
+    (place / "raw").mkdir()
     rng = np.random.default_rng(6)
     policies = {"v1": [0.5, 0.3, 0.2], "v2": [0.2, 0.3, 0.5], "candidate": [0.1, 0.2, 0.7]}
     for logger, rows in (("v1", 400), ("v2", 200)):
@@ -88,11 +92,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "click": rng.binomial(1, np.array([0.1, 0.2, 0.4])[item]),
                 "p": probabilities[f"p_{logger}"],
                 "user_id": rng.integers(60, size=rows),
+                "age": rng.integers(18, 80, size=rows),
+                "hour": rng.integers(24, size=rows),
                 **probabilities,
             }
         )
         pq.write_table(table, place / "logs" / f"{logger}.parquet")
+        bare = table.drop(["p", *probabilities])
+        pq.write_table(bare, place / "raw" / f"{logger}.parquet")
+    (place / "our").mkdir()
+    lines = ["from poolwise import Table"]
+    lines += [f"{name} = Table({dict(enumerate(p))})" for name, p in policies.items()]
+    (place / "our" / "policies.py").write_text("\n".join(lines))
+    _write_result(place)
     return place
+
+
+def _write_result(place: Path) -> None:
+    """What a warehouse would return for the query that the documentation prints."""
+    log = pw.Log(
+        table="my_table",
+        logger="policy",
+        reward="click",
+        propensities={"v1": "p_v1", "v2": "p_v2"},
+    )
+    query = query_text(log, "my_table", {"candidate": "p_candidate"}, "duckdb")
+    with duckdb.connect() as warehouse:
+        warehouse.execute(f"CREATE VIEW my_table AS FROM '{place}/logs/*.parquet'")
+        warehouse.execute(f"COPY ({query}) TO '{place}/result.parquet'")
 
 
 def test_the_documentation_has_commands_of_every_kind() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
-from poolwise import Log, evaluate
+from poolwise import Log, compare, evaluate
+from poolwise.tables import Grid, as_text, show
 from tests.reference import PAPER, log_of, random_table
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ def hostile() -> Evaluation:
 
 def test_the_nested_dictionary_has_the_promised_names(evaluation: Evaluation) -> None:
     found = evaluation.to_dict()
-    assert set(found) == {"targets", "loggers", "warnings"}
+    assert set(found) == {"targets", "loggers", "warnings", "fingerprint", "comparison"}
     targets = found["targets"]
     assert isinstance(targets, list)
     assert [t["target"] for t in targets] == ["new", "old"]
@@ -138,7 +141,7 @@ def test_the_page_of_a_notebook_has_the_numbers_of_the_table(evaluation: Evaluat
 def test_warnings_name_their_target_where_there_are_several(hostile: Evaluation) -> None:
     assert {"code", "message"} <= set(hostile.warnings[0])
     codes = [w["code"] for w in hostile.warnings]
-    assert "balanced-refused" in codes
+    assert "no-cross-propensities" in codes
     table = random_table(np.random.default_rng(71), {"a": 1})
     both = evaluate(log_of(table, ["a"]), {"one": "t", "two": "p"})
     messages = [str(w["message"]) for w in both.warnings]
@@ -151,3 +154,62 @@ def test_one_target_alone_is_called_target() -> None:
     assert list(evaluate(log_of(table), "t").targets) == ["target"]
     with pytest.raises(KeyError):
         _ = evaluate(log_of(table), "t")["other"]
+
+
+def test_one_cause_makes_one_finding() -> None:
+    log = log_of(
+        random_table(np.random.default_rng(73), {"a": 400, "b": 400}), propensities=None
+    )
+    found = evaluate(log, {"one": "p", "two": "0.5 * p"})
+    told = [str(w["code"]) for w in found.warnings]
+    assert told.count("no-cross-propensities") == 1
+    assert not [code for code in told if code.endswith(("-refused", "-as-naive"))]
+    (cause,) = [f for f in found.findings if f.code == "no-cross-propensities"]
+    for name in ("balanced or self-normalised", "calibrated and weighted", "'a', 'b'"):
+        assert name in str(cause)
+    asked = evaluate(log, {"one": "p"}, ["weighted", "naive"])
+    assert [w["code"] for w in asked.warnings if "as-naive" in str(w["code"])] == [
+        "weighted-as-naive"
+    ]
+
+
+def test_the_comparison_is_that_of_compare(evaluation: Evaluation) -> None:
+    table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
+    same = compare(log_of(table), {"new": "t", "old": "p_a"}, estimator="naive", level=0.9)
+    assert evaluation.comparison is not None
+    assert evaluation.to_dict()["comparison"] == same.to_dict()
+    text = json.loads(evaluation.to_json())["comparison"]
+    assert [t["target"] for t in text["targets"]] == [r.target for r in same.ranking]
+
+
+def test_one_target_has_nothing_to_be_compared_with() -> None:
+    table = random_table(np.random.default_rng(72), {"a": 5, "b": 5})
+    found = evaluate(log_of(table), "t")
+    assert found.comparison is None
+    assert "comparison" not in found.to_dict()
+
+
+def test_many_long_names_fit_a_terminal_and_only_labels_are_coloured() -> None:
+    names = [f"logger {k} of a system that has been in production for long" for k in range(20)]
+    rows = [[name, "1,000,000", "98.3%", "8.34e+09", "391", "1.3", "14.4"] for name in names]
+    header = [
+        "logger",
+        "rows",
+        "weighted\nshare",
+        "diver-\ngence",
+        "effective\nrows",
+        "mean",
+        "max",
+    ]
+    warning = {"code": "x", "severity": "alarm", "message": "[bold]words"}
+    text = as_text([Grid("", header, rows)], [warning])
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 3 * len(names) + 5
+    assert all(f"logger {k} of a" in text for k in range(20))
+    alike = [[name, "1"] for name in ("x" * 40 + "1" + "y" * 40, "x" * 40 + "2" + "y" * 40)]
+    assert "1yyy" in as_text([Grid("", ["logger", "rows"], alike)], [])  # else one for both
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system="standard")
+    show([], [warning], console)
+    assert out.getvalue() == "\x1b[1;31malarm (x): \x1b[0m[bold]words\n"

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from poolwise.decision.planning import plan
     from poolwise.decision.ranking import Comparison
     from poolwise.engine.duckdb import DuckDB
+    from poolwise.engine.spark import Spark
+    from poolwise.engine.warehouse import Warehouse
     from poolwise.errors import LogError, PoolwiseError
     from poolwise.estimators.base import Estimate
     from poolwise.estimators.control import Calibrated, SelfNormalised
@@ -21,13 +23,20 @@ if TYPE_CHECKING:
     from poolwise.estimators.shrink import Shrink
     from poolwise.estimators.tuned import tuned
     from poolwise.exact import FiniteProblem
+    from poolwise.formats.dsjson import from_dsjson
+    from poolwise.formats.obd import from_obd
+    from poolwise.formats.obp import from_obp
     from poolwise.learned.reward_model import GivenModel, RewardModel
     from poolwise.log import Log
     from poolwise.pipeline import evaluate
     from poolwise.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table
     from poolwise.policy import Batch, Column, Expression, Function, Policy, Uniform
+    from poolwise.rankings import ranking_log
     from poolwise.result import Evaluation
+    from poolwise.scoring import score_log
     from poolwise.simulate import bandit_log
+    from poolwise.summaries import from_result, summarise
+    from poolwise.summary import Summary
 
 __version__ = "0.1.0"
 
@@ -63,15 +72,25 @@ _HOMES = {
     "SelfNormalised": "estimators.control",
     "Shrink": "estimators.shrink",
     "Softmax": "policies",
+    "Spark": "engine.spark",
+    "Summary": "summary",
     "Table": "policies",
     "UnaryCRF": "crf",
     "Uniform": "policy",
+    "Warehouse": "engine.warehouse",
     "Weighted": "estimators.ips",
     "bandit_log": "simulate",
     "check": "border",
     "compare": "decision.comparison",
     "evaluate": "pipeline",
+    "from_dsjson": "formats.dsjson",
+    "from_obd": "formats.obd",
+    "from_obp": "formats.obp",
+    "from_result": "summaries",
     "plan": "decision.planning",
+    "ranking_log": "rankings",
+    "score_log": "scoring",
+    "summarise": "summaries",
     "tuned": "estimators.tuned",
 }
 
@@ -105,15 +124,25 @@ __all__ = [
     "SelfNormalised",
     "Shrink",
     "Softmax",
+    "Spark",
+    "Summary",
     "Table",
     "UnaryCRF",
     "Uniform",
+    "Warehouse",
     "Weighted",
     "bandit_log",
     "check",
     "compare",
     "evaluate",
+    "from_dsjson",
+    "from_obd",
+    "from_obp",
+    "from_result",
     "plan",
+    "ranking_log",
+    "score_log",
+    "summarise",
     "tuned",
 ]
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING
 
-from poolwise.engine.duckdb import DuckDB
+from poolwise.declared import declare
+from poolwise.engine.choose import as_engine
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
-from poolwise.pipeline import declare
+from poolwise.guarantees import guarantee_needs
+from poolwise.terms import unite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.engine.base import Engine
+    from poolwise.engine.choose import EngineLike
     from poolwise.errors import Fault
+    from poolwise.estimators.base import Estimator
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
+    from poolwise.terms import Needs
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ class CheckReport:
 
 
 def check(
-    log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: Engine | None = None
+    log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: EngineLike = None
 ) -> CheckReport:
     """Count the rows that break each rule, by logger, without estimating anything."""
-    with (engine or DuckDB()).open(log, targets or {}) as rows:
+    with as_engine(engine, log).open(log, targets or {}) as rows:
         return CheckReport(rows.check(), rows.found)
 
 
@@ -63,9 +65,14 @@ def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect:
 
     if not targets:
         raise UsageError("name one target at least: --target candidate=p_candidate")
+    return standalone_query(log, table, targets, needs_of(log, targets), dialect)
+
+
+def needs_of(log: Log, targets: Iterable[str], also: Sequence[Estimator] = ()) -> Needs:
+    """What evaluations with the default estimators, and some others, may ask of the rows."""
     loggers = tuple(map(str, log.propensities or ()))
-    plan = declare(
-        [make() for make in BY_NAME.values()], loggers, crossed=log.crossed, strict=False
-    )
-    needs = reduce(or_, (plan.needs.bind(name) for name in targets))
-    return standalone_query(log, table, targets, needs, dialect)
+    default = [make() for make in BY_NAME.values()]
+    plan = declare([*default, *also], loggers, crossed=log.crossed, strict=False)
+    bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
+    needs = plan.needs | bounded
+    return unite(needs.bind(name) for name in targets)

@@ -7,17 +7,25 @@ imports happen inside the commands, so that ``poolwise --help`` answers at once.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from poolwise.errors import LogError, PoolwiseError, UsageError
 from poolwise.options import (
+    Action,
     AsJson,
+    Baseline,
     Charts,
     Cluster,
+    Context,
+    Dialect,
+    EngineName,
+    EngineOption,
     Estimators,
     Experiment,
     Html,
@@ -25,29 +33,32 @@ from poolwise.options import (
     Level,
     Logger,
     LogScale,
+    Master,
+    MomentsFiles,
     OnFault,
     OnFaultOption,
+    OptionalSources,
     Propensities,
     Propensity,
+    ReaderOptions,
     Reward,
     RewardRange,
     Sides,
     Sources,
     Targets,
     TrainedOn,
+    Trust,
+    WhichLogs,
     build_log,
+    chosen_engine,
     command_text,
-    pairs,
+    from_moments,
     read_targets,
+    scored_command,
 )
+from poolwise.terminal import print_found, save_found, terminal, watched
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-    from poolwise.presented import Presented
-    from poolwise.result import Evaluation
+NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # of what takes stdout
 
 app = typer.Typer(
     name="poolwise",
@@ -62,8 +73,8 @@ app = typer.Typer(
 @app.command()
 def evaluate(
     context: typer.Context,
-    logs: Sources,
     reward: Reward,
+    logs: OptionalSources = None,
     logger: Logger = None,
     propensity: Propensity = None,
     propensities: Propensities = None,
@@ -79,13 +90,21 @@ def evaluate(
     on_fault: OnFaultOption = OnFault.RAISE,
     log_probabilities: LogScale = False,
     reward_range: RewardRange = None,
+    which_logs: WhichLogs = None,
+    moments: MomentsFiles = None,
+    action: Action = None,
+    columns: Context = None,
+    trust: Trust = False,
+    reader_option: ReaderOptions = None,
+    engine: EngineOption = EngineName.DUCKDB,
+    master: Master = None,
     html: Html = None,
     charts: Charts = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what new policies would have earned."""
     log = build_log(
-        logs,
+        logs or [],
         reward,
         logger,
         propensity,
@@ -95,15 +114,31 @@ def evaluate(
         on_fault=on_fault.value,
         log_probabilities=log_probabilities,
         reward_range=reward_range,
+        action=action,
+        context=columns,
+        reader_options=reader_option,
+        trust=trust,
+        moments=bool(moments),
     )
-    targets = read_targets(target)
+    targets = read_targets(target, trust=trust)
+    reader = chosen_engine(engine, master)
+    if moments:
+        log, reader = from_moments(moments, log, targets)
     from poolwise.pipeline import evaluate as run
 
-    found = run(
-        log, targets, estimator or None, level=level, interval=interval.value, sides=sides.value
-    )
-    _save(found, html, charts, command_text(context))
-    _print(found, as_json=as_json)
+    with watched():
+        found = run(
+            log,
+            targets,
+            estimator or None,
+            level=level,
+            interval=interval.value,
+            sides=sides.value,
+            which_logs=which_logs,
+            engine=reader,
+        )
+    save_found(found, html, charts, command_text(context))
+    print_found(found, as_json=as_json)
 
 
 @app.command()
@@ -114,14 +149,18 @@ def compare(
     propensity: Propensity = None,
     propensities: Propensities = None,
     target: Targets = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Target or logger that the others are compared with.")
-    ] = None,
+    baseline: Baseline = None,
     estimator: Annotated[str, typer.Option(help="Estimator of all targets.")] = "calibrated",
     level: Level = 0.95,
     cluster: Cluster = None,
     on_fault: OnFaultOption = OnFault.RAISE,
     log_probabilities: LogScale = False,
+    action: Action = None,
+    columns: Context = None,
+    trust: Trust = False,
+    reader_option: ReaderOptions = None,
+    engine: EngineOption = EngineName.DUCKDB,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare several new policies, pair by pair, on the same rows."""
@@ -134,12 +173,24 @@ def compare(
         cluster=cluster,
         on_fault=on_fault.value,
         log_probabilities=log_probabilities,
+        action=action,
+        context=columns,
+        reader_options=reader_option,
+        trust=trust,
     )
-    targets = read_targets(target)
+    targets = read_targets(target, trust=trust)
     from poolwise.decision.comparison import compare as run
 
-    found = run(log, targets, baseline=baseline, estimator=estimator, level=level)
-    _print(found, as_json=as_json)
+    with watched():
+        found = run(
+            log,
+            targets,
+            baseline=baseline,
+            estimator=estimator,
+            level=level,
+            engine=chosen_engine(engine, master),
+        )
+    print_found(found, as_json=as_json)
 
 
 @app.command()
@@ -154,6 +205,12 @@ def plan(
     level: Level = 0.95,
     on_fault: OnFaultOption = OnFault.RAISE,
     log_probabilities: LogScale = False,
+    action: Action = None,
+    columns: Context = None,
+    trust: Trust = False,
+    reader_option: ReaderOptions = None,
+    engine: EngineOption = EngineName.DUCKDB,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how many more rows, from which logger, reach a wanted precision."""
@@ -165,14 +222,25 @@ def plan(
         propensities,
         on_fault=on_fault.value,
         log_probabilities=log_probabilities,
+        action=action,
+        context=columns,
+        reader_options=reader_option,
+        trust=trust,
     )
-    targets = read_targets(target)
+    targets = read_targets(target, trust=trust)
     if len(targets) > 1:
         raise UsageError("plan for one target at a time")
     from poolwise.decision.planning import plan as run
 
-    found = run(log, targets, half_width=half_width, level=level)
-    _print(found, as_json=as_json)
+    with watched():
+        found = run(
+            log,
+            targets,
+            half_width=half_width,
+            level=level,
+            engine=chosen_engine(engine, master),
+        )
+    print_found(found, as_json=as_json)
 
 
 @app.command()
@@ -184,20 +252,73 @@ def check(
     propensities: Propensities = None,
     target: Targets = None,
     log_probabilities: LogScale = False,
+    action: Action = None,
+    columns: Context = None,
+    trust: Trust = False,
+    reader_option: ReaderOptions = None,
+    engine: EngineOption = EngineName.DUCKDB,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Count the rows that break a rule, and do nothing else."""
     log = build_log(
-        logs, reward, logger, propensity, propensities, log_probabilities=log_probabilities
+        logs,
+        reward,
+        logger,
+        propensity,
+        propensities,
+        log_probabilities=log_probabilities,
+        action=action,
+        context=columns,
+        reader_options=reader_option,
+        trust=trust,
     )
     from poolwise.border import check as run
 
-    report = run(log, pairs(target or [], "--target"))
+    targets = read_targets(target, trust=trust, none=True)
+    with watched():
+        report = run(log, targets, engine=chosen_engine(engine, master))
     if report.faults and not as_json:
         raise LogError(report.faults)
     typer.echo(report.to_json() if as_json else str(report))
     if report.faults:
         raise typer.Exit(2)
+
+
+@app.command()
+def score(
+    logs: Sources,
+    reward: Reward,
+    action: Annotated[str, typer.Option(help="Column of the logged action.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write.")],
+    logger: Logger = None,
+    propensity: Propensity = None,
+    propensities: Propensities = None,
+    target: Targets = None,
+    columns: Context = None,
+    log_probabilities: LogScale = False,
+    trust: Trust = False,
+    reader_option: ReaderOptions = None,
+) -> None:
+    """Write the log with the probabilities of policies in Python, once, for later use."""
+    log = build_log(
+        logs,
+        reward,
+        logger,
+        propensity,
+        propensities,
+        log_probabilities=log_probabilities,
+        action=action,
+        context=columns,
+        reader_options=reader_option,
+        trust=trust,
+    )
+    targets = read_targets(target, trust=trust)
+    from poolwise.scoring import score_log
+
+    with watched():
+        scored = score_log(log, targets, out)
+    typer.echo(f"wrote {out}; it evaluates with:\n{scored_command(scored, out)}")
 
 
 @app.command()
@@ -208,19 +329,20 @@ def sql(
     propensity: Propensity = None,
     propensities: Propensities = None,
     target: Targets = None,
-    dialect: Annotated[
-        str, typer.Option(help="duckdb, spark, postgres, bigquery, snowflake, ...")
-    ] = "duckdb",
+    dialect: Dialect = "duckdb",
+    on_fault: OnFaultOption = OnFault.RAISE,
     log_probabilities: LogScale = False,
 ) -> None:
     """Print the query whose result is all that an evaluation needs."""
     log = build_log(
-        [table],
+        [],
         reward,
         logger,
         propensity,
         propensities,
+        on_fault=on_fault.value,
         log_probabilities=log_probabilities,
+        moments=True,
     )
     from poolwise.border import query_text
 
@@ -237,8 +359,8 @@ def demo(
     from poolwise.report.text import lesson
 
     evaluation = run(digits_log(), TARGETS, truth=digits_truth())
-    _save(evaluation, html, charts, command_text(context))
-    _print(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
+    save_found(evaluation, html, charts, command_text(context))
+    print_found(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
 
 
 @app.command()
@@ -257,37 +379,7 @@ def reproduce(
     """Recompute the numbers of Agarwal et al. (KDD 2017), claim by claim."""
     from poolwise.reproduce.run import run
 
-    run(what.value, data, out, console=_console())
-
-
-def _print(found: Presented, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
-    if as_json:
-        typer.echo(found.to_json())
-        return
-    from rich.text import Text
-
-    from poolwise.tables import show
-
-    console = _console()
-    show(found.grids(), found.warnings, console)
-    for sentence in (*found.sentences, *sentences):
-        console.print(Text(sentence))
-
-
-def _save(found: Evaluation, html: Path | None, charts: Path | None, command: str) -> None:
-    if html is not None:
-        found.save(html, command=command)
-    if charts is not None:
-        from poolwise.report.files import save_charts
-
-        save_charts(found.charts(), charts)
-
-
-def _console() -> Console:
-    """Colour on a terminal, plain text in a pipe, 80 columns where width is unknown."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 80, soft_wrap=False)
+    run(what.value, data, out, console=terminal())
 
 
 def main() -> None:
@@ -300,3 +392,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("poolwise: stopped\n")
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in NO_OUTPUT:
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - else Python tries again
+        sys.stderr.write(f"poolwise: cannot write the output: {error.strerror}\n")
+        sys.exit(2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ COMMENT = r"--[^\n]*\n|/\*.*?\*/"
 SELECT = re.compile(
     rf"(\s|\(|{COMMENT})*(select|with|from|values)\b", re.IGNORECASE | re.DOTALL
 )
+LARGEST_REWARD = 1e100  # that a range may have: its square, times weights, is a double
 ONLY_LOGGER = "log"  # label of the one logger of a log without a logger column
 
 
@@ -70,6 +72,8 @@ class Log:
         estimate_mixture: Where `propensities` are missing, estimate what they would have told:
             True, or a scikit-learn classifier of which logger wrote a row. Estimates that
             rest on it are marked.
+        mixture: Where `propensities` are missing but their average, weighted by the rows of
+            each logger, was kept: its column.
         log_probabilities: All probabilities are given as natural logarithms.
         reward_range: Smallest and largest possible reward, where they are known.
         replay_tolerance: How far a logged propensity may be from the logger's own.
@@ -96,6 +100,7 @@ class Log:
     cluster: str | None = field(default=None, kw_only=True)
     trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict, kw_only=True)
     estimate_mixture: Any = field(default=False, kw_only=True)  # True, or any classifier
+    mixture: str | None = field(default=None, kw_only=True)
     log_probabilities: bool = field(default=False, kw_only=True)
     reward_range: tuple[float, float] | None = field(default=None, kw_only=True)
     replay_tolerance: float = field(default=1e-6, kw_only=True)
@@ -121,6 +126,13 @@ class Log:
         """Whether every logger's probability of every row is known."""
         known = self.propensities or {}
         return bool(known) and all(value is not None for value in known.values())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: columns and roles, rows of each logger, first faults."""
+        # A log is only a description; what can read it stands below it and imports it.
+        # So it is looked up by name, once somebody looks.
+        shown: str = import_module("poolwise.glance").glance(self)
+        return shown
 
 
 def _source_problems(log: Log) -> list[str]:
@@ -159,13 +171,25 @@ def _rule_problems(log: Log) -> list[str]:
     wanted = log.estimate_mixture
     if not isinstance(wanted, bool) and not hasattr(wanted, "predict_proba"):
         problems.append(f"`estimate_mixture` is True or a classifier, not {wanted!r}")
+    if log.mixture is not None and (log.crossed or wanted is not False):
+        problems.append(
+            "`mixture` stands for what is not known otherwise: leave it out where "
+            "`propensities` are known for every logger, or where it is to be estimated"
+        )
     if log.on_fault not in {"raise", "drop"}:
         problems.append(f"`on_fault` is 'raise' or 'drop', not {log.on_fault!r}")
     if not log.replay_tolerance >= 0:
         problems.append(f"`replay_tolerance` cannot be {log.replay_tolerance}")
-    if log.reward_range is not None and not log.reward_range[0] < log.reward_range[1]:
-        problems.append(f"`reward_range` {log.reward_range} is not (lower, upper)")
+    if log.reward_range is not None and not _is_range(*log.reward_range):
+        problems.append(
+            f"`reward_range` {log.reward_range} is not (lower, upper), two finite numbers that "
+            "rewards can reach"
+        )
     return problems
+
+
+def _is_range(lower: float, upper: float) -> bool:
+    return -LARGEST_REWARD <= lower < upper <= LARGEST_REWARD
 
 
 def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see Frame
@@ -175,6 +199,8 @@ def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see
         return [part for label, s in source.items() for part in _parts(s, str(label))]
     if isinstance(source, str) and SELECT.match(source):
         return [Part(source.strip().rstrip(";"), "select", logger)]
+    if isinstance(source, str) and not source.strip():
+        raise UsageError("the source is an empty path: there is nothing to read")
     if isinstance(source, str | Path):
         return [Part((str(source),), file_format(str(source)), logger)]
     if isinstance(source, Sequence) and not isinstance(source, bytes):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from poolwise.terms import Term
 
@@ -161,22 +161,47 @@ def merge(left: Moments, right: Moments) -> Moments:
         lowest=np.minimum(left.lowest, right.lowest),
         largest=np.maximum(left.largest, right.largest),
         ddof=left.ddof,
-        tails={t: _both_tails(left, right, t) for t in left.tails},
+        tails=_Tails((*_tail_parts(left), *_tail_parts(right))),
         histograms={t: seen + right.histograms[t] for t, seen in left.histograms.items()},
     )
 
 
-def _both_tails(left: Moments, right: Moments, term: Term) -> FloatArray:
-    """The largest values of both groups, as far down as both are known.
+TailPart = tuple[Mapping["Term", FloatArray], int]  # tails of one group, and its rows
+
+
+class _Tails(Mapping["Term", FloatArray]):
+    """The largest values of several groups, merged when somebody looks: few ever do."""
+
+    def __init__(self, parts: tuple[TailPart, ...]) -> None:
+        self.parts = parts
+        self._found: dict[Term, FloatArray] = {}
+
+    def __getitem__(self, term: Term) -> FloatArray:
+        if term not in self._found:
+            self._found[term] = _merged_tails([(t[term], n) for t, n in self.parts])
+        return self._found[term]
+
+    def __iter__(self) -> Iterator[Term]:
+        return iter(self.parts[0][0])
+
+    def __len__(self) -> int:
+        return len(self.parts[0][0])
+
+
+def _tail_parts(moments: Moments) -> tuple[TailPart, ...]:
+    """What was merged into these moments: kept flat, since there may be hundreds."""
+    tails = moments.tails
+    return tails.parts if isinstance(tails, _Tails) else ((tails, moments.count),)
+
+
+def _merged_tails(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
+    """The largest values of all groups, as far down as all of them are known.
 
     A list that is shorter than its group was cut off: below its last value the other
-    group's values are no longer the next ones.
+    groups' values are no longer the next ones.
     """
-    values = np.concatenate([left.tails[term], right.tails[term]])
-    known = max(
-        (float(m.tails[term][-1]) for m in (left, right) if len(m.tails[term]) < m.count),
-        default=-math.inf,
-    )
+    values = np.concatenate([tail for tail, _ in groups])
+    known = max((float(tail[-1]) for tail, n in groups if len(tail) < n), default=-math.inf)
     return np.sort(values[values >= known])[::-1][:LONGEST_TAIL]
 
 

@@ -6,16 +6,16 @@ No other function both reads a table and makes a result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from poolwise.decision.beside import beside
+from poolwise.declared import Plan, chosen_estimators, declare
 from poolwise.diagnosis.alarms import judge
-from poolwise.diagnosis.diagnostics import diagnose, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis.diagnostics import diagnose, mixed_overlap, own_overlap
+from poolwise.diagnosis.lacking import one_cause
 from poolwise.diagnosis.trained import (
     HONEST,
     check_names,
@@ -26,20 +26,26 @@ from poolwise.diagnosis.trained import (
     with_honest_interval,
 )
 from poolwise.diagnosis.which_logs import affordable, errors, errors_without
-from poolwise.errors import RefusedError, UsageError, nearest
+from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators import BY_NAME, WITH_MODEL
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.findings import Finding
+from poolwise.fingerprint import fingerprint
 from poolwise.guarantees import GUARANTEES, Guarantee, by_betting, from_moments, guarantee_needs
 from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
-from poolwise.learned.extras import beyond, require_model
+from poolwise.learned.extras import beyond
+from poolwise.reading import Read, read
 from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
 from poolwise.result import Evaluation, TargetResult
-from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, Term
+from poolwise.targets import named_targets, refuse_unlogged
+from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, unite
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from poolwise.diagnosis.which_logs import Errors
-    from poolwise.engine.base import Engine, Rows
+    from poolwise.engine.base import Rows
+    from poolwise.engine.choose import EngineLike
     from poolwise.errors import Fault
     from poolwise.estimators.base import Estimate, Estimator
     from poolwise.learned.reward_model import ModelLike
@@ -61,7 +67,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     level: float = 0.95,
     interval: IntervalMethod = "auto",
     sides: Sides = "two",
-    engine: Engine | None = None,
+    engine: EngineLike = None,
     truth: Mapping[str, float] | None = None,
     which_logs: bool | None = None,
     model: ModelLike | None = None,
@@ -81,7 +87,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             "bernstein", "betting" and "likelihood" bound the value itself, the same for
             every estimator; they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
-        engine: What reads the rows; by default DuckDB, in this process.
+        engine: What reads the rows: "duckdb" (the default, in this process), "spark", a
+            SparkSession, or an object such as ``DuckDB(threads=4)``.
         truth: True values of the targets, where they are known.
         which_logs: Also say how sure the answer would be without each logger, which reads
             the log once more for each; by default where the log is small.
@@ -94,7 +101,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     strict = estimators is not None
     extras = beyond(log, named, model, strict=strict)
     names = WITH_MODEL if extras.modelled else BY_NAME
-    chosen = extras.adapted([_estimator(e, names) for e in _listed(estimators, names)])
+    chosen = extras.adapted(chosen_estimators(estimators, names))
     with extras.open(engine, named) as rows:
         loggers = tuple(rows.counts)
         plan = declare(
@@ -102,19 +109,22 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         )
         if method in GUARANTEES:
             plan = replace(plan, needs=plan.needs | guarantee_needs(crossed=log.crossed))
-        needs = reduce(or_, (plan.needs.bind(name) for name in named))
+        needs = unite(plan.needs.bind(name) for name in named)
         folded = any(isinstance(e, CrossFitted) for e in plan.estimators.values())
         split = folded or method in {"jackknife", "bootstrap"}
-        buckets: Buckets = rows.bucketed(needs, BUCKETS) if split else [rows.moments(needs)]
+        pairs = beside(log, plan.estimators, rows, tuple(named))
+        found = read(rows, needs, Needs() if pairs is None else pairs.needs, split=split)
         sure = _sure(rows, named, log, method, level, sides)
         dropped = rows.check() if log.on_fault == "drop" else ()
         without = _without(rows, tuple(named), log, method, wanted=which_logs)
-    views = {name: [_view(b, plan.needs, name) for b in buckets] for name in named}
+    views = {name: [_view(b, plan.needs, name) for b in found.buckets] for name in named}
     check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *named])
-    asked = _Asked(log, plan, loggers, level, method, sides, without, sure)
-    refuse_unlogged({name: together(view) for name, view in views.items()})
+    asked = _Asked(log, plan, loggers, level, method, sides, without, sure, found)
+    whole = {name: together(view) for name, view in views.items()}
+    refuse_unlogged(whole)
     results = {name: _result(name, view, asked) for name, view in views.items()}
-    first = together(next(iter(views.values())))
+    lacking, results = one_cause(plan.uncrossed, results, loggers)
+    first = next(iter(whole.values()))
     return Evaluation(
         targets=results,
         rows={i: first[i].count for i in loggers},
@@ -122,11 +132,14 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         level=level,
         findings=(
             *_dropped(dropped),
+            *lacking,
             *plan.refused,
             *extras.refused,
             *getattr(rows, "notes", ()),
         ),
         truth=truth or {},
+        fingerprint=fingerprint(whole, crossed=log.crossed),
+        pairs=pairs.pairs(found.whole, found.buckets, level) if pairs else None,
     )
 
 
@@ -138,106 +151,10 @@ def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
     return interval
 
 
-def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
-    """Targets by name; one alone is called "target"."""
-    if isinstance(targets, Mapping):
-        if not targets:
-            raise UsageError("there is no target: name one policy at least")
-        if "" in map(str, targets):
-            raise UsageError("a target needs a name")
-        if all(isinstance(value, int | float) for value in targets.values()):
-            raise UsageError(
-                "these targets are numbers: name a policy for each, as in "
-                "{'candidate': 'p_candidate'}; one table of probabilities by action is "
-                "{'candidate': pw.Table({...})}"
-            )
-        return {str(name): policy for name, policy in targets.items()}
-    return {"target": targets}
-
-
-def _listed(
-    estimators: Sequence[str | Estimator] | str | Estimator | None, names: Iterable[str]
-) -> Sequence[str | Estimator]:
-    if estimators is None:
-        return tuple(names)
-    if isinstance(estimators, Sequence) and not isinstance(estimators, str):
-        if not estimators:
-            raise UsageError(f"no estimator was asked for; there are {', '.join(names)}")
-        return estimators
-    return [estimators]
-
-
-def _estimator(
-    wanted: str | Estimator, names: Mapping[str, Callable[[], Estimator]] = BY_NAME
-) -> Estimator:
-    if not isinstance(wanted, str):
-        return wanted
-    if wanted in names:
-        return names[wanted]()
-    if wanted in WITH_MODEL:  # refused with its reason once its needs are known
-        return WITH_MODEL[wanted]()
-    close = nearest(wanted, WITH_MODEL)
-    hint = f"did you mean {close!r}? " if close else ""
-    raise UsageError(f"no estimator {wanted!r}; {hint}There are {', '.join(WITH_MODEL)}.")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which estimators run, and what they and the tables ask of the rows."""
-
-    estimators: Mapping[str, Estimator]
-    needs: Needs
-    refused: tuple[Finding, ...]
-    crossed: bool
-    strict: bool
-
-
-def declare(
-    chosen: Sequence[Estimator],
-    loggers: Sequence[str],
-    *,
-    crossed: bool,
-    strict: bool,
-    modelled: bool = False,
-) -> Plan:
-    """Unite the needs of the estimators that this log can serve."""
-    needs, refused = shown(loggers, crossed=crossed), []
-    usable: dict[str, Estimator] = {}
-    for estimator in chosen:
-        try:
-            asked = estimator.needs(loggers, crossed=crossed)
-            needs |= require_model(estimator.name, asked, modelled=modelled)
-        except RefusedError as reason:
-            if strict:
-                raise
-            refused.append(Finding(reason.code, str(reason)))
-        else:
-            usable[_free_name(estimator.name, usable)] = estimator
-    return Plan(usable, needs, tuple(refused), crossed, strict)
-
-
-def _free_name(name: str, taken: Mapping[str, object]) -> str:
-    """The same estimator may be asked for twice, with other settings."""
-    names = [name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))]
-    return next(n for n in names if n not in taken)
-
-
 def _view(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
     """The moments of one target, under the names that estimators use."""
     names = {term: term.bind(target) for term in needs.terms}
     return {logger: m.select(names) for logger, m in moments.items()}
-
-
-def refuse_unlogged(views: Mapping[str, MomentsByLogger], weight: Term = WEIGHT) -> None:
-    """Refuse targets of which the logs say nothing at all."""
-    silent = [t for t, view in views.items() if not any(m.max(weight) for m in view.values())]
-    if silent:
-        found = ", ".join(map(repr, silent))
-        raise RefusedError(
-            "target-unlogged",
-            f"target {found} gives probability 0 to every logged action: these logs say "
-            "nothing about it. Check that the probability is that of the *logged* action.",
-        )
 
 
 @dataclass(frozen=True)
@@ -252,13 +169,15 @@ class _Asked:
     sides: Sides
     without: Mapping[str, Mapping[str, Errors]]
     sure: Mapping[str, Interval]
+    read: Read
 
 
 def _without(
     rows: Rows, targets: Sequence[str], log: Log, method: IntervalMethod, *, wanted: bool | None
 ) -> dict[str, dict[str, Errors]]:
     """How sure each target's answer would be without each logger."""
-    by_itself = method == "student" and affordable(rows.counts, len(targets))
+    readable = getattr(rows, "rereadable", True)
+    by_itself = method == "student" and readable and affordable(rows.counts, len(targets))
     if not log.crossed or not (by_itself if wanted is None else wanted):
         return {}
     return errors_without(rows, targets, BUCKETS if method == "jackknife" else 1)
@@ -266,7 +185,7 @@ def _without(
 
 def _result(target: str, buckets: Buckets, asked: _Asked) -> TargetResult:
     whole = together(buckets)
-    view = {i: whole[i] for i in asked.loggers}
+    view = asked.read.counted({i: whole[i] for i in asked.loggers}, target)
     estimates, intervals, findings = {}, {}, []
     for name, estimator in asked.plan.estimators.items():
         try:

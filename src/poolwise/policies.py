@@ -179,7 +179,7 @@ class Table:
         return search(self._codes, self._code(len(batch), [batch[c] for c in self._columns]))
 
     def prob(self, batch: Batch) -> FloatArray:
-        place, action = self._place(batch), index_of(self.actions, batch.action)
+        place, action = self._place(batch), batch.places(self.actions)
         return np.where((place >= 0) & (action >= 0), self._matrix[place, action], 0.0)
 
     def distribution(self, batch: Batch) -> FloatArray:
@@ -221,7 +221,7 @@ class Softmax:
         return logits
 
     def log_prob(self, batch: Batch) -> FloatArray:
-        return pick(self._logs(batch), index_of(self.actions, batch.action), -math.inf)
+        return pick(self._logs(batch), batch.places(self.actions), -math.inf)
 
     def prob(self, batch: Batch) -> FloatArray:
         return np.exp(self.log_prob(batch))
@@ -272,7 +272,7 @@ class EpsilonGreedy:
         return best
 
     def prob(self, batch: Batch) -> FloatArray:
-        action = index_of(self.actions, batch.action)
+        action = batch.places(self.actions)
         return np.where(action >= 0, self._split(action == self._best(batch)), 0.0)
 
     def distribution(self, batch: Batch) -> FloatArray:
@@ -303,7 +303,7 @@ class Classifier:
         return tuple(np.asarray(self.model.classes_).tolist())
 
     def prob(self, batch: Batch) -> FloatArray:
-        return pick(self.distribution(batch), index_of(self.actions, batch.action))
+        return pick(self.distribution(batch), batch.places(self.actions))
 
     def distribution(self, batch: Batch) -> FloatArray:
         features = _features(self.model, batch, self.columns)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
 
@@ -29,6 +30,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 AnyArray: TypeAlias = NDArray[Any]  # labels and columns have the type that the log has
 Labels: TypeAlias = Sequence[Hashable] | AnyArray
 
+TURNED_ROWS = 1_024  # rows that are turned into lines of a matrix at once: they stay in cache
 SUM_TOLERANCE = 1e-6  # probabilities typed by hand or kept in float32 sum to 1 this well
 
 
@@ -56,14 +58,33 @@ class Batch:
         """The same rows with these columns, in this order."""
         return Batch(self.action, {name: self[name] for name in names})
 
-    @property
+    @cached_property
     def context(self) -> FloatArray:
         """All columns side by side, shape (n, D); each must hold numbers."""
         for name, values in self.columns.items():
             if values.dtype.kind not in "biuf":
                 raise UsageError(f"column {name!r} holds no numbers: encode it or leave it out")
         blocks = [values.reshape(len(self), -1) for values in self.columns.values()]
-        return np.hstack([np.empty((len(self), 0)), *blocks])
+        matrix = np.empty((len(self), sum(block.shape[1] for block in blocks)))
+        for first in range(0, len(self), TURNED_ROWS):
+            rows = slice(first, first + TURNED_ROWS)
+            parts = [matrix[rows, :0], *(block[rows] for block in blocks)]
+            np.concatenate(parts, axis=1, out=matrix[rows], casting="unsafe")
+        return matrix
+
+    def places(self, actions: Labels) -> IntArray:
+        """Place of each logged action among these; -1 where it is not among them.
+
+        Policies over the same actions ask for the same, so that it is looked up once.
+        """
+        key = tuple(actions)
+        if key not in self._places:
+            self._places[key] = index_of(actions, self.action)
+        return self._places[key]
+
+    @cached_property
+    def _places(self) -> dict[tuple[Hashable, ...], IntArray]:
+        return {}
 
     def to_pandas(self) -> pd.DataFrame:
         """The columns as a data frame; each row of a list column is a list."""
@@ -295,7 +316,7 @@ class Uniform:
     def prob(self, batch: Batch) -> FloatArray:
         if isinstance(self.actions, range):
             return np.full(len(batch), 1 / len(self.actions))
-        return (index_of(self.actions, batch.action) >= 0) / len(self.actions)
+        return (batch.places(self.actions) >= 0) / len(self.actions)
 
     def distribution(self, batch: Batch) -> FloatArray:
         return np.full((len(batch), len(self.actions)), 1 / len(self.actions))

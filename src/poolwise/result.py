@@ -7,8 +7,9 @@ disagree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     import altair as alt
 
+    from poolwise.decision.ranking import Comparison
     from poolwise.diagnosis.evidence import Overlap
     from poolwise.estimators.base import Estimate
     from poolwise.findings import Finding
@@ -27,6 +29,12 @@ from poolwise.presented import Presented, Row
 from poolwise.tables import Grid
 
 MIXTURE = "(mixture)"  # label of the line of all loggers together
+
+
+class Comparing(Protocol):
+    """Something that can compare the targets of an evaluation."""
+
+    def comparison(self) -> Comparison | None: ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,9 @@ class Evaluation(Presented):
         level: Level of the intervals.
         findings: What concerns the log as a whole.
         truth: True values, where somebody knows them.
+        fingerprint: The same for the same rows, whatever read them and in whatever order.
+        pairs: What a comparison of the targets rests on; absent where there is one target,
+            where they are too many, or where the engine would have to read more for it.
     """
 
     targets: Mapping[str, TargetResult]
@@ -69,6 +80,13 @@ class Evaluation(Presented):
     level: float
     findings: tuple[Finding, ...] = ()
     truth: Mapping[str, float] = field(default_factory=dict)
+    fingerprint: str = ""
+    pairs: Comparing | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The targets beside each other in pairs, from the same rows; None without them."""
+        return None if self.pairs is None else self.pairs.comparison()
 
     def __getitem__(self, target: str) -> TargetResult:
         return self.targets[target]
@@ -108,14 +126,18 @@ class Evaluation(Presented):
 
     def to_dict(self) -> Row:
         """Everything, nested; the names are part of the public face."""
-        return {
+        found: Row = {
             "targets": [self._target(name) for name in self.targets],
             "loggers": [
                 {"logger": i, "rows": n, "mean_reward": self.mean_reward[i]}
                 for i, n in self.rows.items()
             ],
             "warnings": self.warnings,
+            "fingerprint": self.fingerprint,
         }
+        if self.comparison is not None:
+            found["comparison"] = self.comparison.to_dict()
+        return found
 
     def _target(self, name: str) -> Row:
         result = self.targets[name]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 80
+LABEL = 41  # letters of a label that a terminal shows
 STYLES = {"alarm": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -41,8 +42,8 @@ class Grid:
         for place, name in enumerate(self.header):
             side: Literal["left", "right"] = "left" if place == 0 else "right"
             table.add_column(Text(name), justify=side, overflow="fold")
-        for row in self.rows:
-            table.add_row(*map(Text, row))
+        for label, row in zip(_short_labels([r[0] for r in self.rows]), self.rows, strict=True):
+            table.add_row(Text(label), *map(Text, row[1:]))
         return table
 
     def html(self) -> str:
@@ -56,6 +57,17 @@ class Grid:
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def _short_labels(labels: Sequence[str]) -> list[str]:
+    """Labels without their middle where they are long, so that a line stays a line or two.
+
+    >>> _short_labels(["the policy of the first week of January, retrained", "b"])
+    ['the policy of the fi…f January, retrained', 'b']
+    """
+    half = LABEL // 2
+    cut = [s if len(s) <= LABEL else f"{s[:half]}…{s[-half:]}" for s in labels]
+    return cut if len(set(cut)) == len(set(labels)) else list(labels)
+
+
 def show(
     grids: Sequence[Grid], warnings: Sequence[Mapping[str, object]], console: Console
 ) -> None:
@@ -66,8 +78,8 @@ def show(
         console.print(grid.rich())
     for warning in warnings:
         severity = str(warning.get("severity", "warning"))
-        label = Text(f"{severity} ({warning['code']}): ", style=STYLES[severity])
-        console.print(label + Text(str(warning["message"]), style="default"))
+        label = (f"{severity} ({warning['code']}): ", STYLES[severity])
+        console.print(Text.assemble(label, str(warning["message"])))
 
 
 def as_text(grids: Sequence[Grid], warnings: Sequence[Mapping[str, object]]) -> str:

@@ -71,6 +71,18 @@ class Term:
 
     factors: tuple[Factor, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.factors)
+
+    def __hash__(self) -> int:
+        return self._hash  # asked for thousands of times where there are many targets
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What terms are sorted by: plain values compare quickly."""
+        return tuple((f.name, f.logger, f.target, f.rule, f.bound) for f in self.factors)
+
     def __mul__(self, other: Term) -> Term:
         return Term(tuple(sorted(self.factors + other.factors)))
 
@@ -139,13 +151,7 @@ class Needs:
     histograms: tuple[Term, ...] = ()
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(
-            _unique((*self.means, *other.means)),
-            tuple(dict.fromkeys((*self.groups, *other.groups))),
-            _unique((*self.extremes, *other.extremes)),
-            _unique((*self.tails, *other.tails)),
-            _unique((*self.histograms, *other.histograms)),
-        )
+        return unite([self, other])
 
     @property
     def modelled(self) -> bool:
@@ -169,7 +175,7 @@ class Needs:
         Both parts are sorted, so that the query is the same text on every run.
         """
         every = {*self.means, *self.extremes, *self.tails, *self.histograms}
-        return (*self.scattered, *sorted(every - set(self.scattered)))
+        return (*self.scattered, *_unique(every - set(self.scattered)))
 
     @cached_property
     def scattered(self) -> tuple[Term, ...]:
@@ -182,10 +188,22 @@ class Needs:
         found = {
             pair
             for group in self.groups
-            for pair in combinations_with_replacement(sorted(group), 2)
+            for pair in combinations_with_replacement(_unique(group), 2)
         }
-        return sorted(found)
+        return sorted(found, key=lambda pair: (pair[0].key, pair[1].key))
+
+
+def unite(needs: Iterable[Needs]) -> Needs:
+    """All needs together, each once."""
+    every = tuple(needs)
+    return Needs(
+        _unique(t for n in every for t in n.means),
+        tuple(dict.fromkeys(group for n in every for group in n.groups)),
+        _unique(t for n in every for t in n.extremes),
+        _unique(t for n in every for t in n.tails),
+        _unique(t for n in every for t in n.histograms),
+    )
 
 
 def _unique(terms: Iterable[Term]) -> tuple[Term, ...]:
-    return tuple(sorted(set(terms)))
+    return tuple(sorted(set(terms), key=lambda term: term.key))

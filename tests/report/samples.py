@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from poolwise import Log, evaluate
-from poolwise.bundled import TARGETS, digits_log, digits_truth
-from tests.reference import log_of, random_table
+from poolwise.bundled import TARGETS, digits_log, digits_path, digits_truth
 
 if TYPE_CHECKING:
     from poolwise.result import Evaluation
@@ -28,9 +29,14 @@ def demo() -> Evaluation:
 
 @cache
 def twenty() -> Evaluation:
-    """Twenty targets on two logs."""
-    table = random_table(np.random.default_rng(60), {"a": 600, "b": 400})
-    return evaluate(log_of(table), {f"t{k:02d}": f"t * {0.5 + k / 40}" for k in range(20)})
+    """Twenty targets on few rows: some are better, some cannot be told apart, two are one."""
+    rows = pq.read_table(digits_path()).to_pylist()[::40]
+    log = replace(digits_log(), source=pa.Table.from_pylist(rows), context=())
+    targets = {
+        f"t{k:02d}": f"CASE WHEN pixels[{k + 25}] > 4 THEN p_candidate ELSE p_large END"
+        for k in range(19)
+    }
+    return evaluate(log, {**targets, "t19": targets["t00"]})
 
 
 @cache

@@ -167,13 +167,44 @@ def test_a_mark_answers(
     opened.assert_quiet()
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("demo", ["large", "0.75 to 1.5", "74.8% of the rows"]),
+        ("grave", [SCRIPT, "96 to 192", "5.7% of the rows"]),
+    ],
+)
+def test_a_bar_answers(page: Page, folder: Path, name: str, words: list[str]) -> None:
+    opened = Opened(page, folder / f"{name}.html")
+    told = []
+    places = page.locator('[data-spec="chart-weights"] svg .mark-rect.role-mark').last
+    for bar in places.locator("path").all():
+        bar.hover()
+        told.append(page.locator("#vg-tooltip-element.visible").inner_text())
+    assert any(all(word in text for word in words) for text in told), told
+    opened.assert_quiet()
+
+
+def test_differences_answer_and_have_their_place(page: Page, folder: Path) -> None:
+    opened = Opened(page, folder / "twenty.html")
+    places = symbols(page, "differences")
+    assert places.count() == 19
+    places.first.hover()
+    told = page.locator("#vg-tooltip-element.visible").inner_text()
+    comparison = samples.twenty().comparison
+    assert comparison is not None
+    assert comparison.ranking[1].target in told
+    assert "calibrated, in pairs" in told
+    opened.assert_quiet()
+
+
 def test_a_folder_draws_its_chart_when_it_is_opened(page: Page, folder: Path) -> None:
     opened = Opened(page, folder / "twenty.html")
-    assert page.locator(".chart svg").count() == 5
+    assert page.locator(".chart svg").count() == 6
     closed = page.locator("details:not([open])", has=page.locator(".chart")).first
     closed.locator("summary").click()
     page.wait_for_function(DRAWN)
-    assert page.locator(".chart svg").count() == 6
+    assert page.locator(".chart svg").count() == 7
     opened.assert_quiet()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -16,9 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from poolwise import evaluate
-from poolwise.bundled import digits_path
+from poolwise.bundled import digits_log, digits_path
 from poolwise.cli import app
 from poolwise.errors import UsageError
+from poolwise.report.charts import all_charts
 from poolwise.report.files import save_charts
 from poolwise.report.page import page
 from poolwise.report.sentence import answer
@@ -131,7 +134,7 @@ def test_every_chart_has_its_place_and_its_specification(name: str) -> None:
     places = [a["data-spec"] for t, a in seen.elements if a.get("class") == "chart" and t]
     specs = [a["id"] for t, a in seen.elements if a.get("type") == "application/json" and t]
     assert sorted(map(str, places)) == sorted(map(str, specs))
-    assert len(specs) == len(set(specs)) == {"twenty": 2 + 3 * 20}.get(name, 4)
+    assert len(specs) == len(set(specs)) == {"twenty": 3 + 3 * 20}.get(name, 4)
 
 
 def test_names_are_text_and_nothing_else() -> None:
@@ -188,20 +191,85 @@ DEGENERATE: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {
 def test_a_poor_log_has_a_page_too(case: str) -> None:
     counts, roles, target = DEGENERATE[case]
     log: Log = log_of(random_table(np.random.default_rng(62), counts), **roles)
-    evaluation = evaluate(log, {"new": target})
+    evaluation = evaluate(log, {"new": target, "same": target, "other": "p"})
     text = Seen(page(evaluation.to_dict())).text
     assert not re.search(r"\bnan\b|None", text)
     for chart in evaluation.charts().values():
         json.dumps(chart.to_dict(), allow_nan=False)
 
 
+def drawn(chart: Any, key: str) -> list[dict[str, Any]]:  # noqa: ANN401 - altair's own
+    """The values of a chart that have a field, without words at its edge."""
+    every: list[list[dict[str, Any]]] = list(chart.to_dict()["datasets"].values())
+    return next(v for v in every if v and key in v[0] and "edge" not in v[0])
+
+
+def test_every_row_is_in_a_bar_or_in_words() -> None:
+    target = samples.grave()[SCRIPT]
+    bars = drawn(samples.grave().charts()["weights"], "left")
+    names = drawn(samples.grave().charts()["weights"], "note")
+    for label, overlap in {**target.loggers, "(mixture)": target.mixture}.items():
+        assert overlap is not None
+        zeros = sum(b.rows for b in overlap.histogram if b.upper == 0)
+        total = sum(b.rows for b in overlap.histogram)
+        told = [float(b["share"].split("%")[0]) for b in bars if b["row"] == label]
+        assert sum(told) == pytest.approx(100 * (1 - zeros / total), abs=0.05 * len(told))
+        assert {n["note"] for n in names if n["row"] == label} == {f"{zeros / total:.1%} are 0"}
+        right = max(b["right"] for b in bars if b["row"] == label)
+        assert right / 2 <= overlap.largest_weight < right
+
+
+def test_weights_that_nobody_counted_are_shown_by_their_mean_and_the_largest() -> None:
+    found = json.loads(json.dumps(samples.demo().to_dict()))
+    for entry in (*found["targets"][0]["loggers"], found["targets"][0]["mixture"]):
+        entry["histogram"] = []
+    chart = all_charts(found)["weights"]
+    assert [v["size"] for v in drawn(chart, "size")][:2] == ["1.05", "348"]
+    assert "the largest says how much one row can do" in Seen(page(found)).text
+
+
+def test_the_comparison_in_the_page_is_that_of_the_evaluation() -> None:
+    evaluation = samples.twenty()
+    comparison = evaluation.comparison
+    assert comparison is not None
+    seen = Seen(text_of("twenty")).text
+    assert comparison.sentence in seen
+    first, *others = comparison.ranking
+    lines = drawn(evaluation.charts()["differences"], "low")
+    assert [line["row"] for line in lines] == [r.target for r in others]
+    for line in lines:
+        pair = comparison.difference(first.target, line["row"])
+        assert line["x"] == -pair.value
+        assert (line["low"], line["high"]) == (-pair.interval.upper, -pair.interval.lower)
+        assert (line["kind"] == "recommended") == (pair.verdict == "better")
+        assert line["estimate"] in seen
+    assert {line["kind"] for line in lines} == {"recommended", "other"}
+
+
+def test_without_a_comparison_the_page_says_how_to_get_one() -> None:
+    found = {k: v for k, v in samples.twenty().to_dict().items() if k != "comparison"}
+    assert "poolwise compare" in Seen(page(found)).text
+    assert "differences" not in all_charts(found)
+
+
+def test_an_alarm_of_the_comparison_alone_is_told_beside_it() -> None:
+    log = replace(digits_log(), trained_on={"large": ["small"]})
+    found = evaluate(log, {"new": "p_candidate", "old": "p_medium"}, "calibrated").to_dict()
+    assert "the intervals here do not allow for it" in Seen(page(found)).text
+
+
+def test_the_method_names_the_fingerprint(name: str) -> None:
+    assert MAKERS[name]().fingerprint in Seen(text_of(name)).text
+
+
 def test_charts_are_objects_that_can_be_changed() -> None:
     charts = samples.demo().charts()
     assert list(charts) == ["estimates", "logs", "weights", "agreement"]
     assert charts["logs"].properties(title="mine").to_dict()["title"] == "mine"
-    assert list(samples.twenty().charts())[:4] == [
+    assert list(samples.twenty().charts())[:5] == [
         "estimates",
         "targets",
+        "differences",
         "logs-01",
         "weights-01",
     ]
@@ -231,5 +299,7 @@ def test_the_command_line_writes_the_report_and_how_to_repeat_it(tmp_path: Path)
     output = ["--html", str(report), "--charts", str(charts)]
     run = CliRunner().invoke(app, [*command, *output])
     assert run.exit_code == 0, run.output
-    assert " ".join(["poolwise", *command]) in Seen(report.read_text("utf-8")).text
+    text = Seen(report.read_text("utf-8")).text
+    (line,) = [line for line in text.splitlines() if line.startswith("poolwise evaluate")]
+    assert sorted(shlex.split(line)) == sorted(["poolwise", *command])  # in any order
     assert len(list(charts.iterdir())) == 8

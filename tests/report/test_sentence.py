@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from poolwise.report.sentence import answer, carriers, findings_of, leading, truth_text
+from poolwise.report.sentence import (
+    answer,
+    behind_leader,
+    carriers,
+    findings_of,
+    leading,
+    rivals,
+    truth_text,
+)
 from poolwise.report.text import lesson
 from tests.report.samples import demo
 
@@ -133,6 +141,43 @@ def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() ->
     )
     assert said.endswith("Take it with care: 1 warning below may limit it.")
     assert [w["code"] for w in findings_of(told, "low")] == ["x", "y"]
+
+
+def compared(*verdicts: str) -> dict[str, Any]:
+    """A comparison in which 'x' leads and each other target got a verdict."""
+    pairs = [
+        {"target": "x", "other": str(k), "difference": 0.5, "lower": -0.25, "upper": 1.25}
+        | {"verdict": verdict}
+        for k, verdict in enumerate(verdicts)
+    ]
+    later = {"target": "0", "other": "1", "difference": 9.0}
+    return {"comparison": {"targets": [{"target": "x"}], "pairs": [*pairs, later]}}
+
+
+def test_differences_are_told_from_the_one_in_front() -> None:
+    (behind,) = behind_leader(compared("better")["comparison"])
+    assert (behind["target"], behind["other"], behind["verdict"]) == ("0", "x", "worse")
+    assert (behind["lower"], behind["difference"], behind["upper"]) == (-1.25, -0.5, 0.25)
+
+
+SOME = (
+    "In pairs it was shown to be better than 2 of 3 others, and "
+    "these rows do not tell it from 1."
+)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        (("better",), "In pairs it was shown to be better than the other one."),
+        (("better", "better"), "In pairs it was shown to be better than all 2 others."),
+        (("undecided", "identical"), "In pairs these rows do not tell it from 2."),
+        (("better", "undecided", "better"), SOME),
+    ],
+)
+def test_whether_the_one_in_front_is_in_front(verdicts: tuple[str, ...], words: str) -> None:
+    assert rivals(compared(*verdicts)) == words
+    assert rivals(found(result(estimate(1.0)))) == ""
 
 
 def test_without_an_estimate_there_is_no_answer() -> None:

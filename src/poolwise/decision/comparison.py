@@ -17,21 +17,22 @@ import numpy as np
 from poolwise.decision.contrasts import Candidates, Comparable, united, weight_of
 from poolwise.decision.ranking import Comparison, Difference, Ranked, Verdict
 from poolwise.diagnosis.trained import refuse_estimated, trained_notes
-from poolwise.engine.duckdb import DuckDB
+from poolwise.engine.choose import as_engine
 from poolwise.errors import RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
 from poolwise.findings import Finding
 from poolwise.intervals import Interval, Limits, check_level, default_interval
-from poolwise.pipeline import named_targets, refuse_unlogged
 from poolwise.resample import BUCKETS
 from poolwise.statistics.multiplicity import holm
+from poolwise.targets import named_targets, refuse_unlogged
 from poolwise.terms import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.decision.contrasts import Spread
-    from poolwise.engine.base import Engine, Rows
+    from poolwise.engine.base import Rows
+    from poolwise.engine.choose import EngineLike
     from poolwise.estimators.base import Estimate
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
@@ -48,7 +49,7 @@ def compare(
     baseline: str | None = None,
     estimator: str | Comparable = "calibrated",
     level: float = 0.95,
-    engine: Engine | None = None,
+    engine: EngineLike = None,
 ) -> Comparison:
     """Rank targets, and say which differences between them are real.
 
@@ -65,7 +66,8 @@ def compare(
             targets. Without one, targets are compared with each other only.
         estimator: calibrated, balanced, naive or self-normalised.
         level: Level of each family of intervals.
-        engine: What reads the rows; by default DuckDB, in this process.
+        engine: What reads the rows: "duckdb" (the default, in this process), "spark", a
+            SparkSession, or an object such as ``DuckDB(threads=4)``.
     """
     check_level(level)
     chosen = _comparable(estimator)
@@ -73,11 +75,11 @@ def compare(
     if len(named) < 2:
         raise UsageError("a comparison needs two targets at least, or a target and a baseline")
     refuse_estimated(log, "compare")
-    with (engine or DuckDB()).open(log, named) as rows:
+    with as_engine(engine, log).open(log, named) as rows:
         candidates, clusters = _read(rows, log, chosen, tuple(named))
         dropped = rows.check() if log.on_fault == "drop" else ()
     refuse_unlogged(candidates.views, weight_of(crossed=candidates.crossed))
-    found = _Compared(candidates, clusters, level, log.reward_range)
+    found = Compared(candidates, clusters, level, log.reward_range)
     noted = [Finding("dropped-rows", f"Left out: {fault}.") for fault in dropped]
     noted += trained_notes(log, tuple(candidates.moments))
     return found.comparison(baseline or "", tuple(noted))
@@ -136,7 +138,7 @@ def _read(
 
 
 @dataclass(frozen=True, eq=False)
-class _Compared:
+class Compared:
     """Candidates, and how their errors are to be read."""
 
     candidates: Candidates
@@ -145,6 +147,7 @@ class _Compared:
     reward_range: Reward
 
     def comparison(self, baseline: str, noted: tuple[Finding, ...]) -> Comparison:
+        """All families of intervals; an empty baseline is none."""
         estimates = self.candidates.estimates
         order = sorted(estimates, key=lambda name: -estimates[name].value)
         pairs = self._differences(list(combinations(order, 2)))

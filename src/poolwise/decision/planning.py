@@ -28,7 +28,8 @@ from poolwise.decision.design import (
 )
 from poolwise.decision.outlook import AS_NOW, BEST, NO_SPREAD, Option, Plan
 from poolwise.diagnosis.trained import refuse_estimated, trained_notes
-from poolwise.engine.duckdb import DuckDB, DuckDBRows
+from poolwise.engine.choose import as_engine
+from poolwise.engine.duckdb import DuckDBRows
 from poolwise.engine.sample import sample_terms
 from poolwise.errors import RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
@@ -36,15 +37,16 @@ from poolwise.estimators.base import row_variances
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.findings import Finding
 from poolwise.intervals import check_level
-from poolwise.pipeline import named_targets
 from poolwise.resample import BUCKETS, jackknife, together
+from poolwise.targets import named_targets
 from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHTED_REWARD, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.decision.design import Variance
-    from poolwise.engine.base import Engine, Rows
+    from poolwise.engine.base import Rows
+    from poolwise.engine.choose import EngineLike
     from poolwise.estimators.base import Estimate, Estimator
     from poolwise.log import Log
     from poolwise.moments import FloatArray, MomentsByLogger
@@ -66,7 +68,7 @@ def plan(
     half_width: float,
     estimators: Sequence[str] | None = None,
     level: float = 0.95,
-    engine: Engine | None = None,
+    engine: EngineLike = None,
 ) -> Plan:
     """Say how many more rows bring the interval of a target to a wanted half-width.
 
@@ -80,7 +82,8 @@ def plan(
         estimators: Of calibrated, balanced, weighted and naive; by default all that the
             log can serve.
         level: Level of the interval.
-        engine: What reads the rows; by default DuckDB, in this process.
+        engine: What reads the rows: "duckdb" (the default, in this process), "spark", a
+            SparkSession, or an object such as ``DuckDB(threads=4)``.
     """
     check_level(level)
     if not 0 < half_width < math.inf:
@@ -91,7 +94,7 @@ def plan(
     (name,) = named
     chosen = [BY_NAME[e]() for e in _wanted(estimators, log)]
     refuse_estimated(log, "plan")
-    with (engine or DuckDB()).open(log, named) as rows:
+    with as_engine(engine, log).open(log, named) as rows:
         buckets = _read(rows, log, chosen, name)
         rowwise = {"calibrated", "balanced"} & {e.name for e in chosen} and log.crossed
         sample = _sample(rows, name) if rowwise else None

@@ -21,6 +21,7 @@ from poolwise.estimators.control import (
     controls_of,
     least_squares,
     logger_controls,
+    many,
 )
 from poolwise.estimators.ips import Weighted
 from poolwise.intervals import Interval
@@ -54,8 +55,13 @@ def mean_weight(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
 
 
 def column_means(view: MomentsByLogger, buckets: Buckets) -> dict[str, Deviation]:
-    """Mean of each logger's probability over the mixture's, which should be 1."""
-    found = {}
+    """Mean of each logger's probability over the mixture's, which should be 1.
+
+    Nothing where there are too many loggers to give each a column.
+    """
+    found: dict[str, Deviation] = {}
+    if many(view):
+        return found
     for logger, control in zip(view, logger_controls(view), strict=True):
         mean = mean_over(view, control.parts)
         mean = replace(mean, value=mean.value + 1 - control.mean)
@@ -86,7 +92,7 @@ def own_columns(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     parts[last] = {ratio(i): -share[i] / share[last] for i in others}
     found = []
     for logger in view:
-        if view[logger].count < ENOUGH or not others:
+        if view[logger].count < ENOUGH or not others or many(view):
             continue
         mean = mean_of(view, logger, parts[logger])
         known = 1 / share[last] if logger == last else 0.0
@@ -137,10 +143,9 @@ def estimates(view: MomentsByLogger, values: Estimates) -> dict[str, Check]:
 
 def comparable(view: MomentsByLogger, values: Estimates) -> dict[str, tuple[float, float]]:
     """Estimates of loggers that play all that the target plays, and have an error."""
-    crossed = all(m.has(unsupported_weight(i)) for i, m in view.items())
-    missing = {
-        i for i in view if crossed and any(m.mean(unsupported_weight(i)) for m in view.values())
-    }
+    never = {i: unsupported_weight(i) for i in view}
+    crossed = all(m.has(never[i]) for i, m in view.items())
+    missing = {i for i in view if crossed and any(m.mean(never[i]) for m in view.values())}
     return {i: v for i, v in _with_error(values).items() if i not in missing}
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from poolwise.diagnosis import checks
 from poolwise.diagnosis.deviations import deviation, mean_of, mean_over, variance
-from poolwise.diagnosis.evidence import Alone, Diagnosis, Overlap
+from poolwise.diagnosis.evidence import Alone, Bin, Diagnosis, Overlap
 from poolwise.estimators.base import shares
-from poolwise.estimators.control import UNCOVERED
+from poolwise.estimators.control import UNCOVERED, many
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.moments import Moments, MomentsByLogger, pooled
+from poolwise.statistics.histogram import edges
 from poolwise.statistics.tails import TailIndex, tail_index
 from poolwise.terms import (
     BALANCED_REWARD,
@@ -43,18 +44,24 @@ if TYPE_CHECKING:
 def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
     """What the tables show, whoever estimates."""
     own = Needs(
-        (REWARD,), ((WEIGHT,), (WEIGHTED_REWARD,)), extremes=(REWARD, WEIGHT), tails=(WEIGHT,)
+        means=(REWARD,),
+        groups=((WEIGHT,), (WEIGHTED_REWARD,)),
+        extremes=(REWARD, WEIGHT),
+        tails=(WEIGHT,),
+        histograms=(WEIGHT,),
     )
     if not crossed:
         return own
     kinds = (second_moment, weight_moment, unsupported_weight)
-    ratios = tuple(map(ratio, loggers[:-1]))  # the last one follows from the others
+    # the last one follows from the others
+    ratios = () if many(loggers) else tuple(map(ratio, loggers[:-1]))
     groups = (
         (BALANCED_REWARD, BALANCED_WEIGHT, *ratios, WEIGHTED_REWARD),
         (OVERLAP, OVERLAP_REWARD),
     )
     means = tuple(kind(i) for kind in kinds for i in loggers)
-    return own | Needs(means, groups, (BALANCED_WEIGHT,), (BALANCED_WEIGHT,))
+    mixed = (BALANCED_WEIGHT,)
+    return own | Needs(means, groups, extremes=mixed, tails=mixed, histograms=mixed)
 
 
 def own_overlap(
@@ -98,7 +105,19 @@ def _overlap(
         largest_share=moments.max(weight) / total if total > 0 else 0.0,
         unsupported=unsupported,
         tail=_tail(moments, weight),
+        histogram=_histogram(moments, weight),
     )
+
+
+def _histogram(moments: Moments, weight: Term) -> tuple[Bin, ...]:
+    """Rows by size of a weight, without empty bins."""
+    counts = moments.histograms.get(weight)
+    if counts is None:
+        return ()
+    found = edges().tolist()
+    lower = [0.0, 0.0, *found[2:]]  # zeros come first; the outermost bins have no end
+    upper = [0.0, *found[2:], math.inf]
+    return tuple(Bin(lower[k], upper[k], int(counts[k])) for k in counts.nonzero()[0])
 
 
 def effective_rows(moments: Moments, weight: Term) -> float:

@@ -21,6 +21,21 @@ Row = dict[str, object]
 
 
 @dataclass(frozen=True)
+class Bin:
+    """Rows whose weights are alike.
+
+    Attributes:
+        lower: Smallest weight that belongs here.
+        upper: Smallest weight that no longer does; 0 for the weights that are 0.
+        rows: How many rows have such a weight.
+    """
+
+    lower: float
+    upper: float
+    rows: int
+
+
+@dataclass(frozen=True)
 class Overlap:
     """How one set of weights covers the target.
 
@@ -34,6 +49,8 @@ class Overlap:
         largest_share: Part of the sum of all weights that the largest one makes up.
         unsupported: How often the target plays what was never logged.
         tail: How heavy the tail of the weights is; absent where the engine cannot tell.
+        histogram: Rows by size of their weight, without empty bins; none where the engine
+            does not count them.
     """
 
     divergence: float
@@ -45,10 +62,12 @@ class Overlap:
     largest_share: float
     unsupported: float
     tail: TailIndex | None
+    histogram: tuple[Bin, ...] = ()
 
     def to_dict(self) -> Row:
         """All numbers under flat names."""
-        shown = {k: v for k, v in vars(self).items() if k != "tail"}
+        shown = {k: v for k, v in vars(self).items() if k not in {"tail", "histogram"}}
+        shown["histogram"] = [vars(b) for b in self.histogram]
         if self.tail is None:
             return {**shown, "tail_index": None}
         tail = self.tail

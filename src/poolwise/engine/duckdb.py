@@ -19,22 +19,25 @@ from sqlglot import exp
 
 from poolwise.engine.answer import refuse_infinite
 from poolwise.engine.base import NOTHING, Extra
-from poolwise.engine.feed import ParquetFeed, plain_columns, readable
+from poolwise.engine.feed import ParquetFeed, plain_columns, readable, table_batches
 from poolwise.engine.kernel import BadRowsError
 from poolwise.engine.layout import layout_of
-from poolwise.engine.learned import Fill, learn, reading_query, with_folds
+from poolwise.engine.learned import Fill, learn
 from poolwise.engine.parallel import Pass
 from poolwise.engine.program import Program
 from poolwise.engine.query import QueryRows
 from poolwise.engine.roles import Roles, assign
 from poolwise.engine.rows import row_steps, rows_name
+from poolwise.engine.sandbox import lock, refuse_reaching
+from poolwise.engine.scored import Files, scored_batches, write_batches
 from poolwise.engine.sources import create_view, first_line, literal, plain_files
 from poolwise.engine.sums import Sums, to_moments
 from poolwise.errors import EngineError, Fault, LogError
 from poolwise.moments import LONGEST_TAIL, Moments
+from poolwise.progress import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sqlglot.expressions import Expr as Expression
 
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from poolwise.policy import PolicyLike
     from poolwise.terms import Needs
 
-SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 STREAM_ROWS = 131_072  # rows of one batch that DuckDB hands to the kernel
 
 
@@ -73,6 +75,7 @@ class DuckDB:
         ):
             columns = create_view(connection, log)
             roles = assign(log, targets, columns, _named("log"), extra)
+            refuse_reaching(roles.table)
             notes: tuple[Finding, ...] = ()
             files = plain_files(connection, log)
             path = Path(folder) / "scored.parquet"
@@ -82,21 +85,50 @@ class DuckDB:
                 roles = _score(connection, log, roles, path, fill)
                 notes = tuple(note for fit in fill.fitted for note in fit.findings())
             elif roles.scored:
-                roles = _score(connection, log, roles, path)
+                roles = _score(connection, log, roles, path, files=files)
+            frame = plain_frame(log)
             if path.exists():
-                files = ((str(path), None),)
-            yield DuckDBRows(roles.table, connection, files, self.threads, notes)
+                files, frame = ((str(path), None),), None
+            lock(connection)
+            yield DuckDBRows(roles.table, connection, files, frame, self.threads, notes)
+
+    def score(
+        self,
+        log: Log,
+        targets: Mapping[str, PolicyLike],
+        path: Path,
+        name: Callable[[Roles, tuple[str, ...]], Mapping[str, str]],
+    ) -> tuple[Roles, Mapping[str, str]]:
+        """Write all columns and those of the policies, under the names that `name` gives."""
+        with (
+            tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
+            duckdb.connect(config=self._config(folder)) as connection,
+        ):
+            columns = tuple(create_view(connection, log))
+            roles = assign(log, targets, columns, _named("log"))
+            refuse_reaching(roles.table)
+            names = name(roles, columns)
+            batches = scored_batches(connection, log, roles, columns)
+            write_batches(batches, path, {c: names.get(c, c) for c in (*columns, *names)})
+            return roles, names
 
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
         config: dict[str, str | bool | int | float | list[str]] = {
             "temp_directory": folder,
             "preserve_insertion_order": False,
+            "disabled_optimizers": "statistics_propagation",  # docs/decisions/0012
         }
         if self.threads:
             config["threads"] = self.threads
         if self.memory_limit:
             config["memory_limit"] = self.memory_limit
         return config
+
+
+def plain_frame(log: Log) -> pa.Table | None:
+    """The one Arrow table that is the log, if it is one."""
+    frame = log.parts[0].value
+    return frame if len(log.parts) == 1 and isinstance(frame, pa.Table) else None
 
 
 def _named(name: str) -> exp.Table:
@@ -117,36 +149,13 @@ def _score(
     roles: Roles,
     path: Path,
     fill: Fill | None = None,
+    files: Files | None = None,
 ) -> Roles:
     """Write the needed columns with the policies' probabilities beside them."""
-    import pyarrow.parquet as pq
-
-    from poolwise.score import score
-
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
-    query = f"SELECT {columns} FROM log" if fill is None else reading_query(roles)
-    reader: Any = connection.sql(query).to_arrow_reader(SCORING_ROWS)
-    scored = score(
-        reader if fill is None else with_folds(reader, fill.folds),
-        roles.scored,
-        action=roles.action,
-        context=roles.context,
-        log_probabilities=log.log_probabilities,
-        then=fill,
-    )
     kept = [*roles.needed, *roles.scored, *(fill.columns if fill else ())]
-    writer = None
-    try:
-        for batch in scored:
-            narrow = batch.select(kept)
-            writer = writer or pq.ParquetWriter(path, narrow.schema, compression="zstd")
-            writer.write_batch(narrow)
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
-        raise LogError([Fault("the log has no rows", "", 0)])
+    batches = scored_batches(connection, log, roles, names, fill, files)
+    write_batches(batches, path, {name: name for name in kept}, soon=True)
     connection.execute(f"CREATE TEMP VIEW scored AS FROM read_parquet({literal(str(path))})")
     return replace(roles, table=replace(roles.table, relation=_named("scored")), scored={})
 
@@ -159,12 +168,14 @@ class DuckDBRows(QueryRows):
         connection: Where the view of the log is.
         files: Parquet files that hold the rows as they are, each with the label of its
             rows where no column has it; None where DuckDB must read them.
+        frame: Table in memory that holds them as they are, or None.
         threads: Threads to use; 0 means one for each core.
         notes: What was found on the way to these rows.
     """
 
     connection: duckdb.DuckDBPyConnection
-    files: tuple[tuple[str, str | None], ...] | None = None
+    files: Files | None = None
+    frame: pa.Table | None = None
     threads: int = 0
     notes: tuple[Finding, ...] = ()
 
@@ -190,15 +201,14 @@ class DuckDBRows(QueryRows):
 
     def without(self, logger: str) -> DuckDBRows:
         """The same rows without those of one logger, and without it in the mixture."""
-        return replace(super().without(logger), files=None)
+        return replace(super().without(logger), files=None, frame=None)
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger: batches of rows go through the kernel, in threads."""
         layout, program = layout_of(self.table, self.counts), Program(needs)
-        reading = Pass(layout, program, self.threads)
-        feed = self._feed()
         try:
-            sums = self._stream(reading) if feed is None else reading.parquet(feed)
+            with stage("reading", sum(self.counts.values())) as advance:
+                sums = self._read(Pass(layout, program, self.threads, advance))
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
         except (pa.ArrowException, OSError) as reason:
@@ -208,6 +218,20 @@ class DuckDBRows(QueryRows):
             raise LogError([CHANGED])
         refuse_infinite(found)
         return found
+
+    def _read(self, reading: Pass) -> Sums:
+        """All rows, by the shortest way that they can take."""
+        feed, batches = self._feed(), self._batches()
+        if feed is not None:
+            return reading.parquet(feed)
+        return self._stream(reading) if batches is None else reading.arrow(batches)
+
+    def _batches(self) -> Iterator[pa.RecordBatch] | None:
+        """The table in memory, where it can be read as it is."""
+        columns, label = plain_columns(self.table), self.table.logger
+        if self.frame is None or columns is None or not isinstance(label, exp.Column):
+            return None
+        return table_batches(self.frame, columns, label.name)
 
     def _feed(self) -> ParquetFeed | None:
         """The files, where they can be read as they are."""

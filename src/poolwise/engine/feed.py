@@ -20,13 +20,14 @@ from sqlglot import exp
 from poolwise.engine.kernel import BadRowsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poolwise.engine.rows import Table
     from poolwise.policy import AnyArray
 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]
-LARGE_GROUP = 1_000_000  # rows of a row group that is not read at once
+TABLE_ROWS = 131_072  # rows of a table in memory that one thread takes at a time
+LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,14 @@ class ParquetReader:
         file = self._open(piece.path)
         labels = [self.feed.logger] if piece.logger is None else []
         wanted = list(dict.fromkeys([*self.feed.columns.values(), *labels]))
-        if piece.rows <= LARGE_GROUP:
+        if piece.rows * len(wanted) <= LARGE_GROUP:
             yield file.read_row_group(piece.group, columns=wanted, use_threads=False)
             return
         batches = file.iter_batches(
-            LARGE_GROUP // 8, row_groups=[piece.group], columns=wanted, use_threads=False
+            max(LARGE_GROUP // 8 // len(wanted), 1),
+            row_groups=[piece.group],
+            columns=wanted,
+            use_threads=False,
         )
         for batch in batches:
             yield pa.Table.from_batches([batch])
@@ -183,17 +187,30 @@ def plain_columns(table: Table) -> dict[str, str] | None:
 
 def readable(feed: ParquetFeed) -> bool:
     """Whether every file has every column, as a number that means the same to all readers."""
-    names = [*feed.columns.values(), *([feed.logger] if feed.logger else [])]
-    for path, _ in feed.files:
-        schema = pq.read_schema(path)
-        if any(schema.names.count(n) != 1 or "." in n for n in names):
-            return False
-        kinds = [schema.field(n).type for n in feed.columns.values()]
-        if not all(pa.types.is_floating(k) or pa.types.is_integer(k) for k in kinds):
-            return False
-        if feed.logger and not _is_text(schema.field(feed.logger).type):
-            return False
-    return True
+    schemas = (pq.read_schema(path) for path, _ in feed.files)
+    return all(_has(schema, feed.columns.values(), feed.logger) for schema in schemas)
+
+
+def _has(schema: pa.Schema, columns: Iterable[str], logger: str) -> bool:
+    names = [*columns, *([logger] if logger else [])]
+    if any(schema.names.count(n) != 1 or "." in n for n in names):
+        return False
+    kinds = [schema.field(n).type for n in columns]
+    if not all(pa.types.is_floating(k) or pa.types.is_integer(k) for k in kinds):
+        return False
+    return not logger or _is_text(schema.field(logger).type)
+
+
+def table_batches(
+    table: pa.Table, columns: Mapping[str, str], logger: str
+) -> Iterator[pa.RecordBatch] | None:
+    """The columns of a table in memory, if they are plain; no copy is made."""
+    if not _has(table.schema, columns.values(), logger):
+        return None
+    names = {"logger": logger, **columns}
+    arrays = [table.column(source) for source in names.values()]
+    renamed = pa.Table.from_arrays(arrays, names=list(names))
+    return iter(renamed.to_batches(max_chunksize=TABLE_ROWS))
 
 
 def _is_text(kind: pa.DataType) -> bool:

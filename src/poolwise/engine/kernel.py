@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engine.sums import Sums
+from poolwise.engine.sums import ROUNDED, Sums
 from poolwise.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.statistics.histogram import BINS, bins
 from poolwise.terms import UNSUPPORTED, Factor, Term
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from poolwise.policy import AnyArray
 
 LARGEST_DOUBLE = 1.7976931348623157e308
+ALIKE = 1e-13  # relative: rounding puts no mean of equal values further from them
 
 
 class BadRowsError(Exception):
@@ -165,6 +166,7 @@ class Kernel:
         found = Sums(
             count=np.diff(batch.ends),
             means=np.zeros((groups, singles)),
+            rest=np.zeros((groups, singles)),
             lowest=np.full((groups, extremes), np.inf),
             largest=np.full((groups, extremes), -np.inf),
             blocks=[np.zeros((groups, len(b), len(b))) for b in program.blocks],
@@ -209,10 +211,11 @@ class Kernel:
             if columns is not None:
                 sums[group] = self._work[stems, rows] @ columns[:, rows].T
         means = singles.mean(axis=1)
+        if program.blocks:
+            singles -= means[:, None]
+            _settle(singles, means)
+            found.rest[group] = singles.mean(axis=1)
         found.means[group] = means
-        if not program.blocks:
-            return
-        singles -= means[:, None]
         for block, mine in zip(self._blocks, found.blocks, strict=True):
             values = singles[block]
             np.matmul(values, values.T, out=mine[group])
@@ -255,6 +258,14 @@ class Kernel:
             places += starts
             found[k] = np.bincount(places, minlength=groups * BINS).reshape(groups, BINS)
         return found
+
+
+def _settle(centred: FloatArray, means: FloatArray) -> None:
+    """Rows that are all alike have their value as mean, and no scatter from rounding."""
+    for k in np.flatnonzero(np.abs(centred[:, 0]) <= ALIKE * np.abs(means)):
+        if np.ptp(centred[k]) <= ROUNDED * abs(means[k]):
+            means[k] += centred[k, 0]
+            centred[k] = 0.0
 
 
 def _product(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
@@ -314,6 +325,9 @@ def _refuse_bad(batch: Batch, layout: Layout, probs: FloatArray, own: FloatArray
         *(_within(batch.columns[f"t_{k}"], low, top) for k in range(len(layout.targets))),
         *(_within(row, low, top) for row in probs),
     ]
+    if layout.mixture:
+        mixed = batch.columns["estimated_mixture"]
+        fine += [mixed.min() > bottom, mixed.max() <= top]
     finite = ["reward", *(f"v_{k}" for k in range(len(layout.valued)))]
     finite += ["predicted_reward"] if layout.predicted else []
     fine += [_within(batch.columns[name], -LARGEST_DOUBLE, LARGEST_DOUBLE) for name in finite]

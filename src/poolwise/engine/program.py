@@ -58,13 +58,12 @@ class Program:
         found = []
         for kind in FOR_LOGGER:
             mine = {t: f for t in self.needs.terms if (f := self._split(t, kind)) is not None}
-            stems = tuple(dict.fromkeys(_without(t, f) for t, f in mine.items()))
-            factors = tuple(dict.fromkeys(mine.values()))
-            places = {
-                t: (stems.index(_without(t, f)), factors.index(f)) for t, f in mine.items()
-            }
+            stems = dict.fromkeys(_without(t, f) for t, f in mine.items())
+            rows = {stem: k for k, stem in enumerate(stems)}
+            columns = {f: k for k, f in enumerate(dict.fromkeys(mine.values()))}
+            places = {t: (rows[_without(t, f)], columns[f]) for t, f in mine.items()}
             if mine:
-                found.append(Cross(kind, stems, factors, places))
+                found.append(Cross(kind, tuple(rows), tuple(columns), places))
         return tuple(found)
 
     def _split(self, term: Term, kind: str) -> Factor | None:
@@ -82,7 +81,7 @@ class Program:
     def extremes(self) -> tuple[Term, ...]:
         """Terms whose extremes are wanted: the first rows."""
         scattered = set(self.needs.scattered)
-        return tuple(sorted(self.needs.extremes, key=lambda t: (t in scattered, t)))
+        return tuple(sorted(self.needs.extremes, key=lambda t: (t in scattered, t.key)))
 
     @cached_property
     def singles(self) -> tuple[Term, ...]:
@@ -99,7 +98,7 @@ class Program:
         wanted: groups that overlap are packed until a block is full.
         """
         place = {t: k for k, t in enumerate(self.singles)}
-        groups = sorted({frozenset(g) for g in self.needs.groups}, key=sorted)
+        groups = dict.fromkeys(frozenset(g) for g in self.needs.groups)
         packed: list[set[Term]] = []
         for group in sorted(groups, key=len, reverse=True):
             if any(group <= block for block in packed):

@@ -139,7 +139,7 @@ def _beyond(extra: Extra, look: _Lookup) -> _Beyond:
     return {
         "predicted_reward": found(predicted, "predicted_reward") if predicted else None,
         "predicted_values": {k: found(v, f"predicted_value[{k!r}]") for k, v in values},
-        "mixture": column(extra.mixture) if extra.mixture else None,
+        "mixture": found(extra.mixture, "mixture") if extra.mixture else None,
     }
 
 

@@ -185,6 +185,11 @@ def rules(table: Table) -> list[Rule]:
         found += _range_rules(column(f"t_{place}"), what, f"t_{place}", table)
     if table.propensities and table.propensity is not None:
         found.append(_replay_rule(table))
+    if table.mixture is not None:
+        what = f"the {scale} under the mixture"
+        found += _probability_rules(
+            column("estimated_mixture"), what, "estimated_mixture", table
+        )
     for name in table.predictions:
         what = "predicted reward" if name == "predicted_reward" else "predicted value"
         found.append(Rule(f"the {what} is null or not a number", _missing(name), (name,)))
@@ -201,8 +206,12 @@ def _missing(name: str) -> Expression:
 
 
 def _not_finite(name: str) -> Expression:
-    # NaN compares above every number in DuckDB, PostgreSQL and Spark alike
-    return exp.func("abs", column(name)) > number(LARGEST_DOUBLE)
+    return _not_below(exp.func("abs", column(name)), LARGEST_DOUBLE)
+
+
+def _not_below(value: Expression, top: float) -> Expression:
+    """Above a number, or NaN: some databases put NaN above all, for others it is nowhere."""
+    return exp.Not(this=exp.paren(value <= number(top)))
 
 
 def _probability_rules(prob: Expression, what: str, role: str, table: Table) -> list[Rule]:
@@ -210,7 +219,7 @@ def _probability_rules(prob: Expression, what: str, role: str, table: Table) -> 
     high, low = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
     below = prob < number(low) if table.log_probabilities else prob <= number(low)
-    nan = exp.func("abs", prob.copy()) > number(LARGEST_DOUBLE)
+    nan = _not_below(exp.func("abs", prob.copy()), LARGEST_DOUBLE)
     over = exp.and_(prob.copy() > number(high), prob.copy() <= number(LARGEST_DOUBLE))
     is_nan = exp.and_(nan, exp.Not(this=prob.copy() < number(low)))
     null: Expression = prob.copy().is_(exp.null())
@@ -228,9 +237,9 @@ def _range_rules(prob: Expression, what: str, role: str, table: Table) -> list[R
     if table.log_probabilities:  # -infinity is a probability of zero
         return [
             Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
-            Rule(f"{what} is above 0 or NaN", prob.copy() > number(0.0), (role,)),
+            Rule(f"{what} is above 0 or NaN", _not_below(prob.copy(), 0.0), (role,)),
         ]
-    outside = exp.or_(prob.copy() < number(0.0), prob.copy() > number(1.0))
+    outside = exp.or_(prob.copy() < number(0.0), _not_below(prob.copy(), 1.0))
     return [
         Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
         Rule(f"{what} is outside [0, 1]", outside, (role,)),
@@ -270,6 +279,9 @@ def good(table: Table) -> Expression:
         gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
         keep.append(gap <= number(table.tolerance))
     keep += [exp.func("abs", column(n)) <= number(LARGEST_DOUBLE) for n in table.predictions]
+    if table.mixture is not None:
+        mixed = column("estimated_mixture")
+        keep += [mixed > number(bottom), mixed.copy() <= number(top)]
     if table.labels and (not table.propensities or table.mixture is not None):
         keep.append(column("logger").isin(*map(string, table.labels)))
     if not table.labels:
@@ -285,7 +297,7 @@ def _within(name: str, top: float, table: Table) -> list[Expression]:
 def counts_query(table: Table) -> exp.Select:
     """Rows of each logger; reads one column, unless bad rows must be left out."""
     if table.drop:
-        query = exp.select("logger").from_("rows").with_("rows", as_=rows(table))
+        query = exp.select(column("logger")).from_("rows").with_("rows", as_=rows(table))
         query = query.where(good(table))
     else:
         label = exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True)
@@ -307,7 +319,8 @@ def check_query(table: Table) -> exp.Select:
 
 def example_query(table: Table, rule: Rule, logger: str | None) -> exp.Select:
     """One row of a logger that breaks a rule."""
-    query = exp.select("*").from_("rows").where(rule.broken.copy()).limit(1)
+    broken = exp.func("coalesce", rule.broken.copy(), exp.false())  # docs/decisions/0012
+    query = exp.select("*").from_("rows").where(broken).limit(1)
     same = _missing("logger") if logger is None else column("logger").eq(string(logger))
     select = query.where(same)
     if table.propensities:
@@ -319,6 +332,7 @@ def role_text(table: Table, role: str) -> str:
     """What the user calls a column of `rows`."""
     if role == "own":
         return "its logger's own"
+    role = "mixture" if role == "estimated_mixture" else role
     kind, _, place = role.partition("_")
     listed = {"p": table.propensities, "t": table.targets, "v": table.predicted_values}
     if kind in listed and place:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from poolwise.engine.roles import PART_LOGGER
+from poolwise.engine.sandbox import Reads, close_doors, missing_extension, reads_of
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ UNITED = {"parquet", "csv", "json"}
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
-    """Create the view ``log`` over all parts and return its columns."""
+    """Create the view ``log`` over all parts and return its columns.
+
+    From then on the connection opens these parts and nothing else.
+    """
+    connection.execute("SET enable_progress_bar = false")  # it would print among our output
+    _keep_casts(connection)
     selects = []
     for place, part in enumerate(log.parts):
         select = f"SELECT * FROM {_relation(connection, part, place, log.reader_options)}"
@@ -31,6 +37,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
             label = literal(str(part.logger))
             select = select.replace("SELECT *", f'SELECT *, {label} AS "{PART_LOGGER}"', 1)
         selects.append(select)
+    close_doors(connection, [_reads(connection, part) for part in log.parts])
     try:
         connection.execute("CREATE TEMP VIEW log AS " + " UNION ALL BY NAME ".join(selects))
         described = connection.execute("DESCRIBE log").fetchall()
@@ -62,6 +69,19 @@ def plain_files(
     return tuple(found)
 
 
+def _keep_casts(connection: duckdb.DuckDBPyConnection) -> None:
+    """Switch off what moves a TRY_CAST into the reader of CSV: there it fails on a word.
+
+    DuckDB 2.0 does so; older ones do not know the name.
+    """
+    name = "type_pushdown"
+    known = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+    if (name,) in known:
+        setting = "SELECT current_setting('disabled_optimizers')"
+        others = [str(line[0]) for line in connection.execute(setting).fetchall() if line[0]]
+        connection.execute(f"SET disabled_optimizers = {literal(','.join([*others, name]))}")
+
+
 def _shown(log: Log) -> str:
     files = [v for p in log.parts if p.kind in UNITED for v in p.value]
     if not files:
@@ -70,8 +90,15 @@ def _shown(log: Log) -> str:
 
 
 def first_line(reason: Exception) -> str:
-    """What DuckDB says, without its picture of the query."""
-    return str(reason).split("\n\nLINE ", maxsplit=1)[0].strip().split("\n", maxsplit=1)[0]
+    """What DuckDB says, in one line and without its picture of the query."""
+    text = str(reason).split("\n\nLINE ", maxsplit=1)[0].strip()
+    missing = re.search(r"required extension '(\w+)", text)
+    if missing:
+        return missing_extension(missing.group(1))
+    lines = text.split("\n\n", maxsplit=1)[0].splitlines()
+    if "CSV Error" in lines[0]:  # only the lines after it say what the error is
+        return " ".join(lines)
+    return lines[0]
 
 
 def _relation(
@@ -90,11 +117,22 @@ def _relation(
     return f"{READERS[part.kind]}({literal(paths)}{named})"
 
 
+def _reads(connection: duckdb.DuckDBPyConnection, part: Part) -> Reads:
+    if part.kind == "select":
+        return reads_of(connection, part.value)
+    paths = part.value if part.kind in UNITED else ()
+    return Reads(files=[_expanded(path, part.kind) for path in paths])
+
+
 def _expanded(path: str, kind: str) -> str:
     """A folder stands for all files of the format below it."""
     from pathlib import Path
 
-    return f"{path.rstrip('/')}/**/*.{kind}" if Path(path).is_dir() else path
+    try:
+        folder = Path(path).is_dir()
+    except OSError as reason:  # a name that no file can have
+        raise SourceError(f"{path[:100]!r}...", str(reason.strerror)) from reason
+    return f"{path.rstrip('/')}/**/*.{kind}" if folder else path
 
 
 def _one_select(connection: duckdb.DuckDBPyConnection, text: str) -> str:
@@ -109,13 +147,30 @@ def _one_select(connection: duckdb.DuckDBPyConnection, text: str) -> str:
 
 def _registered(connection: duckdb.DuckDBPyConnection, frame: object, name: str) -> str:
     try:
-        connection.register(name, frame)
+        connection.register(name, _without_views(frame))
+    except duckdb.NotImplementedException as reason:  # a frame, with a type unknown to DuckDB
+        raise SourceError("the frame", first_line(reason)) from reason
     except (duckdb.Error, TypeError) as reason:
         raise UsageError(
             f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
             "SELECT, a pyarrow, pandas or Polars frame, a list of these, or a mapping by logger"
         ) from reason
     return name
+
+
+def _without_views(frame: object) -> object:
+    """The same table with its text in one piece: views of it crash pyarrow 18 to 24.
+
+    DuckDB has pyarrow filter the rows, and its filters do not know views.
+    """
+    import pyarrow as pa
+
+    if not isinstance(frame, pa.Table):
+        return frame
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    fields = [f.with_type(plain.get(f.type, f.type)) for f in frame.schema]
+    schema = pa.schema(fields)
+    return frame if schema == frame.schema else frame.cast(schema)
 
 
 def _option(name: str) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from poolwise.engine.program import Program
 
+ROUNDED = 4 * np.finfo(np.float64).eps  # what equal rows may differ by, after arithmetic
+
 
 @dataclass(eq=False)
 class Sums:
@@ -26,6 +28,8 @@ class Sums:
     Attributes:
         count: Rows, shape (g,).
         means: Mean of each single term, shape (g, singles).
+        rest: What the rounding of a mean left over, of the same shape. Two means of 1e8
+            differ by less than their own rounding where rows do not vary much.
         lowest: Smallest value of the first few of them, shape (g, extremes).
         largest: Largest value of these.
         blocks: Scatter of some single terms, each of shape (g, terms, terms).
@@ -37,6 +41,7 @@ class Sums:
 
     count: IntArray
     means: FloatArray
+    rest: FloatArray
     lowest: FloatArray
     largest: FloatArray
     blocks: list[FloatArray]
@@ -49,7 +54,7 @@ class Sums:
         total = self.count + other.count
         part = other.count / np.maximum(total, 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            gap = other.means - self.means
+            gap = (other.means - self.means) + (other.rest - self.rest)
             moved = gap * np.sqrt(self.count * part)[:, None]
             for k, rows in enumerate(program.blocks):
                 shift = moved[:, rows]
@@ -57,7 +62,10 @@ class Sums:
                 self.blocks[k] += shift[:, :, None] * shift[:, None, :]
             for k, its in enumerate(other.crossed):
                 self.crossed[k] += its
-            self.means += gap * part[:, None]
+            step = gap * part[:, None]
+            moved_to = self.means + step
+            self.rest += (self.means - moved_to) + step
+            self.means = moved_to
         np.minimum(self.lowest, other.lowest, out=self.lowest)
         np.maximum(self.largest, other.largest, out=self.largest)
         for ours, theirs in zip(self.tails, other.tails, strict=True):
@@ -92,7 +100,7 @@ def _moments(sums: Sums, program: Program, g: int) -> Moments:
     means = np.full(len(places), np.nan)
     lowest, largest = means.copy(), means.copy()
     for row, term in enumerate(program.singles):
-        means[places[term]] = sums.means[g, row]
+        means[places[term]] = sums.means[g, row] + sums.rest[g, row]
     for table, found in zip(program.crosses, sums.crossed, strict=True):
         for term, (stem, column) in table.terms.items():
             means[places[term]] = found[g, stem, column] / count
@@ -103,7 +111,7 @@ def _moments(sums: Sums, program: Program, g: int) -> Moments:
         terms=needs.terms,
         count=count,
         means=means,
-        scatter=_scatter(sums, program, g),
+        scatter=_scatter(sums, program, g, means),
         lowest=lowest,
         largest=largest,
         tails={
@@ -114,12 +122,16 @@ def _moments(sums: Sums, program: Program, g: int) -> Moments:
     )
 
 
-def _scatter(sums: Sums, program: Program, g: int) -> FloatArray:
+def _scatter(sums: Sums, program: Program, g: int, means: FloatArray) -> FloatArray:
     """Scatter of the terms that asked for one, nan where a pair did not."""
     size = len(program.needs.scattered)
     scatter = np.full((size, size), np.nan)
     for rows, found in zip(program.blocks, sums.blocks, strict=True):
         where = program.scatter_places[rows]
         scatter[np.ix_(where, where)] = found[g]
+    with np.errstate(all="ignore"):  # infinite sums are refused where they end
+        spread = np.sqrt(np.diag(scatter) / sums.count[g])
+        alike = spread <= ROUNDED * np.abs(means[:size])
+    scatter[alike], scatter[:, alike] = 0.0, 0.0  # rounding is no spread
     scatter[~program.asked] = np.nan
     return scatter

@@ -40,7 +40,7 @@ from poolwise.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Columns = Literal["loggers", "target", "dr"]
 COLUMNS = ("loggers", "target", "dr")
@@ -48,6 +48,7 @@ NULL_COLUMN = 1e-10  # of its mean square: a column with less variance is consta
 NULL_EIGENVALUE = 1e-9  # per column: directions below it are collinear
 CANCELLED = 1e-12  # of what was added and subtracted: less is left by rounding only
 ROWS_PER_COLUMN = 10  # effective rows that a slope must rest on
+MOST_COLUMNS = 64  # loggers with a column: each logger keeps the scatter of all pairs of them
 BALANCED_PREDICTION = BALANCED_WEIGHT * PREDICTED_REWARD
 UNCOVERED = 3.29  # standard errors below 1: a mean weight there is no accident (p 0.0005)
 
@@ -141,7 +142,8 @@ class Calibrated:
         if not crossed:
             return Needs(groups=((WEIGHTED_REWARD,),))
         # the last one follows from the others, if all are known
-        ratios = tuple(map(ratio, loggers[:-1] if self.known is None else self.known))
+        wanted = loggers[:-1] if self.known is None else self.known
+        ratios = () if self.guard and many(loggers) else tuple(map(ratio, wanted))
         model = (BALANCED_PREDICTION, PREDICTED_VALUE) if "dr" in self.columns else ()
         return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios, *model),))
 
@@ -157,6 +159,15 @@ class Calibrated:
         within = "loggers" not in columns or self.known is not None
         found = regressed(moments, BALANCED_REWARD, controls, within=within)
         return replace(found, findings=findings)
+
+
+def many(loggers: Collection[str]) -> bool:
+    """Whether there are too many loggers to give each a column.
+
+    The scatter of all pairs of columns is kept for each logger, and so grows with the cube
+    of their number: half a megabyte at 40, a gigabyte at 500.
+    """
+    return len(loggers) > MOST_COLUMNS
 
 
 def check_columns(columns: object) -> None:
@@ -182,13 +193,17 @@ def bearable(
     moments: MomentsByLogger, columns: tuple[Columns, ...]
 ) -> tuple[tuple[Columns, ...], tuple[Finding, ...]]:
     """Columns that these rows can bear, and why others were left out."""
+    if "loggers" in columns and many(moments):
+        others = tuple(c for c in columns if c != "loggers")
+        fewer, findings = bearable(moments, others)
+        return fewer, (_too_many(len(moments)), *findings)
     together = pooled(moments.values())
     if together.ddof == 0 or not columns:
         return columns, ()
     if columns != ("loggers",) and uncovered(moments):
         return tuple(c for c in columns if c == "loggers"), (_no_cover(together),)
     effective = effective_balanced(together)
-    size = len(moments) + 1 + ("dr" in columns)
+    size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
         return (), (_too_few(effective, "no column is used"),)
     if effective < ROWS_PER_COLUMN * size and columns != ("target",):
@@ -343,6 +358,15 @@ def _no_cover(together: Moments) -> Finding:
         "left out.",
         "Log such actions before relying on any estimate, unless they are known to earn 0.",
         "alarm",
+    )
+
+
+def _too_many(loggers: int) -> Finding:
+    return Finding(
+        "many-loggers",
+        f"There are {loggers} loggers, more than {MOST_COLUMNS}: their columns are left out of "
+        "calibrated, which then knows only that the target's weights average 1.",
+        "Give loggers that play nearly alike one label and one column of `propensities`.",
     )
 
 

@@ -163,7 +163,8 @@ class Weighted:
             return with_divergences(moments, self.known)
         if self.divergence == "reward-free":
             return _reward_free(moments)
-        crossed = all(m.has(second_moment(i)) for i in moments for m in moments.values())
+        seconds = tuple(map(second_moment, moments))
+        crossed = all(m.has(term) for term in seconds for m in moments.values())
         if self.divergence == "own":
             return _own(moments, pooled_divergences(moments) if crossed else None)
         if crossed:

@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from poolwise.engine.choose import as_engine
 from poolwise.engine.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
 from poolwise.findings import Finding
-from poolwise.learned.mixture import known_loggers, mixture_extra, with_estimated_mixture
+from poolwise.learned.mixture import mixture_extra, with_mixture
 from poolwise.learned.reward_model import model_extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from poolwise.engine.base import Engine, Extra, Rows
+    from poolwise.engine.base import Extra, Rows
+    from poolwise.engine.choose import EngineLike
     from poolwise.estimators.base import Estimator
     from poolwise.learned.reward_model import ModelLike
     from poolwise.log import Log
@@ -46,17 +48,16 @@ class Beyond:
         return bool(self.extra.predicted_reward)
 
     def adapted(self, estimators: Sequence[Estimator]) -> list[Estimator]:
-        """The estimators, with the estimated mixture under those that need it."""
+        """The estimators, with the mixture of the log under those that need it."""
         if not self.extra.mixture:
             return list(estimators)
-        known = known_loggers(self.log)
-        return [with_estimated_mixture(e, known) for e in estimators]
+        return [with_mixture(e, self.log) for e in estimators]
 
     def open(
-        self, engine: Engine | None, targets: Mapping[str, PolicyLike]
+        self, engine: EngineLike, targets: Mapping[str, PolicyLike]
     ) -> AbstractContextManager[Rows]:
         """Open the log with whatever it gets beyond its columns."""
-        chosen = engine or DuckDB()
+        chosen = as_engine(engine, self.log)
         if not (self.modelled or self.extra.mixture):
             return chosen.open(self.log, targets)
         if not isinstance(chosen, DuckDB):

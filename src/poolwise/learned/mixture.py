@@ -45,7 +45,9 @@ Posterior = Callable[["FloatArray"], "FloatArray"]
 
 
 def mixture_extra(log: Log) -> Extra:
-    """What an estimated mixture adds to the rows; nothing where it is known."""
+    """What a mixture adds that is given or estimated; nothing where it is known."""
+    if log.mixture is not None:
+        return Extra(mixture=log.mixture)
     if log.estimate_mixture is False or log.crossed:
         return Extra()
     chosen = None if log.estimate_mixture is True else log.estimate_mixture
@@ -232,14 +234,37 @@ class EstimatedMixture:
         return replace(found, findings=(ESTIMATED, *found.findings))
 
 
-def with_estimated_mixture(estimator: Estimator, known: Sequence[str]) -> Estimator:
-    """The estimator on estimated weights, if it uses balanced ones; else itself."""
+@dataclass(frozen=True)
+class GivenMixture:
+    """An estimator whose balanced weights rest on a column of the log.
+
+    Attributes:
+        estimator: What it does with them.
+    """
+
+    estimator: Estimator
+
+    @property
+    def name(self) -> str:
+        return self.estimator.name
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        del crossed  # the column stands for what is not known
+        return self.estimator.needs(loggers, crossed=True)
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        return self.estimator.estimate(moments)
+
+
+def with_mixture(estimator: Estimator, log: Log) -> Estimator:
+    """The estimator on the mixture of a log, if it uses balanced weights; else itself."""
+    wrapped = EstimatedMixture if log.mixture is None else GivenMixture
     if isinstance(estimator, Calibrated):
-        return EstimatedMixture(replace(estimator, known=tuple(known)))
+        return wrapped(replace(estimator, known=known_loggers(log)))
     balanced = isinstance(estimator, Balanced) or (
         isinstance(estimator, SelfNormalised | DoublyRobust) and estimator.weights == "balanced"
     )
-    return EstimatedMixture(estimator) if balanced else estimator
+    return wrapped(estimator) if balanced else estimator
 
 
 ESTIMATED = Finding(

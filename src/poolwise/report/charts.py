@@ -2,7 +2,6 @@
 
 They read the nested dictionary that `Evaluation.to_dict` gives.  Whatever comes from the
 user's data enters as a value of a fixed column, never as a name or an expression.
-Colours come from one palette, which a page may replace by its own.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from poolwise.format import interval_text, percent, short, with_error
-from poolwise.report.sentence import Found, recommended
+from poolwise.report.marks import (
+    ACCENT,
+    GRID,
+    INK,
+    MUTED,
+    SECOND,
+    inline,
+    number_of,
+    rows_axis,
+    styled,
+)
+from poolwise.report.sentence import Found, behind_leader, recommended
+from poolwise.report.weights import weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import altair as alt
+    from poolwise.report.marks import Chart, Point
 
-    Chart = alt.LayerChart
-
-Point = dict[str, object]
-ACCENT, MUTED, INK, GRID, SECOND = "#1b6ca8", "#8a94a0", "#3c4650", "#e3e7eb", "#b4540a"
-PALETTE = {
-    "accent": ACCENT,
-    "muted": MUTED,
-    "ink": INK,
-    "grid": GRID,
-    "second": SECOND,
-}
-MIXTURE = "(mixture)"
 REACH = 6  # an axis goes this many times the width of what matters beyond it
 
 
@@ -39,6 +38,8 @@ def all_charts(found: Found) -> dict[str, Chart]:
     targets: Sequence[Found] = found["targets"]
     if len(targets) > 1:
         charts["targets"] = side_by_side(found)
+    if "comparison" in found:
+        charts["differences"] = differences(found)
     for number, target in enumerate(targets, 1):
         suffix = f"-{number:02d}" if len(targets) > 1 else ""
         for name, draw in OF_TARGET.items():
@@ -73,15 +74,65 @@ def estimates(found: Found) -> Chart:
 
 
 def side_by_side(found: Found) -> Chart:
-    """The recommended estimate of every target, the highest first."""
+    """The recommended estimate of every target, the highest first.
+
+    Where the targets were compared, intervals hold together.
+    """
     best = [(t, recommended(t)) for t in found["targets"]]
     points = [_estimate(t, e, several=True) for t, e in best if e is not None]
-    points.sort(key=lambda p: -_number(p["x"]))
+    points.sort(key=lambda p: -number_of(p["x"]))
+    ends = _ends([e for _, e in best if e is not None])
+    if "comparison" in found:
+        ranked: Sequence[Found] = found["comparison"]["targets"]
+        name = found["comparison"]["estimator"]
+        points = [_interval(r["target"], name, r["value"], r) for r in ranked]
+        ends = _ends(ranked)
     rows = [str(p["row"]) for p in points]
-    domain = _domain(points, _ends([e for _, e in best if e is not None]))
     return _forest(
-        points, rows, domain, height=24 * max(len(rows), 2), title="mean reward per row"
+        points,
+        rows,
+        _domain(points, ends),
+        height=24 * max(len(rows), 2),
+        title="mean reward per row",
     )
+
+
+def differences(found: Found) -> Chart:
+    """Every other target less the one in front; those that were shown to differ stand out."""
+    behind = behind_leader(found["comparison"])
+    name = found["comparison"]["estimator"]
+    points = [
+        _interval(d["target"], name, d["difference"], d, known=d["verdict"] != "undecided")
+        for d in behind
+    ]
+    rows = [str(p["row"]) for p in points]
+    ends = [*_ends([{**d, "value": d["difference"]} for d in behind]), 0.0]
+    return _forest(
+        points,
+        rows,
+        _domain(points, ends),
+        height=24 * max(len(rows), 2),
+        title="difference of mean rewards per row",
+        zero=True,
+    )
+
+
+def _interval(
+    label: object, estimator: str, value: float, found: Found, *, known: bool = True
+) -> Point:
+    """One line of a forest, from a comparison."""
+    lower, upper, error = found["lower"], found["upper"], found["std_error"]
+    bounded = math.isfinite(lower) or math.isfinite(upper)
+    return {
+        "row": label,
+        "estimator": f"{estimator}, in pairs",
+        "kind": "recommended" if known else "other",
+        "estimate": with_error(value, error),
+        "interval": interval_text(lower, upper, error),
+        "x": _finite(value),
+        "low": _finite(lower, value) if bounded else None,
+        "high": _finite(upper, value) if bounded else None,
+    }
 
 
 def logs(found: Found, target: Found) -> Chart:
@@ -100,7 +151,7 @@ def logs(found: Found, target: Found) -> Chart:
             if math.isfinite(x)
         ]
     rows = [str(i["logger"]) for i in target["loggers"]]
-    base = alt.Chart(_values(points)).encode(y=_rows(rows))
+    base = alt.Chart(inline(points)).encode(y=rows_axis(rows))
     axis = alt.Axis(format="%", tickCount=5)
     x = alt.X("x:Q", title="share", axis=axis, scale=alt.Scale(domain=[0, 1]))
     colour = alt.Color(
@@ -111,42 +162,7 @@ def logs(found: Found, target: Found) -> Chart:
     line = base.mark_line(color=GRID, strokeWidth=4).encode(x=x, detail="row:N")
     tips = [alt.Tooltip("row:N", title="logger"), "share:N", "percent:N"]
     dots = base.mark_circle(size=130, opacity=1).encode(x=x, color=colour, tooltip=tips)
-    return _styled(alt.layer(line, dots), 34 * max(len(rows), 2))
-
-
-def weights(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
-    """Mean and largest weight against each logger, on a logarithmic scale."""
-    import altair as alt
-
-    covers = [(i["logger"], i) for i in target["loggers"]]
-    covers += [(MIXTURE, target["mixture"])] if "mixture" in target else []
-    kinds = {"mean weight": "mean_weight", "largest weight": "largest_weight"}
-    points = [
-        {"row": label, "x": entry[key], "weight": kind, "size": short(entry[key])}
-        for label, entry in covers
-        for kind, key in kinds.items()
-        if 0 < entry[key] < math.inf
-    ]
-    rows = [str(label) for label, _ in covers]
-    base = alt.Chart(_values(points)).encode(y=_rows(rows))
-    x = alt.X(
-        "x:Q",
-        title="weight, logarithmic scale",
-        scale=alt.Scale(type="log", nice=False, padding=12),
-        axis=alt.Axis(format="~g", values=_decades(_number(p["x"]) for p in points)),
-    )
-    colour = alt.Color(
-        "weight:N",
-        scale=alt.Scale(domain=list(kinds), range=[ACCENT, SECOND]),
-        legend=alt.Legend(title=None, orient="top"),
-    )
-    one = (
-        alt.Chart(_values([{"x": 1}])).mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x="x:Q")
-    )
-    line = base.mark_line(color=GRID, strokeWidth=4).encode(x=x, detail="row:N")
-    tips = [alt.Tooltip("row:N", title="logger"), "weight:N", "size:N"]
-    dots = base.mark_circle(size=130, opacity=1).encode(x=x, color=colour, tooltip=tips)
-    return _styled(alt.layer(one, line, dots), 34 * max(len(rows), 2))
+    return styled(alt.layer(line, dots), 34 * max(len(rows), 2))
 
 
 def agreement(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
@@ -157,7 +173,7 @@ def agreement(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF
         together = _estimate(target, best, several=False)
         points.append({**together, "row": "(all logs)"})
     rows = [str(p["row"]) for p in points]
-    core = [_number(p["x"]) for p in points if p["x"] is not None]
+    core = [number_of(p["x"]) for p in points if p["x"] is not None]
     domain = _domain(points, core + (_ends([best]) if best is not None else []))
     return _forest(
         points, rows, domain, height=32 * max(len(rows), 2), title="mean reward per row"
@@ -211,13 +227,14 @@ def _forest(
     title: str,
     offsets: Sequence[str] = (),
     truths: Sequence[Point] = (),
+    zero: bool = False,
 ) -> Chart:
     """Estimates as dots on their intervals, one line each."""
     import altair as alt
 
     shown = [p for p in points if p["x"] is not None]
-    base = alt.Chart(_values(shown)).encode(
-        y=_rows(rows),
+    base = alt.Chart(inline(shown)).encode(
+        y=rows_axis(rows),
         color=alt.Color(
             "kind:N",
             scale=alt.Scale(domain=["recommended", "other"], range=[ACCENT, MUTED]),
@@ -234,13 +251,16 @@ def _forest(
     dots = base.mark_circle(size=60 if offsets else 110, opacity=1, clip=True)
     layers = [bars, dots.encode(x=middle)]
     layers += [_beyond(base, shown, domain, left=left) for left in (True, False)]
+    if zero:
+        rule = alt.Chart(inline([{"x": 0}])).mark_rule(color=INK, strokeDash=[4, 4])
+        layers.insert(0, rule.encode(x="x:Q"))
     if truths:
-        truth = alt.Chart(_values(truths)).mark_tick(
+        truth = alt.Chart(inline(truths)).mark_tick(
             color=SECOND, thickness=2, size=max(height / len(rows), 12), clip=True
         )
         tips = [alt.Tooltip("row:N"), alt.Tooltip("true value:N")]
-        layers.insert(0, truth.encode(x="x:Q", y=_rows(rows), tooltip=tips))
-    return _styled(alt.layer(*layers), height)
+        layers.insert(0, truth.encode(x="x:Q", y=rows_axis(rows), tooltip=tips))
+    return styled(alt.layer(*layers), height)
 
 
 def _beyond(base: Any, points: Sequence[Point], domain: Sequence[float], *, left: bool) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
@@ -248,7 +268,9 @@ def _beyond(base: Any, points: Sequence[Point], domain: Sequence[float], *, left
     import altair as alt
 
     edge = min(domain) if left else max(domain)
-    out = [p for p in points if (_number(p["x"]) < edge if left else _number(p["x"]) > edge)]
+    out = [
+        p for p in points if (number_of(p["x"]) < edge if left else number_of(p["x"]) > edge)
+    ]
     words = [
         {**p, "edge": edge, "text": f"← {p['estimate']}" if left else f"{p['estimate']} →"}
         for p in out
@@ -256,39 +278,7 @@ def _beyond(base: Any, points: Sequence[Point], domain: Sequence[float], *, left
     mark = base.mark_text(
         align="left" if left else "right", dx=4 if left else -4, dy=-9, fontSize=10
     ).encode(x="edge:Q", text="text:N", color=alt.value(INK))
-    return mark.properties(data=_values(words))
-
-
-def _decades(numbers: Iterable[float]) -> list[float]:
-    """Round numbers for a logarithmic axis: few, and some of them always within it.
-
-    >>> _decades([0.9, 350.0]), _decades([0.8, 4.0])
-    ([1.0, 10.0, 100.0], [1.0, 2.0])
-    """
-    inside = [1.0, *numbers]
-    low, high = min(inside), max(inside)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1.0,) if high / low > 50 else (1.0, 2.0, 5.0)
-    every = 1 + len(powers) // 8
-    ticks = [float(f"{step}e{k}") for k in powers[::every] for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
-
-
-def _number(value: object) -> float:
-    return float(str(value))
-
-
-def _rows(rows: Sequence[str]) -> alt.Y:
-    import altair as alt
-
-    axis = alt.Axis(labelLimit=130, ticks=False, domain=False, grid=False)
-    return alt.Y("row:N", sort=list(rows), title=None, axis=axis)
-
-
-def _values(points: Iterable[Point]) -> alt.InlineData:
-    import altair as alt
-
-    return alt.InlineData(values=list(points))
+    return mark.properties(data=inline(words))
 
 
 def _finite(number: float, otherwise: float | None = None) -> float | None:
@@ -303,7 +293,7 @@ def _ends(estimates: Iterable[Found]) -> list[float]:
 
 def _domain(points: Sequence[Point], core: Sequence[float]) -> list[float]:
     """Where an axis begins and ends: all that is drawn, within reach of what matters."""
-    drawn = [_number(p[k]) for p in points for k in ("low", "x", "high") if p[k] is not None]
+    drawn = [number_of(p[k]) for p in points for k in ("low", "x", "high") if p[k] is not None]
     drawn += core
     if not drawn:
         return [0.0, 1.0]
@@ -313,22 +303,3 @@ def _domain(points: Sequence[Point], core: Sequence[float]) -> list[float]:
     right = min(max(drawn), max(inner) + REACH * span)
     margin = 0.04 * (right - left) or 0.1 * span
     return [left - margin, right + margin]
-
-
-def _styled(chart: Any, height: int) -> Chart:  # noqa: ANN401 - altair's layers have no narrower type
-    styled: Chart = (
-        chart.properties(width="container", height=height)
-        .configure_view(stroke=None)
-        .configure_axis(
-            gridColor=GRID,
-            labelColor=INK,
-            titleColor=INK,
-            domainColor=GRID,
-            tickColor=GRID,
-            labelFontSize=12,
-            titleFontSize=12,
-            titleFontWeight="normal",
-        )
-        .configure_legend(labelColor=INK, labelFontSize=12, symbolOpacity=1)
-    )
-    return styled

@@ -12,7 +12,7 @@ from poolwise.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.report.charts import Chart
+    from poolwise.report.marks import Chart
 
 WIDTH = 640  # of a picture, where no page says how wide it may be
 

@@ -36,6 +36,11 @@ TERMS = (
     "Unsupported is how often the target plays what the logger never does.",
     "What the best logger earned is the mean reward of its own log, taken as exact.",
     "To compare with a logger in pairs, with its uncertainty: poolwise compare --baseline.",
+    "Targets of the same group were not shown to differ.",
+)
+FINGERPRINT = (
+    "A digest of the rows, rewards and weights of every logger and target, to eight digits: it "
+    "is the same for the same rows, whatever engine read them and in whatever order."
 )
 ASSUMPTIONS = (
     "The probabilities of the loggers are those with which the actions were drawn.",

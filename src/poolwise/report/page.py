@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from poolwise.format import interval_text
 from poolwise.report import method, sections
-from poolwise.report.charts import OF_TARGET, PALETTE, all_charts
+from poolwise.report.charts import OF_TARGET, all_charts
+from poolwise.report.marks import PALETTE
 from poolwise.report.sentence import (
     Found,
     answer,
     findings_of,
     leading,
     recommended,
+    rivals,
     truth_text,
 )
 
 if TYPE_CHECKING:
-    from poolwise.report.charts import Chart
+    from poolwise.report.marks import Chart
     from poolwise.tables import Grid
 
 POLICY = (  # nothing may be loaded, from anywhere
@@ -80,10 +82,11 @@ def _answer(found: Found) -> str:
     loggers = len(found["loggers"])
     lead = f"From {rows:,} rows of {loggers} logger{'' if loggers == 1 else 's'}."
     known = truth_text(target)
+    more = " ".join(filter(None, [lead, rivals(found), known]))
     return (
         f"<header>\n<h1>{escape(_title(found))}</h1>\n"
         f'<p class="answer {kind}">{escape(answer(found))}</p>\n'
-        f'<p class="lead">{escape(f"{lead} {known}".strip())}</p>\n</header>\n'
+        f'<p class="lead">{escape(more)}</p>\n</header>\n'
     )
 
 
@@ -135,7 +138,13 @@ def _logs(found: Found, target: Found, chart: str) -> str:
 
 
 def _weights(_: Found, target: Found, chart: str) -> str:
-    caption = "The mean weight should be 1 (dashed); the largest says how much one row can do."
+    counted = any(i["histogram"] for i in target["loggers"])
+    caption = (
+        "How many rows have weights of which size. The mean weight should be 1 (dashed); bars "
+        "and dots far to the right are rows on which much depends."
+        if counted
+        else "The mean weight should be 1 (dashed); the largest says how much one row can do."
+    )
     figure = _figure(chart, f"Weights by logger, {target['target']}", escape(caption))
     return figure + _table(sections.weights(target), "Weights")
 
@@ -156,15 +165,39 @@ def _agreement(_: Found, target: Found, chart: str) -> str:
 
 
 def _targets(found: Found) -> str:
+    title = "Targets side by side"
+    if "comparison" in found:
+        return _section(title, found["comparison"]["sentence"], _compared(found))
     text = (
         "The recommended estimate of each target, the highest first. Intervals hold for each "
         "target by itself; to say which is better, compare them in pairs on the same rows: "
-        "<code>poolwise compare</code>, or <code>poolwise.compare</code> in Python."
+        "poolwise compare, or poolwise.compare in Python."
     )
-    figure = _figure("targets", "Targets side by side", "")
-    table = _table(sections.side_by_side(found), "Targets side by side")
+    figure = _figure("targets", title, "")
+    return _section(title, text, figure + _table(sections.side_by_side(found), title))
+
+
+def _compared(found: Found) -> str:
+    """Estimates, and differences in pairs, whose intervals hold together."""
+    comparison = found["comparison"]
+    first = comparison["targets"][0]["target"]
+    text = (
+        "Estimates from the same rows share their luck, so a difference is surer than its two "
+        "ends; and the best of many estimates is also the luckiest. All intervals of a picture "
+        f"hold together, at {100 * comparison['level']:g}%; those of differences hold for all "
+        "pairs of targets, so that one may pick the best afterwards."
+    )
+    words = f"Every other target less {first!r}, in pairs: left of the dashed line is worse."
+    keys = ' <span class="key accent"></span> shown to differ'
+    keys += ' <span class="key muted"></span> not told apart by these rows'
+    told = tuple(str(w["message"]) for w in found["warnings"])  # perhaps of one target only
+    alarms = [str(w["message"]) for w in comparison["warnings"] if w["severity"] == "alarm"]
+    grave = [text for text in alarms if not any(known.endswith(text) for known in told)]
     return (
-        f"<section>\n<h2>Targets side by side</h2>\n<p>{text}</p>\n{figure}{table}</section>\n"
+        f"<p>{escape(text)}</p>\n{_paragraphs(grave)}"
+        + _figure("targets", "Targets, the highest first", "Estimates, the highest first.")
+        + _figure("differences", f"Differences from {first}", f"{escape(words)}{keys}")
+        + _table(sections.ranking(comparison), "Targets side by side")
     )
 
 
@@ -207,6 +240,8 @@ def _method(found: Found, command: str) -> str:
         f"<h3>Words</h3>\n{_list(method.TERMS)}"
         f"<h3>Assumptions</h3>\n{_list(method.ASSUMPTIONS)}"
         f"<h3>Rows</h3>\n{_table(sections.rows_by_logger(found), 'Rows of each logger')}"
+        f"<h3>Fingerprint of the data</h3>\n<p><code>{escape(found['fingerprint'])}</code></p>"
+        f"\n<p>{escape(method.FINGERPRINT)}</p>\n"
         f"<h3>Versions</h3>\n<p>{escape(', '.join(method.versions()))}</p>\n{again}"
     )
     return _section("Method", "How these numbers were made.", body)

@@ -10,11 +10,11 @@ import math
 from typing import TYPE_CHECKING
 
 from poolwise.format import count_text, interval_text, p_text, percent, short, with_error
-from poolwise.report.sentence import Found, carriers, recommended
+from poolwise.report.sentence import Found, behind_leader, carriers, recommended
 from poolwise.tables import Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MIXTURE = "(mixture)"
 UNKNOWN = "–"
@@ -135,6 +135,39 @@ def side_by_side(found: Found) -> Grid:
     header = ["target", "estimator", "estimate", "interval"]
     rows = [[str(t["target"]), *_estimate(t, e, known=False)] for t, e in best]
     return Grid("", header, rows)
+
+
+WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "undecided": "not told apart",
+    "identical": "the same on every row",
+}
+
+
+def ranking(comparison: Found) -> Grid:
+    """Every target, the highest first, and what it is less the one in front."""
+    header = ["target", "group", "estimate", "interval, all together"]
+    header += ["less the first", "interval, all pairs together", "p, all together", "verdict"]
+    behind = {d["target"]: d for d in behind_leader(comparison)}
+    rows = [
+        [r["target"], str(r["group"]), *_with_interval(r["value"], r), *_less(behind, r)]
+        for r in comparison["targets"]
+    ]
+    return Grid("", header, rows)
+
+
+def _less(behind: Mapping[str, Found], ranked: Found) -> list[str]:
+    found = behind.get(ranked["target"])
+    if found is None:  # the first one itself
+        return [UNKNOWN] * 4
+    numbers = _with_interval(found["difference"], found)
+    return [*numbers, p_text(found["adjusted"]), WORDS[found["verdict"]]]
+
+
+def _with_interval(value: float, found: Found) -> list[str]:
+    error = found["std_error"]
+    return [with_error(value, error), interval_text(found["lower"], found["upper"], error)]
 
 
 def rows_by_logger(found: Found) -> Grid:

@@ -70,6 +70,42 @@ def carriers(target: Found) -> list[str]:
     return []
 
 
+FLIPPED = {"better": "worse", "worse": "better"}
+
+
+def behind_leader(comparison: Found) -> list[Found]:
+    """Every other target less the one in front, in the order of the estimates."""
+    first = comparison["targets"][0]["target"]
+    return [
+        {
+            **pair,
+            "target": pair["other"],
+            "other": first,
+            "difference": -pair["difference"],
+            "lower": -pair["upper"],
+            "upper": -pair["lower"],
+            "verdict": FLIPPED.get(pair["verdict"], pair["verdict"]),
+        }
+        for pair in comparison["pairs"]
+        if pair["target"] == first
+    ]
+
+
+def rivals(found: Found) -> str:
+    """Whether the one in front is really in front, where the targets were compared."""
+    if "comparison" not in found:
+        return ""
+    verdicts = [d["verdict"] for d in behind_leader(found["comparison"])]
+    others, beaten = len(verdicts), verdicts.count("worse")
+    if beaten == others:
+        whom = "the other one" if others == 1 else f"all {others} others"
+        return f"In pairs it was shown to be better than {whom}."
+    shown = (
+        f"it was shown to be better than {beaten} of {others} others, and " if beaten else ""
+    )
+    return f"In pairs {shown}these rows do not tell it from {others - beaten}."
+
+
 def answer(found: Found) -> str:
     """What the leading target would have earned, as surely as the findings allow."""
     target = leading(found)

@@ -1,0 +1,126 @@
+"""What must hold: each limit a named comparison of measurements of one run.
+
+Times depend on the machine, ratios much less; so a limit is a ratio where it can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from benchmarks.kept import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks.kept import Measurement
+
+LARGE = 10**8
+
+
+class Reading(NamedTuple):
+    """One number of a measurement."""
+
+    key: Key
+    quantity: Literal["seconds", "megabytes"] = "seconds"
+
+    def of(self, found: Mapping[Key, Measurement]) -> float:
+        return float(getattr(found[self.key], self.quantity))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number, or the ratio of two, that must stay on one side of a bound.
+
+    Attributes:
+        name: What is promised, as one sentence.
+        over: The number, or the upper part of the ratio.
+        bound: The most that it may be; the least, if `at_least`.
+        under: The lower part of the ratio, if it is one.
+        at_least: Whether large is good.
+    """
+
+    name: str
+    over: Reading
+    bound: float
+    under: Reading | None = None
+    at_least: bool = False
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """What must be measured to judge it."""
+        return tuple(reading.key for reading in (self.over, self.under) if reading)
+
+    def value(self, found: Mapping[Key, Measurement]) -> float:
+        lower = self.under.of(found) if self.under else 1.0
+        return self.over.of(found) / lower
+
+    def holds(self, found: Mapping[Key, Measurement]) -> bool:
+        value = self.value(found)
+        return value >= self.bound if self.at_least else value <= self.bound
+
+
+EVALUATE = Key("evaluate", LARGE)
+LIMITS = (
+    Limit(
+        "plain NumPy takes this many times as long, 1e7 rows and 10 targets",
+        Reading(Key("numpy", 10**7, 10)),
+        5,
+        Reading(Key("evaluate", 10**7, 10)),
+        at_least=True,
+    ),
+    Limit(
+        "three estimators with 100 bootstrap rounds take this many times as long, 1e6 rows",
+        Reading(Key("obp", 10**6)),
+        50,
+        Reading(Key("evaluate", 10**6)),
+        at_least=True,
+    ),
+    Limit(
+        "four scikit-learn policies, times their predict_proba calls, 1e6 rows",
+        Reading(Key("policies", 10**6, 1, 3)),
+        1.3,
+        Reading(Key("predict", 10**6, 1, 3)),
+    ),
+    Limit("seconds for 100 targets at 1e6 rows", Reading(Key("evaluate", 10**6, 100)), 10),
+    Limit(
+        "the command, its start included, times decoding, 1e8 rows",
+        Reading(Key("command", LARGE)),
+        1.6,
+        Reading(Key("decode", LARGE)),
+    ),
+    Limit(
+        "time at 1e8 rows, times that at 1e6",
+        Reading(EVALUATE),
+        110,  # linear within a tenth; less is better, as fixed costs are spread thinner
+        Reading(Key("evaluate", 10**6)),
+    ),
+    Limit(
+        "peak memory at 1e8 rows, times that at 1e7",
+        Reading(EVALUATE, "megabytes"),
+        1.2,
+        Reading(Key("evaluate", 10**7), "megabytes"),
+    ),
+    Limit("megabytes at 1e8 rows", Reading(EVALUATE, "megabytes"), 700),
+)
+
+
+def needed(most: int) -> list[Key]:
+    """What to measure for the limits on logs of at most so many rows."""
+    judged = [limit for limit in LIMITS if all(key.rows <= most for key in limit.keys)]
+    return list(dict.fromkeys(key for limit in judged for key in limit.keys))
+
+
+def report(found: Mapping[Key, Measurement]) -> tuple[list[str], bool]:
+    """One line per limit, and whether every limit that was measured holds."""
+    lines, well = [], True
+    for limit in LIMITS:
+        side = "at least" if limit.at_least else "at most"
+        told = f"{side} {limit.bound:g}: {limit.name}"
+        if any(key not in found for key in limit.keys):
+            lines.append(f"{'not measured':>12}          {told}")
+            continue
+        holds = limit.holds(found)
+        well &= holds
+        lines.append(f"{limit.value(found):12.2f}  {'ok' if holds else 'FAIL':<6}  {told}")
+    return lines, well

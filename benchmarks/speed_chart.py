@@ -1,0 +1,148 @@
+"""The table and the chart of speed and memory, from the measurements that were kept.
+
+Run: python -m benchmarks.speed_chart; writes docs/figures/speed.svg and a part of
+docs/scale.md from docs/figures/speed.csv
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.kept import DOCS, SPEED, markdown, read_speed, write_part
+from poolwise.report.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks.kept import Key, Measurement
+
+PAGE = DOCS / "scale.md"
+MARKER = "speed"
+WORDS = {
+    "decode": "decoding only",
+    "evaluate": "`evaluate`",
+    "command": "`poolwise evaluate`",
+    "duckdb": "DuckDB, balanced only",
+    "numpy": "NumPy and pandas",
+    "obp": "OBP's formulas, bootstrap",
+}
+MODELS = {
+    "predict": "`predict_proba` calls alone",
+    "score": "`score`",
+    "policies": "`evaluate`",
+}
+BEFORE = """\
+## Measured
+
+Seconds and, in parentheses, peak megabytes on two cores; the best of three runs, each kind
+in a process of its own, and each line in one run of `make bench`. Logs are zstd Parquet
+files of doubles that do not compress. *Decoding only* reads the same columns with pyarrow
+and does nothing with them: it is the limit. `poolwise evaluate` is the command, its start
+included. The three rivals do less than `evaluate`: one hand-written query for the balanced
+estimate alone; naive, balanced and weighted with standard errors, as one would write them
+with NumPy and pandas; and Open Bandit Pipeline's three formulas with 100 bootstrap rounds
+each. A rival that would need more than 8 GB or two minutes is left out (-)."""
+AFTER = """\
+![Time and memory against rows, targets and loggers](figures/speed.svg)"""
+
+
+def table(kept: Mapping[Key, Measurement]) -> str:
+    """One line per log; a column for us, for the limit and for each rival."""
+    cells = [key for key in kept if key.what == "decode"]
+    lines = []
+    for cell in cells:
+        beside = [kept.get(cell._replace(what=what)) for what in WORDS]
+        sizes = [f"{cell.rows:,}", str(cell.targets), str(cell.loggers)]
+        lines.append([*sizes, *map(_shown, beside)])
+    return markdown(["rows", "targets", "loggers", *WORDS.values()], lines, words=0)
+
+
+def _shown(found: Measurement | None) -> str:
+    if found is None:
+        return "-"
+    if math.isinf(found.seconds):
+        return "given up"
+    return f"{_short(found.seconds)} ({found.megabytes:,.0f})"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds < 10 else f"{seconds:.1f}"
+
+
+def models_table(kept: Mapping[Key, Measurement]) -> str:
+    """The same for policies that are scikit-learn models; empty if not measured."""
+    cells = [key for key in kept if key.what == "predict"]
+    lines = [
+        [f"{cell.rows:,}", *(_shown(kept.get(cell._replace(what=what))) for what in MODELS)]
+        for cell in cells
+    ]
+    if not lines:
+        return ""
+    told = (
+        "Four logistic regressions of scikit-learn (three loggers and the target; 20 features, "
+        "10 actions), beside\nthe calls of `predict_proba` themselves on the same two cores:"
+    )
+    return f"{told}\n\n{markdown(['rows', *MODELS.values()], lines, words=0)}"
+
+
+def text(kept: Mapping[Key, Measurement]) -> str:
+    """The part of the page."""
+    parts = [BEFORE, table(kept), models_table(kept), AFTER]
+    return "\n\n".join(part for part in parts if part)
+
+
+def write_table(kept: Mapping[Key, Measurement]) -> None:
+    """Rewrite the table of the documentation's page."""
+    write_part(PAGE, MARKER, text(kept))
+
+
+def write_chart(kept: Mapping[Key, Measurement]) -> None:
+    """Time above, memory below; rows, targets and loggers from left to right."""
+    import vl_convert
+
+    svg = vl_convert.vegalite_to_svg(spec(kept))
+    write_whole(SPEED.with_suffix(".svg"), svg.encode())
+
+
+def spec(kept: Mapping[Key, Measurement]) -> dict[str, Any]:
+    """The chart, as Vega-Lite."""
+    import altair as alt
+
+    quantities = {"seconds": "seconds", "megabytes": "peak megabytes"}
+    panels = [
+        alt.hconcat(*(_panel(kept, by, name, title) for by in ("rows", "targets", "loggers")))
+        for name, title in quantities.items()
+    ]
+    chart: dict[str, Any] = alt.vconcat(*panels, background="white").to_dict()
+    return chart
+
+
+def _panel(kept: Mapping[Key, Measurement], by: str, quantity: str, title: str) -> Any:  # noqa: ANN401 - altair's own
+    import altair as alt
+
+    names = {what: name.replace("`", "") for what, name in WORDS.items()}
+    plain = {"rows": 10**6, "targets": 1, "loggers": 5}
+    values = [
+        {by: getattr(key, by), quantity: getattr(found, quantity), "what": names[key.what]}
+        for key, found in kept.items()
+        if key.what in names
+        and math.isfinite(found.seconds)
+        and all(getattr(key, name) == size for name, size in plain.items() if name != by)
+    ]
+    axis = alt.Axis(values=sorted({int(v[by]) for v in values}), format="~s")
+    return (
+        alt.Chart(alt.InlineData(values=values))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X(f"{by}:Q", axis=axis).scale(type="log").title(by),
+            y=alt.Y(f"{quantity}:Q").scale(type="log").title(title),
+            color=alt.Color("what:N", sort=list(names.values())).title(None),
+        )
+        .properties(width=200, height=180)
+    )
+
+
+if __name__ == "__main__":
+    write_table(read_speed())
+    write_chart(read_speed())

@@ -1,0 +1,58 @@
+"""What the fuzz targets share: how they start, and what counts as a finding.
+
+A `PoolwiseError` is an answer.  Any other exception, or an answer that is not JSON, is a
+finding: atheris writes the input beside the program and stops.  Keep it as a test.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poolwise.result import Evaluation
+
+SECONDS = "600"
+SEEDS = 40  # inputs to begin with: long ones, since short ones end as the simplest case
+OPTIONS = (
+    "-len_control=0", "-max_len=4096", "-rss_limit_mb=4096", "-timeout=60",
+    "-print_final_stats=1",
+)
+
+
+def run(one_input: Callable[[bytes], None]) -> None:
+    """Fuzz for ten minutes, or as long as the first argument says."""
+    import atheris
+
+    seconds, *rest = sys.argv[1:] or [SECONDS]
+    warnings.simplefilter("error")  # a warning would reach the user
+    with tempfile.TemporaryDirectory() as corpus:
+        for place in range(SEEDS):
+            (Path(corpus) / str(place)).write_bytes(random.Random(place).randbytes(1_000))  # noqa: S311 - seeds
+        atheris.Setup([sys.argv[0], *OPTIONS, f"-max_total_time={seconds}", *rest, corpus], one_input)
+        atheris.Fuzz()
+
+
+def instrument(*modules: str) -> None:
+    """Watch which branches of these modules an input reaches; call before they are imported."""
+    import atheris
+
+    with atheris.instrument_imports(include=list(modules)):
+        for module in modules:
+            __import__(module)
+
+
+def check_answer(found: Evaluation) -> None:
+    """An answer is JSON without NaN, and every estimate is a number."""
+    json.loads(found.to_json(), parse_constant=refuse)
+
+
+def refuse(text: str) -> NoReturn:
+    raise AssertionError(f"{text} in an answer")

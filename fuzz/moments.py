@@ -1,0 +1,113 @@
+"""Fuzz the file of moments: other bytes, other metadata, other numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import harness
+
+harness.instrument("poolwise.moments_file", "poolwise.moments", "poolwise.terms")
+
+import atheris
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import poolwise as pw
+from poolwise.engine.duckdb import DuckDB
+from poolwise.moments import pooled
+from poolwise.moments_file import KEY, read_moments, write_moments
+from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHT, WEIGHTED_REWARD, Needs
+
+FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
+PATH = FOLDER / "moments.parquet"
+
+
+def _good() -> tuple[bytes, pa.Table]:
+    rng = np.random.default_rng(0)
+    probs = rng.uniform(0.2, 0.9, (20, 3))
+    labels = np.array(["a", "b"])[np.arange(20) % 2]
+    own = np.where(labels == "a", probs[:, 0], probs[:, 1])
+    table = pa.table(
+        {"logger": labels, "reward": rng.normal(1, 1, 20), "p": own, "p_a": probs[:, 0],
+         "p_b": probs[:, 1], "t": probs[:, 2]}
+    )  # fmt: skip
+    log = pw.Log(
+        table, reward="reward", logger="logger", propensities={"a": "p_a", "b": "p_b"}
+    )
+    needs = Needs(
+        groups=((BALANCED_REWARD, BALANCED_WEIGHT), (WEIGHTED_REWARD,)),
+        extremes=(WEIGHT,),
+        tails=(WEIGHT,),
+    )
+    with DuckDB().open(log, {"new": "t"}) as rows:
+        write_moments(PATH, rows.moments(needs.bind("new")), {"note": "x"})
+    return PATH.read_bytes(), pq.read_table(PATH)
+
+
+GOOD, TABLE = _good()
+META = json.loads(TABLE.schema.metadata[KEY])
+
+
+def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
+    kind = data.ConsumeIntInRange(0, 3)
+    if kind == 0:
+        return bytes(data.ConsumeBytes(3000))
+    if kind == 1:
+        content = bytearray(GOOD)
+        for _ in range(data.ConsumeIntInRange(1, 6)):
+            content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(0, 255)
+        return bytes(content)
+    meta: object = dict(META)
+    if kind == 2:
+        text = json.dumps(META)
+        place = data.ConsumeIntInRange(0, len(text))
+        drop = data.ConsumeIntInRange(0, 8)
+        raw = text[:place] + data.ConsumeUnicodeNoSurrogates(12) + text[place + drop :]
+    else:
+        keys = sorted(META)
+        chosen = keys[data.ConsumeIntInRange(0, len(keys) - 1)]
+        values = (None, -1, 0, 1, 1e308, "x", [], {}, [[]], [0], [10**9], True, 2**70)
+        meta = {**META, chosen: values[data.ConsumeIntInRange(0, len(values) - 1)]}
+        raw = json.dumps(meta)
+    lines = TABLE.to_pylist()
+    if data.ConsumeBool():
+        line = lines[data.ConsumeIntInRange(0, len(lines) - 1)]
+        name = sorted(line)[data.ConsumeIntInRange(0, len(line) - 1)]
+        if name == "rows":
+            line[name] = data.ConsumeInt(8)
+        elif name == "logger":
+            line[name] = None if data.ConsumeBool() else "a"
+        elif pa.types.is_list(TABLE.schema.field(name).type.value_type):
+            line[name] = [[data.ConsumeIntInRange(-9, 9)]] if data.ConsumeBool() else None
+        else:
+            size = data.ConsumeIntInRange(0, 9)
+            line[name] = [data.ConsumeFloatInRange(-1e9, 1e9) for _ in range(size)]
+    changed = pa.Table.from_pylist(lines, schema=TABLE.schema)
+    sink = io.BytesIO()
+    pq.write_table(changed.replace_schema_metadata({KEY: raw.encode()}), sink)
+    return sink.getvalue()
+
+
+def one_input(content: bytes) -> None:
+    PATH.write_bytes(_mutated(atheris.FuzzedDataProvider(content)))
+    try:
+        found, meta = read_moments(PATH)
+    except pw.PoolwiseError:
+        return
+    # what is accepted can be merged, written and read again, to the same numbers
+    both = pooled(found.values())
+    if both.count != sum(m.count for m in found.values()):
+        raise AssertionError("rows were lost")
+    write_moments(PATH, found, {k: v for k, v in meta.items() if k == "note"})
+    again, _ = read_moments(PATH)
+    for label, moments in found.items():
+        np.testing.assert_array_equal(again[label].means, moments.means)
+        np.testing.assert_array_equal(again[label].scatter, moments.scatter)
+
+
+if __name__ == "__main__":
+    harness.run(one_input)

@@ -1,0 +1,124 @@
+"""Check the licences: everything that poolwise brings along must be free to use anywhere.
+
+usage: python scripts/licences.py [EXTRA ...]
+
+Follows what is installed, from poolwise through everything it needs (with the extras, if
+any are named), and prints a table.  Exits with 1 if a package has no licence that we know
+to be permissive; such a package is looked at by a person, and then its licence is added
+below, or the package is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = "poolwise"
+PERMISSIVE = {
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "HPND",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "PSF-2.0",
+    "Python-2.0",
+    "Unlicense",
+    "Zlib",
+}
+# Weak copyleft, which asks nothing of those who use the package as it is.
+USABLE = {"MPL-2.0"}
+# How licences are called where they have no SPDX expression.
+CALLED = {
+    r"apache( software)?( license)?(,? version)? ?2(\.0)?": "Apache-2.0",
+    r"apache software license": "Apache-2.0",
+    r"(3-clause |new |modified )?bsd( 3-clause)?( license)?|bsd-3-clause": "BSD-3-Clause",
+    r"(2-clause |simplified )bsd( license)?|bsd 2-clause.*": "BSD-2-Clause",
+    r"(the )?mit( license)?": "MIT",
+    r"isc license.*": "ISC",
+    r"mozilla public license 2\.0 \(mpl 2\.0\)": "MPL-2.0",
+    r"python software foundation license": "PSF-2.0",
+}
+CLASSIFIER = "License :: OSI Approved :: "
+
+
+def needed(root: str, extras: Iterable[str]) -> Iterator[str]:
+    """Every package that is installed because `root` needs it, by name."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [(root, extra) for extra in ("", *extras)]
+    while waiting:
+        name, extra = waiting.pop()
+        if (canonicalize_name(name), extra) in seen:
+            continue
+        seen.add((canonicalize_name(name), extra))
+        for text in metadata.requires(name) or []:
+            wish = Requirement(text)
+            if wish.marker is None or wish.marker.evaluate({"extra": extra}):
+                waiting += [(wish.name, inner) for inner in ("", *wish.extras)]
+    yield from sorted({name for name, _ in seen} - {root})
+
+
+def licence(name: str) -> str:
+    """Licence of an installed package, as an SPDX expression where one can be told."""
+    about = metadata.metadata(name)
+    if "License-Expression" in about:
+        return str(about["License-Expression"])
+    listed = [c for c in about.get_all("Classifier") or [] if c.startswith(CLASSIFIER)]
+    names = [c.removeprefix(CLASSIFIER) for c in listed] or about.get_all("License") or [""]
+    return " OR ".join(_spdx(str(n)) for n in names)
+
+
+def _spdx(text: str) -> str:
+    short = text.strip().splitlines()[0].strip() if text.strip() else "unknown"
+    for pattern, name in CALLED.items():
+        if re.fullmatch(pattern, short, re.IGNORECASE):
+            return name
+    return short
+
+
+def allowed(expression: str) -> bool:
+    """Whether we may use what has this licence: all of an AND, one of an OR.
+
+    >>> allowed("MIT OR GPL-3.0-only"), allowed("BSD-3-Clause AND GPL-3.0-only")
+    (True, False)
+    """
+    free = PERMISSIVE | USABLE
+    choices = re.split(r"\s+OR\s+", expression.replace("(", "").replace(")", ""))
+    if "(" in expression and " AND " in expression:  # mixed: ask that all of it is free
+        choices = [" AND ".join(choices)]
+    return any(all(part.strip() in free for part in c.split(" AND ")) for c in choices)
+
+
+def main(extras: list[str]) -> int:
+    """Print the table; 1 if a person must look at a licence."""
+    missing: list[str] = []
+    try:
+        rows = [(n, metadata.version(n), licence(n)) for n in needed(ROOT, extras)]
+    except metadata.PackageNotFoundError as error:
+        print(f"licences: {error.name} is not installed", file=sys.stderr)
+        return 1
+    for name, version, expression in rows:
+        print(f"{name:<28} {version:<14} {expression}")
+        if not allowed(expression):
+            missing.append(name)
+    if missing:
+        print(f"licences: not known to be permissive: {', '.join(missing)}", file=sys.stderr)
+        return 1
+    print(f"licences: {len(rows)} packages, all permissive")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

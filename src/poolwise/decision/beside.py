@@ -1,0 +1,118 @@
+"""Beside: a comparison of the targets from the pass that evaluates them.
+
+An evaluation of several targets reads all that a comparison needs, except how the terms
+of one target vary with those of another.  The kernel takes these pairs along in the same
+matrix product; a database would have to sum each of them by name, so there a comparison
+has to be asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.decision.comparison import Compared
+from poolwise.decision.contrasts import Candidates, Comparable, united
+from poolwise.diagnosis.trained import trained_notes
+from poolwise.engine.duckdb import DuckDBRows
+from poolwise.errors import RefusedError
+from poolwise.estimators.control import Calibrated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolwise.decision.ranking import Comparison
+    from poolwise.engine.base import Rows
+    from poolwise.estimators.base import Estimator
+    from poolwise.findings import Finding
+    from poolwise.log import Log
+    from poolwise.moments import Moments, MomentsByLogger
+    from poolwise.resample import Buckets
+    from poolwise.terms import Needs, Term
+
+MOST = 30  # targets that are compared without being asked to: 435 pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What a comparison asks of the rows that an evaluation reads.
+
+    Attributes:
+        log: The log.
+        estimator: The recommended estimator, in which the targets are compared.
+        own: What it asks of one target.
+        targets: Names of the targets.
+    """
+
+    log: Log
+    estimator: Comparable
+    own: Needs
+    targets: tuple[str, ...]
+
+    @property
+    def needs(self) -> Needs:
+        """The terms of all targets, with the scatter between all of them."""
+        return united(self.own, self.targets, crossed=self.log.crossed)
+
+    def pairs(self, moments: MomentsByLogger, buckets: Buckets, level: float) -> Pairs:
+        """What is kept of the rows until somebody wants to see the comparison.
+
+        Args:
+            moments: Moments of each logger, which have all that is in `needs`.
+            buckets: Moments of each bucket, where rows of a cluster share one.
+            level: Level of each family of intervals.
+        """
+        log, terms = self.log, {t: t for t in self.needs.terms}
+        whole = {i: _narrow(m, terms) for i, m in moments.items()}
+        clusters: Buckets = ()
+        if log.cluster is not None and len(buckets) > 1:
+            means = [{i: _narrow(m, terms) for i, m in b.items()} for b in buckets]
+            clusters = [{i: _means(m) for i, m in b.items()} for b in means]
+        candidates = Candidates(self.estimator, self.own, whole, self.targets, log.crossed)
+        found = Compared(candidates, clusters, level, log.reward_range)
+        return Pairs(found, tuple(trained_notes(log, tuple(whole))))
+
+
+def _narrow(moments: Moments, terms: Mapping[Term, Term]) -> Moments:
+    return replace(moments.select(terms), tails={}, histograms={})
+
+
+def _means(moments: Moments) -> Moments:
+    """Only the means: the spread between clusters needs no more."""
+    return replace(moments, scatter=np.empty((0, 0)))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """A comparison that is computed when it is asked for.
+
+    Attributes:
+        found: The candidates, and how their errors are to be read.
+        noted: What to know beside what the estimates tell.
+    """
+
+    found: Compared
+    noted: tuple[Finding, ...]
+
+    def comparison(self) -> Comparison | None:
+        """Rank the targets; none where the estimator refuses one of them."""
+        try:
+            return self.found.comparison("", self.noted)
+        except RefusedError:
+            return None
+
+
+def beside(
+    log: Log, estimators: Mapping[str, Estimator], rows: Rows, targets: tuple[str, ...]
+) -> Beside | None:
+    """What to ask for a comparison beside an evaluation; None where it is not for free."""
+    recommended = estimators.get(Calibrated().name, next(iter(estimators.values()), None))
+    estimated = log.estimate_mixture and not log.crossed
+    if not isinstance(recommended, Comparable) or not isinstance(rows, DuckDBRows):
+        return None
+    if not 2 <= len(targets) <= MOST or estimated:
+        return None
+    own = recommended.needs(tuple(rows.counts), crossed=log.crossed)
+    return Beside(log, recommended, own, targets)

@@ -1,0 +1,1 @@
+"""Formats: logs as other programs write them, read into a `Log`."""

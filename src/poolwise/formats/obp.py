@@ -1,0 +1,250 @@
+"""Open Bandit Pipeline: its dictionaries of arrays become a log.
+
+OBP keeps dense arrays, rows times actions times positions, and one propensity per row.
+What an evaluation asks for is one number per row and logger: the probability of the action
+that was played.  That number is picked out here; the dense arrays are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from poolwise.errors import UsageError
+from poolwise.log import Log
+from poolwise.policy import SUM_TOLERANCE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import ArrayLike
+
+    from poolwise.policy import AnyArray, FloatArray, IntArray
+
+BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as OBP has them
+TARGET = "target_prob"
+STRATA = ("stratum_idx", "strata")  # OBP renamed these keys; the older names come second
+AVERAGES = ("pscore_avg", "pscore_star")
+TWO = 2  # loggers: the mixture and one of them give the other
+
+
+def from_obp(
+    bandit_feedback: BanditFeedback,
+    *,
+    action_dist: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    behavior: Mapping[Any, ArrayLike] | None = None,
+) -> Log:
+    """Turn the `bandit_feedback` of Open Bandit Pipeline into a log.
+
+    Loggers are labelled by `stratum_idx`; without it there is one, called "log".  Their
+    cross-propensities come from `behavior`; or, with two loggers, from `pscore_avg`, since
+    the mixture and one of two parts give the other.  With more, `pscore_avg` becomes the
+    log's `mixture`; without it only own propensities are known, and balanced is refused.
+
+    Args:
+        bandit_feedback: The dictionary, of one logger or several.
+        action_dist: Probabilities of the target, shape (rows, actions) or (rows, actions,
+            positions). They become the column `target_prob`; a mapping of names to
+            arrays becomes a column for each name.
+        behavior: For each value of `stratum_idx`, that logger's probabilities in *every*
+            row, in the same shapes or already of the logged action, shape (rows,).
+
+    Examples:
+        >>> feedback = {"n_rounds": 2, "n_actions": 2, "context": None, "position": None,
+        ...             "action": [0, 1], "reward": [1, 0], "pscore": [0.5, 0.25]}
+        >>> log = from_obp(feedback, action_dist=[[0.75, 0.25], [0.75, 0.25]])
+        >>> log.source["target_prob"].to_pylist()
+        [0.75, 0.25]
+    """
+    rows = _Rows(bandit_feedback)
+    labels = rows.labels()
+    own = rows.own_propensity()
+    crossed = _crossed(rows, labels, own, behavior)
+    columns: dict[str, AnyArray | pa.Array] = {
+        "logger": labels,
+        "action": rows.action,
+        "reward": rows.vector("reward"),
+        "propensity": own,
+        **{f"propensity_{label}": values for label, values in crossed.items()},
+    }
+    average = None if crossed else rows.first_of(AVERAGES)
+    if average is not None:
+        columns["mixture"] = rows.vector(average)
+    context = rows.context()
+    targets = _targets(rows, action_dist)
+    taken = [name for name in targets if name in {*columns, *context}]
+    if taken:
+        raise UsageError(f"the target {taken[0]!r} has the name of a column: rename it")
+    return Log(
+        _table({**columns, **context, **targets}),
+        logger="logger",
+        action="action",
+        reward="reward",
+        propensity="propensity",
+        propensities={label: f"propensity_{label}" for label in crossed} or None,
+        context=tuple(context),
+        mixture=None if average is None else "mixture",
+    )
+
+
+class _Rows:
+    """Reads arrays out of the dictionary, and refuses those that do not fit it."""
+
+    def __init__(self, feedback: BanditFeedback) -> None:
+        if not isinstance(feedback, Mapping):
+            raise UsageError(f"bandit_feedback is a dictionary, not {type(feedback).__name__}")
+        needed = ("n_actions", "action", "reward")
+        missing = [key for key in needed if feedback.get(key) is None]
+        if missing:
+            raise UsageError(f"bandit_feedback has no {', '.join(missing)}: is it from OBP?")
+        self.feedback = feedback
+        self.count = len(np.asarray(feedback["action"]))
+        if feedback.get("n_rounds", self.count) != self.count:
+            raise UsageError(
+                f"n_rounds is {feedback['n_rounds']}, and there are {self.count} actions"
+            )
+        self.actions = int(feedback["n_actions"])
+        self.action = self._indices("action", self.actions)
+
+    def vector(self, name: str) -> FloatArray:
+        return _numbers(name, self.feedback[name], (self.count,))
+
+    def _indices(self, name: str, size: int) -> IntArray:
+        values = self.vector(name)
+        if (values != np.floor(values)).any() or (values < 0).any() or (values >= size).any():
+            raise UsageError(f"{name} must hold whole numbers from 0 to {size - 1}")
+        return values.astype(np.int64)
+
+    def first_of(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if self.feedback.get(name) is not None), None)
+
+    def labels(self) -> AnyArray:
+        """Label of each row's logger."""
+        name = self.first_of(STRATA)
+        if name is None:
+            return np.full(self.count, "log")
+        return self._indices(name, 2**31).astype(str)
+
+    def own_propensity(self) -> FloatArray:
+        if self.feedback.get("pscore") is not None:
+            return self.vector("pscore")
+        if self.feedback.get("pi_b") is not None:
+            return self.at_action("pi_b", self.feedback["pi_b"])
+        raise UsageError("bandit_feedback has neither pscore nor pi_b: nothing replaces them")
+
+    def at_action(self, name: str, values: ArrayLike) -> FloatArray:
+        """Probability of the logged action at its position, one number per row."""
+        array = np.asarray(values)
+        if array.ndim == 1:
+            return _numbers(name, array, (self.count,))
+        if array.ndim == 2:
+            array = array[:, :, None]
+        dense = _numbers(name, array, (self.count, self.actions, *array.shape[2:3]))
+        off = np.abs(dense.sum(axis=1) - 1) > SUM_TOLERANCE
+        if off.any():
+            bad = int(off.any(axis=1).sum())
+            raise UsageError(f"{name} does not sum to 1 over the actions in {bad:,} rows")
+        return dense[np.arange(self.count), self.action, self._position(name, dense.shape[2])]
+
+    def _position(self, name: str, positions: int) -> IntArray:
+        if self.feedback.get("position") is not None:
+            return self._indices("position", positions)
+        if positions > 1:
+            raise UsageError(f"{name} has {positions} positions, and bandit_feedback has none")
+        return np.zeros(self.count, dtype=np.int64)
+
+    def context(self) -> dict[str, pa.Array | AnyArray]:
+        """The context as one column of lists, and the position where there are several."""
+        import pyarrow as pa
+
+        found: dict[str, pa.Array | AnyArray] = {}
+        if self.feedback.get("context") is not None:
+            matrix = np.asarray(self.feedback["context"], dtype=np.float64)
+            if matrix.ndim != 2 or len(matrix) != self.count:
+                raise UsageError(f"context has shape {matrix.shape}, not ({self.count}, d)")
+            flat = pa.array(matrix.ravel())
+            found["context"] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+        if self.feedback.get("position") is not None:
+            found["position"] = self._indices("position", 2**31)
+        return found
+
+
+def _numbers(name: str, values: object, shape: tuple[int, ...]) -> FloatArray:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} does not hold numbers: {error}") from error
+    if array.shape != shape:
+        raise UsageError(f"{name} has shape {array.shape}, not {shape}")
+    if not np.isfinite(array).all():
+        count = int((~np.isfinite(array)).sum())
+        raise UsageError(f"{name} holds {count:,} values that are not finite numbers")
+    return array
+
+
+def _crossed(
+    rows: _Rows,
+    labels: AnyArray,
+    own: FloatArray,
+    behavior: Mapping[Any, ArrayLike] | None,
+) -> dict[str, FloatArray]:
+    """Probability of each logged action under every logger; empty where it is unknown."""
+    present = sorted(set(labels.tolist()))
+    if behavior is not None:
+        given = {str(key): values for key, values in behavior.items()}
+        unknown = [label for label in present if label not in given]
+        if unknown:
+            raise UsageError(f"behavior has no logger {', '.join(unknown)}: it needs them all")
+        return {k: rows.at_action(f"behavior[{k!r}]", v) for k, v in given.items()}
+    average = rows.first_of(AVERAGES)
+    if average is None or len(present) != TWO:
+        return {}
+    return other_of_two(labels, own, rows.vector(average))
+
+
+def other_of_two(
+    labels: AnyArray, own: FloatArray, average: FloatArray
+) -> dict[str, FloatArray]:
+    r"""Both loggers' probabilities from a row's own and the mixture's.
+
+    $$\pi_{other} = (\pi_{avg} - \alpha_{own} \pi_{own}) / \alpha_{other},
+      \qquad \alpha_i = n_i / n$$
+
+    OBP mixes by the shares it was asked for, which rounding moves from those of the rows
+    by up to 1/n; the result may leave [0, 1] by as much, and is brought back.
+
+    >>> both = other_of_two(np.array(["0", "1"]), np.array([0.2, 0.6]), np.array([0.5, 0.4]))
+    >>> both["0"].round(3).tolist(), both["1"].round(3).tolist()
+    ([0.2, 0.2], [0.8, 0.6])
+    """
+    names, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    share = counts / len(labels)
+    other = (average - share[place] * own) / share[1 - place]
+    off = np.maximum(-other, other - 1) > 1 / counts.min() + 1e-6
+    if off.any():
+        raise UsageError(
+            f"pscore_avg cannot be the mixture of the two loggers in {int(off.sum()):,} of "
+            f"{len(own):,} rows: the other logger's probability would be "
+            f"{other[off][0]:.6g}. Give `behavior`, the probabilities of each logger."
+        )
+    other = other.clip(0.0, 1.0)
+    return {
+        str(name): np.where(place == k, own, other) for k, name in enumerate(names.tolist())
+    }
+
+
+def _targets(
+    rows: _Rows, action_dist: ArrayLike | Mapping[str, ArrayLike] | None
+) -> dict[str, FloatArray]:
+    if action_dist is None:
+        return {}
+    if not isinstance(action_dist, Mapping):
+        return {TARGET: rows.at_action("action_dist", action_dist)}
+    return {k: rows.at_action(f"action_dist[{k!r}]", v) for k, v in action_dist.items()}
+
+
+def _table(columns: Mapping[str, AnyArray | pa.Array]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({name: pa.array(values) for name, values in columns.items()})

@@ -1,0 +1,117 @@
+"""Scoring once: a log with the probabilities of its policies written beside its columns.
+
+A policy in Python costs more to ask than a column to read.  What is asked often is
+scored once, into a file, and evaluated from there as often as anybody likes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sqlglot import exp
+
+from poolwise.engine.duckdb import DuckDB
+from poolwise.engine.roles import PART_LOGGER
+from poolwise.errors import UsageError
+from poolwise.targets import named_targets
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from poolwise.engine.roles import Roles
+    from poolwise.log import Log
+    from poolwise.policy import PolicyLike
+
+
+class ScoredLog(NamedTuple):
+    """A log whose policies are columns, and its targets: what `evaluate` takes."""
+
+    log: Log
+    targets: dict[str, PolicyLike]
+
+
+def score_log(
+    log: Log,
+    targets: Mapping[str, PolicyLike] | PolicyLike,
+    path: str | PathLike[str],
+    *,
+    engine: DuckDB | None = None,
+) -> ScoredLog:
+    """Write a log with one column for each policy that must be asked in Python.
+
+    The file is Parquet and holds every column of the log; the columns of loggers are called
+    ``p_`` and their label, those of targets ``t_`` and their name.  It is whole or absent.
+
+    Args:
+        log: The rows, with policies among `propensities`, or not.
+        targets: New policies by name.
+        path: Where to write; what is there is replaced as a whole.
+        engine: How many threads and how much memory, if not all.
+
+    Returns:
+        The log in that file and its targets, for ``evaluate(*score_log(...))``.
+    """
+    named, place = named_targets(targets), Path(path)
+    with tempfile.TemporaryDirectory(dir=_folder(place), prefix=".poolwise-") as folder:
+        beside = Path(folder) / "scored.parquet"
+        roles, names = (engine or DuckDB()).score(log, named, beside, _names)
+        beside.replace(place)
+    return ScoredLog(_scored(log, roles, names, place), _targets(named, roles, names))
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise UsageError(f"cannot write {path}: {reason.strerror or reason}") from reason
+    return path.parent
+
+
+def _names(roles: Roles, columns: tuple[str, ...]) -> dict[str, str]:
+    """What each scored column is called in the file."""
+    if not roles.scored:
+        raise UsageError("there is nothing to score: every policy is a column or SQL already")
+    table = roles.table
+    found = {
+        str(value.name): f"{kind}_{label}"
+        for kind, of in (("p", table.propensities), ("t", table.targets))
+        for label, value in of.items()
+        if value.name in roles.scored
+    }
+    if isinstance(table.propensity, exp.Column) and table.propensity.name in roles.scored:
+        found[table.propensity.name] = "propensity"
+    taken = [name for name in found.values() if name.lower() in {c.lower() for c in columns}]
+    if taken:
+        listed = ", ".join(map(repr, taken))
+        raise UsageError(f"the log already has a column {listed}: rename the policy")
+    return found
+
+
+def _scored(log: Log, roles: Roles, names: Mapping[str, str], path: Path) -> Log:
+    """The log in the file: policies that were scored are columns now."""
+    found = roles.table.propensities
+    known = {
+        label: names.get(found[str(label)].name, policy) if str(label) in found else policy
+        for label, policy in (log.propensities or {}).items()
+    }
+    own = roles.table.propensity
+    scored = isinstance(own, exp.Column) and own.name in names
+    return replace(
+        log,
+        source=path,
+        logger=PART_LOGGER if isinstance(log.source, Mapping) else log.logger,
+        propensity="propensity" if scored else log.propensity,
+        propensities=known or None,
+        reader_options={},
+    )
+
+
+def _targets(
+    named: Mapping[str, PolicyLike], roles: Roles, names: Mapping[str, str]
+) -> dict[str, PolicyLike]:
+    found = roles.table.targets
+    return {name: names.get(found[name].name, policy) for name, policy in named.items()}

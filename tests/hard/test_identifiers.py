@@ -1,0 +1,90 @@
+"""Hostile names in the query: its parsed tree has the tables and columns asked for, and no other."""
+
+from __future__ import annotations
+
+import pytest
+import sqlglot
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlglot import exp
+
+from poolwise import Log, evaluate
+from poolwise.border import query_text
+from poolwise.policy import Column
+from tests.hard.case import base, renamed
+from tests.reference import Reference
+
+ROLES = ("logger", "reward", "p", "p_a", "p_b", "t")
+DIALECTS = ("duckdb", "postgres", "spark", "bigquery", "snowflake")
+ATTACKS = (
+    '"', "'", "`", '""', "''", "``", "\\", '\\"', "';--", '"; DROP TABLE log; --', "a.b", "a b",
+    "select", "*", "1", "/*", "*/", "--", "${x}", "{{x}}", "%s", "?", ":x", "@x", "[x]", "$1",
+    "x') OR ('1'='1", 'x") FROM other --', "x\ny", "x\ty", "é", "🦆", "\u202e", "NULL", "true",
+)  # fmt: skip
+names = st.one_of(
+    st.sampled_from(ATTACKS),
+    st.builds("".join, st.lists(st.sampled_from(ATTACKS), min_size=1, max_size=3)),
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1),
+)
+six_names = st.lists(names, min_size=6, max_size=6, unique_by=str.lower)
+
+
+def _read(query: str, dialect: str) -> tuple[set[str], set[str]]:
+    """Tables that are no step of the query itself, and columns of the first step."""
+    (tree,) = sqlglot.parse(query, read=dialect)
+    assert isinstance(tree, exp.Select)
+    steps = {step.alias for step in tree.find_all(exp.CTE)}
+    tables = {t.sql() for t in tree.find_all(exp.Table) if t.name not in steps}
+    (first,) = [step.this for step in tree.find_all(exp.CTE) if step.alias == "rows"]
+    assert not list(first.find_all(exp.Subquery))
+    return tables, {column.name for column in first.find_all(exp.Column)}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(chosen=six_names, label=names)
+def test_the_query_reads_what_was_asked_for_and_nothing_else(
+    dialect: str, chosen: list[str], label: str
+) -> None:
+    columns = {role: Column(name) for role, name in zip(ROLES, chosen, strict=True)}
+    quoted = {
+        role: f'"{name.replace(chr(34), chr(34) * 2)}"'
+        for role, name in zip(ROLES, chosen, strict=True)
+    }
+    log = Log(
+        "log.parquet",  # not read
+        reward=quoted["reward"],
+        logger=quoted["logger"],
+        propensity=columns["p"],
+        propensities={label: columns["p_a"], f"{label}2": columns["p_b"]},
+    )
+    query = query_text(log, "log", {label: columns["t"]}, dialect)
+    tables, read = _read(query, dialect)
+    assert tables == {"log"}
+    assert read == set(chosen)
+    (tree,) = sqlglot.parse(query, read=dialect)
+    texts = {literal.this for literal in tree.find_all(exp.Literal) if literal.is_string}
+    assert label in texts
+
+
+@given(chosen=six_names)
+def test_duckdb_runs_it_with_the_same_answer(chosen: list[str]) -> None:
+    names = dict(zip(ROLES, chosen, strict=True))
+    log = Log(
+        renamed(base(), names),
+        reward=names["reward"],
+        logger=names["logger"],
+        propensity=names["p"],
+        propensities={"a": names["p_a"], "b": names["p_b"]},
+    )
+    found = evaluate(log, {"new": names["t"]}, "naive", which_logs=False)
+    assert found["new"].estimates["naive"].value == pytest.approx(NAIVE, rel=1e-12)
+
+
+def _naive() -> float:
+    roles = {"reward": "reward", "logger": "logger", "propensity": "p"}
+    log = Log(base(), **roles)
+    found = evaluate(log, {"new": "t"}, "naive", engine=Reference())
+    return found["new"].estimates["naive"].value
+
+
+NAIVE = _naive()

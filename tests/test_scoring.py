@@ -1,0 +1,104 @@
+"""Scoring once: the file gives the numbers of the policies themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import poolwise as pw
+from poolwise.errors import PolicyError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ACTIONS = [0, 1, 2]
+OLD = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
+NEW = np.array([[0.1, 0.1, 0.8], [0.4, 0.4, 0.2]])
+
+
+def chooses(table: np.ndarray[Any, Any]) -> pw.Function:
+    """A policy in Python: a line of the table for each context."""
+    return pw.Function(lambda batch: table[batch["x"].astype(int), batch.action.astype(int)])
+
+
+@pytest.fixture
+def rows() -> pa.Table:
+    rng = np.random.default_rng(5)
+    x, wrote = rng.integers(0, 2, 400), rng.integers(0, 2, 400)
+    probs = np.stack([OLD, NEW])[wrote, x]
+    action = (probs.cumsum(axis=1) < rng.random((400, 1))).sum(axis=1)
+    return pa.table(
+        {
+            "who": np.array(["old", "new"])[wrote],
+            "x": x,
+            "a": action,
+            "r": rng.normal(action, 1.0),
+        }
+    )
+
+
+def log_of(source: Any, **more: Any) -> pw.Log:  # noqa: ANN401 - any source of a log
+    named: dict[str, Any] = {
+        "logger": "who",
+        "reward": "r",
+        "action": "a",
+        "context": ["x"],
+        "propensities": {"old": chooses(OLD), "new": chooses(NEW)},
+    }
+    return pw.Log(source, **(named | more))
+
+
+def values(found: pw.Evaluation) -> dict[str, float]:
+    return {name: e.value for name, e in found["mix"].estimates.items()}
+
+
+def test_the_file_gives_the_numbers_of_the_policies(rows: pa.Table, tmp_path: Path) -> None:
+    targets = {"mix": pw.Mixture([chooses(OLD), chooses(NEW)], [0.5, 0.5])}
+    scored = pw.score_log(log_of(rows), targets, tmp_path / "deep" / "scored.parquet")
+    written = pq.read_table(tmp_path / "deep" / "scored.parquet")
+    assert written.column_names == ["who", "x", "a", "r", "p_old", "p_new", "t_mix"]
+    expected = OLD[rows["x"].to_numpy(), rows["a"].to_numpy()]
+    np.testing.assert_array_equal(np.sort(written["p_old"]), np.sort(expected))
+    assert scored.log.propensities == {"old": "p_old", "new": "p_new"}
+    assert scored.targets == {"mix": "t_mix"}
+    direct = values(pw.evaluate(log_of(rows), targets))
+    assert values(pw.evaluate(*scored)) == pytest.approx(direct, rel=1e-12)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["scored.parquet"]
+
+
+def test_a_mapping_of_loggers_keeps_its_labels(rows: pa.Table, tmp_path: Path) -> None:
+    who = rows["who"].to_numpy(zero_copy_only=False)
+    parts = {name: rows.filter(pa.array(who == name)).drop(["who"]) for name in ("old", "new")}
+    targets = {"mix": chooses(NEW)}
+    log = log_of(parts, logger=None)
+    scored = pw.score_log(log, targets, tmp_path / "s.parquet")
+    assert values(pw.evaluate(*scored)) == pytest.approx(
+        values(pw.evaluate(log, targets)), rel=1e-12
+    )
+
+
+def test_columns_need_no_scoring(rows: pa.Table, tmp_path: Path) -> None:
+    log = log_of(rows, propensities=None, propensity="0.5")
+    with pytest.raises(UsageError, match="nothing to score"):
+        pw.score_log(log, {"mix": "0.5"}, tmp_path / "s.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_taken_is_refused(rows: pa.Table, tmp_path: Path) -> None:
+    taken = rows.append_column("P_OLD", rows["r"])
+    with pytest.raises(UsageError, match="already has a column 'p_old'"):
+        pw.score_log(log_of(taken), {"mix": "0.5"}, tmp_path / "s.parquet")
+
+
+def test_a_policy_that_fails_leaves_nothing_behind(rows: pa.Table, tmp_path: Path) -> None:
+    path = tmp_path / "s.parquet"
+    path.write_text("what was there")
+    wrong = pw.Function(lambda batch: np.full(len(batch), 1.5))
+    with pytest.raises(PolicyError, match="400 of the 400 rows from row 0"):
+        pw.score_log(log_of(rows), {"mix": wrong}, path)
+    assert path.read_text() == "what was there"
+    assert [p.name for p in tmp_path.iterdir()] == ["s.parquet"]
