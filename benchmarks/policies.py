@@ -108,6 +108,18 @@ def predict(path: Path) -> Callable[[], None]:
     return work
 
 
+def predict_plain(path: Path) -> Callable[[], None]:
+    """Work: the same calls as a user makes them, one per model, on all rows at once."""
+    table = pq.read_table(path, columns=NAMES)
+    x = np.column_stack([table[name].to_numpy() for name in NAMES])
+
+    def work() -> None:
+        for model in models().values():
+            model.predict_proba(x)
+
+    return work
+
+
 def score(path: Path) -> Callable[[], None]:
     """Work: read the file and append the probability of each model to its rows."""
     from poolwise.policies import as_policy

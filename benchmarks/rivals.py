@@ -1,8 +1,8 @@
 """Rivals: what people write today, each a plain function from a file to numbers.
 
-They do less than `evaluate`: no checks of the rows, no calibrated estimate, no tables of
-overlap, no findings.  Two are what a competent user would write; the third restates the
-formulas of Open Bandit Pipeline, bootstrap included.
+They do less than `evaluate`: no checks of the rows, no tables of overlap, no findings.  The
+first gives the same five estimates, the second only the paper's three, the third only one;
+the last restates the formulas of Open Bandit Pipeline, bootstrap included.
 """
 
 from __future__ import annotations
@@ -62,6 +62,43 @@ def numpy_pandas(path: Path) -> dict[str, dict[str, Guess]]:
     return found
 
 
+def numpy_five(path: Path) -> dict[str, dict[str, Guess]]:
+    """What `evaluate` estimates: the paper's three, self-normalised and calibrated."""
+    import pandas as pd
+
+    frame = pd.read_parquet(path)
+    columns = loggers_of(path)
+    stratum, counts, mixture = _strata(frame, columns)
+    own_rows = [stratum == k for k in range(len(counts))]
+    reward, propensity = frame["reward"].to_numpy(), frame["p"].to_numpy()
+    probs = [frame[column].to_numpy() for column in columns.values()]
+    found = {}
+    for target in targets_of(path):
+        prob = frame[target].to_numpy()
+        weight = prob / mixture
+        value = reward * weight
+        own = _by_logger(reward * prob / propensity, own_rows)
+        mean = value.mean()
+        divergence = np.array([(value**2 * mixture / p).mean() - mean**2 for p in probs])
+        normal = mean / weight.mean()
+        controls = np.column_stack([*(p / mixture - 1 for p in probs[:-1]), weight - 1])
+        centred = controls - controls.mean(axis=0)
+        slopes = np.linalg.lstsq(centred, value - mean)[0]
+        left = value - controls @ slopes
+        found[target] = {
+            "naive": _combined(*own, counts, counts),
+            "balanced": _combined(*_by_logger(value, own_rows), counts, counts),
+            "weighted": _combined(*own, counts, counts / divergence),
+            "self-normalised": _combined(
+                *_by_logger(normal + (value - normal * weight) / weight.mean(), own_rows),
+                counts,
+                counts,
+            ),
+            "calibrated": _combined(*_by_logger(left, own_rows), counts, counts),
+        }
+    return found
+
+
 def _by_logger(
     rows: FloatArray, own_rows: Sequence[NDArray[np.bool]]
 ) -> tuple[FloatArray, FloatArray]:
@@ -110,7 +147,11 @@ def obp_bootstrap(path: Path) -> dict[str, dict[str, Bounds]]:
     """Open Bandit Pipeline's three formulas for each target, 100 bootstrap rounds each."""
     import pandas as pd
 
-    frame = pd.read_parquet(path)
+    return obp_in_memory(path, pd.read_parquet(path))
+
+
+def obp_in_memory(path: Path, frame: pd.DataFrame) -> dict[str, dict[str, Bounds]]:
+    """The same where the rows have been read already."""
     stratum, counts, mixture = _strata(frame, loggers_of(path))
     reward, pscore = frame["reward"].to_numpy(), frame["p"].to_numpy()
     found = {}

@@ -39,8 +39,9 @@ CELLS = (
     (10**6, 1, 20),
     (10**7, 10, 5),
 )
-MODELS = ("predict", "score", "policies")  # on a log of their own
-RIVALS = ("decode", "evaluate", "command", "duckdb", "numpy", "obp")
+MODELS = ("predict", "predict-plain", "score", "policies")  # on a log of their own
+RIVALS = ("decode", "evaluate", "command", "duckdb", "numpy-three", "numpy", "obp")
+IN_MEMORY = ("memory", "obp-memory")
 MOST_MEMORY, MOST_SECONDS = 8e9, 120  # a rival that would need more is left out
 COPIES = 3  # of the columns, that pandas and NumPy hold at once
 DRAWS = 4e-6  # seconds of a row and target in 3 times 100 bootstrap rounds
@@ -48,7 +49,7 @@ DRAWS = 4e-6  # seconds of a row and target in 3 times 100 bootstrap rounds
 
 def fits(key: Key) -> bool:
     """Whether a rival can do this within the memory and the time it is given."""
-    if key.what not in {"numpy", "obp"}:
+    if key.what not in {"numpy", "numpy-three", "obp"}:
         return True
     memory = COPIES * 8 * key.rows * (3 + key.targets + key.loggers)
     seconds = DRAWS * key.rows * key.targets if key.what == "obp" else 0
@@ -58,6 +59,7 @@ def fits(key: Key) -> bool:
 def grid(most: int) -> list[Key]:
     """Everything to measure, on logs of at most so many rows."""
     keys = [Key(what, *cell) for cell in CELLS for what in RIVALS]
+    keys += [Key(what, 10**6) for what in IN_MEMORY]
     keys += [Key(what, 10**6, 1, LOGGERS) for what in MODELS]
     return [key for key in keys if key.rows <= most and fits(key)]
 

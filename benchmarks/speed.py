@@ -45,18 +45,33 @@ def decode(path: Path) -> None:
         list(pool.map(read, range(2)))
 
 
-def evaluate(path: Path) -> None:
+def evaluate(path: Path, rows: object = None) -> None:
     """Evaluate every target with all defaults."""
     import poolwise as pw
 
     log = pw.Log(
-        path,
+        path if rows is None else rows,
         logger="logger",
         reward="reward",
         propensity="p",
         propensities=loggers_of(path),
     )
     pw.evaluate(log, {name: name for name in targets_of(path)})
+
+
+def in_memory(path: Path) -> Callable[[], None]:
+    """The same with the rows in memory already, as an Arrow table."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return partial(evaluate, path, table)
+
+
+def obp_in_memory(path: Path) -> Callable[[], object]:
+    """Open Bandit Pipeline's formulas with the rows in memory, as it wants them."""
+    import pandas as pd
+
+    return partial(rivals.obp_in_memory, path, pd.read_parquet(path))
 
 
 def command(path: Path) -> None:
@@ -76,9 +91,13 @@ WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
     "evaluate": lambda path: partial(evaluate, path),
     "command": lambda path: partial(command, path),
     "duckdb": lambda path: partial(rivals.duckdb_balanced, path),
-    "numpy": lambda path: partial(rivals.numpy_pandas, path),
+    "numpy": lambda path: partial(rivals.numpy_five, path),
+    "numpy-three": lambda path: partial(rivals.numpy_pandas, path),
     "obp": lambda path: partial(rivals.obp_bootstrap, path),
+    "memory": in_memory,
+    "obp-memory": obp_in_memory,
     "predict": policies.predict,
+    "predict-plain": policies.predict_plain,
     "score": policies.score,
     "policies": policies.evaluate,
 }

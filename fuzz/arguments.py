@@ -33,15 +33,61 @@ from poolwise.cli import main
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
 COMMANDS = ("evaluate", "compare", "plan", "check", "sql")
 OPTIONS = (
-    "--reward", "--logger", "--propensity", "--propensities", "--target", "--estimator",
-    "--level", "--interval", "--sides", "--cluster", "--trained-on", "--on-fault",
-    "--reward-range", "--half-width", "--baseline", "--dialect", "--log-probabilities", "--json",
+    "--reward",
+    "--logger",
+    "--propensity",
+    "--propensities",
+    "--target",
+    "--estimator",
+    "--level",
+    "--interval",
+    "--sides",
+    "--cluster",
+    "--trained-on",
+    "--on-fault",
+    "--reward-range",
+    "--half-width",
+    "--baseline",
+    "--dialect",
+    "--log-probabilities",
+    "--json",
 )
 WORDS = (
-    "reward", "logger", "p", "a=p_a,b=p_b", "a=p_a", "new=t", "old=p_a", "p_a", "t", "0.9", "1e9",
-    "nan", "-1", "0,1", "drop", "naive", "calibrated", "student", "betting", "lower", "spark",
-    "new=least(t, 1)", "new=t+", "new=(select 1)", "new='x", "new=t;--", "a=b", "=", "", "log",
-    'new="t"', "new=case when p>0.5 then t else 0 end", "new=t::varchar", "new=1e400", "new=NULL",
+    "reward",
+    "logger",
+    "p",
+    "a=p_a,b=p_b",
+    "a=p_a",
+    "new=t",
+    "old=p_a",
+    "p_a",
+    "t",
+    "0.9",
+    "1e9",
+    "nan",
+    "-1",
+    "0,1",
+    "drop",
+    "naive",
+    "calibrated",
+    "student",
+    "betting",
+    "lower",
+    "spark",
+    "new=least(t, 1)",
+    "new=t+",
+    "new=(select 1)",
+    "new='x",
+    "new=t;--",
+    "a=b",
+    "=",
+    "",
+    "log",
+    'new="t"',
+    "new=case when p>0.5 then t else 0 end",
+    "new=t::varchar",
+    "new=1e400",
+    "new=NULL",
 )
 
 
@@ -61,8 +107,16 @@ def _write_log() -> str:
 
 PATH = _write_log()
 USUAL = (
-    "--reward", "reward", "--logger", "logger", "--propensity", "p",
-    "--propensities", "a=p_a,b=p_b", "--target", "new=t",
+    "--reward",
+    "reward",
+    "--logger",
+    "logger",
+    "--propensity",
+    "p",
+    "--propensities",
+    "a=p_a,b=p_b",
+    "--target",
+    "new=t",
 )
 
 
@@ -92,6 +146,7 @@ def _arguments(data: atheris.FuzzedDataProvider) -> list[str]:
 
 
 def one_input(content: bytes) -> None:
+    """Run the program once."""
     words = _arguments(atheris.FuzzedDataProvider(content))
     sys.argv = ["poolwise", *words]
     out, err = io.StringIO(), io.StringIO()

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 SECONDS = "600"
 SEEDS = 40  # inputs to begin with: long ones, since short ones end as the simplest case
 OPTIONS = (
-    "-len_control=0", "-max_len=4096", "-rss_limit_mb=4096", "-timeout=60",
+    "-len_control=0",
+    "-max_len=4096",
+    "-rss_limit_mb=4096",
+    "-timeout=60",
     "-print_final_stats=1",
 )
 
@@ -36,7 +39,9 @@ def run(one_input: Callable[[bytes], None]) -> None:
     with tempfile.TemporaryDirectory() as corpus:
         for place in range(SEEDS):
             (Path(corpus) / str(place)).write_bytes(random.Random(place).randbytes(1_000))  # noqa: S311 - seeds
-        atheris.Setup([sys.argv[0], *OPTIONS, f"-max_total_time={seconds}", *rest, corpus], one_input)
+        atheris.Setup(
+            [sys.argv[0], *OPTIONS, f"-max_total_time={seconds}", *rest, corpus], one_input
+        )
         atheris.Fuzz()
 
 
@@ -55,4 +60,5 @@ def check_answer(found: Evaluation) -> None:
 
 
 def refuse(text: str) -> NoReturn:
+    """What a reader of JSON does with NaN and Infinity."""
     raise AssertionError(f"{text} in an answer")

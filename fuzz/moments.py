@@ -35,9 +35,7 @@ def _good() -> tuple[bytes, pa.Table]:
         {"logger": labels, "reward": rng.normal(1, 1, 20), "p": own, "p_a": probs[:, 0],
          "p_b": probs[:, 1], "t": probs[:, 2]}
     )  # fmt: skip
-    log = pw.Log(
-        table, reward="reward", logger="logger", propensities={"a": "p_a", "b": "p_b"}
-    )
+    log = pw.Log(table, reward="reward", logger="logger", propensities={"a": "p_a", "b": "p_b"})
     needs = Needs(
         groups=((BALANCED_REWARD, BALANCED_WEIGHT), (WEIGHTED_REWARD,)),
         extremes=(WEIGHT,),
@@ -59,9 +57,10 @@ def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
     if kind == 1:
         content = bytearray(GOOD)
         for _ in range(data.ConsumeIntInRange(1, 6)):
-            content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(0, 255)
+            content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(
+                0, 255
+            )
         return bytes(content)
-    meta: object = dict(META)
     if kind == 2:
         text = json.dumps(META)
         place = data.ConsumeIntInRange(0, len(text))
@@ -70,9 +69,23 @@ def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
     else:
         keys = sorted(META)
         chosen = keys[data.ConsumeIntInRange(0, len(keys) - 1)]
-        values = (None, -1, 0, 1, 1e308, "x", [], {}, [[]], [0], [10**9], True, 2**70)
-        meta = {**META, chosen: values[data.ConsumeIntInRange(0, len(values) - 1)]}
-        raw = json.dumps(meta)
+        values: tuple[object, ...] = (
+            None,
+            -1,
+            0,
+            1,
+            1e308,
+            "x",
+            [],
+            {},
+            [[]],
+            [0],
+            [10**9],
+            True,
+            2**70,
+        )
+        changed_meta = {**META, chosen: values[data.ConsumeIntInRange(0, len(values) - 1)]}
+        raw = json.dumps(changed_meta)
     lines = TABLE.to_pylist()
     if data.ConsumeBool():
         line = lines[data.ConsumeIntInRange(0, len(lines) - 1)]
@@ -93,6 +106,7 @@ def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
 
 
 def one_input(content: bytes) -> None:
+    """Read one file, and what is accepted once more."""
     PATH.write_bytes(_mutated(atheris.FuzzedDataProvider(content)))
     try:
         found, meta = read_moments(PATH)

@@ -31,8 +31,22 @@ from poolwise.engine.duckdb import DuckDB
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
 ENGINE = DuckDB(threads=1)
 SPECIAL = (
-    0.0, -0.0, 1.0, 0.5, 1e-300, 1e300, 5e-324, -1.0, 100.0, math.nan, math.inf, -math.inf,
-    1 + 1e-15, 1e-12, 0.1, 1 / 3,
+    0.0,
+    -0.0,
+    1.0,
+    0.5,
+    1e-300,
+    1e300,
+    5e-324,
+    -1.0,
+    100.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1 + 1e-15,
+    1e-12,
+    0.1,
+    1 / 3,
 )
 NAMES = ("reward", "p", "p_a", "p_b", "t")
 
@@ -44,7 +58,7 @@ def _value(data: atheris.FuzzedDataProvider) -> float | None:
     if kind < 5:
         return SPECIAL[data.ConsumeIntInRange(0, len(SPECIAL) - 1)]
     if kind < 9:
-        return data.ConsumeProbability()
+        return float(data.ConsumeProbability())
     return float(struct.unpack("<d", data.ConsumeBytes(8).ljust(8, b"\0"))[0])
 
 
@@ -60,9 +74,7 @@ def _table(data: atheris.FuzzedDataProvider) -> pa.Table:
             for _ in range(rows)
         ]
     if data.ConsumeBool():
-        columns["p"] = [
-            columns[f"p_{label}"][k] for k, label in enumerate(columns["logger"])
-        ]
+        columns["p"] = [columns[f"p_{label}"][k] for k, label in enumerate(columns["logger"])]
     numbers = {n: pa.array(columns[n], type=pa.float64()) for n in NAMES}
     return pa.table({"logger": columns["logger"], **numbers})
 
@@ -78,7 +90,9 @@ def _source(data: atheris.FuzzedDataProvider) -> object:
         if kind == 3:  # a few bytes are other ones
             content = bytearray(path.read_bytes())
             for _ in range(data.ConsumeIntInRange(1, 4)):
-                content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(0, 255)
+                content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(
+                    0, 255
+                )
             path.write_bytes(content)
         return str(path)
     path = FOLDER / ("log.csv" if kind == 4 else "log.json")
@@ -88,6 +102,7 @@ def _source(data: atheris.FuzzedDataProvider) -> object:
 
 
 def one_input(content: bytes) -> None:
+    """Evaluate one log."""
     data = atheris.FuzzedDataProvider(content)
     crossed = {"a": "p_a", "b": "p_b"} if data.ConsumeBool() else None
     try:

@@ -46,6 +46,7 @@ ORDER = (
     "statistics.histogram",
     "engine.base",
     "engine.rows",
+    "engine.sandbox",
     "engine.roles",
     "engine.sql",
     "engine.answer",

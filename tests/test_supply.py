@@ -248,7 +248,6 @@ def test_a_report_carries_no_row(tmp_path: Path) -> None:
     assert repr(NUMBER)[:8] not in text
 
 
-@pytest.mark.xfail(reason="the finding of a dropped row shows an example of its values")
 def test_a_report_of_dropped_rows_carries_none_of_them(tmp_path: Path) -> None:
     found = evaluate(marked_log(on_fault="drop"), {"column": "t"})
     text = everything_written(found, tmp_path)

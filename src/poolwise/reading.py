@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poolwise.engine.duckdb import DuckDBRows
 from poolwise.resample import BUCKETS
 from poolwise.terms import BALANCED_WEIGHT, WEIGHT, Needs
 
@@ -56,6 +55,6 @@ def read(rows: Rows, needs: Needs, pairs: Needs, *, split: bool) -> Read:
         found = rows.moments(needs | pairs)
         return Read([found], found)
     buckets = rows.bucketed(needs, BUCKETS)
-    if not isinstance(rows, DuckDBRows):  # a database has no histograms, and no short pass
+    if not getattr(rows, "by_kernel", False):  # a database has no histograms, and no short pass
         return Read(buckets, {})
     return Read(buckets, rows.moments(pairs | Needs(histograms=needs.histograms)))

@@ -257,7 +257,7 @@ def test_without_cross_propensities_balanced_is_refused_with_what_it_needs() -> 
     found = evaluate(log, {"target": "t"})
     assert {"naive", "weighted"} <= set(found["target"].estimates)
     assert "balanced" not in found["target"].estimates
-    assert "balanced-refused" in [w["code"] for w in found.warnings]
+    assert "no-cross-propensities" in [w["code"] for w in found.warnings]
     partly = small_log(propensities={"a": "p_a", "b": None})
     with pytest.raises(RefusedError, match="under every logger"):
         evaluate(partly, {"target": "t"}, "balanced")
@@ -267,7 +267,7 @@ def test_without_cross_propensities_weighted_is_naive_and_says_so() -> None:
     found = evaluate(small_log(propensities=None), {"target": "t"})
     naive, weighted = (found["target"].estimates[k] for k in ("naive", "weighted"))
     assert (weighted.value, weighted.variance) == (naive.value, naive.variance)
-    assert "weighted-as-naive" in [w["code"] for w in found.warnings]
+    assert "no-cross-propensities" in [w["code"] for w in found.warnings]
 
 
 def test_naive_needs_no_cross_propensities() -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from poolwise.decision.comparison import Compared
 from poolwise.decision.contrasts import Candidates, Comparable, united
 from poolwise.diagnosis.trained import trained_notes
-from poolwise.engine.duckdb import DuckDBRows
 from poolwise.errors import RefusedError
 from poolwise.estimators.control import Calibrated
 
@@ -110,7 +109,7 @@ def beside(
     """What to ask for a comparison beside an evaluation; None where it is not for free."""
     recommended = estimators.get(Calibrated().name, next(iter(estimators.values()), None))
     estimated = log.estimate_mixture and not log.crossed
-    if not isinstance(recommended, Comparable) or not isinstance(rows, DuckDBRows):
+    if not isinstance(recommended, Comparable) or not getattr(rows, "by_kernel", False):
         return None
     if not 2 <= len(targets) <= MOST or estimated:
         return None

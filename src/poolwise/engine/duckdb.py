@@ -189,6 +189,10 @@ class DuckDBRows(QueryRows):
             raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
 
     @property
+    def by_kernel(self) -> bool:
+        return True
+
+    @property
     def _tail(self) -> int:
         return LONGEST_TAIL
 

@@ -210,7 +210,8 @@ def table_batches(
     names = {"logger": logger, **columns}
     arrays = [table.column(source) for source in names.values()]
     renamed = pa.Table.from_arrays(arrays, names=list(names))
-    return iter(renamed.to_batches(max_chunksize=TABLE_ROWS))
+    batches: Iterator[pa.RecordBatch] = iter(renamed.to_batches(max_chunksize=TABLE_ROWS))
+    return batches
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -65,6 +65,11 @@ class QueryRows(ABC):
         """A number below `buckets`: the same for all rows of a cluster, else row by row."""
 
     @property
+    def by_kernel(self) -> bool:
+        """Whether rows go through the kernel: wide questions are cheap, histograms known."""
+        return False
+
+    @property
     def _tail(self) -> int:
         """How many of the largest values this database can return; 0 for none."""
         return 0
@@ -113,7 +118,7 @@ class QueryRows(ABC):
         rule = rules(self.table)[place]
         logger = line["logger"]
         example = self._lines(example_query(self.table, rule, logger))[0]
-        shown = {role_text(self.table, role): example.get(role) for role in rule.role}
+        shown = {role_text(self.table, role): _shown(example, role) for role in rule.role}
         return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, ADVICE)
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
@@ -159,3 +164,9 @@ class QueryRows(ABC):
         """Run the query of the moments and read its answer."""
         lines = self._lines(moments_query(request, limit=limit))
         return [decode(request, line) for line in lines]
+
+
+def _shown(example: Mapping[str, Any], role: str) -> object:
+    """A value as a number; as it stands in the source where it is none."""
+    value = example.get(role)
+    return example.get(f"raw_{role}") if value is None else value

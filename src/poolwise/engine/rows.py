@@ -325,20 +325,31 @@ def example_query(table: Table, rule: Rule, logger: str | None) -> exp.Select:
     select = query.where(same)
     if table.propensities:
         select = select.select(own(table).as_("own", quoted=True))
-    return select.with_("rows", as_=rows(table))
+    raw = [
+        exp.cast(value.copy(), "varchar").as_(f"raw_{role}", quoted=True)
+        for role in rule.role
+        if (value := _expression(table, role)) is not None
+    ]
+    return select.with_("rows", as_=rows(table).select(*raw))
 
 
 def role_text(table: Table, role: str) -> str:
     """What the user calls a column of `rows`."""
     if role == "own":
         return "its logger's own"
-    role = "mixture" if role == "estimated_mixture" else role
+    expression = _expression(table, role)
+    return role if expression is None else _text(expression)
+
+
+def _expression(table: Table, role: str) -> Expression | None:
+    """What a column of `rows` was made of, if the user gave it."""
     kind, _, place = role.partition("_")
     listed = {"p": table.propensities, "t": table.targets, "v": table.predicted_values}
     if kind in listed and place:
-        return _text(list(listed[kind].values())[int(place)])
-    expression: Expression | None = getattr(table, role)
-    return role if expression is None else _text(expression)
+        return list(listed[kind].values())[int(place)]
+    named = {"estimated_mixture": "mixture"}.get(role, role)
+    expression: Expression | None = getattr(table, named, None)
+    return expression
 
 
 def _text(expression: Expression) -> str:

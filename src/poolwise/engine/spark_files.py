@@ -151,6 +151,10 @@ class SparkFileRows(SparkRows):
         """The same rows without those of one logger, and without it in the mixture."""
         return replace(super().without(logger), labels=self.labels or tuple(self.counts))
 
+    @property
+    def by_kernel(self) -> bool:
+        return self._feed() is not None
+
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger: row groups go through the kernel, on the workers."""
         feed = self._feed()

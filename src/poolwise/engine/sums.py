@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from poolwise.engine.program import Program
 
+UNDERFLOW = 1e-130  # the square of less, or of its rounding, is no double
 ROUNDED = 4 * np.finfo(np.float64).eps  # what equal rows may differ by, after arithmetic
 
 
@@ -99,8 +100,10 @@ def _moments(sums: Sums, program: Program, g: int) -> Moments:
     places = {term: place for place, term in enumerate(needs.terms)}
     means = np.full(len(places), np.nan)
     lowest, largest = means.copy(), means.copy()
+    with np.errstate(invalid="ignore"):  # what is infinite is refused by who asked
+        single = sums.means[g] + sums.rest[g]
     for row, term in enumerate(program.singles):
-        means[places[term]] = sums.means[g, row] + sums.rest[g, row]
+        means[places[term]] = single[row]
     for table, found in zip(program.crosses, sums.crossed, strict=True):
         for term, (stem, column) in table.terms.items():
             means[places[term]] = found[g, stem, column] / count
@@ -131,7 +134,8 @@ def _scatter(sums: Sums, program: Program, g: int, means: FloatArray) -> FloatAr
         scatter[np.ix_(where, where)] = found[g]
     with np.errstate(all="ignore"):  # infinite sums are refused where they end
         spread = np.sqrt(np.diag(scatter) / sums.count[g])
-        alike = spread <= ROUNDED * np.abs(means[:size])
+        sizes = np.abs(means[:size])
+        alike = (spread <= ROUNDED * sizes) & (sizes > UNDERFLOW)
     scatter[alike], scatter[:, alike] = 0.0, 0.0  # rounding is no spread
     scatter[~program.asked] = np.nan
     return scatter
