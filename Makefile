@@ -10,7 +10,7 @@ ready := .venv/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check docs bench reproduce dist audit matrix clean
+.PHONY: help demo test check docs bench reproduce dist audit matrix fuzz clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,9 @@ audit:  ## Look for known holes in the versions that we test with (needs network
 
 matrix:  ## Build twice, and test on every Python with lowest and newest versions (slow)
 	@bash scripts/matrix.sh
+
+fuzz: $(ready)-test $(ready)-fuzz  ## Fuzz the reader, the command line and the moments file, ten minutes each
+	@for target in reader arguments moments; do $(venv) fuzz/$$target.py 600 || exit 1; done
 
 clean:  ## Remove what the other targets made, except .venv
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = 300_000
-MOMENTS = (0.05, 0.25, 0.45, 0.6, 0.75, 0.9)  # of the time that a whole run takes
+MOMENTS = (0.05, 0.3, 0.5, 0.7, 0.85)  # of the time that a whole run takes
 STOPPED = {130, -2}  # as main says it; as the system does, while Python itself is starting
 
 
@@ -37,12 +37,14 @@ def test_ctrl_c_leaves_nothing_behind(path: Path, tmp_path: Path) -> None:
         report.unlink(missing_ok=True)
         ended = whole.interrupted(moment * taken, *words, str(report))
         assert ended.left == ()
-        if ended.status == 0:  # it was faster this time
+        if ended.written:  # it was faster this time, and at most leaving
+            assert ended.written == ("report.html",)
             assert report.read_bytes().rstrip().endswith(b"</html>")
-            continue
-        stopped += 1
-        assert ended.status in STOPPED
-        assert (ended.out, ended.written) == ("", ())
+        else:
+            stopped += 1
+            assert ended.status in STOPPED
+            assert ended.out == ""
+        assert ended.status in {0, *STOPPED}
         if ended.status == 130:
             assert ended.err.strip() in {"", "poolwise: stopped"}
     assert stopped
@@ -56,5 +58,4 @@ def test_the_report_of_yesterday_survives_ctrl_c(path: Path, tmp_path: Path) -> 
     ended = child.interrupted(0.8, *words)
     assert ended.left == ()
     assert ended.written == ("report.html",)
-    if ended.status:
-        assert report.read_text() == "yesterday"
+    assert report.read_text("utf-8").rstrip().endswith(("yesterday", "</html>"))

@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from poolwise.engine.answer import refuse_infinite
 from poolwise.engine.base import NOTHING, Extra
-from poolwise.engine.feed import ParquetFeed, plain_columns, readable, table_batches
+from poolwise.engine.feed import Files, feed_of, plain_columns, table_batches
 from poolwise.engine.kernel import BadRowsError
 from poolwise.engine.layout import layout_of
 from poolwise.engine.learned import Fill, learn
@@ -29,7 +29,7 @@ from poolwise.engine.query import QueryRows
 from poolwise.engine.roles import Roles, assign
 from poolwise.engine.rows import row_steps, rows_name
 from poolwise.engine.sandbox import lock, refuse_reaching
-from poolwise.engine.scored import Files, scored_batches, write_batches
+from poolwise.engine.scored import scored_batches, write_batches
 from poolwise.engine.sources import create_view, first_line, literal, plain_files
 from poolwise.engine.sums import Sums, to_moments
 from poolwise.errors import EngineError, Fault, LogError
@@ -70,6 +70,7 @@ class DuckDB:
         What `extra` asks for is learned from the rows first, and scored with them.
         """
         with (
+            _stoppable(),
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config=self._config(folder)) as connection,
         ):
@@ -101,6 +102,7 @@ class DuckDB:
     ) -> tuple[Roles, Mapping[str, str]]:
         """Write all columns and those of the policies, under the names that `name` gives."""
         with (
+            _stoppable(),
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config=self._config(folder)) as connection,
         ):
@@ -115,7 +117,6 @@ class DuckDB:
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
         config: dict[str, str | bool | int | float | list[str]] = {
             "temp_directory": folder,
-            "preserve_insertion_order": False,
             "disabled_optimizers": "statistics_propagation",  # docs/decisions/0012
         }
         if self.threads:
@@ -129,6 +130,17 @@ def plain_frame(log: Log) -> pa.Table | None:
     """The one Arrow table that is the log, if it is one."""
     frame = log.parts[0].value
     return frame if len(log.parts) == 1 and isinstance(frame, pa.Table) else None
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C while a query runs: DuckDB turns it into an error of its own."""
+    try:
+        yield
+    except RuntimeError as reason:
+        if str(reason) == "Query interrupted":
+            raise KeyboardInterrupt from reason
+        raise
 
 
 def _named(name: str) -> exp.Table:
@@ -225,7 +237,8 @@ class DuckDBRows(QueryRows):
 
     def _read(self, reading: Pass) -> Sums:
         """All rows, by the shortest way that they can take."""
-        feed, batches = self._feed(), self._batches()
+        batches = self._batches()
+        feed = feed_of(self.table, self.files, tuple(self.counts))
         if feed is not None:
             return reading.parquet(feed)
         return self._stream(reading) if batches is None else reading.arrow(batches)
@@ -236,19 +249,6 @@ class DuckDBRows(QueryRows):
         if self.frame is None or columns is None or not isinstance(label, exp.Column):
             return None
         return table_batches(self.frame, columns, label.name)
-
-    def _feed(self) -> ParquetFeed | None:
-        """The files, where they can be read as they are."""
-        columns = plain_columns(self.table)
-        if self.files is None or columns is None:
-            return None
-        labelled = all(label is not None for _, label in self.files)
-        label = self.table.logger
-        if not labelled and not isinstance(label, exp.Column):
-            return None
-        name = "" if labelled else label.name
-        feed = ParquetFeed(self.files, columns, name, tuple(self.counts))
-        return feed if readable(feed) else None
 
     def _stream(self, reading: Pass) -> Sums:
         """All rows through DuckDB, as batches."""

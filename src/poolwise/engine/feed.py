@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from poolwise.policy import AnyArray
 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]
+Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 TABLE_ROWS = 131_072  # rows of a table in memory that one thread takes at a time
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
@@ -58,7 +59,7 @@ class ParquetFeed:
         loggers: Labels, in the order of their codes.
     """
 
-    files: tuple[tuple[str, str | None], ...]
+    files: Files
     columns: Mapping[str, str]
     logger: str
     loggers: tuple[str, ...]
@@ -189,6 +190,18 @@ def readable(feed: ParquetFeed) -> bool:
     """Whether every file has every column, as a number that means the same to all readers."""
     schemas = (pq.read_schema(path) for path, _ in feed.files)
     return all(_has(schema, feed.columns.values(), feed.logger) for schema in schemas)
+
+
+def feed_of(table: Table, files: Files | None, loggers: tuple[str, ...]) -> ParquetFeed | None:
+    """The files of a log, where they can be read as they are."""
+    columns, label = plain_columns(table), table.logger
+    if files is None or columns is None:
+        return None
+    labelled = all(of is not None for _, of in files)
+    if not labelled and not isinstance(label, exp.Column):
+        return None
+    feed = ParquetFeed(files, columns, "" if labelled else label.name, loggers)
+    return feed if readable(feed) else None
 
 
 def _has(schema: pa.Schema, columns: Iterable[str], logger: str) -> bool:

@@ -79,20 +79,36 @@ class Kernel:
 
     def __call__(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Sums:
         """Sums of one batch; `codes` are places of loggers, shape (n,)."""
-        batch = _by_logger(codes, columns, len(self.layout.loggers))
+        batch = self._by_logger(codes, columns)
         with np.errstate(all="ignore"):  # infinite sums are refused where they end
             probs, own, mixture = self._probabilities(batch)
             self._fill(batch, probs, own, mixture)
             return self._sums(batch, probs, mixture)
 
+    def _by_logger(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Batch:
+        """Rows in the order of their loggers; probabilities go to their place at once."""
+        groups, n = len(self.layout.loggers), len(codes)
+        ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
+        ordered = bool((codes[1:] >= codes[:-1]).all())
+        order = None if ordered else np.argsort(codes, kind="stable")
+        probs = {f"p_{k}": self._probs[k, :n] for k in range(len(self._probs))}
+        found = {}
+        for name, values in columns.items():
+            doubles = np.asarray(values, dtype=np.float64)
+            if order is not None:
+                doubles = doubles.take(order, mode="clip", out=probs.get(name))
+            elif name in probs:
+                np.copyto(probs[name], doubles)
+            found[name] = doubles
+        return Batch(ends, found)
+
     def _probabilities(self, batch: Batch) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Probabilities under all loggers, under the row's own, and under their mixture."""
         layout, n = self.layout, len(batch)
         probs = self._probs[:, :n]
-        for k in range(len(probs)):
-            np.copyto(probs[k], batch.columns[f"p_{k}"])
         own = self._own(batch, probs)
         _refuse_bad(batch, layout, probs, own)
+        self._zeros = bool(probs.size) and not probs.min() > (-np.inf if layout.logs else 0.0)
         columns = dict(batch.columns)
         if layout.logs:
             top = np.max([own, *probs], axis=0)
@@ -189,11 +205,15 @@ class Kernel:
     ) -> FloatArray | None:
         """The loggers' columns of a cross; None where all of them are 0."""
         mine = [self._place[f.logger] for f in cross.factors]
-        if cross.kind == "unsupported" and (probs[mine] > 0).all():
-            return None
         out = self._crossed[place][:, : mixture.shape[0]]
-        for row, (factor, k) in enumerate(zip(cross.factors, mine, strict=True)):
-            _of_logger(factor, probs[k], mixture, out[row])
+        if self._zeros:
+            for row, (factor, k) in enumerate(zip(cross.factors, mine, strict=True)):
+                _of_logger(factor, probs[k], mixture, out[row])
+            return out
+        if cross.kind == "unsupported":
+            return None
+        for row, k in enumerate(mine):
+            np.divide(mixture, probs[k], out=out[row])
         return out
 
     def _add(
@@ -286,23 +306,6 @@ def _slice(places: list[int]) -> slice | list[int]:
 def fresh_floors(layout: Layout, program: Program) -> FloatArray:
     """Nothing is known yet of the largest values."""
     return np.full((len(program.needs.tails), len(layout.loggers)), -np.inf)
-
-
-def _by_logger(codes: AnyArray, columns: Mapping[str, AnyArray], groups: int) -> Batch:
-    ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
-    if (codes[1:] >= codes[:-1]).all():
-        sorted_already = {
-            name: np.asarray(values, dtype=np.float64) for name, values in columns.items()
-        }
-        return Batch(ends, sorted_already)
-    order = np.argsort(codes, kind="stable")
-    return Batch(
-        ends,
-        {
-            name: np.asarray(values, dtype=np.float64).take(order, mode="clip")
-            for name, values in columns.items()
-        },
-    )
 
 
 def _of_loggers(layout: Layout, batch: Batch) -> list[tuple[int, slice]]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from poolwise.moments import IntArray
 
-BLOCK = 48  # terms of one matrix product; more would compute pairs that nobody wants
-WORKSPACE = 2_000_000  # doubles of one thread: 16 MB
+BLOCK = 24  # terms of one matrix product; more would compute pairs that nobody wants
+WORKSPACE = 6_000_000  # doubles of one thread: 48 MB, and fewer calls for each row
 MOST_ROWS, FEWEST_ROWS = 32_768, 1_024
 FOR_LOGGER = ("inverse_ratio", "unsupported")  # factors that only occur once in a mean
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     import duckdb
 
+    from poolwise.engine.feed import Files
     from poolwise.engine.roles import Roles
     from poolwise.log import Log
 
-Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from sqlglot import exp
 
 from poolwise.engine.answer import refuse_infinite
 from poolwise.engine.duckdb import CHANGED
-from poolwise.engine.feed import ParquetFeed, ParquetReader, Piece, plain_columns, readable
+from poolwise.engine.feed import ParquetFeed, ParquetReader, Piece, feed_of
 from poolwise.engine.kernel import BadRowsError, Kernel, fresh_floors
 from poolwise.engine.layout import layout_of
 from poolwise.engine.program import Program
@@ -170,17 +169,8 @@ class SparkFileRows(SparkRows):
 
     def _feed(self) -> ParquetFeed | None:
         """The files, where they can be read as they are."""
-        columns = plain_columns(self.table)
-        if self.files is None or columns is None:
-            return None
-        labelled = all(label is not None for _, label in self.files)
-        label = self.table.logger
-        if not labelled and not isinstance(label, exp.Column):
-            return None
-        name = "" if labelled else label.name
-        feed = ParquetFeed(self.files, columns, name, self.labels or tuple(self.counts))
         try:
-            return feed if readable(feed) else None
+            return feed_of(self.table, self.files, self.labels or tuple(self.counts))
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
 

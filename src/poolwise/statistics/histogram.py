@@ -14,22 +14,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALLEST, LARGEST = -64, 64  # powers of two; what lies beyond is in the outermost bins
-BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros
+BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros, and of what is smaller yet
 SHIFT = 51  # bits below the exponent's and the first of the fraction
 FIRST = (1023 + SMALLEST) << 1  # these bits of the smallest power
 
 
 def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bin of each value, none of them negative.
+    """The bin of each value, none of them negative; NaN is in the last.
 
     >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
     [0, 129, 129, 130, 131]
     """
     places = values.view(np.int64) >> SHIFT
     places -= FIRST - 1
-    np.clip(places, 1, BINS - 1, out=places)
-    places[values == 0] = 0
-    return places
+    np.maximum(places, 0, out=places)
+    return np.minimum(places, BINS - 1, out=places)
 
 
 def edges() -> NDArray[np.float64]:
