@@ -28,7 +28,8 @@ def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
     places = values.view(np.int64) >> SHIFT
     places -= FIRST - 1
     np.maximum(places, 0, out=places)
-    return np.minimum(places, BINS - 1, out=places)
+    np.minimum(places, BINS - 1, out=places)
+    return places
 
 
 def edges() -> NDArray[np.float64]:
