@@ -51,6 +51,8 @@ CALLED = {
     r"mozilla public license 2\.0 \(mpl 2\.0\)": "MPL-2.0",
     r"python software foundation license": "PSF-2.0",
 }
+# Read by a person in the licence file of the package, whose metadata do not say.
+READ = {"skops": "MIT"}
 CLASSIFIER = "License :: OSI Approved :: "
 
 
@@ -76,7 +78,9 @@ def licence(name: str) -> str:
     if "License-Expression" in about:
         return str(about["License-Expression"])
     listed = [c for c in about.get_all("Classifier") or [] if c.startswith(CLASSIFIER)]
-    names = [c.removeprefix(CLASSIFIER) for c in listed] or about.get_all("License") or [""]
+    names = [c.removeprefix(CLASSIFIER) for c in listed] or about.get_all("License") or []
+    if not names:
+        return READ.get(canonicalize_name(name), "unknown")
     return " OR ".join(_spdx(str(n)) for n in names)
 
 

@@ -208,7 +208,7 @@ def test_bins_hold_what_their_edges_say() -> None:
     place = bins(values)
     assert (edges()[place] <= values).all()
     assert (values < edges()[place + 1]).all()
-    assert bins(np.array([0.0, 1e-300, 1e300])).tolist() == [0, 0, BINS - 1]
+    assert bins(np.array([0.0, 1e-300, 1e300])).tolist() == [0, 1, BINS - 1]
 
 
 def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALLEST, LARGEST = -64, 64  # powers of two; what lies beyond is in the outermost bins
-BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros, and of what is smaller yet
+BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros
 SHIFT = 51  # bits below the exponent's and the first of the fraction
 FIRST = (1023 + SMALLEST) << 1  # these bits of the smallest power
 
@@ -27,8 +27,10 @@ def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """
     places = values.view(np.int64) >> SHIFT
     places -= FIRST - 1
-    np.maximum(places, 0, out=places)
+    np.maximum(places, 1, out=places)
     np.minimum(places, BINS - 1, out=places)
+    if not values.min(initial=1.0) > 0:
+        places[values == 0] = 0
     return places
 
 
