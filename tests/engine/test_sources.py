@@ -459,3 +459,17 @@ def test_an_empty_log_with_policies_in_python_is_a_named_error() -> None:
     empty = scored_table(policies).slice(0, 0)
     with pytest.raises(LogError, match="no rows"):
         evaluate(python_log(empty, policies), {"target": policies["t"]})
+
+
+@pytest.mark.parametrize("name", ["nope.parquet", "nope.csv", "folder/nope.json"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+    log = Log(tmp_path / name, reward="r", propensity="p")
+    with pytest.raises(SourceError, match="there is no such file or folder") as found:
+        evaluate(log, "t")
+    assert name in str(found.value)
+
+
+def test_a_file_that_a_select_names_and_nobody_has_is_named(tmp_path: Path) -> None:
+    log = Log(f"SELECT * FROM '{tmp_path}/nope.parquet'", reward="r", propensity="p")
+    with pytest.raises(SourceError, match=r"no file '.*nope\.parquet'"):
+        evaluate(log, "t")

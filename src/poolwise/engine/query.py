@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+LONGEST_EXAMPLE = 60  # letters of a value that is no number
 ADVICE = (
     "Correct these rows where they are written, or leave them out with on_fault='drop' "
     "(--on-fault drop)."
@@ -169,4 +170,7 @@ class QueryRows(ABC):
 def _shown(example: Mapping[str, Any], role: str) -> object:
     """A value as a number; as it stands in the source where it is none."""
     value = example.get(role)
-    return example.get(f"raw_{role}") if value is None else value
+    text = example.get(f"raw_{role}")
+    if value is not None or text is None:
+        return value
+    return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
 UNITED = {"parquet", "csv", "json"}
+SHOWN = 5  # missing files that are named
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
@@ -30,6 +31,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
     """
     connection.execute("SET enable_progress_bar = false")  # it would print among our output
     _keep_casts(connection)
+    _refuse_missing([path for p in log.parts if p.kind in UNITED for path in p.value])
     selects = []
     for place, part in enumerate(log.parts):
         select = f"SELECT * FROM {_relation(connection, part, place, log.reader_options)}"
@@ -44,6 +46,25 @@ def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
     except duckdb.Error as reason:
         raise SourceError(_shown(log), first_line(reason)) from reason
     return [str(row[0]) for row in described]
+
+
+def _refuse_missing(paths: Sequence[str]) -> None:
+    """Name the files that are not there: behind closed doors DuckDB says less of them."""
+    named = [path for path in paths if not re.search(r"[*?\[]|^\w+://", path)]
+    missing = [path for path in named if not _exists(path)]
+    if missing:
+        listed = ", ".join(map(repr, missing[:SHOWN]))
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise SourceError(f"{listed}{more}", "there is no such file or folder")
+
+
+def _exists(path: str) -> bool:
+    from pathlib import Path
+
+    try:
+        return Path(path).exists()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def plain_files(
@@ -92,6 +113,9 @@ def _shown(log: Log) -> str:
 def first_line(reason: Exception) -> str:
     """What DuckDB says, in one line and without its picture of the query."""
     text = str(reason).split("\n\nLINE ", maxsplit=1)[0].strip()
+    closed = re.search(r'Cannot access file "(.*?)(/\*\*/\*\.\w+)?" - file system', text)
+    if closed:
+        return f"there is no file {closed.group(1)!r}, or it may not be read"
     missing = re.search(r"required extension '(\w+)", text)
     if missing:
         return missing_extension(missing.group(1))
