@@ -68,6 +68,9 @@ class ReferenceRows:
         counts = Counter(str(row[str(self.log.logger)]) for row in self._rows)
         return dict(sorted(counts.items()))
 
+    by_kernel = False
+    rereadable = True
+
     @cached_property
     def counts(self) -> dict[str, int]:
         counts = Counter(str(row[str(self.log.logger)]) for row in self._good)

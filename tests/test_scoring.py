@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.errors import PolicyError, UsageError
+from poolwise.errors import PolicyError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,3 +102,17 @@ def test_a_policy_that_fails_leaves_nothing_behind(rows: pa.Table, tmp_path: Pat
         pw.score_log(log_of(rows), {"mix": wrong}, path)
     assert path.read_text() == "what was there"
     assert [p.name for p in tmp_path.iterdir()] == ["s.parquet"]
+
+
+def test_a_broken_file_is_told_as_one_that_cannot_be_read(
+    rows: pa.Table, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(rows, path, compression="none", use_dictionary=False, row_group_size=100)
+    content = bytearray(path.read_bytes())
+    content[400:2_000] = bytes(1_600)  # the footer still stands
+    path.write_bytes(content)
+    with pytest.raises(PoolwiseError) as found:
+        pw.evaluate(log_of(path), {"mix": chooses(NEW)})
+    assert "cannot write" not in str(found.value)
+    assert "log.parquet" in str(found.value)

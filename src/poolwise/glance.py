@@ -80,6 +80,7 @@ def roles(log: Log) -> dict[str, list[str]]:
         "logger": log.logger,
         "propensity": log.propensity,
         **{f"propensity of {k}": v for k, v in (log.propensities or {}).items()},
+        "mixture": log.mixture,
         "action": log.action,
         "cluster": log.cluster,
     }

@@ -176,8 +176,8 @@ def _without(
     rows: Rows, targets: Sequence[str], log: Log, method: IntervalMethod, *, wanted: bool | None
 ) -> dict[str, dict[str, Errors]]:
     """How sure each target's answer would be without each logger."""
-    readable = getattr(rows, "rereadable", True)
-    by_itself = method == "student" and readable and affordable(rows.counts, len(targets))
+    cheap = rows.rereadable and affordable(rows.counts, len(targets))
+    by_itself = method == "student" and cheap
     if not log.crossed or not (by_itself if wanted is None else wanted):
         return {}
     return errors_without(rows, targets, BUCKETS if method == "jackknife" else 1)

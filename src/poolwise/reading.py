@@ -55,6 +55,6 @@ def read(rows: Rows, needs: Needs, pairs: Needs, *, split: bool) -> Read:
         found = rows.moments(needs | pairs)
         return Read([found], found)
     buckets = rows.bucketed(needs, BUCKETS)
-    if not getattr(rows, "by_kernel", False):  # a database has no histograms, and no short pass
+    if not rows.by_kernel:  # a database has no histograms, and no short pass
         return Read(buckets, {})
     return Read(buckets, rows.moments(pairs | Needs(histograms=needs.histograms)))

@@ -71,7 +71,7 @@ def _folder(path: Path) -> Path:
     return path.parent
 
 
-def _names(roles: Roles, columns: tuple[str, ...]) -> dict[str, str]:
+def _names(roles: Roles) -> dict[str, str]:
     """What each scored column is called in the file."""
     if not roles.scored:
         raise UsageError("there is nothing to score: every policy is a column or SQL already")
@@ -84,7 +84,9 @@ def _names(roles: Roles, columns: tuple[str, ...]) -> dict[str, str]:
     }
     if isinstance(table.propensity, exp.Column) and table.propensity.name in roles.scored:
         found[table.propensity.name] = "propensity"
-    taken = [name for name in found.values() if name.lower() in {c.lower() for c in columns}]
+    taken = [
+        name for name in found.values() if name.lower() in {c.lower() for c in roles.columns}
+    ]
     if taken:
         listed = ", ".join(map(repr, taken))
         raise UsageError(f"the log already has a column {listed}: rename the policy")

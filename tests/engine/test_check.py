@@ -12,7 +12,7 @@ import pytest
 from poolwise.border import check
 from poolwise.errors import Fault, LogError, MissingColumnError
 from poolwise.pipeline import evaluate
-from tests.reference import Reference, assert_same, log_of
+from tests.reference import Reference, assert_same, log_of, random_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -367,3 +367,10 @@ def test_the_rules_leave_no_gap(engine: Engine, *, crossed: bool, logs: bool) ->
     with engine.open(dropping, TARGETS) as kept, Reference().open(dropping, TARGETS) as judge:
         assert kept.counts == judge.counts
         assert kept.found == judge.found
+
+
+def test_a_mistyped_logger_is_told_with_the_one_that_was_meant() -> None:
+    table = random_table(np.random.default_rng(1), {"small": 4, "large": 3})
+    log = log_of(table, propensities={"smal": "p_small", "large": "p_large"})
+    with pytest.raises(LogError, match="Did you mean 'small' where `propensities` say 'smal'"):
+        evaluate(log, "t")

@@ -109,7 +109,7 @@ def beside(
     """What to ask for a comparison beside an evaluation; None where it is not for free."""
     recommended = estimators.get(Calibrated().name, next(iter(estimators.values()), None))
     estimated = log.estimate_mixture and not log.crossed
-    if not isinstance(recommended, Comparable) or not getattr(rows, "by_kernel", False):
+    if not isinstance(recommended, Comparable) or not rows.by_kernel:
         return None
     if not 2 <= len(targets) <= MOST or estimated:
         return None

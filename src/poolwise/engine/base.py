@@ -39,6 +39,16 @@ class Rows(Protocol):
         """Rows of each logger as they are, unusable ones included."""
         ...
 
+    @property
+    def by_kernel(self) -> bool:
+        """Whether rows go through the kernel: wide questions are cheap, histograms known."""
+        ...
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether there are rows to read again, and not only what was made of them."""
+        ...
+
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger."""
         ...

@@ -17,7 +17,6 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engine.answer import refuse_infinite
 from poolwise.engine.base import NOTHING, Extra
 from poolwise.engine.feed import Files, feed_of, plain_columns, table_batches
 from poolwise.engine.kernel import BadRowsError
@@ -25,14 +24,14 @@ from poolwise.engine.layout import layout_of
 from poolwise.engine.learned import Fill, learn
 from poolwise.engine.parallel import Pass
 from poolwise.engine.program import Program
-from poolwise.engine.query import QueryRows
+from poolwise.engine.query import CHANGED, QueryRows
 from poolwise.engine.roles import Roles, assign
 from poolwise.engine.rows import row_steps, rows_name
 from poolwise.engine.sandbox import lock, refuse_reaching
 from poolwise.engine.scored import scored_batches, write_batches
 from poolwise.engine.sources import create_view, first_line, literal, plain_files
-from poolwise.engine.sums import Sums, to_moments
-from poolwise.errors import EngineError, Fault, LogError
+from poolwise.engine.sums import Sums, moments_of
+from poolwise.errors import EngineError, LogError
 from poolwise.moments import LONGEST_TAIL, Moments
 from poolwise.progress import stage
 
@@ -69,25 +68,18 @@ class DuckDB:
 
         What `extra` asks for is learned from the rows first, and scored with them.
         """
-        with (
-            _stoppable(),
-            tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
-            duckdb.connect(config=self._config(folder)) as connection,
-        ):
-            columns = create_view(connection, log)
-            roles = assign(log, targets, columns, _named("log"), extra)
-            refuse_reaching(roles.table)
+        with self._opened(log, targets, extra) as (connection, folder, named):
+            roles = named
             notes: tuple[Finding, ...] = ()
-            files = plain_files(connection, log)
-            path = Path(folder) / "scored.parquet"
+            files, frame = plain_files(connection, log), plain_frame(log)
+            path = folder / "scored.parquet"
             if extra.learners:
-                _fix_order(connection, log, Path(folder) / "log.parquet")
+                _fix_order(connection, log, folder / "log.parquet")
                 fill = learn(connection, roles, extra)
                 roles = _score(connection, log, roles, path, fill)
                 notes = tuple(note for fit in fill.fitted for note in fit.findings())
             elif roles.scored:
                 roles = _score(connection, log, roles, path, files=files)
-            frame = plain_frame(log)
             if path.exists():
                 files, frame = ((str(path), None),), None
             lock(connection)
@@ -98,26 +90,34 @@ class DuckDB:
         log: Log,
         targets: Mapping[str, PolicyLike],
         path: Path,
-        name: Callable[[Roles, tuple[str, ...]], Mapping[str, str]],
+        name: Callable[[Roles], Mapping[str, str]],
     ) -> tuple[Roles, Mapping[str, str]]:
         """Write all columns and those of the policies, under the names that `name` gives."""
+        with self._opened(log, targets) as (connection, _, roles):
+            names = name(roles)
+            batches = scored_batches(connection, log, roles, roles.columns)
+            every = (*roles.columns, *names)
+            write_batches(batches, path, {c: names.get(c, c) for c in every})
+            return roles, names
+
+    @contextmanager
+    def _opened(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path, Roles]]:
+        """A connection that sees the log and nothing else, a folder, and the roles."""
         with (
             _stoppable(),
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config=self._config(folder)) as connection,
         ):
-            columns = tuple(create_view(connection, log))
-            roles = assign(log, targets, columns, _named("log"))
+            columns = create_view(connection, log)
+            roles = assign(log, targets, columns, _named("log"), extra)
             refuse_reaching(roles.table)
-            names = name(roles, columns)
-            batches = scored_batches(connection, log, roles, columns)
-            write_batches(batches, path, {c: names.get(c, c) for c in (*columns, *names)})
-            return roles, names
+            yield connection, Path(folder), roles
 
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
         config: dict[str, str | bool | int | float | list[str]] = {
             "temp_directory": folder,
-            "disabled_optimizers": "statistics_propagation",  # docs/decisions/0012
         }
         if self.threads:
             config["threads"] = self.threads
@@ -229,10 +229,9 @@ class DuckDBRows(QueryRows):
             raise LogError(self.check() or (CHANGED,)) from None
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
-        found = to_moments(sums, program, layout.loggers)
-        if {i: m.count for i, m in found.items()} != self.counts:
+        found = moments_of(sums, program, self.counts)
+        if found is None:
             raise LogError([CHANGED])
-        refuse_infinite(found)
         return found
 
     def _read(self, reading: Pass) -> Sums:
@@ -264,11 +263,3 @@ class DuckDBRows(QueryRows):
                 reader.close()  # the connection answers one query at a time
         except (duckdb.Error, pa.ArrowException) as reason:
             raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
-
-
-CHANGED = Fault(
-    "the log changed while it was read: its rows are no longer those that were counted",
-    "",
-    0,
-    advice="Evaluate a log that is no longer written to, or a copy of it.",
-)

@@ -33,17 +33,23 @@ from poolwise.engine.rows import (
     without,
 )
 from poolwise.engine.sql import Request, moments_query
-from poolwise.errors import Fault, LogError
+from poolwise.errors import Fault, LogError, nearest
 from poolwise.moments import Moments, pooled
 from poolwise.terms import Needs, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sqlglot import exp
     from sqlglot.expressions import Expr as Expression
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+CHANGED = Fault(
+    "the log changed while it was read: its rows are no longer those that were counted",
+    "",
+    0,
+    advice="Evaluate rows that nobody writes to any more, such as those before today.",
+)
 LONGEST_EXAMPLE = 60  # letters of a value that is no number
 ADVICE = (
     "Correct these rows where they are written, or leave them out with on_fault='drop' "
@@ -67,8 +73,11 @@ class QueryRows(ABC):
 
     @property
     def by_kernel(self) -> bool:
-        """Whether rows go through the kernel: wide questions are cheap, histograms known."""
         return False
+
+    @property
+    def rereadable(self) -> bool:
+        return True
 
     @property
     def _tail(self) -> int:
@@ -108,8 +117,9 @@ class QueryRows(ABC):
             if line[f"rule_{place}"]
         ]
         present = {line["logger"] for line in lines}
+        strange = sorted(str(label) for label in present - set(self.table.labels))
         faults += [
-            Fault("the logger has no rows", label, 0)
+            Fault("the logger has no rows", label, 0, advice=_meant(label, strange))
             for label in self.table.labels
             if label not in present
         ]
@@ -165,6 +175,12 @@ class QueryRows(ABC):
         """Run the query of the moments and read its answer."""
         lines = self._lines(moments_query(request, limit=limit))
         return [decode(request, line) for line in lines]
+
+
+def _meant(label: str, strange: Sequence[str]) -> str:
+    """A label that the rows have and nobody named may be this one, mistyped."""
+    close = nearest(label, strange)
+    return f"Did you mean {close!r} where `propensities` say {label!r}?" if close else ""
 
 
 def _shown(example: Mapping[str, Any], role: str) -> object:

@@ -42,6 +42,7 @@ class Roles:
         action: Column of the logged action; empty where nobody asks for it.
         context: Columns that the policies see.
         features: Those among them that a model may learn from: they play no role.
+        columns: All columns of the source.
     """
 
     table: Table
@@ -50,6 +51,7 @@ class Roles:
     action: str = ""
     context: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass
@@ -120,7 +122,8 @@ def assign(
     features = tuple(c for c in context if log.context or c not in taken)
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
-    return Roles(table, look.scored, tuple(look.needed), action, context, features)
+    every = tuple(columns or ())
+    return Roles(table, look.scored, tuple(look.needed), action, context, features, every)
 
 
 class _Beyond(TypedDict):

@@ -7,7 +7,7 @@ rows as far as sums can.  What needs the rows themselves is refused by name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from poolwise.errors import RefusedError
 
@@ -28,13 +28,19 @@ class SavedRows:
         known: Moments of each logger, in the order in which loggers are shown.
         dropped: Whether rows that break a rule were left out, uncounted.
         notes: What a reader must know of how these moments came about.
-        rereadable: Rows cannot be read again, so nobody should try by default.
     """
 
     known: Mapping[str, Moments]
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
-    rereadable: ClassVar[bool] = False
+
+    @property
+    def by_kernel(self) -> bool:
+        return False
+
+    @property
+    def rereadable(self) -> bool:
+        return False
 
     @property
     def counts(self) -> dict[str, int]:

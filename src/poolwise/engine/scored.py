@@ -6,13 +6,14 @@ afterwards reads columns.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.engine.learned import Fill, reading_query, with_folds
-from poolwise.errors import Fault, LogError, UsageError
+from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.progress import stage
 from poolwise.score import score
 
@@ -74,9 +75,12 @@ def _plain_batches(
 
 def _batches(paths: Sequence[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for path in paths:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(SCORING_ROWS, columns=list(names)):
-                yield batch.select(list(names))
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(SCORING_ROWS, columns=list(names)):
+                    yield batch.select(list(names))
+        except (pa.ArrowException, OSError) as reason:
+            raise SourceError(repr(path), str(reason).splitlines()[0]) from reason
 
 
 def write_batches(
@@ -91,26 +95,27 @@ def write_batches(
     try:
         for batch in batches:
             narrow = batch.select(list(columns)).rename_columns(list(columns.values()))
-            writer = writer or _writer(path, narrow.schema, soon=soon)
-            writer.write_batch(narrow)
+            with _room(path):
+                writer = writer or _writer(path, narrow.schema, soon=soon)
+                writer.write_batch(narrow)
+    finally:
+        if writer is not None:
+            with _room(path):
+                writer.close()
+    if writer is None:
+        raise LogError([Fault("the log has no rows", "", 0)])
+
+
+@contextmanager
+def _room(path: Path) -> Iterator[None]:
+    """Say what to do where a file cannot be written."""
+    try:
+        yield
     except OSError as reason:
         raise UsageError(
             f"cannot write {path}: {reason.strerror or reason}. Scored rows need room for "
             "8 bytes for each row and policy: free some, or set TMPDIR to a larger disk."
         ) from reason
-    finally:
-        if writer is not None:
-            _close(writer)
-    if writer is None:
-        raise LogError([Fault("the log has no rows", "", 0)])
-
-
-def _close(writer: pq.ParquetWriter) -> None:
-    """Close a file; that a full disk fails again here adds nothing to what was said."""
-    try:
-        writer.close()
-    except OSError as reason:
-        raise UsageError(f"cannot write scored rows: {reason.strerror or reason}") from reason
 
 
 def _writer(path: Path, schema: pa.Schema, *, soon: bool) -> pq.ParquetWriter:

@@ -17,10 +17,10 @@ from poolwise.engine.sandbox import Reads, close_doors, missing_extension, reads
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
+    from poolwise.engine.feed import Files
     from poolwise.log import Log, Part
 
 READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
-UNITED = {"parquet", "csv", "json"}
 SHOWN = 5  # missing files that are named
 
 
@@ -29,9 +29,8 @@ def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
 
     From then on the connection opens these parts and nothing else.
     """
-    connection.execute("SET enable_progress_bar = false")  # it would print among our output
-    _keep_casts(connection)
-    _refuse_missing([path for p in log.parts if p.kind in UNITED for path in p.value])
+    _tame(connection)
+    _refuse_missing([path for p in log.parts if p.kind in READERS for path in p.value])
     selects = []
     for place, part in enumerate(log.parts):
         select = f"SELECT * FROM {_relation(connection, part, place, log.reader_options)}"
@@ -55,7 +54,7 @@ def _refuse_missing(paths: Sequence[str]) -> None:
     if missing:
         listed = ", ".join(map(repr, missing[:SHOWN]))
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise SourceError(f"{listed}{more}", "there is no such file or folder")
+        raise SourceError(f"{listed}{more}", "there is no such file or folder: check the path")
 
 
 def _exists(path: str) -> bool:
@@ -67,9 +66,7 @@ def _exists(path: str) -> bool:
         return False
 
 
-def plain_files(
-    connection: duckdb.DuckDBPyConnection, log: Log
-) -> tuple[tuple[str, str | None], ...] | None:
+def plain_files(connection: duckdb.DuckDBPyConnection, log: Log) -> Files | None:
     """Every Parquet file of a log with the label of its rows, if no column has it.
 
     None where something else than the files decides what the rows are: options of the
@@ -81,7 +78,7 @@ def plain_files(
         return None
     found: list[tuple[str, str | None]] = []
     for part in log.parts:
-        patterns = literal([_expanded(path, part.kind) for path in part.value])
+        patterns = literal([expanded(path, part.kind) for path in part.value])
         lines = connection.execute(f"SELECT file FROM glob({patterns})").fetchall()
         found += [(str(line[0]), part.logger) for line in lines]
     names = [path for path, _ in found]
@@ -90,21 +87,21 @@ def plain_files(
     return tuple(found)
 
 
-def _keep_casts(connection: duckdb.DuckDBPyConnection) -> None:
-    """Switch off what moves a TRY_CAST into the reader of CSV: there it fails on a word.
+# Steps that answer from a file's statistics, which leave NaN out (docs/decisions/0012), and
+# that move a TRY_CAST into the reader of CSV, where it fails on a word.
+MISLEADING = ("statistics_propagation", "type_pushdown")
 
-    DuckDB 2.0 does so; older ones do not know the name.
-    """
-    name = "type_pushdown"
+
+def _tame(connection: duckdb.DuckDBPyConnection) -> None:
+    """Switch off what misleads, as far as this DuckDB has it, and what prints."""
     known = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
-    if (name,) in known:
-        setting = "SELECT current_setting('disabled_optimizers')"
-        others = [str(line[0]) for line in connection.execute(setting).fetchall() if line[0]]
-        connection.execute(f"SET disabled_optimizers = {literal(','.join([*others, name]))}")
+    off = ",".join(name for name in MISLEADING if (name,) in known)
+    connection.execute(f"SET disabled_optimizers = {literal(off)}")
+    connection.execute("SET enable_progress_bar = false")
 
 
 def _shown(log: Log) -> str:
-    files = [v for p in log.parts if p.kind in UNITED for v in p.value]
+    files = [v for p in log.parts if p.kind in READERS for v in p.value]
     if not files:
         return "the source"
     return repr(files[0]) if len(files) == 1 else f"{files[0]!r} and {len(files) - 1} more"
@@ -137,18 +134,18 @@ def _relation(
         return _registered(connection, part.value, f"source_{place}")
     values = {"union_by_name": True, **options}
     named = "".join(f", {_option(k)} = {literal(v)}" for k, v in values.items())
-    paths = [_expanded(path, part.kind) for path in part.value]
+    paths = [expanded(path, part.kind) for path in part.value]
     return f"{READERS[part.kind]}({literal(paths)}{named})"
 
 
 def _reads(connection: duckdb.DuckDBPyConnection, part: Part) -> Reads:
     if part.kind == "select":
         return reads_of(connection, part.value)
-    paths = part.value if part.kind in UNITED else ()
-    return Reads(files=[_expanded(path, part.kind) for path in paths])
+    paths = part.value if part.kind in READERS else ()
+    return Reads(files=[expanded(path, part.kind) for path in paths])
 
 
-def _expanded(path: str, kind: str) -> str:
+def expanded(path: str, kind: str) -> str:
     """A folder stands for all files of the format below it."""
     from pathlib import Path
 

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from poolwise.engine.feed import Files
     from poolwise.engine.spark_tables import SparkRows
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
-
-Files = tuple[tuple[str, str | None], ...]
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from poolwise.engine.answer import refuse_infinite
-from poolwise.engine.duckdb import CHANGED
 from poolwise.engine.feed import ParquetFeed, ParquetReader, Piece, feed_of
 from poolwise.engine.kernel import BadRowsError, Kernel, fresh_floors
 from poolwise.engine.layout import layout_of
 from poolwise.engine.program import Program
+from poolwise.engine.query import CHANGED
 from poolwise.engine.spark_tables import SparkRows, spark_errors
-from poolwise.engine.sums import Sums, to_moments
+from poolwise.engine.sums import Sums, moments_of
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments import LONGEST_TAIL
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from poolwise.engine.feed import Rows
+    from poolwise.engine.feed import Files, Rows
     from poolwise.engine.layout import Layout
     from poolwise.moments import FloatArray, Moments
     from poolwise.terms import Needs
@@ -142,7 +141,7 @@ class SparkFileRows(SparkRows):
         labels: Loggers whose rows the files hold; empty for those that are counted.
     """
 
-    files: tuple[tuple[str, str | None], ...] | None = None
+    files: Files | None = None
     task_rows: int = 1_000_000
     labels: tuple[str, ...] = ()
 
@@ -160,11 +159,9 @@ class SparkFileRows(SparkRows):
         if feed is None:
             return super().moments(needs)
         layout, program = layout_of(self.table, self.counts), Program(needs)
-        sums = self._sums(feed, layout, program)
-        found = {} if sums is None else to_moments(sums, program, layout.loggers)
-        if {i: m.count for i, m in found.items()} != self.counts:
+        found = moments_of(self._sums(feed, layout, program), program, self.counts)
+        if found is None:
             raise LogError([CHANGED])
-        refuse_infinite(found)
         return found
 
     def _feed(self) -> ParquetFeed | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sqlglot import exp
 
 from poolwise.engine.roles import PART_LOGGER
+from poolwise.engine.sources import expanded
 from poolwise.engine.spark_tables import POLICY_FAILED, first_line
 from poolwise.errors import PolicyError, SourceError, UsageError
 from poolwise.log import SELECT
@@ -120,9 +121,9 @@ def _files(pattern: str, kind: str) -> list[str]:
 
     if "://" in pattern:
         return [pattern]
-    whole = f"{pattern.rstrip('/')}/**/*.{kind}" if Path(pattern).is_dir() else pattern
     with duckdb.connect() as connection:
-        lines = connection.execute("SELECT file FROM glob(?)", [whole]).fetchall()
+        found = [expanded(pattern, kind)]
+        lines = connection.execute("SELECT file FROM glob(?)", found).fetchall()
     files = [f"file://{Path(str(line[0])).absolute()}" for line in lines]
     return files or [pattern]  # what is not here may be where Spark looks
 

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlglot import exp
 
-from poolwise.engine.duckdb import CHANGED
 from poolwise.engine.feed import arrow_rows
 from poolwise.engine.kernel import BadRowsError, Kernel
 from poolwise.engine.layout import layout_of
 from poolwise.engine.program import Program
-from poolwise.engine.query import PILOT_ROWS, QueryRows
+from poolwise.engine.query import CHANGED, PILOT_ROWS, QueryRows
 from poolwise.engine.rows import row_steps, rows_name
-from poolwise.engine.split import split, unite
+from poolwise.engine.split import joined, split
 from poolwise.engine.sums import to_moments
 from poolwise.errors import EngineError, LogError, PolicyError, UsageError
 from poolwise.moments import pooled
@@ -181,4 +180,4 @@ class SparkRows(QueryRows):
         seen = [{key: (g.moments.count, g.bad) for key, g in one.items()} for one in found]
         if any(other != seen[0] for other in seen):
             raise LogError([CHANGED])
-        return [unite(request.needs, [one[key] for one in found]) for key in found[0]]
+        return [joined(request.needs, [one[key] for one in found]) for key in found[0]]

@@ -28,7 +28,7 @@ TILE = 6  # terms whose products with as many others are asked for together
 
 
 @dataclass(frozen=True)
-class Share(Needs):
+class Portion(Needs):
     """Needs of one query: not every pair of a group, but these.
 
     Attributes:
@@ -55,9 +55,9 @@ class _Query:
     def width(self) -> int:
         return len(self.terms) + len(self.pairs) + 2 * len(self.extremes)
 
-    def needs(self) -> Share:
+    def needs(self) -> Portion:
         spread = tuple(sorted({t for pair in self.pairs for t in pair}))
-        return Share(
+        return Portion(
             means=tuple(sorted(self.terms - set(spread))),
             groups=(spread,) if spread else (),
             extremes=tuple(self.extremes),
@@ -117,7 +117,7 @@ def _tiled(needs: Needs) -> Iterator[Pair]:
                 yield from fresh
 
 
-def unite(needs: Needs, parts: Sequence[Group]) -> Group:
+def joined(needs: Needs, parts: Sequence[Group]) -> Group:
     """One group of rows as all the queries saw it."""
     first, size = parts[0], len(needs.scattered)
     means, scatter = np.full(len(needs.terms), np.nan), np.full((size, size), np.nan)

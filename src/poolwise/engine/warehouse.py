@@ -15,13 +15,13 @@ from sqlglot import exp
 
 from poolwise.engine.answer import Group, decode
 from poolwise.engine.dialects import check_dialect, row_bucket, unit_bucket, written
-from poolwise.engine.query import QueryRows
+from poolwise.engine.query import CHANGED, QueryRows
 from poolwise.engine.roles import assign
 from poolwise.engine.session import Session, dialect_of
-from poolwise.engine.split import split, unite
+from poolwise.engine.split import joined, split
 from poolwise.engine.sql import Request, moments_query
 from poolwise.engine.standalone import relation_of
-from poolwise.errors import Fault, LogError, UsageError
+from poolwise.errors import LogError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -171,7 +171,7 @@ class WarehouseRows(QueryRows):
             raise LogError([CHANGED])
         if len(parts) == 1:
             return [group for (group,) in groups]
-        return [unite(request.needs, group) for group in groups]
+        return [joined(request.needs, group) for group in groups]
 
     def _unchanged(self, groups: Sequence[Sequence[Group]]) -> None:
         """Refuse a table whose rows are no longer those that fixed the mixture."""
@@ -184,11 +184,3 @@ class WarehouseRows(QueryRows):
 
 def _same_rows(parts: Sequence[Group], queries: int) -> bool:
     return len(parts) == queries and len({p.moments.count for p in parts}) == 1
-
-
-CHANGED = Fault(
-    "the table changed while it was read: its rows are no longer those that were counted",
-    "",
-    0,
-    advice="Evaluate rows that are no longer written to, such as those before today.",
-)
