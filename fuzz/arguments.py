@@ -24,8 +24,6 @@ harness.instrument(
 )
 
 import atheris
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.cli import main
@@ -92,14 +90,7 @@ WORDS = (
 
 
 def _write_log() -> str:
-    rng = np.random.default_rng(0)
-    probs = rng.uniform(0.2, 0.9, (20, 3))
-    labels = np.array(["a", "b"])[np.arange(20) % 2]
-    own = np.where(labels == "a", probs[:, 0], probs[:, 1])
-    table = pa.table(
-        {"logger": labels, "reward": rng.normal(1, 1, 20), "p": own, "p_a": probs[:, 0],
-         "p_b": probs[:, 1], "t": probs[:, 2]}
-    )  # fmt: skip
+    table = harness.small_log()
     path = str(FOLDER / "log.parquet")
     pq.write_table(table, path)
     return path

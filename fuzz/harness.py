@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
+
     from poolwise.result import Evaluation
 
 SECONDS = "600"
@@ -52,6 +54,20 @@ def instrument(*modules: str) -> None:
     with atheris.instrument_imports(include=list(modules)):
         for module in modules:
             __import__(module)
+
+
+def small_log() -> pa.Table:
+    """Twenty rows of two loggers, as inputs begin from."""
+    import numpy as np
+    import pyarrow as pa
+
+    rng = np.random.default_rng(0)
+    probs = rng.uniform(0.2, 0.9, (20, 3))
+    labels = np.array(["a", "b"])[np.arange(20) % 2]
+    own = np.where(labels == "a", probs[:, 0], probs[:, 1])
+    columns = {f"p_{label}": probs[:, k] for k, label in enumerate("ab")}
+    rewards = {"logger": labels, "reward": rng.normal(1, 1, 20), "p": own}
+    return pa.table({**rewards, **columns, "t": probs[:, 2]})
 
 
 def check_answer(found: Evaluation) -> None:

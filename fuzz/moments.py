@@ -27,14 +27,7 @@ PATH = FOLDER / "moments.parquet"
 
 
 def _good() -> tuple[bytes, pa.Table]:
-    rng = np.random.default_rng(0)
-    probs = rng.uniform(0.2, 0.9, (20, 3))
-    labels = np.array(["a", "b"])[np.arange(20) % 2]
-    own = np.where(labels == "a", probs[:, 0], probs[:, 1])
-    table = pa.table(
-        {"logger": labels, "reward": rng.normal(1, 1, 20), "p": own, "p_a": probs[:, 0],
-         "p_b": probs[:, 1], "t": probs[:, 2]}
-    )  # fmt: skip
+    table = harness.small_log()
     log = pw.Log(table, reward="reward", logger="logger", propensities={"a": "p_a", "b": "p_b"})
     needs = Needs(
         groups=((BALANCED_REWARD, BALANCED_WEIGHT), (WEIGHTED_REWARD,)),

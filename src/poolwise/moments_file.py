@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from poolwise.engine.question import FORMAT
 from poolwise.errors import SourceError
 from poolwise.moments import FloatArray, IntArray, Moments
 from poolwise.report.files import write_whole
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from poolwise.moments import MomentsByLogger
 
 KEY = b"poolwise"
-FORMAT = 1
+DAMAGED = "it is damaged: summarise the log again, or take a copy"
 SCHEMA = pa.schema(
     [
         ("logger", pa.string()),
@@ -98,7 +99,7 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
     try:
         return _decoded(table, json.loads(raw))
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as reason:
-        why = str(reason) if isinstance(reason, _DamagedError) else "it is damaged"
+        why = str(reason) if isinstance(reason, _DamagedError) else DAMAGED
         raise SourceError(f"{str(path)!r}", why) from reason
 
 
@@ -163,4 +164,4 @@ def _counts(seen: IntArray, rows: int) -> bool:
 
 def _require(holds: bool) -> None:  # noqa: FBT001 - a condition
     if not holds:
-        raise _DamagedError("it is damaged")
+        raise _DamagedError(DAMAGED)

@@ -18,7 +18,7 @@ from poolwise.engine.question import Question, question
 from poolwise.engine.saved import SavedRows, of_mixture
 from poolwise.errors import RefusedError, SourceError, UsageError
 from poolwise.findings import Finding
-from poolwise.moments_file import read_moments, write_moments
+from poolwise.moments_file import DAMAGED, read_moments, write_moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,7 +85,8 @@ class Summary:
             raise RefusedError("mixture-left-out", f"{LOST} {NARROW}")
         if asked != self.question.mixture:
             raise UsageError(
-                "these moments were made with other `propensities` than those given here"
+                "these moments were made with other `propensities` than those given here: give "
+                "the same, or summarise the log again"
             )
         if not same_shares(self.rows, self.manifest):
             raise RefusedError(
@@ -142,12 +143,12 @@ class Summary:
             )
             manifest = {str(k): float(v) for k, v in header["manifest"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as reason:
-            raise SourceError(f"{str(path)!r}", "it is damaged") from reason
+            raise SourceError(f"{str(path)!r}", DAMAGED) from reason
         terms = next(iter(moments.values())).terms
         if bool(manifest) != any(map(of_mixture, terms)) or not set(moments) <= {
             *(manifest or moments)
         }:
-            raise SourceError(f"{str(path)!r}", "it is damaged")
+            raise SourceError(f"{str(path)!r}", DAMAGED)
         return cls(moments, asked, manifest)
 
 

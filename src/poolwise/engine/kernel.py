@@ -8,6 +8,7 @@ centred by its own means before its products are taken, so no digits are lost.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from poolwise.engine.program import Cross, Program
     from poolwise.policy import AnyArray
 
-LARGEST_DOUBLE = 1.7976931348623157e308
+LARGEST_DOUBLE = sys.float_info.max
 ALIKE = 1e-13  # relative: rounding puts no mean of equal values further from them
 
 
@@ -47,6 +48,27 @@ class Batch:
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of each row of a batch.
+
+    Attributes:
+        batch: The rows.
+        probs: Probability under each of the crossed loggers, shape (loggers, n).
+        own: Probability under the row's own logger, shape (n,).
+        mixture: Probability under the mixture, shape (n,).
+        targets: Probability under each target.
+        zeros: Whether some logger cannot play what some row played.
+    """
+
+    batch: Batch
+    probs: FloatArray
+    own: FloatArray
+    mixture: FloatArray
+    targets: Mapping[str, FloatArray]
+    zeros: bool
 
 
 class Kernel:
@@ -81,9 +103,9 @@ class Kernel:
         """Sums of one batch; `codes` are places of loggers, shape (n,)."""
         batch = self._by_logger(codes, columns)
         with np.errstate(all="ignore"):  # infinite sums are refused where they end
-            probs, own, mixture = self._probabilities(batch)
-            self._fill(batch, probs, own, mixture)
-            return self._sums(batch, probs, mixture)
+            known = self._known(batch)
+            self._fill(known)
+            return self._sums(known)
 
     def _by_logger(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Batch:
         """Rows in the order of their loggers; probabilities go to their place at once."""
@@ -102,13 +124,13 @@ class Kernel:
             found[name] = doubles
         return Batch(ends, found)
 
-    def _probabilities(self, batch: Batch) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Probabilities under all loggers, under the row's own, and under their mixture."""
+    def _known(self, batch: Batch) -> Known:
+        """The probabilities of a batch; logarithms relative to the row's largest."""
         layout, n = self.layout, len(batch)
         probs = self._probs[:, :n]
         own = self._own(batch, probs)
         _refuse_bad(batch, layout, probs, own)
-        self._zeros = bool(probs.size) and not probs.min() > (-np.inf if layout.logs else 0.0)
+        zeros = bool(probs.size) and not probs.min() > (-np.inf if layout.logs else 0.0)
         columns = dict(batch.columns)
         if layout.logs:
             top = np.max([own, *probs], axis=0)
@@ -117,11 +139,12 @@ class Kernel:
             for name, values in batch.columns.items():
                 if name.startswith("t_") or name == "estimated_mixture":
                     columns[name] = np.exp(values - top)
-        self._targets = {t: columns[f"t_{k}"] for k, t in enumerate(layout.targets)}
+        targets = {t: columns[f"t_{k}"] for k, t in enumerate(layout.targets)}
         if layout.mixture:
-            return probs, own, columns["estimated_mixture"]
-        mixture = np.matmul(np.array(layout.shares), probs, out=self._spare[0, :n])
-        return probs, own, mixture
+            mixture = columns["estimated_mixture"]
+        else:
+            mixture = np.matmul(np.array(layout.shares), probs, out=self._spare[0, :n])
+        return Known(batch, probs, own, mixture, targets, zeros)
 
     def _own(self, batch: Batch, probs: FloatArray) -> FloatArray:
         """Probability under the row's own logger."""
@@ -132,52 +155,48 @@ class Kernel:
             own[rows] = probs[place, rows]
         return own
 
-    def _fill(
-        self, batch: Batch, probs: FloatArray, own: FloatArray, mixture: FloatArray
-    ) -> None:
+    def _fill(self, known: Known) -> None:
         """Every factor and every product, into its row of the workspace."""
-        n, work = len(batch), self._work
-        self._reward = batch.columns["reward"]
+        n, work = len(known.batch), self._work
         for factor, row in self._factors:
-            self._factor(factor, batch, probs, own, mixture, work[row, :n])
+            self._factor(factor, known, work[row, :n])
         for row, first, second, rest in self._products:
             out = np.multiply(work[first, :n], work[second, :n], out=work[row, :n])
             for more in rest:
                 np.multiply(out, work[more, :n], out=out)
 
-    def _factor(
-        self,
-        factor: Factor,
-        batch: Batch,
-        probs: FloatArray,
-        own: FloatArray,
-        mixture: FloatArray,
-        out: FloatArray,
-    ) -> None:
-        layout, name = self.layout, factor.name
-        if name == "reward":
-            np.copyto(out, self._reward)
+    def _factor(self, factor: Factor, known: Known, out: FloatArray) -> None:
+        columns, name = known.batch.columns, factor.name
+        if name in {"reward", "predicted_reward"}:
+            np.copyto(out, columns[name])
         elif name == "weight":
-            np.divide(self._targets[factor.target], own, out=out)
+            np.divide(known.targets[factor.target], known.own, out=out)
         elif name == "balanced_weight":
-            np.divide(self._targets[factor.target], mixture, out=out)
+            np.divide(known.targets[factor.target], known.mixture, out=out)
             _hold_back(factor, out)
         elif name == "ratio":
-            np.divide(probs[self._place[factor.logger]], mixture, out=out)
+            np.divide(known.probs[self._place[factor.logger]], known.mixture, out=out)
         elif name == "overlap":
-            np.divide(np.min(probs, axis=0), own, out=out)
-        elif name == "predicted_reward":
-            np.copyto(out, batch.columns["predicted_reward"])
+            np.divide(np.min(known.probs, axis=0), known.own, out=out)
         elif name == "predicted_value":
-            place = layout.valued.index(factor.target)
-            np.copyto(out, batch.columns[f"v_{place}"])
+            np.copyto(out, columns[f"v_{self.layout.valued.index(factor.target)}"])
         elif name == "residual":
-            np.subtract(self._reward, batch.columns["predicted_reward"], out=out)
+            np.subtract(columns["reward"], columns["predicted_reward"], out=out)
         else:
-            _of_logger(factor, probs[self._place[factor.logger]], mixture, out)
+            self._of_logger(factor, known, out)
 
-    def _sums(self, batch: Batch, probs: FloatArray, mixture: FloatArray) -> Sums:
-        program, groups = self.program, len(self.layout.loggers)
+    def _of_logger(self, factor: Factor, known: Known, out: FloatArray) -> None:
+        """Mixture over logger, or where the logger is zero."""
+        prob = known.probs[self._place[factor.logger]]
+        if factor.name == "unsupported":
+            np.equal(prob, 0.0, out=out, casting="unsafe")
+            return
+        np.divide(known.mixture, prob, out=out)
+        if known.zeros:
+            out[prob == 0.0] = UNSUPPORTED
+
+    def _sums(self, known: Known) -> Sums:
+        batch, program, groups = known.batch, self.program, len(self.layout.loggers)
         singles, extremes = len(program.singles), len(program.extremes)
         found = Sums(
             count=np.diff(batch.ends),
@@ -191,8 +210,8 @@ class Kernel:
             histograms=self._histograms(batch),
         )
         crossed = [
-            self._columns(cross, place, probs, mixture)
-            for place, cross in enumerate(program.crosses)
+            self._columns(cross, known, out)
+            for cross, out in zip(program.crosses, self._crossed, strict=True)
         ]
         for group in range(groups):
             first, last = batch.ends[group : group + 2]
@@ -200,20 +219,13 @@ class Kernel:
                 self._add(found, group, slice(first, last), crossed)
         return found
 
-    def _columns(
-        self, cross: Cross, place: int, probs: FloatArray, mixture: FloatArray
-    ) -> FloatArray | None:
+    def _columns(self, cross: Cross, known: Known, out: FloatArray) -> FloatArray | None:
         """The loggers' columns of a cross; None where all of them are 0."""
-        mine = [self._place[f.logger] for f in cross.factors]
-        out = self._crossed[place][:, : mixture.shape[0]]
-        if self._zeros:
-            for row, (factor, k) in enumerate(zip(cross.factors, mine, strict=True)):
-                _of_logger(factor, probs[k], mixture, out[row])
-            return out
-        if cross.kind == "unsupported":
+        if cross.kind == "unsupported" and not known.zeros:
             return None
-        for row, k in enumerate(mine):
-            np.divide(mixture, probs[k], out=out[row])
+        out = out[:, : len(known.batch)]
+        for row, factor in zip(out, cross.factors, strict=True):
+            self._of_logger(factor, known, row)
         return out
 
     def _add(
@@ -345,17 +357,6 @@ def _refuse_bad(batch: Batch, layout: Layout, probs: FloatArray, own: FloatArray
 
 def _within(values: FloatArray, low: float, top: float) -> bool:
     return bool(values.min() >= low and values.max() <= top)
-
-
-def _of_logger(factor: Factor, prob: FloatArray, mixture: FloatArray, out: FloatArray) -> None:
-    """Mixture over logger, or where the logger is zero."""
-    if factor.name == "unsupported":
-        np.equal(prob, 0.0, out=out, casting="unsafe")
-        return
-    np.divide(mixture, prob, out=out)
-    zero = prob == 0.0
-    if zero.any():
-        out[zero] = UNSUPPORTED
 
 
 def _hold_back(factor: Factor, weight: FloatArray) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from poolwise.engine.rows import Table, number, string
+from poolwise.engine.rows import Table, double, number, string
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -46,7 +46,7 @@ def with_manifest(table: Table, counts: Mapping[str, float], present: Collection
 
     Only the loggers that are `present` must have rows here.
     """
-    probs = {label: _double(prob) for label, prob in table.propensities.items()}
+    probs = {label: double(prob) for label, prob in table.propensities.items()}
     whole = sum(counts.values())
     used = [(counts[label] / whole, prob) for label, prob in probs.items()]
     mixed = _log_mixture(used) if table.log_probabilities else _mixture(used)
@@ -59,10 +59,6 @@ def with_manifest(table: Table, counts: Mapping[str, float], present: Collection
         propensity=own if table.propensity is None else table.propensity,
         labels=tuple(label for label in table.labels if label in present),
     )
-
-
-def _double(expression: Expression) -> Expression:
-    return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
 
 
 def _label(table: Table) -> Expression:

@@ -134,7 +134,6 @@ class Program:
         factors |= dict.fromkeys(f for c in self.crosses for s in c.stems for f in s.factors)
         every += [Term((f,)) for f in factors]
         every += [stem for cross in self.crosses for stem in cross.stems]
-        every += [Term((Factor("reward"),))]
         return {term: row for row, term in enumerate(dict.fromkeys(every))}
 
     @cached_property

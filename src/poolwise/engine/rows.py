@@ -7,6 +7,7 @@ one condition, so that a good log is read once and a bad one is never averaged.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-LARGEST_DOUBLE = 1.7976931348623157e308
+LARGEST_DOUBLE = sys.float_info.max
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,8 @@ def column(name: str, table: str | None = None) -> exp.Column:
     return exp.column(name, table=table, quoted=True)
 
 
-def _double(expression: Expression) -> Expression:
+def double(expression: Expression) -> Expression:
+    """An expression as a double; null where it is no number."""
     return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
 
 
@@ -109,18 +111,18 @@ def rows(table: Table) -> exp.Select:
     """Roles under fixed names, as text and doubles."""
     select = exp.select(
         exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
-        _double(table.reward).as_("reward", quoted=True),
+        double(table.reward).as_("reward", quoted=True),
     )
     for place, prob in enumerate(table.propensities.values()):
-        select = select.select(_double(prob).as_(f"p_{place}", quoted=True))
+        select = select.select(double(prob).as_(f"p_{place}", quoted=True))
     for place, prob in enumerate(table.targets.values()):
-        select = select.select(_double(prob).as_(f"t_{place}", quoted=True))
+        select = select.select(double(prob).as_(f"t_{place}", quoted=True))
     if table.propensity is not None:
-        select = select.select(_double(table.propensity).as_("propensity", quoted=True))
+        select = select.select(double(table.propensity).as_("propensity", quoted=True))
     for name, prediction in table.predictions.items():
-        select = select.select(_double(prediction).as_(name, quoted=True))
+        select = select.select(double(prediction).as_(name, quoted=True))
     if table.mixture is not None:
-        select = select.select(_double(table.mixture).as_("estimated_mixture", quoted=True))
+        select = select.select(double(table.mixture).as_("estimated_mixture", quoted=True))
     if table.bucket is not None:
         select = select.select(table.bucket.copy().as_("bucket", quoted=True))
     return select.from_(table.relation.copy())

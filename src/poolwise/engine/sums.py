@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.engine.answer import refuse_infinite
 from poolwise.moments import LONGEST_TAIL, FloatArray, IntArray, Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from poolwise.engine.program import Program
 
@@ -84,6 +85,17 @@ def longest(left: FloatArray, right: FloatArray) -> FloatArray:
     if len(both) <= 2 * LONGEST_TAIL:
         return both
     return np.partition(both, -LONGEST_TAIL)[-LONGEST_TAIL:]
+
+
+def moments_of(
+    sums: Sums | None, program: Program, counts: Mapping[str, int]
+) -> dict[str, Moments] | None:
+    """Moments of every logger, if they are of the rows that were counted; else None."""
+    found = {} if sums is None else to_moments(sums, program, tuple(counts))
+    if {i: m.count for i, m in found.items()} != dict(counts):
+        return None
+    refuse_infinite(found)
+    return found
 
 
 def to_moments(sums: Sums, program: Program, loggers: Sequence[str]) -> dict[str, Moments]:

@@ -212,29 +212,6 @@ class FittedMixture:
 
 
 @dataclass(frozen=True)
-class EstimatedMixture:
-    """An estimator whose balanced weights rest on an estimated mixture.
-
-    Attributes:
-        estimator: What it does with them.
-    """
-
-    estimator: Estimator
-
-    @property
-    def name(self) -> str:
-        return f"{self.estimator.name}-estimated"
-
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        del crossed  # the estimated column stands for what is not known
-        return self.estimator.needs(loggers, crossed=True)
-
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        found = self.estimator.estimate(moments)
-        return replace(found, findings=(ESTIMATED, *found.findings))
-
-
-@dataclass(frozen=True)
 class GivenMixture:
     """An estimator whose balanced weights rest on a column of the log.
 
@@ -254,6 +231,18 @@ class GivenMixture:
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
         return self.estimator.estimate(moments)
+
+
+class EstimatedMixture(GivenMixture):
+    """The same on a column that was estimated: wherever it appears, it says so."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.estimator.name}-estimated"
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        found = super().estimate(moments)
+        return replace(found, findings=(ESTIMATED, *found.findings))
 
 
 def with_mixture(estimator: Estimator, log: Log) -> Estimator:
