@@ -25,6 +25,7 @@ ROOT = "poolwise"
 PERMISSIVE = {
     "0BSD",
     "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
     "BSD-2-Clause",
     "BSD-3-Clause",
     "BSL-1.0",

@@ -6,6 +6,7 @@ A test that asks for `engine` runs on every engine; a new one is a new line of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +25,8 @@ settings.register_profile("poolwise", derandomize=True, deadline=None)
 settings.load_profile("poolwise")
 
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "duckdb": DuckDB,
+    "duckdb": partial(DuckDB, compiled=False),
+    "compiled": partial(DuckDB, compiled=True),
     "connection": DuckDBConnection,  # the query, by way of a connection that is not ours
     "postgres": PostgresEngine,
 }

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from poolwise.engine.compiled import CompiledKernel
 from poolwise.engine.kernel import Kernel
 from poolwise.engine.layout import Layout
 from poolwise.engine.program import Program
@@ -66,6 +67,7 @@ NEEDS = Needs(
     tails=(WEIGHT,),
 )
 PROGRAM = Program(NEEDS)
+KERNELS = (Kernel, CompiledKernel)  # in turns: their sums are added to each other's
 probabilities = st.floats(0.01, 1.0)
 # below 1e-6 nothing: squares of 1e-200 are no doubles, and the judge's tolerance is one
 rewards = st.floats(-100, 100).map(lambda reward: reward if abs(reward) > 1e-6 else 0.0)
@@ -85,7 +87,8 @@ def kernel_sums(rows: Sequence[Row]) -> Sums:
     codes = np.array(["ab".index(row[0]) for row in rows], dtype=np.uint8)
     names = ("reward", "p_0", "p_1", "t_0")
     columns = {n: np.array([row[k + 1] for row in rows]) for k, n in enumerate(names)}
-    return Kernel(LAYOUT, PROGRAM)(codes, columns)
+    kernel = KERNELS[len(rows) % len(KERNELS)](LAYOUT, PROGRAM)
+    return kernel.together([(codes, columns)])
 
 
 def kernel_moments(rows: Sequence[Row]) -> dict[str, Moments]:

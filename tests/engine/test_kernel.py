@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engine import feed, parallel, program
+from poolwise.engine import compiled, feed, parallel, program
 from poolwise.engine.duckdb import DuckDB
 from poolwise.engine.feed import ParquetFeed
 from poolwise.engine.program import Program
@@ -49,6 +50,14 @@ NEEDS = Needs(
 ).bind("t")
 
 
+@pytest.fixture(params=["numpy", "compiled"], autouse=True)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test of this file goes through both kernels, however few rows it has."""
+    name: str = request.param
+    monkeypatch.setattr(parallel, "COMPILED_FROM", 0 if name == "compiled" else math.inf)
+    return name
+
+
 @pytest.fixture
 def table() -> pa.Table:
     return random_table(np.random.default_rng(11), COUNTS)
@@ -84,6 +93,7 @@ def test_files_tables_and_queries_give_the_moments_of_the_judge(
 ) -> None:
     monkeypatch.setattr(program, "MOST_ROWS", rows)
     monkeypatch.setattr(program, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(compiled, "ROWS", rows)
     with Reference().open(log_of(table, LOGGERS), {"t": "t"}) as judge:
         expected = judge.moments(NEEDS)
     path = written(table, tmp_path / "log.parquet")
@@ -126,8 +136,10 @@ def test_the_same_files_give_the_same_bits_with_any_number_of_threads(
 
 @pytest.mark.parametrize("group", [70, 300, 700])
 def test_many_row_groups_keep_the_digits_of_rewards_far_from_zero(
-    tmp_path: Path, group: int
+    tmp_path: Path, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(compiled, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(compiled, "MOST_ROWS", 16)  # many chunks as well
     counts = {"a": 1_000, "b": 1_500, "c": 500}
     offsets = {"a": 0.0, "b": 1e8, "c": -3e8}
     far = random_table(np.random.default_rng(4), counts, offset=offsets)
@@ -182,6 +194,7 @@ def test_tails_are_the_largest_values_even_where_batches_are_short_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "MOST_ROWS", 512)
+    monkeypatch.setattr(compiled, "ROWS", 512)
     many = random_table(np.random.default_rng(3), {"a": 9_000, "b": 6_000, "c": 100})
     found = moments(written(many, tmp_path / "log.parquet", group=1_024))
     labels = many["logger"].to_numpy(zero_copy_only=False)

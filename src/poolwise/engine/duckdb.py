@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,17 @@ import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.engine.base import NOTHING, Extra
-from poolwise.engine.feed import Files, feed_of, plain_columns, table_batches
+from poolwise.engine.feed import Files, Frame, feed_of, frame_of, plain_columns
 from poolwise.engine.kernel import BadRowsError
 from poolwise.engine.layout import layout_of
 from poolwise.engine.learned import Fill, learn
-from poolwise.engine.parallel import Pass
+from poolwise.engine.parallel import Pass, kernel_for, workers
 from poolwise.engine.program import Program
 from poolwise.engine.query import CHANGED, QueryRows
 from poolwise.engine.roles import Roles, assign
 from poolwise.engine.rows import row_steps, rows_name
 from poolwise.engine.sandbox import lock, refuse_reaching
-from poolwise.engine.scored import scored_batches, write_batches
+from poolwise.engine.scored import keep_batches, scored_batches, write_batches
 from poolwise.engine.sources import create_view, first_line, literal, plain_files
 from poolwise.engine.sums import Sums, moments_of
 from poolwise.errors import EngineError, LogError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
+    from poolwise.engine.rows import Table
     from poolwise.findings import Finding
     from poolwise.log import Log
     from poolwise.policy import PolicyLike
@@ -55,10 +57,14 @@ class DuckDB:
     Attributes:
         threads: Threads to use; 0 means one for each core.
         memory_limit: Such as "2GB"; empty means DuckDB's own choice.
+        compiled: Whether rows go through compiled loops, which need ``poolwise[fast]``;
+            None means for a million rows and more, if it is installed. The two differ in
+            the last digits.
     """
 
     threads: int = 0
     memory_limit: str = ""
+    compiled: bool | None = None
 
     @contextmanager
     def open(
@@ -76,14 +82,15 @@ class DuckDB:
             if extra.learners:
                 _fix_order(connection, log, folder / "log.parquet")
                 fill = learn(connection, roles, extra)
-                roles = _score(connection, log, roles, path, fill)
+                roles, frame = _score(connection, log, roles, path, fill)
                 notes = tuple(note for fit in fill.fitted for note in fit.findings())
             elif roles.scored:
-                roles = _score(connection, log, roles, path, files=files)
-            if path.exists():
-                files, frame = ((str(path), None),), None
+                plain = files if frame is None else frame
+                roles, frame = _score(connection, log, roles, path, plain=plain)
+            if roles is not named:
+                files = ((str(path), None),) if frame is None else None
             lock(connection)
-            yield DuckDBRows(roles.table, connection, files, frame, self.threads, notes)
+            yield DuckDBRows(roles.table, connection, files, frame, notes, self)
 
     def score(
         self,
@@ -161,15 +168,23 @@ def _score(
     roles: Roles,
     path: Path,
     fill: Fill | None = None,
-    files: Files | None = None,
-) -> Roles:
-    """Write the needed columns with the policies' probabilities beside them."""
+    plain: Files | pa.Table | None = None,
+) -> tuple[Roles, pa.Table | None]:
+    """The needed columns with the policies' probabilities beside them.
+
+    Returns them as a table where the rows are few; others are written to a file.
+    """
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    kept = [*roles.needed, *roles.scored, *(fill.columns if fill else ())]
-    batches = scored_batches(connection, log, roles, names, fill, files)
-    write_batches(batches, path, {name: name for name in kept}, soon=True)
-    connection.execute(f"CREATE TEMP VIEW scored AS FROM read_parquet({literal(str(path))})")
-    return replace(roles, table=replace(roles.table, relation=_named("scored")), scored={})
+    kept = [*roles.queried, *roles.scored, *(fill.columns if fill else ())]
+    batches = scored_batches(connection, log, roles, names, fill, plain)
+    frame = keep_batches(batches, path, kept)
+    if frame is None:
+        source = f"read_parquet({literal(str(path))})"
+        connection.execute(f"CREATE TEMP VIEW scored AS FROM {source}")
+    else:
+        connection.register("scored", frame)
+    table = replace(roles.table, relation=_named("scored"))
+    return replace(roles, table=table, scored={}), frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,15 +196,15 @@ class DuckDBRows(QueryRows):
         files: Parquet files that hold the rows as they are, each with the label of its
             rows where no column has it; None where DuckDB must read them.
         frame: Table in memory that holds them as they are, or None.
-        threads: Threads to use; 0 means one for each core.
         notes: What was found on the way to these rows.
+        engine: How to go through them.
     """
 
     connection: duckdb.DuckDBPyConnection
     files: Files | None = None
     frame: pa.Table | None = None
-    threads: int = 0
     notes: tuple[Finding, ...] = ()
+    engine: DuckDB = field(default_factory=DuckDB)
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         text = query.sql(dialect="duckdb")
@@ -223,8 +238,10 @@ class DuckDBRows(QueryRows):
         """Moments of each logger: batches of rows go through the kernel, in threads."""
         layout, program = layout_of(self.table, self.counts), Program(needs)
         try:
-            with stage("reading", sum(self.counts.values())) as advance:
-                sums = self._read(Pass(layout, program, self.threads, advance))
+            rows = sum(self.counts.values())
+            with stage("reading", rows) as advance:
+                kernel = kernel_for(rows, compiled=self.engine.compiled)
+                sums = self._read(Pass(layout, program, self.engine.threads, kernel, advance))
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
         except (pa.ArrowException, OSError) as reason:
@@ -236,18 +253,22 @@ class DuckDBRows(QueryRows):
 
     def _read(self, reading: Pass) -> Sums:
         """All rows, by the shortest way that they can take."""
-        batches = self._batches()
         feed = feed_of(self.table, self.files, tuple(self.counts))
         if feed is not None:
             return reading.parquet(feed)
-        return self._stream(reading) if batches is None else reading.arrow(batches)
+        coded = self._coded
+        return self._stream(reading) if coded is None else reading.arrow(coded.batches)
 
-    def _batches(self) -> Iterator[pa.RecordBatch] | None:
+    @cached_property
+    def _coded(self) -> Frame | None:
         """The table in memory, where it can be read as it is."""
         columns, label = plain_columns(self.table), self.table.logger
         if self.frame is None or columns is None or not isinstance(label, exp.Column):
             return None
-        return table_batches(self.frame, columns, label.name)
+        return frame_of(self.frame, columns, label.name, workers(self.engine.threads))
+
+    def _count(self, table: Table) -> dict[str | None, int]:
+        return super()._count(table) if self._coded is None else self._coded.counts
 
     def _stream(self, reading: Pass) -> Sums:
         """All rows through DuckDB, as batches."""

@@ -8,6 +8,7 @@ under the names of the `Layout`.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,7 @@ class ParquetReader:
             else:
                 place = feed.loggers.index(piece.logger)
                 codes = np.full(table.num_rows, place, dtype=_code_type(feed.loggers))
-            columns = {n: table.column(source).to_numpy() for n, source in feed.columns.items()}
+            columns = {n: _numbers(table.column(source)) for n, source in feed.columns.items()}
             yield from cut(codes, columns, size)
 
     def _tables(self, piece: Piece) -> Iterator[pa.Table]:
@@ -137,11 +138,22 @@ def arrow_rows(batch: pa.RecordBatch, loggers: Sequence[str], size: int) -> Iter
     """Batches of at most `size` rows of what a database handed over."""
     codes = _codes(pa.chunked_array([batch.column("logger")]), loggers)
     columns = {
-        name: batch.column(name).to_numpy(zero_copy_only=False)
+        name: _numbers(pa.chunked_array([batch.column(name)]))
         for name in batch.schema.names
         if name != "logger"
     }
     yield from cut(codes, columns, size)
+
+
+def _numbers(column: pa.ChunkedArray) -> AnyArray:
+    """Values as NumPy has them, without a copy where they lie together.
+
+    Where it can be, not by pyarrow's own way, which loads pandas if it is installed.
+    """
+    if column.num_chunks == 1 and not column.null_count and _is_number(column.type):
+        return np.from_dlpack(column.chunk(0))
+    found: AnyArray = column.to_numpy()
+    return found
 
 
 def _code_type(loggers: Sequence[str]) -> type[np.uint8 | np.uint16 | np.uint32]:
@@ -159,7 +171,7 @@ def _codes(labels: pa.ChunkedArray, loggers: Sequence[str]) -> AnyArray:
     for chunk in labels.chunks:
         coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
         known = np.array([place.get(label, -1) for label in coded.dictionary.to_pylist()])
-        used = coded.indices.to_numpy()
+        used = np.from_dlpack(coded.indices)
         codes = known[used] if len(used) else np.empty(0, dtype=np.int64)
         if len(codes) and codes.min() < 0:
             raise BadRowsError
@@ -209,22 +221,52 @@ def _has(schema: pa.Schema, columns: Iterable[str], logger: str) -> bool:
     if any(schema.names.count(n) != 1 or "." in n for n in names):
         return False
     kinds = [schema.field(n).type for n in columns]
-    if not all(pa.types.is_floating(k) or pa.types.is_integer(k) for k in kinds):
+    if not all(map(_is_number, kinds)):
         return False
     return not logger or _is_text(schema.field(logger).type)
 
 
-def table_batches(
-    table: pa.Table, columns: Mapping[str, str], logger: str
-) -> Iterator[pa.RecordBatch] | None:
-    """The columns of a table in memory, if they are plain; no copy is made."""
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A table in memory, cut into batches.
+
+    Attributes:
+        batches: Columns under the names of the layout; labels are coded.
+        counts: Rows of each label, and of none.
+    """
+
+    batches: list[pa.RecordBatch]
+    counts: dict[str | None, int]
+
+
+def frame_of(
+    table: pa.Table, columns: Mapping[str, str], logger: str, threads: int
+) -> Frame | None:
+    """The columns of a table in memory, if they are plain; only labels are copied."""
     if not _has(table.schema, columns.values(), logger):
         return None
     names = {"logger": logger, **columns}
     arrays = [table.column(source) for source in names.values()]
-    renamed = pa.Table.from_arrays(arrays, names=list(names))
-    batches: Iterator[pa.RecordBatch] = iter(renamed.to_batches(max_chunksize=TABLE_ROWS))
-    return batches
+    batches = pa.Table.from_arrays(arrays, names=list(names)).to_batches(TABLE_ROWS)
+    with ThreadPoolExecutor(threads) as pool:
+        coded = list(pool.map(_with_codes, batches))
+    counts: dict[str | None, int] = {}
+    for batch in coded:
+        labels = batch.column("logger")
+        if labels.null_count:
+            counts[None] = counts.get(None, 0) + labels.null_count
+        used = np.bincount(np.from_dlpack(labels.indices.drop_null()))
+        for label, rows in zip(labels.dictionary.to_pylist(), used.tolist(), strict=True):
+            counts[label] = counts.get(label, 0) + rows
+    return Frame(coded, counts)
+
+
+def _with_codes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.set_column(0, "logger", batch.column(0).dictionary_encode())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -89,7 +89,7 @@ class Kernel:
         self._place = {label: k for k, label in enumerate(layout.crossed)}
         rows = program.rows
         self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
-        self._products = [_product(t, rows) for t in rows if len(t.factors) > 1]
+        self._products = [product(t, rows) for t in rows if len(t.factors) > 1]
         self._stems = [_slice([rows[s] for s in c.stems]) for c in program.crosses]
         self._tails = [rows[t] for t in program.needs.tails]
         self._blocks = [_slice(block.tolist()) for block in program.blocks]
@@ -98,6 +98,11 @@ class Kernel:
         self._probs = np.empty((len(layout.crossed), size))
         self._spare = np.empty((2, size))
         self._crossed = [np.empty((len(c.factors), size)) for c in program.crosses]
+
+    @property
+    def rows(self) -> int:
+        """Rows that a batch has at most."""
+        return self.program.batch_rows
 
     def __call__(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Sums:
         """Sums of one batch; `codes` are places of loggers, shape (n,)."""
@@ -300,7 +305,7 @@ def _settle(centred: FloatArray, means: FloatArray) -> None:
             centred[k] = 0.0
 
 
-def _product(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
+def product(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
     """Row of a product, and those that are multiplied: a square of what is there, if it is."""
     half = Term(term.factors[::2])
     if half.factors == term.factors[1::2] and half in rows:

@@ -6,8 +6,10 @@ the same bits however busy the machine is.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
+import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from poolwise.engine.feed import ParquetFeed, ParquetReader, Piece, arrow_rows
 from poolwise.engine.kernel import Kernel, fresh_floors
+from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,10 +27,35 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from poolwise.engine.compiled import CompiledKernel
     from poolwise.engine.layout import Layout
     from poolwise.engine.program import Program
     from poolwise.engine.sums import Sums
     from poolwise.moments import FloatArray
+
+COMPILED_FROM = 1_000_000  # rows: loading compiled loops takes as long as a million of them
+
+
+def workers(threads: int) -> int:
+    """So many threads, or one for each core where 0 are asked for."""
+    return threads or os.cpu_count() or 1
+
+
+def kernel_for(rows: int, *, compiled: bool | None = None) -> type[Kernel | CompiledKernel]:
+    """The kernel for so many rows: compiled where asked for, or where it pays and can be."""
+    installed = importlib.util.find_spec("numba") is not None
+    if not (rows >= COMPILED_FROM and installed if compiled is None else compiled):
+        return Kernel
+    try:
+        from poolwise.engine.compiled import CompiledKernel
+    except (ImportError, RuntimeError) as reason:  # too old or new for NumPy, or no cache
+        told = f"the compiled kernel cannot be used: {reason}"
+        if compiled:
+            advice = "run `pip install 'poolwise[fast]'`, or leave `compiled=True` out"
+            raise UsageError(f"{told}; {advice}") from reason
+        warnings.warn(f"{told}; evaluations take longer without it", stacklevel=2)
+        return Kernel
+    return CompiledKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +66,14 @@ class Pass:
         layout: The columns that batches have.
         program: What is computed of them.
         threads: Threads to use; 0 means one for each core.
+        kernel: What batches go through.
         on_rows: Called with the number of rows whenever some are done.
     """
 
     layout: Layout
     program: Program
     threads: int = 0
+    kernel: type[Kernel | CompiledKernel] = Kernel
     on_rows: Callable[[int], object] = lambda _: None
     _local: threading.local = field(default_factory=threading.local)
 
@@ -57,7 +87,7 @@ class Pass:
                 self._local.reader = ParquetReader(feed)
                 readers.append(self._local.reader)
             reader: ParquetReader = self._local.reader
-            return kernel.together(reader.read(piece, self.program.batch_rows))
+            return kernel.together(reader.read(piece, kernel.rows))
 
         try:
             return self._in_order(work, ((piece, piece.rows) for piece in feed.pieces))
@@ -70,21 +100,21 @@ class Pass:
         floors, loggers = fresh_floors(self.layout, self.program), self.layout.loggers
 
         def work(batch: pa.RecordBatch) -> Sums:
-            rows = arrow_rows(batch, loggers, self.program.batch_rows)
-            return self._kernel(floors).together(rows)
+            kernel = self._kernel(floors)
+            return kernel.together(arrow_rows(batch, loggers, kernel.rows))
 
         return self._in_order(work, ((b, b.num_rows) for b in batches if b.num_rows))
 
-    def _kernel(self, floors: FloatArray) -> Kernel:
+    def _kernel(self, floors: FloatArray) -> Kernel | CompiledKernel:
         """This thread's own."""
         if not hasattr(self._local, "kernel"):
-            self._local.kernel = Kernel(self.layout, self.program, floors)
-        kernel: Kernel = self._local.kernel
+            self._local.kernel = self.kernel(self.layout, self.program, floors)
+        kernel: Kernel | CompiledKernel = self._local.kernel
         return kernel
 
     def _in_order(self, work: Callable[[Any], Sums], items: Iterable[tuple[Any, int]]) -> Sums:
         """Work on all items, a few ahead, and add up in their order."""
-        threads = self.threads or os.cpu_count() or 1
+        threads = workers(self.threads)
         waiting: deque[tuple[Future[Sums], int]] = deque()
         total: Sums | None = None
 

@@ -1,0 +1,243 @@
+"""The compiled kernel gives the sums of the NumPy kernel, and is chosen where it pays."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from poolwise.engine import compiled
+from poolwise.engine.compiled import CompiledKernel
+from poolwise.engine.feed import frame_of
+from poolwise.engine.kernel import BadRowsError, Kernel
+from poolwise.engine.layout import Layout
+from poolwise.engine.parallel import COMPILED_FROM, kernel_for
+from poolwise.engine.plan import plan_of
+from poolwise.engine.program import Program
+from poolwise.engine.sums import to_moments
+from poolwise.errors import UsageError
+from poolwise.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    OVERLAP,
+    OVERLAP_REWARD,
+    PREDICTED_REWARD,
+    PREDICTED_VALUE,
+    RESIDUAL,
+    REWARD,
+    UNSUPPORTED,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Factor,
+    Needs,
+    Term,
+    ratio,
+    residual_moment,
+    second_moment,
+    unite,
+    unsupported_weight,
+    weight_moment,
+)
+from tests.reference import assert_moments_agree
+
+if TYPE_CHECKING:
+    from poolwise.moments import FloatArray
+    from poolwise.policy import AnyArray
+
+ROWS = 700
+LOGGERS = ("a", "b", "c")
+TARGETS = ("t", "u")
+
+
+def held(rule: str, bound: float) -> Term:
+    """A balanced weight that a rule holds back."""
+    return Term((Factor("balanced_weight", rule=rule, bound=bound),))
+
+
+def needs(layout: Layout) -> Needs:
+    """Everything that this layout can be asked for, for each target."""
+    rules = [held("clip", 1.5), held("switch", 1.2), held("optimistic", 2.0)]
+    crossed = layout.crossed
+    means = [REWARD, WEIGHTED_REWARD, *rules, *map(unsupported_weight, crossed)]
+    means += [*map(second_moment, crossed), *map(weight_moment, crossed)]
+    group = [BALANCED_REWARD, BALANCED_WEIGHT, OVERLAP, *map(ratio, crossed)]
+    if layout.predicted:
+        means += [*map(residual_moment, crossed), RESIDUAL * BALANCED_WEIGHT]
+        group += [PREDICTED_VALUE, PREDICTED_REWARD]
+    wanted = Needs(
+        means=tuple(means),
+        groups=(tuple(group), (WEIGHTED_REWARD, WEIGHT), (OVERLAP_REWARD, REWARD)),
+        extremes=(REWARD, WEIGHT),
+        tails=(WEIGHT, BALANCED_WEIGHT),
+        histograms=(WEIGHT, BALANCED_WEIGHT),
+    )
+    return unite(wanted.bind(target) for target in layout.targets)
+
+
+def rows(layout: Layout, seed: int = 1) -> tuple[AnyArray, dict[str, FloatArray]]:
+    """Rows of every logger; some are zero for another one, and for a target."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, len(layout.loggers), ROWS).astype(np.uint8)
+    columns = {name: rng.uniform(0.1, 0.9, ROWS) for name in layout.columns}
+    for place, label in enumerate(layout.crossed):
+        others = codes != layout.loggers.index(label)
+        columns[f"p_{place}"][others & (rng.random(ROWS) < 0.2)] = 0.0
+        if layout.propensity:
+            mine = ~others
+            columns["propensity"][mine] = columns[f"p_{place}"][mine]
+    if len(layout.crossed) < len(layout.loggers):  # some row may have no mixture else
+        columns["p_0"] = np.maximum(columns["p_0"], 0.05)
+    columns["t_0"][rng.random(ROWS) < 0.2] = 0.0
+    columns["reward"] = rng.normal(3.0, 1.0, ROWS)
+    if layout.logs:
+        for name in layout.columns:
+            if name[:2] in {"p_", "t_"} or name in {"propensity", "estimated_mixture"}:
+                with np.errstate(divide="ignore"):
+                    columns[name] = np.log(columns[name]) - 800.0  # far below doubles
+    return codes, columns
+
+
+def layout(**more: object) -> Layout:
+    plain = Layout(LOGGERS, LOGGERS, (0.5, 0.3, 0.2), TARGETS, tolerance=1e-6)
+    return Layout(**(plain.__dict__ | more))
+
+
+LAYOUTS = {
+    "plain": layout(),
+    "without propensity": layout(propensity=False),
+    "a logger that is not crossed": layout(crossed=("a", "c"), shares=(0.6, 0.4)),
+    "given mixture": layout(mixture=True),
+    "reward model": layout(valued=TARGETS, predicted=True),
+    "logarithms": layout(logs=True),
+    "logarithms without propensity": layout(logs=True, propensity=False),
+    "logarithms with a mixture": layout(logs=True, mixture=True),
+}
+
+
+@pytest.mark.parametrize("cut", [1, 97, ROWS])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_both_kernels_give_the_same_moments(
+    name: str, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(compiled, "MOST_ROWS", 40)  # chunks, so that they are merged too
+    given = LAYOUTS[name]
+    program = Program(needs(given))
+    codes, columns = rows(given)
+    batches = [
+        (codes[i : i + cut], {n: v[i : i + cut] for n, v in columns.items()})
+        for i in range(0, ROWS, cut)
+    ]
+    expected, found = (
+        to_moments(kernel(given, program).together(batches), program, given.loggers)
+        for kernel in (Kernel, CompiledKernel)
+    )
+    assert_moments_agree(found, expected)
+    for logger in given.loggers:
+        for term in program.needs.histograms:
+            np.testing.assert_array_equal(
+                found[logger].histograms[term], expected[logger].histograms[term]
+            )
+        for term in program.needs.tails:
+            np.testing.assert_allclose(
+                found[logger].tails[term], expected[logger].tails[term], rtol=1e-13
+            )
+    assert max(expected["a"].means) > UNSUPPORTED / 1e3  # some logger is zero somewhere
+
+
+def bad(name: str, value: float) -> dict[str, FloatArray]:
+    columns = rows(LAYOUTS["plain"])[1]
+    columns[name][ROWS // 2] = value
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward", np.nan),
+        ("reward", np.inf),
+        ("p_1", -1e-300),
+        ("p_1", 1.0000001),
+        ("t_0", np.nan),
+        ("t_1", 1.5),
+        ("propensity", 0.0),
+        ("propensity", 0.999),
+    ],
+)
+@pytest.mark.parametrize("kernel", [Kernel, CompiledKernel])
+def test_a_bad_row_is_refused(
+    kernel: type[Kernel | CompiledKernel], name: str, value: float
+) -> None:
+    given = LAYOUTS["plain"]
+    fine = kernel(given, Program(needs(given)))
+    fine.together([rows(given)])
+    with pytest.raises(BadRowsError):
+        fine.together([(rows(given)[0], bad(name, value))])
+
+
+@pytest.mark.parametrize("kernel", [Kernel, CompiledKernel])
+def test_a_product_beyond_doubles_makes_no_mean_that_looks_right(
+    kernel: type[Kernel | CompiledKernel],
+) -> None:
+    given = LAYOUTS["plain"]
+    program = Program(Needs(groups=((BALANCED_REWARD,),)).bind("t"))
+    codes, columns = rows(given)
+    last = int(np.flatnonzero(codes == 0)[-1])
+    columns["reward"][last] = 1.7e308
+    columns["t_0"][last], columns["propensity"][last] = 0.9, 0.1
+    for place in range(len(LOGGERS)):
+        columns[f"p_{place}"][last] = 0.1
+    found = to_moments(kernel(given, program).together([(codes, columns)]), program, LOGGERS)
+    assert not np.isfinite(found["a"].means[0])
+    assert np.isfinite(found["b"].means[0])
+
+
+def test_only_wanted_pairs_are_multiplied() -> None:
+    given = LAYOUTS["plain"]
+    program = Program(needs(given))
+    fours = plan_of(given, program).fours
+    places = [program.scatter_places[block] for block in program.blocks]
+    asked = sum(int(np.tril(program.asked[np.ix_(p, p)]).sum()) for p in places)
+    assert fours[:, 1].sum() == asked
+    assert asked < sum(len(p) * (len(p) + 1) // 2 for p in places)
+
+
+# Which kernel runs.
+
+
+def test_the_kernel_depends_on_the_rows_unless_one_is_asked_for() -> None:
+    assert kernel_for(COMPILED_FROM - 1) is Kernel
+    assert kernel_for(COMPILED_FROM) is CompiledKernel
+    assert kernel_for(1, compiled=True) is CompiledKernel
+    assert kernel_for(10**9, compiled=False) is Kernel
+
+
+def test_without_numba_the_other_kernel_runs_and_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernel_for(10**9) is Kernel
+
+
+def test_a_numba_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "poolwise.engine.compiled", None)  # an import fails
+    with pytest.warns(UserWarning, match="evaluations take longer without it"):
+        assert kernel_for(10**9) is Kernel
+    with pytest.raises(UsageError, match=r"pip install 'poolwise\[fast\]'"):
+        kernel_for(1, compiled=True)
+
+
+def test_a_table_in_memory_is_counted_with_its_labels() -> None:
+    labels = pa.array(["b", None, "a", "b", "b", None])
+    table = pa.table({"who": labels, "r": np.arange(6.0)})
+    found = frame_of(table, {"reward": "r"}, "who", threads=2)
+    assert found is not None
+    assert found.counts == {"b": 3, "a": 1, None: 2}
+    assert [b.column("logger").to_pylist() for b in found.batches] == [labels.to_pylist()]
