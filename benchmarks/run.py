@@ -39,8 +39,18 @@ CELLS = (
     (10**6, 1, 20),
     (10**7, 10, 5),
 )
-MODELS = ("predict", "predict-plain", "score", "policies")  # on a log of their own
-RIVALS = ("decode", "evaluate", "command", "duckdb", "numpy-three", "numpy", "obp")
+# on a log of their own
+MODELS = ("predict", "predict-plain", "score", "policies", "policies-memory")
+RIVALS = (
+    "decode",
+    "evaluate",
+    "evaluate-plain",
+    "command",
+    "duckdb",
+    "numpy-three",
+    "numpy",
+    "obp",
+)
 IN_MEMORY = ("memory", "obp-memory")
 MOST_MEMORY, MOST_SECONDS = 8e9, 120  # a rival that would need more is left out
 COPIES = 3  # of the columns, that pandas and NumPy hold at once

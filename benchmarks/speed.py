@@ -45,8 +45,8 @@ def decode(path: Path) -> None:
         list(pool.map(read, range(2)))
 
 
-def evaluate(path: Path, rows: object = None) -> None:
-    """Evaluate every target with all defaults."""
+def evaluate(path: Path, rows: object = None, *, compiled: bool = True) -> None:
+    """Evaluate every target with all defaults, with or without the extra `fast`."""
     import poolwise as pw
 
     log = pw.Log(
@@ -56,7 +56,8 @@ def evaluate(path: Path, rows: object = None) -> None:
         propensity="p",
         propensities=loggers_of(path),
     )
-    pw.evaluate(log, {name: name for name in targets_of(path)})
+    engine = None if compiled else pw.DuckDB(compiled=False)
+    pw.evaluate(log, {name: name for name in targets_of(path)}, engine=engine)
 
 
 def in_memory(path: Path) -> Callable[[], None]:
@@ -89,6 +90,7 @@ def command(path: Path) -> None:
 WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
     "decode": lambda path: partial(decode, path),
     "evaluate": lambda path: partial(evaluate, path),
+    "evaluate-plain": lambda path: partial(evaluate, path, compiled=False),
     "command": lambda path: partial(command, path),
     "duckdb": lambda path: partial(rivals.duckdb_balanced, path),
     "numpy": lambda path: partial(rivals.numpy_five, path),
@@ -100,6 +102,7 @@ WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
     "predict-plain": policies.predict_plain,
     "score": policies.score,
     "policies": policies.evaluate,
+    "policies-memory": policies.evaluate_table,
 }
 
 

@@ -22,6 +22,7 @@ MARKER = "speed"
 WORDS = {
     "decode": "decoding only",
     "evaluate": "`evaluate`",
+    "evaluate-plain": "without `fast`",
     "command": "`poolwise evaluate`",
     "duckdb": "DuckDB, balanced only",
     "numpy-three": "NumPy and pandas, three estimates",
@@ -32,7 +33,8 @@ MODELS = {
     "predict": "`predict_proba` calls alone, in batches and threads",
     "predict-plain": "`predict_proba` calls alone, one per model",
     "score": "`score`",
-    "policies": "`evaluate`",
+    "policies": "`evaluate`, from the file",
+    "policies-memory": "`evaluate`, rows in memory",
 }
 BEFORE = """\
 ## Measured
@@ -40,8 +42,9 @@ BEFORE = """\
 Seconds and, in parentheses, peak megabytes on two cores; the best of three runs, each kind
 in a process of its own, and each line in one run of `make bench`. Logs are zstd Parquet
 files of doubles that do not compress. *Decoding only* reads the same columns with pyarrow
-and does nothing with them: it is the limit. `poolwise evaluate` is the command, its start
-included. The rivals do less than `evaluate`, which also checks every row and judges the
+and does nothing with them: it is the limit. `evaluate` has the extra `fast`, which works from
+a million rows on; the column beside it is without. `poolwise evaluate` is the command, its
+start included. The rivals do less than `evaluate`, which also checks every row and judges the
 weights and the logs: one hand-written query for the balanced estimate alone; the paper's
 three estimates, and all five that `evaluate` gives, with standard errors, as one would write
 them with NumPy and pandas; and Open Bandit Pipeline's three formulas with 100 bootstrap rounds

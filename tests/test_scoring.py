@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
+from poolwise.engine import scored as scored_module
 from poolwise.errors import PolicyError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +69,29 @@ def test_the_file_gives_the_numbers_of_the_policies(rows: pa.Table, tmp_path: Pa
     direct = values(pw.evaluate(log_of(rows), targets))
     assert values(pw.evaluate(*scored)) == pytest.approx(direct, rel=1e-12)
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["scored.parquet"]
+
+
+@pytest.mark.parametrize("held", [0, 5_000, 10**9])  # written, after some batches; kept
+@pytest.mark.parametrize("kind", ["file", "table", "frame", "query"])
+def test_scored_rows_in_memory_and_in_a_file_give_the_same_numbers(
+    rows: pa.Table, tmp_path: Path, kind: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scored_module, "SCORING_ROWS", 64)
+    targets = {"mix": pw.Mixture([chooses(OLD), chooses(NEW)], [0.5, 0.5])}
+    x, a = rows["x"].to_numpy(), rows["a"].to_numpy()
+    columns = {"p_old": OLD[x, a], "p_new": NEW[x, a], "t": (OLD[x, a] + NEW[x, a]) / 2}
+    wide = rows
+    for name, found in columns.items():
+        wide = wide.append_column(name, pa.array(found))
+    named = {"old": "p_old", "new": "p_new"}
+    expected = values(pw.evaluate(log_of(wide, propensities=named), {"mix": "t"}))
+    path = tmp_path / "log.parquet"
+    pq.write_table(rows, path)
+    sources = {"file": path, "table": rows, "frame": rows.to_pandas()}
+    source = sources.get(kind, f"SELECT * FROM '{path}'")
+    monkeypatch.setattr(scored_module, "MOST_HELD", held)
+    found = values(pw.evaluate(log_of(source), targets))
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_mapping_of_loggers_keeps_its_labels(rows: pa.Table, tmp_path: Path) -> None:

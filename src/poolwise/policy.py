@@ -215,7 +215,11 @@ def distinct(policy: str, actions: Labels) -> tuple[Hashable, ...]:
 
 def pick(matrix: FloatArray, place: IntArray, missing: float = 0.0) -> FloatArray:
     """Entry of each row at its place; `missing` where the place is -1."""
-    return np.where(place >= 0, matrix[np.arange(len(place)), place], missing)
+    rows, wide = matrix.shape
+    values: FloatArray = matrix.take(place + np.arange(0, rows * wide, wide), mode="clip")
+    if place.min(initial=0) < 0:
+        values[place < 0] = missing
+    return values
 
 
 def shaped(policy: str, values: object, rows: int, actions: int) -> FloatArray:

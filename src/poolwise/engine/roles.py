@@ -39,6 +39,7 @@ class Roles:
         table: What the query reads, once `scored` exist as columns.
         scored: Policies to score in Python, by the column that will hold the result.
         needed: Columns of the source that the query or the policies read.
+        queried: Those among them that the query reads.
         action: Column of the logged action; empty where nobody asks for it.
         context: Columns that the policies see.
         features: Those among them that a model may learn from: they play no role.
@@ -48,6 +49,7 @@ class Roles:
     table: Table
     scored: Mapping[str, Policy]
     needed: tuple[str, ...]
+    queried: tuple[str, ...]
     action: str = ""
     context: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
@@ -117,13 +119,14 @@ def assign(
         drop=log.on_fault == "drop",
         **_beyond(extra, look),
     )
-    taken = set(look.needed)  # a model that saw the reward or the logger would cheat
+    taken = tuple(look.needed)  # a model that saw the reward or the logger would cheat
     action, context = _context(log, look, extra)
     features = tuple(c for c in context if log.context or c not in taken)
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
     every = tuple(columns or ())
-    return Roles(table, look.scored, tuple(look.needed), action, context, features, every)
+    needed = tuple(look.needed)
+    return Roles(table, look.scored, needed, taken, action, context, features, every)
 
 
 class _Beyond(TypedDict):

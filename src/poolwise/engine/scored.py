@@ -1,4 +1,4 @@
-"""Scored: the rows of a log with the probabilities of its policies beside them, in a file.
+"""Scored: the rows of a log with the probabilities of its policies beside them.
 
 Policies in Python are asked once, batch by batch, in threads; whatever reads the rows
 afterwards reads columns.
@@ -7,6 +7,7 @@ afterwards reads columns.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from poolwise.progress import stage
 from poolwise.score import score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import duckdb
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from poolwise.log import Log
 
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
+MOST_HELD = 128_000_000  # bytes of scored rows that are kept in memory
+NO_ROWS = LogError([Fault("the log has no rows", "", 0)])
 
 
 def scored_batches(
@@ -36,13 +39,15 @@ def scored_batches(
     roles: Roles,
     names: Sequence[str],
     fill: Fill | None = None,
-    files: Files | None = None,
+    plain: Files | pa.Table | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns `names`, each policy's probabilities appended."""
+    """Batches of the columns `names`, each policy's probabilities appended.
+
+    `plain` are files or a table that hold the rows as they are.
+    """
     counted = connection.execute("SELECT count(*) FROM log").fetchall()
-    plain = None if fill is not None else _plain_batches(files, names)
-    reader: Any = plain
-    if plain is None:
+    reader: Any = None if fill is not None else _plain_batches(plain, names)
+    if reader is None:
         columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
         query = f"SELECT {columns} FROM log" if fill is None else reading_query(roles)
         reader = connection.sql(query).to_arrow_reader(SCORING_ROWS)
@@ -60,9 +65,16 @@ def scored_batches(
 
 
 def _plain_batches(
-    files: Files | None, names: Sequence[str]
+    plain: Files | pa.Table | None, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch] | None:
-    """Columns of Parquet files that are all alike, read without a query; None for others."""
+    """Columns that can be read without a query: of files that are all alike, or a table."""
+    if isinstance(plain, pa.Table):
+        known = all(plain.schema.names.count(name) == 1 for name in names)
+        return iter(plain.select(list(names)).to_batches(SCORING_ROWS)) if known else None
+    return _file_batches(plain, names)
+
+
+def _file_batches(files: Files | None, names: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
     schemas = [pq.read_schema(path) for path, _ in files or ()]
     if not schemas or any(label is not None for _, label in files or ()):
         return None
@@ -83,8 +95,26 @@ def _batches(paths: Sequence[str], names: Sequence[str]) -> Iterator[pa.RecordBa
             raise SourceError(repr(path), str(reason).splitlines()[0]) from reason
 
 
+def keep_batches(
+    batches: Iterator[pa.RecordBatch], path: Path, columns: Sequence[str]
+) -> pa.Table | None:
+    """Some columns as a table if the rows are few; None if they were written to `path`."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch.select(list(columns)))
+        size += held[-1].nbytes
+        if size > MOST_HELD:
+            names = {name: name for name in columns}
+            write_batches(chain(held, batches), path, names, soon=True)
+            return None
+    if not held:
+        raise NO_ROWS
+    return pa.Table.from_batches(held)
+
+
 def write_batches(
-    batches: Iterator[pa.RecordBatch],
+    batches: Iterable[pa.RecordBatch],
     path: Path,
     columns: Mapping[str, str],
     *,
@@ -103,7 +133,7 @@ def write_batches(
             with _room(path):
                 writer.close()
     if writer is None:
-        raise LogError([Fault("the log has no rows", "", 0)])
+        raise NO_ROWS
 
 
 @contextmanager

@@ -178,7 +178,7 @@ def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
 
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
     narrow = frame.select([f"`{n.replace('`', '``')}`" for n in names])
-    schema = StructType([narrow.schema[n] for n in roles.needed])
+    schema = StructType([narrow.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())
     scorer = Scorer(
