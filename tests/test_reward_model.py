@@ -127,6 +127,9 @@ def test_a_tabular_model_fills_in_the_mean_of_the_other_folds() -> None:
     problem = replace(toy("T2"), counts={"1": 400, "2": 600})
     log = problem.draw(np.random.default_rng(2))
     found = rows_of(log, RewardModel(DecisionTreeRegressor()), target_of(problem)).to_pandas()
+    source = pa.table(log.source).to_pandas()  # in the same order
+    found = found.assign(context=source["context"], action=source["action"])
+    assert (found["reward"] == source["reward"]).all()
     fold = found.groupby("logger").cumcount() % 5
     for row in (0, 17, 399, 400, 999):
         alike = (found.context == found.context[row]) & (found.action == found.action[row])

@@ -263,12 +263,7 @@ class Kernel:
         kept = values[values >= floor] if floor > -np.inf else values.copy()
         if len(kept) > LONGEST_TAIL:
             kept = np.partition(kept, -LONGEST_TAIL)[-LONGEST_TAIL:]
-        self._raise_floor(place, group, kept)
         return kept
-
-    def _raise_floor(self, place: int, group: int, kept: FloatArray) -> None:
-        if len(kept) == LONGEST_TAIL:
-            self.floors[place, group] = max(self.floors[place, group], kept.min())
 
     def together(self, batches: Iterable[tuple[AnyArray, Mapping[str, AnyArray]]]) -> Sums:
         """Sums of several batches, one at least."""
@@ -276,9 +271,7 @@ class Kernel:
         for codes, columns in batches:
             found = self(codes, columns)
             total = found if total is None else total.add(found, self.program)
-            for place, groups in enumerate(total.tails):
-                for group, kept in enumerate(groups):
-                    self._raise_floor(place, group, kept)
+            raise_floors(self.floors, total)
         if total is None:
             raise ValueError("there is no batch")
         return total
@@ -323,6 +316,14 @@ def _slice(places: list[int]) -> slice | list[int]:
 def fresh_floors(layout: Layout, program: Program) -> FloatArray:
     """Nothing is known yet of the largest values."""
     return np.full((len(program.needs.tails), len(layout.loggers)), -np.inf)
+
+
+def raise_floors(floors: FloatArray, found: Sums) -> None:
+    """What is below the least of the largest values so far will not be among them."""
+    for place, groups in enumerate(found.tails):
+        for group, kept in enumerate(groups):
+            if len(kept) == LONGEST_TAIL:
+                floors[place, group] = max(floors[place, group], kept.min())
 
 
 def _of_loggers(layout: Layout, batch: Batch) -> list[tuple[int, slice]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.engine.feed import ParquetFeed, ParquetReader, Piece, arrow_rows
-from poolwise.engine.kernel import Kernel, fresh_floors
+from poolwise.engine.kernel import Kernel, fresh_floors, raise_floors
 from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Pass:
             return kernel.together(reader.read(piece, kernel.rows))
 
         try:
-            return self._in_order(work, ((piece, piece.rows) for piece in feed.pieces))
+            return self._in_order(work, ((p, p.rows) for p in feed.pieces), floors)
         finally:
             for reader in readers:
                 reader.close()
@@ -103,7 +103,7 @@ class Pass:
             kernel = self._kernel(floors)
             return kernel.together(arrow_rows(batch, loggers, kernel.rows))
 
-        return self._in_order(work, ((b, b.num_rows) for b in batches if b.num_rows))
+        return self._in_order(work, ((b, b.num_rows) for b in batches if b.num_rows), floors)
 
     def _kernel(self, floors: FloatArray) -> Kernel | CompiledKernel:
         """This thread's own."""
@@ -112,7 +112,12 @@ class Pass:
         kernel: Kernel | CompiledKernel = self._local.kernel
         return kernel
 
-    def _in_order(self, work: Callable[[Any], Sums], items: Iterable[tuple[Any, int]]) -> Sums:
+    def _in_order(
+        self,
+        work: Callable[[Any], Sums],
+        items: Iterable[tuple[Any, int]],
+        floors: FloatArray,
+    ) -> Sums:
         """Work on all items, a few ahead, and add up in their order."""
         threads = workers(self.threads)
         waiting: deque[tuple[Future[Sums], int]] = deque()
@@ -122,7 +127,9 @@ class Pass:
             future, rows = waiting.popleft()
             found = future.result()
             self.on_rows(rows)
-            return found if total is None else total.add(found, self.program)
+            found = found if total is None else total.add(found, self.program)
+            raise_floors(floors, found)
+            return found
 
         pool = ThreadPoolExecutor(threads)
         try:

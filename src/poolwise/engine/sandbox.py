@@ -224,7 +224,7 @@ def close_doors(connection: duckdb.DuckDBPyConnection, reads: Iterable[Reads]) -
     """Let DuckDB open what was named, and its own temporary files, from now on."""
     named = list(reads)
     files = [path for read in named for path in read.files]
-    folders = [path for read in named for path in read.folders]
+    folders = [_whole_table(path) for read in named for path in read.folders]
     wanted = [name for read in named for name in read.extensions]
     wanted += [name for path in [*files, *folders] for name in _place(path)]
     for name in dict.fromkeys(wanted):
@@ -248,6 +248,11 @@ def lock(connection: duckdb.DuckDBPyConnection) -> None:
 def _place(path: str) -> list[str]:
     """The extension that a remote path takes; none for a local one."""
     return [name for begins, name in PLACES.items() if re.match(begins, path, re.IGNORECASE)]
+
+
+def _whole_table(path: str) -> str:
+    """The folder of a table; that of an Iceberg table may be named by a file in it."""
+    return re.sub(r"(?<=[^/])/metadata/[^/]+\.metadata\.json$", "", path)
 
 
 def _opened(connection: duckdb.DuckDBPyConnection, path: str) -> list[str]:
@@ -279,8 +284,15 @@ def load_extension(connection: duckdb.DuckDBPyConnection, name: str, source: str
             connection.execute(f"INSTALL {name}")
             connection.execute(f"LOAD {name}")
     except duckdb.Error as reason:
-        raise SourceError(repr(source), missing_extension(name)) from reason
+        needed = required_extension(str(reason)) or name  # one may take another
+        raise SourceError(repr(source), missing_extension(needed)) from reason
     connection.execute("SELECT count(*) FROM duckdb_secrets()")  # reads the stored ones
+
+
+def required_extension(text: str) -> str:
+    """The extension that DuckDB says it lacks; empty if it says nothing of the kind."""
+    found = re.search(r"required extension '(\w+)", text)
+    return found.group(1) if found else ""
 
 
 def missing_extension(name: str) -> str:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from poolwise.engine.roles import PART_LOGGER
-from poolwise.engine.sandbox import Reads, close_doors, missing_extension, reads_of
+from poolwise.engine.sandbox import (
+    Reads,
+    close_doors,
+    missing_extension,
+    reads_of,
+    required_extension,
+)
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
@@ -113,13 +119,40 @@ def first_line(reason: Exception) -> str:
     closed = re.search(r'Cannot access file "(.*?)(/\*\*/\*\.\w+)?" - file system', text)
     if closed:
         return f"there is no file {closed.group(1)!r}, or it may not be read"
-    missing = re.search(r"required extension '(\w+)", text)
+    missing = required_extension(text)
     if missing:
-        return missing_extension(missing.group(1))
+        return missing_extension(missing)
+    explained = _explained(text)
+    if explained:
+        return explained
     lines = text.split("\n\n", maxsplit=1)[0].splitlines()
     if "CSV Error" in lines[0]:  # only the lines after it say what the error is
         return " ".join(lines)
     return lines[0]
+
+
+ANSWERS = {  # of an object store
+    "401": "check the credentials",
+    "403": "check the credentials, and what they may read",
+    "404": "there is no such bucket or file",
+}
+TABLES = {  # what extensions say of a table, and what it means here
+    "No files in log segment": "there is no Delta table: check the path",
+    "no version-hint could be found": (
+        "the folder does not say which version of the table is current: name its newest "
+        "metadata file, as in iceberg_scan('table/metadata/00002-x.metadata.json')"
+    ),
+}
+
+
+def _explained(text: str) -> str:
+    """What to do about a remote place or a table; empty if it is about something else."""
+    status = re.match(r"(?s)(?:HTTP|IO) Error.*?(?:HTTP|status code:) (40[134])\b", text)
+    if status is None:
+        return next((meaning for said, meaning in TABLES.items() if said in text), "")
+    address = re.search(r"(?:reading|on) '([^'?]+)|performing [A-Z]+ ([^\s?]+)", text)
+    about = f" for {address.group(1) or address.group(2)}" if address else ""
+    return f"the answer is HTTP {status.group(1)}{about}: {ANSWERS[status.group(1)]}"
 
 
 def _relation(
