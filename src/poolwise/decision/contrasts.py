@@ -19,8 +19,6 @@ from poolwise.estimators.control import (
     Calibrated,
     Control,
     SelfNormalised,
-    bearable,
-    controls_of,
     effective_balanced,
     least_squares,
 )
@@ -138,7 +136,7 @@ class Candidates:
         if not (isinstance(self.estimator, Calibrated) and self.crossed):
             return {name: [] for name in self.targets}
         return {
-            name: [_bound(c, name) for c in _usable(self.estimator, view)]
+            name: [_bound(c, name) for c in self.estimator.controls(view)[0]]
             for name, view in self.views.items()
         }
 
@@ -220,12 +218,6 @@ class Candidates:
         rows = rows * np.sqrt([c.inflation for c in contrasts])[:, None]
         parts, free = _clustered(clusters) if clusters else _by_logger(self.moments)
         return Spread(values, rows, parts, free, np.array([c.most_free for c in contrasts]))
-
-
-def _usable(estimator: Calibrated, view: MomentsByLogger) -> list[Control]:
-    """The columns that the estimator itself would take."""
-    columns = bearable(view, estimator.columns)[0] if estimator.guard else estimator.columns
-    return controls_of(view, columns, estimator.known)
 
 
 def _bound(control: Control, target: str) -> Control:

@@ -152,13 +152,20 @@ class Calibrated:
         if not first.has(BALANCED_REWARD):
             naive = stratified(moments, WEIGHTED_REWARD, by_count(moments))
             return replace(naive, findings=(AS_NAIVE,))
-        columns, findings = (
-            bearable(moments, self.columns) if self.guard else (self.columns, ())
-        )
-        controls = controls_of(moments, columns, self.known)
-        within = "loggers" not in columns or self.known is not None
+        controls, within, findings = self.controls(moments)
         found = regressed(moments, BALANCED_REWARD, controls, within=within)
         return replace(found, findings=findings)
+
+    def controls(
+        self, moments: MomentsByLogger
+    ) -> tuple[list[Control], bool, tuple[Finding, ...]]:
+        """Known means, whether slopes are those within loggers, and what was left out."""
+        columns = self.columns
+        findings: tuple[Finding, ...] = ()
+        if self.guard:
+            columns, findings = bearable(moments, columns)
+        within = "loggers" not in columns or self.known is not None
+        return controls_of(moments, columns, self.known), within, findings
 
 
 def many(loggers: Collection[str]) -> bool:
@@ -206,7 +213,7 @@ def bearable(
     size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
         return (), (_too_few(effective, "no column is used"),)
-    if effective < ROWS_PER_COLUMN * size and columns != ("target",):
+    if effective < ROWS_PER_COLUMN * size:  # never so for the target's column alone
         kept: tuple[Columns, ...] = ("target",) if "target" in columns else ()
         left_out = " and ".join(repr(c) for c in columns if c not in kept)
         return kept, (_too_few(effective, f"{left_out} are left out of the columns"),)

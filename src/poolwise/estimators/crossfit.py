@@ -15,8 +15,6 @@ from poolwise.estimators.base import Estimate, by_count
 from poolwise.estimators.control import (
     Calibrated,
     Control,
-    bearable,
-    controls_of,
     least_squares,
     stratified_variance,
 )
@@ -71,12 +69,7 @@ class CrossFitted:
             raise RefusedError(
                 "too-few-for-folds", f"{found} has no rows in some of the {self.folds} folds"
             )
-        columns = self.inner.columns
-        findings: tuple[Finding, ...] = ()
-        if self.inner.guard:
-            columns, findings = bearable(whole, self.inner.columns)
-        controls = controls_of(whole, columns, self.inner.known)  # the mixture is of all rows
-        within = "loggers" not in columns
+        controls, within, findings = self.inner.controls(whole)  # the mixture is of all rows
         parts = []
         for k in range(self.folds):
             others = _merged([fold for j, fold in enumerate(folds) if j != k])
