@@ -10,7 +10,7 @@ ready := .venv/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check docs bench reproduce dist audit matrix fuzz clean
+.PHONY: help demo test check docs bench reproduce dist audit matrix fuzz mutate extensions clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,12 @@ matrix:  ## Build twice, and test on every Python with lowest and newest version
 
 fuzz: $(ready)-test $(ready)-fuzz  ## Fuzz the reader, the command line and the moments file, ten minutes each
 	@for target in reader arguments moments; do $(venv) fuzz/$$target.py 600 || exit 1; done
+
+mutate:  ## Break the code in small ways and count which of them the tests notice (slow)
+	@bash scripts/mutate.sh
+
+extensions:  ## Read Delta, Iceberg and S3 with the DuckDB that has extensions on the index
+	@bash scripts/extensions.sh
 
 clean:  ## Remove what the other targets made, except .venv
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
