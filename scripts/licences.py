@@ -53,7 +53,7 @@ CALLED = {
     r"python software foundation license": "PSF-2.0",
 }
 # Read by a person in the licence file of the package, whose metadata do not say.
-READ = {"skops": "MIT"}
+READ = {"skops": "MIT", "vl-convert-python": "BSD-3-Clause"}
 CLASSIFIER = "License :: OSI Approved :: "
 
 

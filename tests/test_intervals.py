@@ -66,13 +66,13 @@ def test_a_level_between_0_and_1_is_handed_back() -> None:
 
 def test_student_with_one_degree_of_freedom_is_a_tangent() -> None:
     estimate = Estimate(10.0, 4.0, {}, freedom=1.0)
-    both = student(estimate, 0.5)  # the quantile of 3/4 is tan(π/4) = 1
-    assert (both.lower, both.upper) == pytest.approx((8.0, 12.0), rel=1e-12)
+    both = student(estimate, 0.5)  # the quantile of 3/4 is tan(π/4) = 1; SciPy 1.14: 10 digits
+    assert (both.lower, both.upper) == pytest.approx((8.0, 12.0), rel=1e-9)
     assert both.level == 0.5
     half = 2 * math.tan(0.4 * math.pi)  # of 0.9, on one side
     lower, upper = student(estimate, 0.9, "lower"), student(estimate, 0.9, "upper")
-    assert (lower.lower, lower.upper) == pytest.approx((10 - half, math.inf), rel=1e-12)
-    assert (upper.lower, upper.upper) == pytest.approx((-math.inf, 10 + half), rel=1e-12)
+    assert (lower.lower, lower.upper) == pytest.approx((10 - half, math.inf), rel=1e-9)
+    assert (upper.lower, upper.upper) == pytest.approx((-math.inf, 10 + half), rel=1e-9)
     assert lower.level == upper.level == 0.9
 
 
