@@ -14,7 +14,7 @@ versions=("$@")
 [ $# -gt 0 ] || versions=(3.11 3.12 3.13 3.14)
 runs=${RUNS:-lowest newest}
 tests=${TESTS:-tests -m "'not slow'" -k "'not browser and not spark and not postgres'"}
-extras=(--extra datasets --extra skops --extra sklearn)
+extras=(--extra datasets --extra fast --extra skops --extra sklearn)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -92,6 +92,15 @@ class Moments:
         """Mean of the squared term, from its mean and scatter."""
         return float(self.scatter_of([term])[0, 0]) / self.count + self.mean(term) ** 2
 
+    @property
+    def bounded(self) -> bool:
+        """Whether means, their squares and scatters are doubles; a scatter not asked is nan."""
+        asked = ~np.isnan(np.diag(self.scatter))
+        with np.errstate(over="ignore"):  # equal rows: no scatter, yet a square out of range
+            squares = self.means[: len(self.scatter)][asked] ** 2
+        means = np.concatenate([self.means, squares])
+        return bool(np.isfinite(means).all() and not np.isinf(self.scatter).any())
+
     def max(self, term: Term) -> float:
         return _asked(self.largest[self._place[term]], term)
 

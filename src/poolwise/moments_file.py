@@ -98,7 +98,7 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
         raise SourceError(f"{str(path)!r}", "it was not written by `Summary.save`")
     try:
         return _decoded(table, json.loads(raw))
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as reason:
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as reason:
         why = str(reason) if isinstance(reason, _DamagedError) else DAMAGED
         raise SourceError(f"{str(path)!r}", why) from reason
 
@@ -128,7 +128,6 @@ def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> 
     _require(0 <= size <= len(terms) and count > 0 and meta["ddof"] in {0, 1})
     means = _array(line["means"], len(terms))
     scatter = _array(line["scatter"], size * size).reshape(size, size)
-    _require(bool(np.isfinite(means).all() and not np.isinf(scatter).any()))
     _require(bool(np.array_equal(scatter, scatter.T, equal_nan=True)))
     _require(not bool((np.diag(scatter) < 0).any()))
     tails = {
@@ -142,10 +141,13 @@ def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> 
     }
     _require(all(_counts(seen, count) for seen in histograms.values()))
     lowest, largest = (_array(line[name], len(terms)) for name in ("lowest", "largest"))
-    _require(not bool((lowest > largest).any()))
-    return Moments(
+    _require(not bool((lowest > largest).any() or np.isinf([lowest, largest]).any()))
+    _require(bool(np.array_equal(np.isnan(lowest), np.isnan(largest))))
+    found = Moments(
         terms, count, means, scatter, lowest, largest, meta["ddof"], tails, histograms
     )
+    _require(found.bounded)
+    return found
 
 
 def _array(values: list[float | None], size: int) -> FloatArray:
@@ -155,7 +157,7 @@ def _array(values: list[float | None], size: int) -> FloatArray:
 
 
 def _falling(values: FloatArray) -> bool:
-    return bool((np.diff(values) <= 0).all())
+    return bool(np.isfinite(values).all() and (values[1:] <= values[:-1]).all())
 
 
 def _counts(seen: IntArray, rows: int) -> bool:

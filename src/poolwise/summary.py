@@ -142,7 +142,7 @@ class Summary:
                 str(header["roles"]), _texts(header["targets"]), str(header["mixture"])
             )
             manifest = {str(k): float(v) for k, v in header["manifest"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as reason:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as reason:
             raise SourceError(f"{str(path)!r}", DAMAGED) from reason
         terms = next(iter(moments.values())).terms
         if bool(manifest) != any(map(of_mixture, terms)) or not set(moments) <= {

@@ -118,15 +118,17 @@ def refuse_overflow(request: Request, groups: Iterable[Group]) -> None:
     place = places(request)
     for group in groups:
         m = group.moments
-        sums = [*m.means, *(m.scatter[place[i], place[j]] for i, j in request.needs.pairs)]
-        if not np.isfinite(sums).all():
+        pairs = [(place[i], place[j]) for i, j in request.needs.pairs]
+        with np.errstate(over="ignore"):  # equal rows: no scatter, yet a square out of range
+            squares = [m.means[i] * m.means[j] for i, j in pairs]
+        if not np.isfinite([*m.means, *squares, *(m.scatter[i, j] for i, j in pairs)]).all():
             raise _overflow(group.logger)
 
 
 def refuse_infinite(found: Mapping[str, Moments]) -> None:
     """Refuse moments that left the range of doubles; a scatter nobody asked for is nan."""
     for logger, m in found.items():
-        if not np.isfinite(m.means).all() or np.isinf(m.scatter).any():
+        if not m.bounded:
             raise _overflow(logger)
 
 
