@@ -240,4 +240,5 @@ def test_a_table_in_memory_is_counted_with_its_labels() -> None:
     found = frame_of(table, {"reward": "r"}, "who", threads=2)
     assert found is not None
     assert found.counts == {"b": 3, "a": 1, None: 2}
-    assert [b.column("logger").to_pylist() for b in found.batches] == [labels.to_pylist()]
+    (part,) = found.parts
+    assert [b.column("logger").to_pylist() for b in part] == [labels.to_pylist()]

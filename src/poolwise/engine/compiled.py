@@ -63,7 +63,7 @@ class CompiledKernel:
         """Sums of several batches, one at least."""
         state, tails = self._fresh(), self._no_tails()
         for codes, columns in batches:
-            loops.places_of(codes.astype(np.int64), self._ends, self._places)
+            loops.places_of(codes, self._ends, self._places)
             for row, name in enumerate(self.layout.columns):
                 values = np.asarray(columns[name], dtype=np.float64)
                 loops.move(values, self._places, self._columns[row])

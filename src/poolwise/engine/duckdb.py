@@ -8,9 +8,10 @@ pass and never averaged.
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from poolwise.moments import LONGEST_TAIL, Moments
 from poolwise.progress import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
@@ -72,8 +73,29 @@ class DuckDB:
     ) -> Iterator[DuckDBRows]:
         """Open a log with its targets; policies in Python are scored on the way.
 
-        What `extra` asks for is learned from the rows first, and scored with them.
+        What `extra` asks for is learned from the rows first, and scored with them. A table
+        in memory may need no query at all, so for it DuckDB starts with the first one.
         """
+        frame = plain_frame(log)
+        roles = None if frame is None else _roles(log, targets, frame.schema.names, extra)
+        if roles is None or roles.scored or extra.learners:
+            with self._read(log, targets, extra) as rows:
+                yield rows
+            return
+        with ExitStack() as stack:
+
+            @cache
+            def connect() -> duckdb.DuckDBPyConnection:
+                connection, *_ = stack.enter_context(self._opened(log, targets, extra))
+                lock(connection)
+                return connection
+
+            yield DuckDBRows(roles.table, connect, None, frame, (), self)
+
+    @contextmanager
+    def _read(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra
+    ) -> Iterator[DuckDBRows]:
         with self._opened(log, targets, extra) as (connection, folder, named):
             roles = named
             notes: tuple[Finding, ...] = ()
@@ -90,7 +112,7 @@ class DuckDB:
             if roles is not named:
                 files = ((str(path), None),) if frame is None else None
             lock(connection)
-            yield DuckDBRows(roles.table, connection, files, frame, notes, self)
+            yield DuckDBRows(roles.table, lambda: connection, files, frame, notes, self)
 
     def score(
         self,
@@ -117,9 +139,7 @@ class DuckDB:
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config=self._config(folder)) as connection,
         ):
-            columns = create_view(connection, log)
-            roles = assign(log, targets, columns, _named("log"), extra)
-            refuse_reaching(roles.table)
+            roles = _roles(log, targets, create_view(connection, log), extra)
             yield connection, Path(folder), roles
 
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
@@ -133,10 +153,21 @@ class DuckDB:
         return config
 
 
+def _roles(
+    log: Log, targets: Mapping[str, PolicyLike], columns: Sequence[str], extra: Extra
+) -> Roles:
+    roles = assign(log, targets, columns, _named("log"), extra)
+    refuse_reaching(roles.table)
+    return roles
+
+
 def plain_frame(log: Log) -> pa.Table | None:
-    """The one Arrow table that is the log, if it is one."""
+    """The one Arrow table that is the log, if it is one whose names differ for DuckDB too."""
     frame = log.parts[0].value
-    return frame if len(log.parts) == 1 and isinstance(frame, pa.Table) else None
+    if len(log.parts) > 1 or not isinstance(frame, pa.Table) or isinstance(log.source, Mapping):
+        return None
+    names = {name.lower() for name in frame.schema.names}
+    return frame if len(names) == frame.num_columns else None
 
 
 @contextmanager
@@ -192,7 +223,7 @@ class DuckDBRows(QueryRows):
     """An open log; answers what `engine.base.Rows` promises.
 
     Attributes:
-        connection: Where the view of the log is.
+        connect: Opens the connection where the view of the log is; always the same one.
         files: Parquet files that hold the rows as they are, each with the label of its
             rows where no column has it; None where DuckDB must read them.
         frame: Table in memory that holds them as they are, or None.
@@ -200,11 +231,15 @@ class DuckDBRows(QueryRows):
         engine: How to go through them.
     """
 
-    connection: duckdb.DuckDBPyConnection
+    connect: Callable[[], duckdb.DuckDBPyConnection]
     files: Files | None = None
     frame: pa.Table | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        return self.connect()
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         text = query.sql(dialect="duckdb")
@@ -257,7 +292,7 @@ class DuckDBRows(QueryRows):
         if feed is not None:
             return reading.parquet(feed)
         coded = self._coded
-        return self._stream(reading) if coded is None else reading.arrow(coded.batches)
+        return self._stream(reading) if coded is None else reading.arrow(coded.parts)
 
     @cached_property
     def _coded(self) -> Frame | None:
@@ -279,7 +314,7 @@ class DuckDBRows(QueryRows):
         try:
             reader: Any = self.connection.sql(text).to_arrow_reader(STREAM_ROWS)
             try:
-                return reading.arrow(reader)
+                return reading.arrow([batch] for batch in reader)
             finally:
                 reader.close()  # the connection answers one query at a time
         except (duckdb.Error, pa.ArrowException) as reason:

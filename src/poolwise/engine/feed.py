@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
-TABLE_ROWS = 131_072  # rows of a table in memory that one thread takes at a time
+TABLE_ROWS = 131_072  # rows of one batch of a table in memory
+PART_ROWS = 131_072  # a thread takes batches of a table until they have more
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
 
@@ -170,13 +171,14 @@ def _codes(labels: pa.ChunkedArray, loggers: Sequence[str]) -> AnyArray:
     found = []
     for chunk in labels.chunks:
         coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
-        known = np.array([place.get(label, -1) for label in coded.dictionary.to_pylist()])
-        used = np.from_dlpack(coded.indices)
-        codes = known[used] if len(used) else np.empty(0, dtype=np.int64)
-        if len(codes) and codes.min() < 0:
+        listed = coded.dictionary.to_pylist()
+        known = np.array([place.get(label, -1) for label in listed], dtype=np.int64)
+        used: AnyArray = np.from_dlpack(coded.indices)
+        strange = np.flatnonzero(known < 0)
+        if len(strange) and np.isin(used, strange).any():
             raise BadRowsError
-        found.append(codes.astype(_code_type(loggers)))
-    return np.concatenate(found)
+        found.append(known.astype(_code_type(loggers)).take(used))
+    return np.concatenate(found) if len(found) != 1 else found[0]
 
 
 def plain_columns(table: Table) -> dict[str, str] | None:
@@ -231,11 +233,11 @@ class Frame:
     """A table in memory, cut into batches.
 
     Attributes:
-        batches: Columns under the names of the layout; labels are coded.
+        parts: Some batches each, columns under the names of the layout; labels are coded.
         counts: Rows of each label, and of none.
     """
 
-    batches: list[pa.RecordBatch]
+    parts: list[list[pa.RecordBatch]]
     counts: dict[str | None, int]
 
 
@@ -251,14 +253,18 @@ def frame_of(
     with ThreadPoolExecutor(threads) as pool:
         coded = list(pool.map(_with_codes, batches))
     counts: dict[str | None, int] = {}
+    parts: list[list[pa.RecordBatch]] = []
     for batch in coded:
+        if not parts or sum(b.num_rows for b in parts[-1]) > PART_ROWS:
+            parts.append([])
+        parts[-1].append(batch)
         labels = batch.column("logger")
         if labels.null_count:
             counts[None] = counts.get(None, 0) + labels.null_count
         used = np.bincount(np.from_dlpack(labels.indices.drop_null()))
         for label, rows in zip(labels.dictionary.to_pylist(), used.tolist(), strict=True):
             counts[label] = counts.get(label, 0) + rows
-    return Frame(coded, counts)
+    return Frame(parts, counts)
 
 
 def _with_codes(batch: pa.RecordBatch) -> pa.RecordBatch:

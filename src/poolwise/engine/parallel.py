@@ -12,7 +12,9 @@ import threading
 import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
@@ -22,7 +24,8 @@ from poolwise.engine.kernel import Kernel, fresh_floors, raise_floors
 from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     import pyarrow as pa
@@ -95,15 +98,17 @@ class Pass:
             for reader in readers:
                 reader.close()
 
-    def arrow(self, batches: Iterable[pa.RecordBatch]) -> Sums:
-        """Sums over the batches that a database hands out."""
+    def arrow(self, parts: Iterable[Sequence[pa.RecordBatch]]) -> Sums:
+        """Sums over batches in memory, or that a database hands out."""
         floors, loggers = fresh_floors(self.layout, self.program), self.layout.loggers
 
-        def work(batch: pa.RecordBatch) -> Sums:
+        def work(batches: Sequence[pa.RecordBatch]) -> Sums:
             kernel = self._kernel(floors)
-            return kernel.together(arrow_rows(batch, loggers, kernel.rows))
+            rows = (arrow_rows(batch, loggers, kernel.rows) for batch in batches)
+            return kernel.together(chain.from_iterable(rows))
 
-        return self._in_order(work, ((b, b.num_rows) for b in batches if b.num_rows), floors)
+        sized = ((part, sum(b.num_rows for b in part)) for part in parts)
+        return self._in_order(work, ((part, rows) for part, rows in sized if rows), floors)
 
     def _kernel(self, floors: FloatArray) -> Kernel | CompiledKernel:
         """This thread's own."""
@@ -111,6 +116,10 @@ class Pass:
             self._local.kernel = self.kernel(self.layout, self.program, floors)
         kernel: Kernel | CompiledKernel = self._local.kernel
         return kernel
+
+    def _one_blas_thread(self) -> AbstractContextManager[object]:
+        """Matrix products are small, and the threads are ours; compiled loops have none."""
+        return threadpool_limits(1) if self.kernel is Kernel else nullcontext()
 
     def _in_order(
         self,
@@ -133,7 +142,7 @@ class Pass:
 
         pool = ThreadPoolExecutor(threads)
         try:
-            with threadpool_limits(1):  # matrix products are small; the threads are ours
+            with self._one_blas_thread():
                 for item, rows in items:
                     waiting.append((pool.submit(work, item), rows))
                     if len(waiting) > 2 * threads:
