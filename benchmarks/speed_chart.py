@@ -143,7 +143,9 @@ def _panel(kept: Mapping[Key, Measurement], by: str, quantity: str, title: str) 
         .encode(
             x=alt.X(f"{by}:Q", axis=axis).scale(type="log").title(by),
             y=alt.Y(f"{quantity}:Q").scale(type="log").title(title),
-            color=alt.Color("what:N", sort=list(names.values())).title(None),
+            color=alt.Color(
+                "what:N", sort=list(names.values()), legend=alt.Legend(labelLimit=300)
+            ).title(None),
         )
         .properties(width=200, height=180)
     )
