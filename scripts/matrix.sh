@@ -9,6 +9,7 @@
 # table, not an error.  TESTS replaces the arguments of pytest, RUNS the two resolutions.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/tree.sh
 
 versions=("$@")
 [ $# -gt 0 ] || versions=(3.11 3.12 3.13 3.14)
@@ -39,13 +40,6 @@ find_uv() {
     command -v uv && return
     "${PYTHON:-python3}" -m venv "$work/tools" && "$work/tools/bin/pip" install -q uv >&2 &&
         echo "$work/tools/bin/uv"
-}
-
-copy_tree() {
-    mkdir "$1"
-    git ls-files --cached --others --exclude-standard -z |
-        while IFS= read -r -d '' file; do [ -e "$file" ] && printf '%s\0' "$file"; done |
-        xargs -0 cp --parents --target-directory "$1"
 }
 
 # Other times, other rights: neither may leave a trace in what is built.

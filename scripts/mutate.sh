@@ -9,6 +9,7 @@
 # to build/mutation/survivors.txt; docs/mutation.md says why.  Takes a quarter of an hour.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/tree.sh
 
 files=("$@")
 [ $# -gt 0 ] || files=(src/poolwise/moments.py src/poolwise/intervals.py
@@ -30,13 +31,6 @@ trap 'rm -rf "$work"' EXIT
 fail() {
     printf 'mutate: %s\n' "$@" >&2
     exit 1
-}
-
-copy_tree() {
-    mkdir "$1"
-    git ls-files --cached --others --exclude-standard -z |
-        while IFS= read -r -d '' file; do [ -e "$file" ] && printf '%s\0' "$file"; done |
-        xargs -0 cp --parents --target-directory "$1"
 }
 
 # poolwise itself goes again, so that only the copy can be imported.

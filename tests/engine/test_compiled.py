@@ -150,6 +150,21 @@ def test_both_kernels_give_the_same_moments(
     assert max(expected["a"].means) > UNSUPPORTED / 1e3  # some logger is zero somewhere
 
 
+@pytest.mark.parametrize("kernel", [Kernel, CompiledKernel])
+def test_a_logarithm_too_small_for_a_double_is_a_logger_that_does_not_play(
+    kernel: type[Kernel | CompiledKernel],
+) -> None:
+    given = layout(logs=True, loggers=("a",), crossed=("a", "b"), shares=(1.0, 0.0))
+    wanted = Needs(means=(unsupported_weight("b"), weight_moment("b"))).bind("t")
+    program = Program(wanted)
+    names = given.columns
+    columns = {name: np.array([0.0 if name != "p_1" else -1000.0]) for name in names}
+    codes = np.zeros(1, dtype=np.uint8)
+    found = to_moments(kernel(given, program).together([(codes, columns)]), program, ("a",))
+    values = [found["a"].mean(t) for t in wanted.means]
+    assert values == [1.0, UNSUPPORTED]  # e ** -1000 is 0
+
+
 def bad(name: str, value: float) -> dict[str, FloatArray]:
     columns = rows(LAYOUTS["plain"])[1]
     columns[name][ROWS // 2] = value

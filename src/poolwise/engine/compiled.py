@@ -30,14 +30,7 @@ FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a chunk
 
 
 class CompiledKernel:
-    """Turns batches of rows into sums; one for each thread.
-
-    Args:
-        layout: The columns that batches have.
-        program: What is computed of them.
-        floors: Values below them are known not to be among the largest of all, by tail
-            and logger; shared by the kernels of one process.
-    """
+    """What `engine.kernel.Kernel` is, made with the same arguments; one for each thread."""
 
     def __init__(
         self, layout: Layout, program: Program, floors: FloatArray | None = None

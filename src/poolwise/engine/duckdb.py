@@ -79,7 +79,7 @@ class DuckDB:
         frame = plain_frame(log)
         roles = None if frame is None else _roles(log, targets, frame.schema.names, extra)
         if roles is None or roles.scored or extra.learners:
-            with self._read(log, targets, extra) as rows:
+            with self._open_now(log, targets, extra) as rows:
                 yield rows
             return
         with ExitStack() as stack:
@@ -93,7 +93,7 @@ class DuckDB:
             yield DuckDBRows(roles.table, connect, None, frame, (), self)
 
     @contextmanager
-    def _read(
+    def _open_now(
         self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra
     ) -> Iterator[DuckDBRows]:
         with self._opened(log, targets, extra) as (connection, folder, named):

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
-TABLE_ROWS = 131_072  # rows of one batch of a table in memory
-PART_ROWS = 131_072  # a thread takes batches of a table until they have more
+TABLE_ROWS = (
+    131_072  # of one batch of a table in memory; threads take such until they have more
+)
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
 
@@ -255,7 +256,7 @@ def frame_of(
     counts: dict[str | None, int] = {}
     parts: list[list[pa.RecordBatch]] = []
     for batch in coded:
-        if not parts or sum(b.num_rows for b in parts[-1]) > PART_ROWS:
+        if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
             parts.append([])
         parts[-1].append(batch)
         labels = batch.column("logger")

@@ -135,7 +135,6 @@ class Kernel:
         probs = self._probs[:, :n]
         own = self._own(batch, probs)
         _refuse_bad(batch, layout, probs, own)
-        zeros = bool(probs.size) and not probs.min() > (-np.inf if layout.logs else 0.0)
         columns = dict(batch.columns)
         if layout.logs:
             top = np.max([own, *probs], axis=0)
@@ -144,6 +143,7 @@ class Kernel:
             for name, values in batch.columns.items():
                 if name.startswith("t_") or name == "estimated_mixture":
                     columns[name] = np.exp(values - top)
+        zeros = bool(probs.size) and not probs.min() > 0.0
         targets = {t: columns[f"t_{k}"] for k, t in enumerate(layout.targets)}
         if layout.mixture:
             mixture = columns["estimated_mixture"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import njit
 
+from poolwise.engine.kernel import ALIKE
 from poolwise.engine.plan import (
     CLIP,
     COPY,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from poolwise.moments import FloatArray, IntArray
     from poolwise.policy import AnyArray
 
-ALIKE = 1e-13  # relative: rounding puts no mean of equal values further from them
 LOOSE = {"reassoc", "contract"}  # sums may be taken in any order
 NO_NAN = {*LOOSE, "nnan", "nsz"}  # only where a NaN makes some mean NaN, which is refused
 as_written = njit(nogil=True, cache=True, error_model="numpy")  # each rounding counts

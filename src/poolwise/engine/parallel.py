@@ -56,7 +56,8 @@ def kernel_for(rows: int, *, compiled: bool | None = None) -> type[Kernel | Comp
         if compiled:
             advice = "run `pip install 'poolwise[fast]'`, or leave `compiled=True` out"
             raise UsageError(f"{told}; {advice}") from reason
-        warnings.warn(f"{told}; evaluations take longer without it", stacklevel=2)
+        advice = "run `pip install --upgrade 'poolwise[fast]'`, or uninstall numba"
+        warnings.warn(f"{told}; evaluations take longer without it: {advice}", stacklevel=2)
         return Kernel
     return CompiledKernel
 

@@ -50,6 +50,7 @@ CHANGED = Fault(
     0,
     advice="Evaluate rows that nobody writes to any more, such as those before today.",
 )
+NO_ROWS = Fault("the log has no rows", "", 0)
 LONGEST_EXAMPLE = 60  # letters of a value that is no number
 ADVICE = (
     "Correct these rows where they are written, or leave them out with on_fault='drop' "
@@ -109,7 +110,7 @@ class QueryRows(ABC):
             self._lines(check_query(self.table)), key=lambda line: str(line["logger"])
         )
         if not lines:
-            return (Fault("the log has no rows", "", 0),)
+            return (NO_ROWS,)
         faults = [
             self._fault(place, line)
             for place in range(len(rules(self.table)))

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.engine.learned import Fill, reading_query, with_folds
-from poolwise.errors import Fault, LogError, SourceError, UsageError
+from poolwise.engine.query import NO_ROWS
+from poolwise.errors import LogError, SourceError, UsageError
 from poolwise.progress import stage
 from poolwise.score import score
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 MOST_HELD = 128_000_000  # bytes of scored rows that are kept in memory
-NO_ROWS = LogError([Fault("the log has no rows", "", 0)])
 
 
 def scored_batches(
@@ -109,7 +109,7 @@ def keep_batches(
             write_batches(chain(held, batches), path, names, soon=True)
             return None
     if not held:
-        raise NO_ROWS
+        raise LogError([NO_ROWS])
     return pa.Table.from_batches(held)
 
 
@@ -133,7 +133,7 @@ def write_batches(
             with _room(path):
                 writer.close()
     if writer is None:
-        raise NO_ROWS
+        raise LogError([NO_ROWS])
 
 
 @contextmanager
