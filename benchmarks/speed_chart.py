@@ -39,9 +39,9 @@ MODELS = {
 BEFORE = """\
 ## Measured
 
-Seconds and, in parentheses, peak megabytes on two cores; the best of three runs, each kind
-in a process of its own, and each line in one run of `make bench`. Logs are zstd Parquet
-files of doubles that do not compress. *Decoding only* reads the same columns with pyarrow
+Seconds and, in parentheses, peak megabytes on two cores; the best of three to fifteen runs,
+each kind in a process of its own, and each line in one run of `make bench`. Logs are zstd
+Parquet files of doubles that do not compress. *Decoding only* reads these columns with pyarrow
 and does nothing with them: it is the limit. `evaluate` has the extra `fast`, which works from
 a million rows on; the column beside it is without. `poolwise evaluate` is the command, its
 start included. The rivals do less than `evaluate`, which also checks every row and judges the

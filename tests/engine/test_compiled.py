@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -11,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.engine import compiled
+from poolwise.engine import loops, workspace
 from poolwise.engine.compiled import CompiledKernel
-from poolwise.engine.feed import frame_of
+from poolwise.engine.feed import cut, frame_of
 from poolwise.engine.kernel import BadRowsError, Kernel
 from poolwise.engine.layout import Layout
 from poolwise.engine.parallel import COMPILED_FROM, kernel_for
@@ -21,6 +22,7 @@ from poolwise.engine.plan import plan_of
 from poolwise.engine.program import Program
 from poolwise.engine.sums import to_moments
 from poolwise.errors import UsageError
+from poolwise.moments import LONGEST_TAIL
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -79,21 +81,23 @@ def needs(layout: Layout) -> Needs:
     return unite(wanted.bind(target) for target in layout.targets)
 
 
-def rows(layout: Layout, seed: int = 1) -> tuple[AnyArray, dict[str, FloatArray]]:
+def rows(
+    layout: Layout, number: int = ROWS, seed: int = 1
+) -> tuple[AnyArray, dict[str, FloatArray]]:
     """Rows of every logger; some are zero for another one, and for a target."""
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, len(layout.loggers), ROWS).astype(np.uint8)
-    columns = {name: rng.uniform(0.1, 0.9, ROWS) for name in layout.columns}
+    codes = rng.integers(0, len(layout.loggers), number).astype(np.uint8)
+    columns = {name: rng.uniform(0.1, 0.9, number) for name in layout.columns}
     for place, label in enumerate(layout.crossed):
         others = codes != layout.loggers.index(label)
-        columns[f"p_{place}"][others & (rng.random(ROWS) < 0.2)] = 0.0
+        columns[f"p_{place}"][others & (rng.random(number) < 0.2)] = 0.0
         if layout.propensity:
             mine = ~others
             columns["propensity"][mine] = columns[f"p_{place}"][mine]
     if len(layout.crossed) < len(layout.loggers):  # some row may have no mixture else
         columns["p_0"] = np.maximum(columns["p_0"], 0.05)
-    columns["t_0"][rng.random(ROWS) < 0.2] = 0.0
-    columns["reward"] = rng.normal(3.0, 1.0, ROWS)
+    columns["t_0"][rng.random(number) < 0.2] = 0.0
+    columns["reward"] = rng.normal(3.0, 1.0, number)
     if layout.logs:
         for name in layout.columns:
             if name[:2] in {"p_", "t_"} or name in {"propensity", "estimated_mixture"}:
@@ -119,20 +123,21 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("cut", [1, 97, ROWS])
+@pytest.mark.parametrize("size", [1, 97, ROWS])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_both_kernels_give_the_same_moments(
-    name: str, cut: int, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(compiled, "MOST_ROWS", 40)  # chunks, so that they are merged too
+    monkeypatch.setattr(workspace, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(workspace, "MOST_ROWS", 40)  # chunks, so that they are merged too
     given = LAYOUTS[name]
+    assert_kernels_agree(given, list(cut(*rows(given), size)))
+
+
+def assert_kernels_agree(
+    given: Layout, batches: list[tuple[AnyArray, dict[str, FloatArray]]]
+) -> None:
     program = Program(needs(given))
-    codes, columns = rows(given)
-    batches = [
-        (codes[i : i + cut], {n: v[i : i + cut] for n, v in columns.items()})
-        for i in range(0, ROWS, cut)
-    ]
     expected, found = (
         to_moments(kernel(given, program).together(batches), program, given.loggers)
         for kernel in (Kernel, CompiledKernel)
@@ -150,6 +155,50 @@ def test_both_kernels_give_the_same_moments(
     assert max(expected["a"].means) > UNSUPPORTED / 1e3  # some logger is zero somewhere
 
 
+MANY = 3 * workspace.ROWS + 7  # ordered in four turns
+
+
+def test_more_rows_than_are_ordered_at_once_and_more_than_a_tail_holds() -> None:
+    codes, columns = rows(LAYOUTS["plain"], MANY)
+    assert min(np.bincount(codes)) > 3 * LONGEST_TAIL
+    middle = len(codes) // 2
+    halves = list(cut(codes, columns, middle + 1))
+    assert middle > workspace.ENOUGH
+    assert_kernels_agree(LAYOUTS["plain"], halves[:1])
+    found, expected = (
+        kernel(LAYOUTS["plain"], Program(needs(LAYOUTS["plain"]))).together(halves)
+        for kernel in (CompiledKernel, Kernel)
+    )
+    np.testing.assert_array_equal(found.count, np.bincount(codes))
+    for mine, theirs in zip(found.tails, expected.tails, strict=True):
+        for group in range(len(LOGGERS)):
+            top = np.sort(theirs[group])[-LONGEST_TAIL:]
+            np.testing.assert_allclose(np.sort(mine[group])[-LONGEST_TAIL:], top, rtol=1e-13)
+
+
+def test_columns_need_neither_be_doubles_nor_lie_together() -> None:
+    given = LAYOUTS["plain"]
+    codes, columns = rows(given)
+    columns["reward"] = np.round(columns["reward"] * 8)
+    plain = CompiledKernel(given, Program(needs(given))).together([(codes, columns)])
+    odd: dict[str, AnyArray] = {name: np.repeat(v, 3)[::3] for name, v in columns.items()}
+    odd["reward"] = columns["reward"].astype(np.int16)
+    for values in odd.values():
+        values.flags.writeable = False
+    found = CompiledKernel(given, Program(needs(given))).together([(codes[::1], odd)])
+    np.testing.assert_array_equal(found.means, plain.means)
+    for mine, theirs in zip(found.blocks, plain.blocks, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_what_is_kept_on_disk_names_no_class_of_ours() -> None:
+    given = LAYOUTS["plain"]
+    CompiledKernel(given, Program(needs(given))).together([rows(given)])
+    assert loops.add_batch.signatures
+    for signature in loops.add_batch.signatures:  # or it could not be read once one moved
+        assert b"poolwise" not in pickle.dumps(signature)
+
+
 @pytest.mark.parametrize("kernel", [Kernel, CompiledKernel])
 def test_a_logarithm_too_small_for_a_double_is_a_logger_that_does_not_play(
     kernel: type[Kernel | CompiledKernel],
@@ -165,9 +214,9 @@ def test_a_logarithm_too_small_for_a_double_is_a_logger_that_does_not_play(
     assert values == [1.0, UNSUPPORTED]  # e ** -1000 is 0
 
 
-def bad(name: str, value: float) -> dict[str, FloatArray]:
-    columns = rows(LAYOUTS["plain"])[1]
-    columns[name][ROWS // 2] = value
+def bad(name: str, value: float, number: int = ROWS) -> dict[str, FloatArray]:
+    columns = rows(LAYOUTS["plain"], number)[1]
+    columns[name][-3] = value
     return columns
 
 
@@ -193,6 +242,8 @@ def test_a_bad_row_is_refused(
     fine.together([rows(given)])
     with pytest.raises(BadRowsError):
         fine.together([(rows(given)[0], bad(name, value))])
+    with pytest.raises(BadRowsError):
+        fine.together(cut(rows(given, MANY)[0], bad(name, value, MANY), fine.rows))
 
 
 @pytest.mark.parametrize("kernel", [Kernel, CompiledKernel])

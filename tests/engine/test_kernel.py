@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engine import compiled, feed, parallel, program
+from poolwise.engine import compiled, feed, parallel, program, workspace
 from poolwise.engine.duckdb import DuckDB
 from poolwise.engine.feed import ParquetFeed
 from poolwise.engine.program import Program
@@ -138,8 +138,8 @@ def test_the_same_files_give_the_same_bits_with_any_number_of_threads(
 def test_many_row_groups_keep_the_digits_of_rewards_far_from_zero(
     tmp_path: Path, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(compiled, "MOST_ROWS", 16)  # many chunks as well
+    monkeypatch.setattr(workspace, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(workspace, "MOST_ROWS", 16)  # many chunks as well
     counts = {"a": 1_000, "b": 1_500, "c": 500}
     offsets = {"a": 0.0, "b": 1e8, "c": -3e8}
     far = random_table(np.random.default_rng(4), counts, offset=offsets)

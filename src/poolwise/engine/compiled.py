@@ -11,22 +11,21 @@ import numpy as np
 
 from poolwise.engine import loops
 from poolwise.engine.kernel import BadRowsError, fresh_floors
-from poolwise.engine.plan import SPARE, block_starts, plan_of, size_of
+from poolwise.engine.plan import block_starts, plan_of
 from poolwise.engine.sums import Sums, longest
+from poolwise.engine.workspace import no_sums, no_tails, room
 from poolwise.moments import LONGEST_TAIL
-from poolwise.statistics.histogram import BINS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from poolwise.engine.layout import Layout
     from poolwise.engine.program import Program
+    from poolwise.engine.workspace import State
     from poolwise.moments import FloatArray
     from poolwise.policy import AnyArray
 
-ROWS = 16_384  # of one batch: its columns stay near the processor while they are ordered
-WORKSPACE = 16_384  # doubles of a chunk in all its rows: 128 kB, near the processor
-FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a chunk
+ROWS = 131_072  # of one batch: between batches threads wait for each other
 
 
 class CompiledKernel:
@@ -37,15 +36,9 @@ class CompiledKernel:
     ) -> None:
         self.layout, self.program = layout, program
         floors = fresh_floors(layout, program) if floors is None else floors
-        groups, tails = len(layout.loggers), len(program.needs.tails)
-        kept, counts = np.empty((tails, ROWS)), np.zeros((tails, groups), dtype=np.int64)
-        self._tails = loops.Tails(floors, kept, counts)
         self._plan = plan_of(layout, program)
-        self._columns = np.empty((len(layout.columns), ROWS))
-        rows = len(program.rows) + SPARE
-        self._work = np.empty((rows, int(np.clip(WORKSPACE // rows, FEWEST_ROWS, MOST_ROWS))))
-        self._places = np.empty(ROWS, dtype=np.int32)
-        self._ends = np.empty(groups + 1, dtype=np.int64)
+        self._tails = no_tails(program, floors)
+        self._own = (tuple(self._plan), tuple(self._tails), tuple(room(layout, program)))
 
     @property
     def rows(self) -> int:
@@ -54,31 +47,22 @@ class CompiledKernel:
 
     def together(self, batches: Iterable[tuple[AnyArray, Mapping[str, AnyArray]]]) -> Sums:
         """Sums of several batches, one at least."""
-        state, tails = self._fresh(), self._no_tails()
+        state, tails = no_sums(self.layout, self.program), self._no_tails()
+        self._tails.counts[:] = 0  # a bad row may have left some
         for codes, columns in batches:
-            loops.places_of(codes, self._ends, self._places)
-            for row, name in enumerate(self.layout.columns):
-                values = np.asarray(columns[name], dtype=np.float64)
-                loops.move(values, self._places, self._columns[row])
-            plan, found = self._plan, self._tails
-            if not loops.add_rows(plan, state, found, self._columns, self._ends, self._work):
-                raise BadRowsError
-            self._take_tails(tails)
+            arrays = [
+                np.ascontiguousarray(columns[name], dtype=np.float64)
+                for name in self.layout.columns
+            ]
+            at = np.array([a.__array_interface__["data"][0] for a in arrays], dtype=np.int64)
+            plan, found, ordered = self._own
+            done = 0
+            while done < len(codes):
+                done = loops.add_batch(plan, tuple(state), found, ordered, codes, at, done)
+                if done < 0:
+                    raise BadRowsError
+                self._take_tails(tails)
         return self._sums(state, self._trimmed(tails))
-
-    def _fresh(self) -> loops.State:
-        program, groups = self.program, len(self.layout.loggers)
-        singles, extremes = len(program.singles), len(program.extremes)
-        return loops.State(
-            rows=np.zeros(groups, dtype=np.int64),
-            means=np.zeros((groups, singles)),
-            rest=np.zeros((groups, singles)),
-            lowest=np.full((groups, extremes), np.inf),
-            largest=np.full((groups, extremes), -np.inf),
-            products=np.zeros(groups * sum(len(b) ** 2 for b in program.blocks)),
-            crossed=np.zeros(groups * sum(size_of(c) for c in program.crosses)),
-            histograms=np.zeros((len(program.needs.histograms), groups, BINS), np.int64),
-        )
 
     def _no_tails(self) -> list[list[FloatArray]]:
         groups = len(self.layout.loggers)
@@ -86,13 +70,18 @@ class CompiledKernel:
 
     def _take_tails(self, tails: list[list[FloatArray]]) -> None:
         """Keep what may be among the largest, and raise the floors by it."""
-        floors, kept, counts = self._tails
-        for t, ends in enumerate(counts.cumsum(axis=1).tolist()):
-            for g in np.flatnonzero(counts[t]).tolist():
-                mine = kept[t, ends[g] - counts[t, g] : ends[g]]
-                tails[t][g] = longest(tails[t][g], mine.copy())
+        floors, kept, groups, counts = self._tails
+        for t in np.flatnonzero(counts).tolist():
+            of = groups[t, : counts[t]]
+            values = kept[t, np.argsort(of, kind="stable")]
+            sizes = np.bincount(of)
+            ends = np.cumsum(sizes)
+            for g in np.flatnonzero(sizes).tolist():
+                mine = values[ends[g] - sizes[g] : ends[g]]
+                tails[t][g] = longest(tails[t][g], mine)
                 if len(tails[t][g]) == LONGEST_TAIL:
                     floors[t, g] = max(floors[t, g], tails[t][g].min())
+        counts[:] = 0
 
     def _trimmed(self, tails: list[list[FloatArray]]) -> list[list[FloatArray]]:
         """Without what other threads have found not to be among the largest."""
@@ -102,7 +91,7 @@ class CompiledKernel:
             for t, groups in enumerate(tails)
         ]
 
-    def _sums(self, state: loops.State, tails: list[list[FloatArray]]) -> Sums:
+    def _sums(self, state: State, tails: list[list[FloatArray]]) -> Sums:
         groups = len(self.layout.loggers)
         blocks, crossed = [], []
         starts = block_starts(self.program, groups)

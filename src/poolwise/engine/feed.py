@@ -8,6 +8,7 @@ under the names of the `Layout`.
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -251,25 +252,24 @@ def frame_of(
     names = {"logger": logger, **columns}
     arrays = [table.column(source) for source in names.values()]
     batches = pa.Table.from_arrays(arrays, names=list(names)).to_batches(TABLE_ROWS)
-    with ThreadPoolExecutor(threads) as pool:
-        coded = list(pool.map(_with_codes, batches))
-    counts: dict[str | None, int] = {}
+    counts: Counter[str | None] = Counter()
     parts: list[list[pa.RecordBatch]] = []
-    for batch in coded:
-        if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
-            parts.append([])
-        parts[-1].append(batch)
-        labels = batch.column("logger")
-        if labels.null_count:
-            counts[None] = counts.get(None, 0) + labels.null_count
-        used = np.bincount(np.from_dlpack(labels.indices.drop_null()))
-        for label, rows in zip(labels.dictionary.to_pylist(), used.tolist(), strict=True):
-            counts[label] = counts.get(label, 0) + rows
-    return Frame(parts, counts)
+    with ThreadPoolExecutor(threads) as pool:
+        for batch, rows in pool.map(_coded, batches):
+            if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
+                parts.append([])
+            parts[-1].append(batch)
+            counts.update(rows)
+    return Frame(parts, dict(counts))
 
 
-def _with_codes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.set_column(0, "logger", batch.column(0).dictionary_encode())
+def _coded(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str | None, int]]:
+    """A batch with its labels as codes, and how often it has each label, or none."""
+    labels = batch.column(0).dictionary_encode()
+    nulls, codes = labels.null_count, labels.indices
+    used = np.bincount(np.from_dlpack(codes.drop_null() if nulls else codes))
+    counts = dict(zip(labels.dictionary.to_pylist(), used.tolist(), strict=True))
+    return batch.set_column(0, "logger", labels), counts | ({None: nulls} if nulls else {})
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -8,10 +8,12 @@ the user's cache, so that only the first use takes seconds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from poolwise.engine.kernel import ALIKE
 from poolwise.engine.plan import (
@@ -24,70 +26,78 @@ from poolwise.engine.plan import (
     OPTIMISTIC,
     SUBTRACT,
     SWITCH,
+    Plan,
 )
 from poolwise.engine.sums import ROUNDED
+from poolwise.engine.workspace import ENOUGH, ROWS, Chunk, Ordered, State, Tails
 from poolwise.statistics.histogram import BINS, FIRST, SHIFT
 from poolwise.terms import UNSUPPORTED
 
 if TYPE_CHECKING:
-    from poolwise.engine.plan import Plan
     from poolwise.moments import FloatArray, IntArray
     from poolwise.policy import AnyArray
 
 LOOSE = {"reassoc", "contract"}  # sums may be taken in any order
 NO_NAN = {*LOOSE, "nnan", "nsz"}  # only where a NaN makes some mean NaN, which is refused
-as_written = njit(nogil=True, cache=True, error_model="numpy")  # each rounding counts
-compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath=LOOSE)
-without_nan = njit(nogil=True, cache=True, error_model="numpy", fastmath=NO_NAN)
+as_written = njit(error_model="numpy")  # each rounding counts
+compiled = njit(error_model="numpy", fastmath=LOOSE)
+without_nan = njit(error_model="numpy", fastmath=NO_NAN)
+# What is called from outside, and kept with all that it calls.  Its arguments have no
+# classes of ours: Numba could not read what it kept once such a class has moved.
+kept = njit(nogil=True, cache=True, error_model="numpy", fastmath=LOOSE)
 
 
-class Chunk(NamedTuple):
-    """Rows of one logger that go through all steps together.
+def _pointer(_: Any, address: Any) -> Any:  # noqa: ANN401 - types and code of Numba
+    """A pointer to the doubles at an address.
 
-    Attributes:
-        group: Place of the logger.
-        first: First of them among the ordered rows.
-        size: How many.
-        columns: Columns of all ordered rows, shape (columns, rows).
-        work: Rows of the workspace, see `Plan`.
+    Columns come from Arrow one by one, and as many as a question has; a list of addresses
+    has one type for all questions, so that loops are compiled once.
     """
 
-    group: int
-    first: int
-    size: int
-    columns: FloatArray
-    work: FloatArray
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    kind: Any = types.CPointer
+    return kind(types.float64)(address), generate
 
 
-class State(NamedTuple):
-    """What has been summed so far; see `engine.sums.Sums`."""
-
-    rows: IntArray
-    means: FloatArray
-    rest: FloatArray
-    lowest: FloatArray
-    largest: FloatArray
-    products: FloatArray
-    crossed: FloatArray
-    histograms: IntArray
+_doubles_at: Any = intrinsic(_pointer)
 
 
-class Tails(NamedTuple):
-    """Values of one batch that may be among the largest.
+@kept
+def add_batch(  # noqa: PLR0917 - what compiled code works on
+    listed_plan: tuple[Any, ...],
+    listed_state: tuple[Any, ...],
+    listed_tails: tuple[Any, ...],
+    room: tuple[Any, ...],
+    codes: AnyArray,
+    addresses: IntArray,
+    first: int,
+) -> int:
+    """Add the rows of a batch from `first` on, whose columns are doubles at `addresses`.
 
-    Attributes:
-        floors: Values below them are not, shape (tails, loggers).
-        kept: Those that may be, logger after logger, shape (tails, rows).
-        counts: How many of each logger, shape (tails, loggers).
+    Returns where it stopped: at the end, or earlier where the tails are full and their
+    floors should be raised; -1 if a row is bad.
     """
-
-    floors: FloatArray
-    kept: FloatArray
-    counts: IntArray
+    plan, state = Plan(*listed_plan), State(*listed_state)
+    tails, ordered = Tails(*listed_tails), Ordered(*room)
+    while first < len(codes):
+        some = codes[first : first + ROWS]
+        _order(some, ordered.ends, ordered.places)
+        for c in range(len(addresses)):
+            values = carray(_doubles_at(addresses[c]), len(codes))
+            _move(values[first : first + ROWS], ordered.places, ordered.columns[c])
+        if not _add_ordered(plan, state, tails, ordered):
+            return -1
+        first += len(some)
+        for count in tails.counts:
+            if count > ENOUGH:
+                return first
+    return first
 
 
 @compiled
-def places_of(codes: AnyArray, ends: IntArray, places: AnyArray) -> None:
+def _order(codes: AnyArray, ends: IntArray, places: AnyArray) -> None:
     """Where each row goes when rows are ordered by logger; fills `ends` too."""
     following = np.zeros(len(ends), np.int64)
     for i in range(len(codes)):
@@ -102,26 +112,17 @@ def places_of(codes: AnyArray, ends: IntArray, places: AnyArray) -> None:
 
 
 @compiled
-def move(values: FloatArray, places: AnyArray, out: FloatArray) -> None:
+def _move(values: FloatArray, places: AnyArray, out: FloatArray) -> None:
     """Values at their places."""
     for i in range(len(values)):
         out[places[i]] = values[i]
 
 
 @compiled
-def add_rows(
-    plan: Plan,
-    state: State,
-    tails: Tails,
-    columns: FloatArray,
-    ends: IntArray,
-    work: FloatArray,
-) -> bool:
-    """Add the rows of a batch, ordered by logger; False if one of them is bad."""
-    for t in range(len(plan.tails)):
-        for g in range(len(ends) - 1):
-            tails.counts[t, g] = 0
-    seen, most = np.zeros(len(plan.tails), np.int64), work.shape[1]
+def _add_ordered(plan: Plan, state: State, tails: Tails, ordered: Ordered) -> bool:
+    """Add rows that are ordered by logger; False if one of them is bad."""
+    columns, _, ends, work = ordered
+    most = work.shape[1]
     for g in range(len(ends) - 1):
         for first in range(ends[g], ends[g + 1], most):
             size = min(most, ends[g + 1] - first)
@@ -129,7 +130,7 @@ def add_rows(
             if not _known(plan, chunk):
                 return False
             _fill(plan, chunk)
-            _keep_tails(plan, tails, chunk, seen)
+            _keep_tails(plan, tails, chunk)
             _count_bins(plan, state, chunk)
             _cross(plan, state, chunk)
             _scatter(plan, state, chunk)
@@ -249,7 +250,7 @@ def _step(  # noqa: C901, PLR0912 - a table of loops
 
 
 @compiled
-def _keep_tails(plan: Plan, tails: Tails, chunk: Chunk, seen: IntArray) -> None:
+def _keep_tails(plan: Plan, tails: Tails, chunk: Chunk) -> None:
     """Values that may be among the largest of this logger."""
     g, size = chunk.group, chunk.size
     for t in range(len(plan.tails)):
@@ -257,9 +258,9 @@ def _keep_tails(plan: Plan, tails: Tails, chunk: Chunk, seen: IntArray) -> None:
         if _reaches(values, size, floor):
             for i in range(size):
                 if values[i] >= floor:
-                    tails.kept[t, seen[t]] = values[i]
-                    seen[t] += 1
-                    tails.counts[t, g] += 1
+                    tails.kept[t, tails.counts[t]] = values[i]
+                    tails.groups[t, tails.counts[t]] = g
+                    tails.counts[t] += 1
 
 
 @compiled

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from poolwise.engine.sums import Sums
     from poolwise.moments import FloatArray
 
+SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 32 MB
 COMPILED_FROM = 1_000_000  # rows: loading compiled loops takes as long as a million of them
 
 
@@ -94,10 +95,20 @@ class Pass:
             return kernel.together(reader.read(piece, kernel.rows))
 
         try:
-            return self._in_order(work, ((p, p.rows) for p in feed.pieces), floors)
+            pieces = ((p, p.rows) for p in feed.pieces)
+            return self._in_order(work, pieces, floors, self._readers(feed))
         finally:
             for reader in readers:
                 reader.close()
+
+    def _readers(self, feed: ParquetFeed) -> int:
+        """Threads for a feed: one more than cores, for one waits while Arrow reads the file.
+
+        Where row groups are large, or the number was asked for, memory is worth more.
+        """
+        largest = max((p.rows for p in feed.pieces), default=0) * len(feed.columns)
+        spare = not self.threads and largest <= SMALL_GROUP
+        return workers(self.threads) + spare
 
     def arrow(self, parts: Iterable[Sequence[pa.RecordBatch]]) -> Sums:
         """Sums over batches in memory, or that a database hands out."""
@@ -109,7 +120,8 @@ class Pass:
             return kernel.together(chain.from_iterable(rows))
 
         sized = ((part, sum(b.num_rows for b in part)) for part in parts)
-        return self._in_order(work, ((part, rows) for part, rows in sized if rows), floors)
+        items = ((part, rows) for part, rows in sized if rows)
+        return self._in_order(work, items, floors, workers(self.threads))
 
     def _kernel(self, floors: FloatArray) -> Kernel | CompiledKernel:
         """This thread's own."""
@@ -127,9 +139,9 @@ class Pass:
         work: Callable[[Any], Sums],
         items: Iterable[tuple[Any, int]],
         floors: FloatArray,
+        threads: int,
     ) -> Sums:
         """Work on all items, a few ahead, and add up in their order."""
-        threads = workers(self.threads)
         waiting: deque[tuple[Future[Sums], int]] = deque()
         total: Sums | None = None
 
