@@ -91,8 +91,9 @@ LIMITS = (
         at_least=True,
     ),
     Limit(
-        "four scikit-learn policies, times their predict_proba calls on all rows, 1e6 rows",
-        Reading(Key("policies", 10**6, 1, 3)),
+        "four scikit-learn policies, times their predict_proba calls on all rows, 1e6 rows in "
+        "memory for both",
+        Reading(Key("policies-memory", 10**6, 1, 3)),
         1.3,
         Reading(Key("predict-plain", 10**6, 1, 3)),
     ),
