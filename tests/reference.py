@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from poolwise.result import Evaluation
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 Row = Mapping[str, Any]  # a row of an Arrow table: its values have the type of the column
 
 PAPER = ("naive", "balanced", "weighted")
@@ -91,7 +92,7 @@ class ReferenceRows:
             raise LogError(self.check())
         return {label: self._moments_of(label, needs) for label in self.counts}
 
-    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Rows of a cluster share a bucket; which one is nobody's business."""
         found: dict[int, list[Row]] = {}
         for place, row in enumerate(self._good):
@@ -102,9 +103,17 @@ class ReferenceRows:
             )
             found.setdefault(unit % buckets, []).append(row)
         return [
-            {k: self._moments_of(k, needs, rows) for k in self.counts if self._of(k, rows)}
-            for _, rows in sorted(found.items())
+            [
+                {k: self._moments_of(k, asked, rows) for k in self.counts if self._of(k, rows)}
+                for _, rows in sorted(found.items())
+            ]
+            for asked in needs
         ]
+
+    def of_rows(self, places: IntArray, needs: Needs) -> dict[str, Moments]:
+        """Moments of some rows, with the mixture of all of them."""
+        among = [self._rows[k] for k in places.tolist()]
+        return {k: self._moments_of(k, needs, among) for k in self.counts if self._of(k, among)}
 
     def without(self, logger: str) -> ReferenceRows:
         kept = [str(row[str(self.log.logger)]) != logger for row in self._rows]

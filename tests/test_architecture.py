@@ -63,6 +63,7 @@ ORDER = (
     "engine.sums",
     "engine.kernel",
     "engine.plan",
+    "engine.workspace",
     "engine.loops",
     "engine.compiled",
     "engine.feed",

@@ -25,7 +25,7 @@ from poolwise.intervals import student
 from poolwise.log import Log
 from poolwise.moments import Moments
 from poolwise.pipeline import evaluate
-from poolwise.resample import jackknife, together
+from poolwise.resample import Split, jackknife, together
 from poolwise.terms import BALANCED_REWARD
 from tests.toys import toy
 
@@ -97,7 +97,7 @@ def test_rows_of_a_user_need_the_clustered_interval() -> None:
         buckets = users_log(rng)
         moments = together(buckets)
         by_row += 1.0 in student(stratified(moments, BALANCED_REWARD, by_count(moments)), 0.95)
-        by_user += 1.0 in student(jackknife(Balanced(), buckets), 0.95)
+        by_user += 1.0 in student(jackknife(Balanced(), Split(buckets)), 0.95)
     assert by_row / logs < 0.60
     # standard error 0.007: four of them below 0.95
     assert 0.92 <= by_user / logs <= 0.98

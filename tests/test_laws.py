@@ -296,7 +296,7 @@ def test_buckets_merge_to_the_moments_of_the_whole(cluster: str | None) -> None:
     log = log_of(table, cluster=cluster)
     needs = Needs((REWARD, second_moment("a")), ((WEIGHTED_REWARD, WEIGHT),)).bind("target")
     with DuckDB().open(log, {"target": "t"}) as rows:
-        whole, buckets = rows.moments(needs), rows.bucketed(needs, 16)
+        whole, buckets = rows.moments(needs), rows.bucketed([needs], 16)[0]
     assert 10 < len(buckets) <= 16
     for logger, expected in whole.items():
         merged = pooled(bucket[logger] for bucket in buckets if logger in bucket)

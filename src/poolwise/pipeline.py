@@ -35,10 +35,10 @@ from poolwise.guarantees import GUARANTEES, Guarantee, by_betting, from_moments,
 from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
 from poolwise.learned.extras import beyond
 from poolwise.reading import Read, read
-from poolwise.resample import BUCKETS, Buckets, bootstrap, jackknife, together
+from poolwise.resample import BUCKETS, Split, bootstrap, jackknife
 from poolwise.result import Evaluation, TargetResult
 from poolwise.targets import named_targets, refuse_unlogged
-from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, unite
+from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from poolwise.estimators.base import Estimate, Estimator
     from poolwise.learned.reward_model import ModelLike
     from poolwise.log import Log
-    from poolwise.moments import Moments, MomentsByLogger
+    from poolwise.moments import MomentsByLogger
     from poolwise.policy import PolicyLike
 
 Resampling = Literal["auto", "student", "jackknife", "bootstrap"]
@@ -109,20 +109,20 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         )
         if method in GUARANTEES:
             plan = replace(plan, needs=plan.needs | guarantee_needs(crossed=log.crossed))
-        needs = unite(plan.needs.bind(name) for name in named)
         folded = any(isinstance(e, CrossFitted) for e in plan.estimators.values())
         split = folded or method in {"jackknife", "bootstrap"}
         pairs = beside(log, plan.estimators, rows, tuple(named))
-        found = read(rows, needs, Needs() if pairs is None else pairs.needs, split=split)
+        beyond_one = Needs() if pairs is None else pairs.needs
+        found = read(rows, plan.needs, tuple(named), beyond_one, split=split)
         sure = _sure(rows, named, log, method, level, sides)
         dropped = rows.check() if log.on_fault == "drop" else ()
         without = _without(rows, tuple(named), log, method, wanted=which_logs)
-    views = {name: [_view(b, plan.needs, name) for b in found.buckets] for name in named}
     check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *named])
     asked = _Asked(log, plan, loggers, level, method, sides, without, sure, found)
-    whole = {name: together(view) for name, view in views.items()}
+    splits = {name: Split(buckets) for name, buckets in found.buckets.items()}
+    whole = {name: split.whole for name, split in splits.items()}
     refuse_unlogged(whole)
-    results = {name: _result(name, view, asked) for name, view in views.items()}
+    results = {name: _result(name, split, asked) for name, split in splits.items()}
     lacking, results = one_cause(plan.uncrossed, results, loggers)
     first = next(iter(whole.values()))
     return Evaluation(
@@ -139,7 +139,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         ),
         truth=truth or {},
         fingerprint=fingerprint(whole, crossed=log.crossed),
-        pairs=pairs.pairs(found.whole, found.buckets, level) if pairs else None,
+        pairs=pairs.pairs(found.whole, found.means, level) if pairs else None,
     )
 
 
@@ -149,12 +149,6 @@ def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
     if interval == "auto":
         return "jackknife" if log.cluster is not None else "student"
     return interval
-
-
-def _view(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
-    """The moments of one target, under the names that estimators use."""
-    names = {term: term.bind(target) for term in needs.terms}
-    return {logger: m.select(names) for logger, m in moments.items()}
 
 
 @dataclass(frozen=True)
@@ -183,13 +177,13 @@ def _without(
     return errors_without(rows, targets, BUCKETS if method == "jackknife" else 1)
 
 
-def _result(target: str, buckets: Buckets, asked: _Asked) -> TargetResult:
-    whole = together(buckets)
-    view = asked.read.counted({i: whole[i] for i in asked.loggers}, target)
+def _result(target: str, split: Split, asked: _Asked) -> TargetResult:
+    buckets = split.buckets
+    view = asked.read.counted({i: split.whole[i] for i in asked.loggers}, target)
     estimates, intervals, findings = {}, {}, []
     for name, estimator in asked.plan.estimators.items():
         try:
-            estimate, interval, noted = _estimated(estimator, buckets, asked)
+            estimate, interval, noted = _estimated(estimator, split, asked)
         except RefusedError as reason:
             if asked.plan.strict:
                 raise
@@ -203,9 +197,9 @@ def _result(target: str, buckets: Buckets, asked: _Asked) -> TargetResult:
     diagnosis = diagnose(view, buckets, asked.level, crossed=crossed)
     without = asked.without.get(target, {})
     if without:
-        diagnosis = replace(diagnosis, with_all=errors(buckets), without=without)
+        diagnosis = replace(diagnosis, with_all=errors(split), without=without)
     found = TargetResult(estimates, intervals, own, mixed, diagnosis=diagnosis)
-    found, trained = _honest(target, found, buckets, asked)
+    found, trained = _honest(target, found, split, asked)
     found, bounded = _guaranteed(target, found, view, asked)
     findings += bounded
     judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
@@ -244,7 +238,7 @@ def _guaranteed(
 
 
 def _honest(
-    target: str, result: TargetResult, buckets: Buckets, asked: _Asked
+    target: str, result: TargetResult, split: Split, asked: _Asked
 ) -> tuple[TargetResult, list[Finding]]:
     """Where a logger was trained on a log of these, an interval that bears it."""
     trained = conflicts(asked.log.trained_on, asked.loggers)
@@ -255,7 +249,7 @@ def _honest(
     pooling = [n for n, e in asked.plan.estimators.items() if pools(e, asked.loggers)]
     replaced = [name for name in pooling if name in result.intervals]
     try:
-        estimate, interval, noted = _estimated(HONEST, buckets, asked)
+        estimate, interval, noted = _estimated(HONEST, split, asked)
     except RefusedError:
         return result, [*findings, on_own_log(found, replaced=())]
     result = with_honest_interval(result, replaced, estimate, interval)
@@ -263,36 +257,26 @@ def _honest(
 
 
 def _estimated(
-    estimator: Estimator, buckets: Buckets, asked: _Asked
+    estimator: Estimator, split: Split, asked: _Asked
 ) -> tuple[Estimate, Interval, tuple[Finding, ...]]:
-    view = together(buckets)
-    if len(buckets) > 1:
-        buckets = _narrow(buckets, estimator.needs(asked.loggers, crossed=asked.plan.crossed))
+    view = split.whole
     if isinstance(estimator, CrossFitted):
-        estimate = estimator.estimate_folds(buckets)
+        estimate = estimator.estimate_folds(split.buckets)
         if asked.method == "jackknife":  # folds change the value a little, its error less
-            spread = jackknife(estimator, buckets)
+            spread = jackknife(estimator, split)
             estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
     elif asked.method == "jackknife":
-        estimate = jackknife(estimator, buckets)
+        estimate = jackknife(estimator, split)
     else:
         estimate = estimator.estimate(view)
     interval, noted = default_interval(estimate, asked.level, _limits(view, asked), asked.sides)
     if asked.method == "bootstrap" and not noted:
-        interval = _percentiles(estimator, buckets, asked)
+        interval = _percentiles(estimator, split, asked)
     return estimate, interval, noted
 
 
-def _narrow(buckets: Buckets, needs: Needs) -> Buckets:
-    """Only what one estimator needs: resampling merges buckets over and over."""
-    terms = {t: t for t in needs.terms}
-    return [
-        {i: replace(m.select(terms), tails={}) for i, m in bucket.items()} for bucket in buckets
-    ]
-
-
-def _percentiles(estimator: Estimator, buckets: Buckets, asked: _Asked) -> Interval:
-    values = bootstrap(estimator, buckets, np.random.default_rng(BOOTSTRAP_SEED))
+def _percentiles(estimator: Estimator, split: Split, asked: _Asked) -> Interval:
+    values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
     tail = (1 - asked.level) / 2 if asked.sides == "two" else 1 - asked.level
     lower, upper = (float(q) for q in np.quantile(values, [tail, 1 - tail]))
     return one_sided(Interval(lower, upper, asked.level), asked.sides)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poolwise.resample import BUCKETS
-from poolwise.terms import BALANCED_WEIGHT, WEIGHT, Needs
+from poolwise.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from poolwise.engine.base import Rows
-    from poolwise.moments import IntArray, Moments, MomentsByLogger
+    from poolwise.moments import Moments, MomentsByLogger
     from poolwise.resample import Buckets
-    from poolwise.terms import Term
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,37 +25,59 @@ class Read:
     """What the rows answered.
 
     Attributes:
-        buckets: Moments of each bucket; of all rows, where they were not split.
-        whole: Moments of all rows, with histograms and with the pairs of targets; empty
-            where the engine has neither.
+        buckets: Moments of each bucket, by target; of all rows, where they were not split.
+        whole: Moments of all rows, with tails, histograms and the pairs of targets; empty
+            where the engine has none of them beside the buckets.
+        means: Means of each bucket, of the terms that pairs of targets have.
     """
 
-    buckets: Buckets
+    buckets: Mapping[str, Buckets]
     whole: MomentsByLogger
+    means: Buckets
 
     def counted(self, view: MomentsByLogger, target: str) -> dict[str, Moments]:
-        """The moments of one target, with the histograms of its weights."""
-        return {i: replace(m, histograms=self._histograms(i, target)) for i, m in view.items()}
+        """The moments of one target, with the tails and histograms of its weights."""
+        return {i: self._counted(i, m, target) for i, m in view.items()}
 
-    def _histograms(self, logger: str, target: str) -> dict[Term, IntArray]:
-        found = self.whole[logger].histograms if logger in self.whole else {}
+    def _counted(self, logger: str, moments: Moments, target: str) -> Moments:
+        if logger not in self.whole:
+            return moments
+        whole = self.whole[logger]
         bound = {t: t.bind(target) for t in (WEIGHT, BALANCED_WEIGHT)}
-        return {t: found[b] for t, b in bound.items() if b in found}
+        bins = {t: whole.histograms[b] for t, b in bound.items() if b in whole.histograms}
+        tails = {t: whole.tails[b] for t, b in bound.items() if b in whole.tails}
+        return replace(moments, histograms=bins, tails=tails or moments.tails)
 
 
-def read(rows: Rows, needs: Needs, pairs: Needs, *, split: bool) -> Read:
+def read(
+    rows: Rows, needs: Needs, targets: Sequence[str], pairs: Needs, *, split: bool
+) -> Read:
     """Ask the rows.
 
     Args:
         rows: The rows.
-        needs: What every bucket must tell.
+        needs: What every bucket must tell of each target.
+        targets: Names of the targets.
         pairs: What is to be known of all rows together.
         split: Whether there are to be buckets.
     """
+    bound = [needs.bind(name) for name in targets]
     if not split:
-        found = rows.moments(needs | pairs)
-        return Read([found], found)
-    buckets = rows.bucketed(needs, BUCKETS)
+        found = rows.moments(unite([*bound, pairs]))
+        views = {name: [_view(found, needs, name)] for name in targets}
+        return Read(views, found, ())
+    *parts, means = rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
+    views = {
+        name: [_view(bucket, needs, name) for bucket in mine]
+        for name, mine in zip(targets, parts, strict=True)
+    }
     if not rows.by_kernel:  # a database has no histograms, and no short pass
-        return Read(buckets, {})
-    return Read(buckets, rows.moments(pairs | Needs(histograms=needs.histograms)))
+        return Read(views, {}, means)
+    apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
+    return Read(views, rows.moments(unite([*apart, pairs])), means)
+
+
+def _view(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
+    """The moments of one target, under the names that estimators use."""
+    names = {term: term.bind(target) for term in needs.terms}
+    return {logger: m.select(names) for logger, m in moments.items()}

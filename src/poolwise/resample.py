@@ -8,8 +8,9 @@ The loggers' sizes are part of the design and stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,48 +32,104 @@ def together(buckets: Buckets) -> dict[str, Moments]:
     return {i: pooled(b[i] for b in buckets if i in b) for i in loggers}
 
 
-def left_out(buckets: Buckets) -> list[dict[str, Moments]]:
-    """Moments without each bucket in turn, at the size of the whole.
+def resampled(buckets: Buckets, times: FloatArray) -> Iterator[dict[str, Moments]]:
+    """Moments of buckets taken so many times each, at the size of the whole.
 
-    A logger all of whose rows are in one bucket cannot be left out; it stays.
+    A logger none of whose rows is taken stays as it is.
+
+    Args:
+        buckets: Moments of each bucket.
+        times: How often each is taken, for each sample, shape (samples, buckets).
     """
     whole = together(buckets)
-    columns = {i: _without_each([b.get(i) for b in buckets], m) for i, m in whole.items()}
-    return [{i: columns[i][g] for i in whole} for g in range(len(buckets))]
+    columns = [_samples([b.get(i) for b in buckets], m, times) for i, m in whole.items()]
+    for sample in zip(*columns, strict=True):
+        yield dict(zip(whole, sample, strict=True))
 
 
-def _without_each(parts: list[Moments | None], whole: Moments) -> list[Moments]:
-    """Merge what stands before and what stands after each place."""
-    before: list[Moments | None] = [None]
-    for part in parts:
-        before.append(_both(before[-1], part))
-    after: list[Moments | None] = [None]
-    for part in reversed(parts):
-        after.append(_both(part, after[-1]))
-    after.reverse()
-    rest = [_both(before[g], after[g + 1]) for g in range(len(parts))]
-    return [whole if m is None else m.recounted(whole.count) for m in rest]
+def _samples(
+    parts: Sequence[Moments | None], whole: Moments, times: FloatArray
+) -> list[Moments]:
+    """One logger's moments in each sample.
+
+    Around the mean of the whole, sums of a sample are sums of buckets, and its scatter is
+    that around this mean less the square of how far its own mean is from there.
+    """
+    there = [g for g, part in enumerate(parts) if part is not None]
+    some = [part for part in parts if part is not None]
+    shares = np.array([m.count / whole.count for m in some])
+    taken = times[:, there]
+    drawn = taken @ shares
+    weights = taken * shares / np.where(drawn, drawn, 1.0)[:, None]
+    size = len(whole.scatter)
+    with np.errstate(over="ignore", invalid="ignore"):  # as in `moments.merge`
+        gaps = np.array([m.means for m in some]) - whole.means
+        near = gaps[:, :size, None] * gaps[:, None, :size]
+        squares = near + np.array([m.scatter / m.count for m in some])
+        shifts = weights @ gaps
+        spread = (weights @ squares.reshape(len(some), -1)).reshape(-1, size, size)
+        spread -= shifts[:, :size, None] * shifts[:, None, :size]
+    diagonal = np.arange(size)
+    spread[:, diagonal, diagonal] = np.maximum(spread[:, diagonal, diagonal], 0.0)
+    means, scatter = whole.means + shifts, spread * whole.count
+    lowest = _lowest(np.array([m.lowest for m in some]), taken)
+    largest = -_lowest(np.array([-m.largest for m in some]), taken)
+    found = zip(means, scatter, lowest, largest, strict=True)
+    return [
+        Moments(whole.terms, whole.count, *arrays, whole.ddof) if seen else whole
+        for arrays, seen in zip(found, drawn, strict=True)
+    ]
 
 
-def _both(left: Moments | None, right: Moments | None) -> Moments | None:
-    if left is None or right is None:
-        return left if right is None else right
-    return left + right
+def _lowest(values: FloatArray, taken: FloatArray) -> FloatArray:
+    """Smallest value among the buckets of each sample; nan where nobody asked."""
+    found = np.full((len(taken), values.shape[1]), np.nan)
+    asked = np.flatnonzero(~np.isnan(values).any(axis=0))
+    present = np.where(taken[:, :, None] > 0, values[:, asked], np.inf)
+    found[:, asked] = present.min(axis=1)
+    return found
 
 
-def jackknife(estimator: Estimator, buckets: Buckets) -> Estimate:
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The buckets of one target, and what every estimator takes from them.
+
+    Attributes:
+        buckets: Moments of each logger, bucket by bucket.
+    """
+
+    buckets: Buckets
+
+    @cached_property
+    def whole(self) -> dict[str, Moments]:
+        """Moments of each logger over all buckets."""
+        return together(self.buckets)
+
+    @cached_property
+    def without_each(self) -> list[dict[str, Moments]]:
+        """Without one bucket after the other."""
+        return list(resampled(self.buckets, 1.0 - np.eye(len(self.buckets))))
+
+    def drawn(self, rng: np.random.Generator, samples: int) -> Iterator[dict[str, Moments]]:
+        """Buckets drawn anew, with replacement."""
+        size = len(self.buckets)
+        times = rng.multinomial(size, np.full(size, 1 / size), size=samples)
+        return resampled(self.buckets, times.astype(np.float64))
+
+
+def jackknife(estimator: Estimator, split: Split) -> Estimate:
     r"""The estimate, with the variance that leaving out buckets shows.
 
     $$V = \frac{G-1}{G} \sum_g (\hat U_{(-g)} - \bar U)^2, \qquad \nu = G - 1$$
     """
-    found = estimator.estimate(together(buckets))
-    size = len(buckets)
+    found = estimator.estimate(split.whole)
+    size = len(split.buckets)
     if size < 2:
         raise RefusedError(
             "one-cluster",
             "all rows belong to one cluster: the spread between clusters cannot be known",
         )
-    values = np.array([estimator.estimate(rest).value for rest in left_out(buckets)])
+    values = np.array([estimator.estimate(rest).value for rest in split.without_each])
     variance = (size - 1) / size * float(np.sum((values - values.mean()) ** 2))
     if variance <= ROUNDING * found.value**2:  # equal rows: what is left is no spread
         variance = 0.0
@@ -80,24 +137,7 @@ def jackknife(estimator: Estimator, buckets: Buckets) -> Estimate:
 
 
 def bootstrap(
-    estimator: Estimator, buckets: Buckets, rng: np.random.Generator, *, replicates: int = 400
+    estimator: Estimator, split: Split, rng: np.random.Generator, *, replicates: int = 400
 ) -> FloatArray:
     """Estimates from buckets drawn anew, with replacement, shape (replicates,)."""
-    whole = together(buckets)
-    size = len(buckets)
-    drawn = rng.multinomial(size, np.full(size, 1 / size), size=replicates)
-    values = []
-    for times in drawn:
-        sample = {i: _repeated([b.get(i) for b in buckets], times, m) for i, m in whole.items()}
-        values.append(estimator.estimate(sample).value)
-    return np.array(values)
-
-
-def _repeated(parts: list[Moments | None], times: FloatArray, whole: Moments) -> Moments:
-    """Moments of buckets drawn so many times each; the whole where none was drawn."""
-    drawn = [
-        replace(part, count=int(n) * part.count, scatter=int(n) * part.scatter)
-        for part, n in zip(parts, times, strict=True)
-        if part is not None and n
-    ]
-    return pooled(drawn).recounted(whole.count) if drawn else whole
+    return np.array([estimator.estimate(s).value for s in split.drawn(rng, replicates)])

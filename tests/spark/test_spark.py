@@ -206,7 +206,7 @@ def test_buckets_add_up_to_all_rows(
 ) -> None:
     log = replace(log_of(table), source=str(folder), cluster=unit)
     with spark.open(log, TARGETS) as rows:
-        buckets = rows.bucketed(NEEDS, 7)
+        (buckets,) = rows.bucketed([NEEDS], 7)
     judge = numbers.moments(Reference(), log_of(table), NEEDS)
     assert len(buckets) == 7
     summed = {k: pooled(b[k] for b in buckets) for k in judge}
@@ -216,7 +216,7 @@ def test_buckets_add_up_to_all_rows(
 def test_rows_of_a_cluster_share_a_bucket(spark: Spark, table: pa.Table) -> None:
     log = replace(log_of(table), cluster="CASE WHEN user < 100 THEN 'few' ELSE 'many' END")
     with spark.open(log, TARGETS) as rows:
-        buckets = rows.bucketed(Needs(means=(WEIGHT.bind("target"),)), 50)
+        (buckets,) = rows.bucketed([Needs(means=(WEIGHT.bind("target"),))], 50)
     few = sum(user < 100 for user in table["user"].to_pylist())
     found = {sum(m.count for m in bucket.values()) for bucket in buckets}
     assert found in ({few, 5_000 - few}, {5_000})

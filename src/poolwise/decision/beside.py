@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from poolwise.decision.comparison import Compared
 from poolwise.decision.contrasts import Candidates, Comparable, united
 from poolwise.diagnosis.trained import trained_notes
@@ -60,15 +58,14 @@ class Beside:
 
         Args:
             moments: Moments of each logger, which have all that is in `needs`.
-            buckets: Moments of each bucket, where rows of a cluster share one.
+            buckets: Means of each bucket, where rows of a cluster share one.
             level: Level of each family of intervals.
         """
         log, terms = self.log, {t: t for t in self.needs.terms}
         whole = {i: _narrow(m, terms) for i, m in moments.items()}
         clusters: Buckets = ()
         if log.cluster is not None and len(buckets) > 1:
-            means = [{i: _narrow(m, terms) for i, m in b.items()} for b in buckets]
-            clusters = [{i: _means(m) for i, m in b.items()} for b in means]
+            clusters = [{i: _narrow(m, terms) for i, m in b.items()} for b in buckets]
         candidates = Candidates(self.estimator, self.own, whole, self.targets, log.crossed)
         found = Compared(candidates, clusters, level, log.reward_range)
         return Pairs(found, tuple(trained_notes(log, tuple(whole))))
@@ -76,11 +73,6 @@ class Beside:
 
 def _narrow(moments: Moments, terms: Mapping[Term, Term]) -> Moments:
     return replace(moments.select(terms), tails={}, histograms={})
-
-
-def _means(moments: Moments) -> Moments:
-    """Only the means: the spread between clusters needs no more."""
-    return replace(moments, scatter=np.empty((0, 0)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,7 +128,7 @@ def _read(
     moments = rows.moments(wanted)
     clusters: Buckets = ()
     if log.cluster is not None:
-        clusters = rows.bucketed(Needs(means=wanted.terms), BUCKETS)
+        (clusters,) = rows.bucketed([Needs(means=wanted.terms)], BUCKETS)
         if len(clusters) < 2:
             raise RefusedError(
                 "one-cluster",

@@ -37,7 +37,7 @@ from poolwise.estimators.base import row_variances
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.findings import Finding
 from poolwise.intervals import check_level
-from poolwise.resample import BUCKETS, jackknife, together
+from poolwise.resample import BUCKETS, Split, jackknife, together
 from poolwise.targets import named_targets
 from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHTED_REWARD, ratio
 
@@ -147,13 +147,14 @@ def _read(rows: Rows, log: Log, chosen: Sequence[Estimator], name: str) -> Bucke
         needs |= BY_NAME["weighted"]().needs(loggers, crossed=True)
     bound = needs.bind(name)
     clustered = log.cluster is not None
-    found = rows.bucketed(bound, BUCKETS) if clustered else [rows.moments(bound)]
+    found = rows.bucketed([bound], BUCKETS)[0] if clustered else [rows.moments(bound)]
     names = {term: term.bind(name) for term in needs.terms}
     return [{i: m.select(names) for i, m in bucket.items()} for bucket in found]
 
 
 def _estimate(estimator: Estimator, buckets: Buckets, *, clustered: bool) -> Estimate:
-    return jackknife(estimator, buckets) if clustered else estimator.estimate(together(buckets))
+    split = Split(buckets)
+    return jackknife(estimator, split) if clustered else estimator.estimate(split.whole)
 
 
 def _sample(rows: Rows, name: str) -> RowSample:

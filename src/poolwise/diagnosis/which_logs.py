@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from poolwise.errors import RefusedError
 from poolwise.estimators.control import Calibrated, uncovered
 from poolwise.estimators.ips import Balanced
-from poolwise.resample import jackknife, together
+from poolwise.resample import Split, jackknife
 from poolwise.terms import WEIGHT, Needs, unite
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from poolwise.engine.base import Rows
     from poolwise.estimators.base import Estimator
-    from poolwise.resample import Buckets
 
 CHEAP = 500_000  # rows times targets that are read again without asking
 MANY_LOGGERS = 10  # beyond which so many passes are not made without asking
@@ -40,20 +39,18 @@ def affordable(counts: Mapping[str, int], targets: int) -> bool:
     return len(counts) <= MANY_LOGGERS and sum(counts.values()) * targets <= CHEAP
 
 
-def errors(buckets: Buckets) -> Errors:
+def errors(split: Split) -> Errors:
     """Standard errors of the estimators that pool; infinite where the target is uncovered."""
-    view = together(buckets)
+    view = split.whole
     if not any(m.max(WEIGHT) for m in view.values()) or uncovered(view):
         return dict.fromkeys(ESTIMATORS, math.inf)
-    return {name: _error(estimator, buckets) for name, estimator in ESTIMATORS.items()}
+    return {name: _error(estimator, split) for name, estimator in ESTIMATORS.items()}
 
 
-def _error(estimator: Estimator, buckets: Buckets) -> float:
+def _error(estimator: Estimator, split: Split) -> float:
     try:
-        several = len(buckets) > 1
-        found = (
-            jackknife(estimator, buckets) if several else estimator.estimate(together(buckets))
-        )
+        several = len(split.buckets) > 1
+        found = jackknife(estimator, split) if several else estimator.estimate(split.whole)
     except RefusedError:
         return math.inf
     return found.std_error
@@ -77,11 +74,14 @@ def errors_without(
         others = tuple(i for i in loggers if i != logger)
         kinds = [e.needs(others, crossed=True) for e in ESTIMATORS.values()]
         needs = unite([*kinds, Needs(extremes=(WEIGHT,))])
-        bound = unite(needs.bind(name) for name in targets)
+        bound = [needs.bind(name) for name in targets]
         rest = rows.without(logger)
-        parts = [rest.moments(bound)] if buckets < 2 else rest.bucketed(bound, buckets)
-        for name in targets:
+        if buckets < 2:
+            parts = [[rest.moments(unite(bound))]] * len(targets)
+        else:
+            parts = rest.bucketed(bound, buckets)
+        for name, mine in zip(targets, parts, strict=True):
             names = {t: t.bind(name) for t in needs.terms}
-            view = [{i: m.select(names) for i, m in part.items()} for part in parts]
-            found[name][logger] = errors(view)
+            view = [{i: m.select(names) for i, m in part.items()} for part in mine]
+            found[name][logger] = errors(Split(view))
     return found

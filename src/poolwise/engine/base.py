@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from poolwise.errors import Fault
@@ -57,8 +57,11 @@ class Rows(Protocol):
         """Moments of each logger; raises LogError where rows break a rule."""
         ...
 
-    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
-        """Moments of each bucket and logger; rows of a cluster share a bucket."""
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        """Moments of each bucket and logger, for each of several needs, from one pass.
+
+        Rows of a cluster share a bucket. Tails and histograms may be missing.
+        """
         ...
 
     def without(self, logger: str) -> Rows:

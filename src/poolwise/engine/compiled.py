@@ -37,7 +37,7 @@ class CompiledKernel:
         self.layout, self.program = layout, program
         floors = fresh_floors(layout, program) if floors is None else floors
         self._plan = plan_of(layout, program)
-        self._tails = no_tails(program, floors)
+        self._tails = no_tails(layout, program, floors)
         self._own = (tuple(self._plan), tuple(self._tails), tuple(room(layout, program)))
 
     @property
@@ -56,16 +56,16 @@ class CompiledKernel:
             ]
             at = np.array([a.__array_interface__["data"][0] for a in arrays], dtype=np.int64)
             plan, found, ordered = self._own
-            done = 0
+            places, done = codes.astype(np.uint32), 0  # one type: compiled once
             while done < len(codes):
-                done = loops.add_batch(plan, tuple(state), found, ordered, codes, at, done)
+                done = loops.add_batch(plan, tuple(state), found, ordered, places, at, done)
                 if done < 0:
                     raise BadRowsError
                 self._take_tails(tails)
         return self._sums(state, self._trimmed(tails))
 
     def _no_tails(self) -> list[list[FloatArray]]:
-        groups = len(self.layout.loggers)
+        groups = len(self.layout.groups)
         return [[np.empty(0)] * groups for _ in self.program.needs.tails]
 
     def _take_tails(self, tails: list[list[FloatArray]]) -> None:
@@ -92,7 +92,7 @@ class CompiledKernel:
         ]
 
     def _sums(self, state: State, tails: list[list[FloatArray]]) -> Sums:
-        groups = len(self.layout.loggers)
+        groups = len(self.layout.groups)
         blocks, crossed = [], []
         starts = block_starts(self.program, groups)
         for start, block in zip(starts, self.program.blocks, strict=False):

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
+from poolwise.engine.answer import refuse_infinite
 from poolwise.engine.base import NOTHING, Extra
 from poolwise.engine.feed import Files, Frame, feed_of, frame_of, plain_columns
 from poolwise.engine.kernel import BadRowsError
@@ -32,16 +33,18 @@ from poolwise.engine.rows import row_steps, rows_name
 from poolwise.engine.sandbox import lock, refuse_reaching
 from poolwise.engine.scored import keep_batches, scored_batches, write_batches
 from poolwise.engine.sources import create_view, first_line, literal, plain_files
-from poolwise.engine.sums import Sums, moments_of
+from poolwise.engine.sums import Sums, grouped, moments_of
 from poolwise.errors import EngineError, LogError
 from poolwise.moments import LONGEST_TAIL, Moments
 from poolwise.progress import stage
+from poolwise.terms import unite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
+    from poolwise.engine.layout import Layout
     from poolwise.engine.rows import Table
     from poolwise.findings import Finding
     from poolwise.log import Log
@@ -272,19 +275,45 @@ class DuckDBRows(QueryRows):
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger: batches of rows go through the kernel, in threads."""
         layout, program = layout_of(self.table, self.counts), Program(needs)
+        found = moments_of(self._sums(layout, program, self._read), program, self.counts)
+        if found is None:
+            raise LogError([CHANGED])
+        return found
+
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        """Moments of each bucket and logger, without tails and histograms."""
+        table = replace(self.table, bucket=self._bucket(buckets))
+        layout = replace(layout_of(table, self.counts), buckets=buckets)
+        program = Program(replace(unite(needs), tails=(), histograms=()))
+        sums = self._sums(layout, program, partial(self._stream, table=table))
+        counts = sums.count.reshape(buckets, -1).sum(axis=0)
+        if counts.tolist() != list(self.counts.values()):
+            raise LogError([CHANGED])
+        return [self._by_bucket(grouped(sums, program, asked), buckets) for asked in needs]
+
+    def _by_bucket(
+        self, groups: Sequence[Moments | None], buckets: int
+    ) -> list[dict[str, Moments]]:
+        """Each bucket's moments by logger; a bucket without rows is none."""
+        found = []
+        wide = len(self.counts)
+        for first in range(0, buckets * wide, wide):
+            some = zip(self.counts, groups[first : first + wide], strict=True)
+            found.append({logger: m for logger, m in some if m is not None})
+            refuse_infinite(found[-1])
+        return [bucket for bucket in found if bucket]
+
+    def _sums(self, layout: Layout, program: Program, read: Callable[[Pass], Sums]) -> Sums:
+        """Sums over all rows, as one way of reading gives them."""
+        rows = sum(self.counts.values())
         try:
-            rows = sum(self.counts.values())
             with stage("reading", rows) as advance:
                 kernel = kernel_for(rows, compiled=self.engine.compiled)
-                sums = self._read(Pass(layout, program, self.engine.threads, kernel, advance))
+                return read(Pass(layout, program, self.engine.threads, kernel, advance))
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
-        found = moments_of(sums, program, self.counts)
-        if found is None:
-            raise LogError([CHANGED])
-        return found
 
     def _read(self, reading: Pass) -> Sums:
         """All rows, by the shortest way that they can take."""
@@ -292,7 +321,9 @@ class DuckDBRows(QueryRows):
         if feed is not None:
             return reading.parquet(feed)
         coded = self._coded
-        return self._stream(reading) if coded is None else reading.arrow(coded.parts)
+        if coded is not None:
+            return reading.arrow(coded.parts)
+        return self._stream(reading, self.table)
 
     @cached_property
     def _coded(self) -> Frame | None:
@@ -305,10 +336,10 @@ class DuckDBRows(QueryRows):
     def _count(self, table: Table) -> dict[str | None, int]:
         return super()._count(table) if self._coded is None else self._coded.counts
 
-    def _stream(self, reading: Pass) -> Sums:
+    def _stream(self, reading: Pass, table: Table) -> Sums:
         """All rows through DuckDB, as batches."""
-        query = exp.select("*").from_(rows_name(self.table))
-        for name, step in row_steps(self.table):
+        query = exp.select("*").from_(rows_name(table))
+        for name, step in row_steps(table):
             query = query.with_(name, as_=step)
         text = query.sql(dialect="duckdb")
         try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from poolwise.policy import AnyArray
 
 LARGEST_DOUBLE = sys.float_info.max
+ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
 ALIKE = 1e-13  # relative: rounding puts no mean of equal values further from them
 
 
@@ -93,7 +94,7 @@ class Kernel:
         self._stems = [_slice([rows[s] for s in c.stems]) for c in program.crosses]
         self._tails = [rows[t] for t in program.needs.tails]
         self._blocks = [_slice(block.tolist()) for block in program.blocks]
-        size = program.batch_rows
+        size = self.rows
         self._work = np.empty((len(program.rows), size))
         self._probs = np.empty((len(layout.crossed), size))
         self._spare = np.empty((2, size))
@@ -101,8 +102,9 @@ class Kernel:
 
     @property
     def rows(self) -> int:
-        """Rows that a batch has at most."""
-        return self.program.batch_rows
+        """Rows that a batch has at most: some for each group, of which each costs time."""
+        wanted = min(ROWS_OF_GROUP * len(self.layout.groups), MOST_ROWS)
+        return max(self.program.batch_rows, wanted)
 
     def __call__(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Sums:
         """Sums of one batch; `codes` are places of loggers, shape (n,)."""
@@ -114,7 +116,7 @@ class Kernel:
 
     def _by_logger(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Batch:
         """Rows in the order of their loggers; probabilities go to their place at once."""
-        groups, n = len(self.layout.loggers), len(codes)
+        groups, n = len(self.layout.groups), len(codes)
         ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
         ordered = bool((codes[1:] >= codes[:-1]).all())
         order = None if ordered else np.argsort(codes, kind="stable")
@@ -201,7 +203,7 @@ class Kernel:
             out[prob == 0.0] = UNSUPPORTED
 
     def _sums(self, known: Known) -> Sums:
-        batch, program, groups = known.batch, self.program, len(self.layout.loggers)
+        batch, program, groups = known.batch, self.program, len(self.layout.groups)
         singles, extremes = len(program.singles), len(program.extremes)
         found = Sums(
             count=np.diff(batch.ends),
@@ -278,7 +280,7 @@ class Kernel:
 
     def _histograms(self, batch: Batch) -> IntArray:
         """Rows of each logger in each bin."""
-        groups, terms = len(self.layout.loggers), self.program.needs.histograms
+        groups, terms = len(self.layout.groups), self.program.needs.histograms
         found = np.zeros((len(terms), groups, BINS), dtype=np.int64)
         if not terms:
             return found
@@ -315,7 +317,7 @@ def _slice(places: list[int]) -> slice | list[int]:
 
 def fresh_floors(layout: Layout, program: Program) -> FloatArray:
     """Nothing is known yet of the largest values."""
-    return np.full((len(program.needs.tails), len(layout.loggers)), -np.inf)
+    return np.full((len(program.needs.tails), len(layout.groups)), -np.inf)
 
 
 def raise_floors(floors: FloatArray, found: Sums) -> None:
@@ -331,7 +333,7 @@ def _of_loggers(layout: Layout, batch: Batch) -> list[tuple[int, slice]]:
     place = {label: k for k, label in enumerate(layout.crossed)}
     return [
         (place[label], slice(batch.ends[g], batch.ends[g + 1]))
-        for g, label in enumerate(layout.loggers)
+        for g, label in enumerate(layout.groups)
         if label in place and batch.ends[g] < batch.ends[g + 1]
     ]
 

@@ -31,6 +31,7 @@ class Layout:
         mixture: Whether there is a column ``estimated_mixture``.
         logs: Whether probabilities are given as logarithms.
         tolerance: How far ``propensity`` may be from the row's own ``p_*``.
+        buckets: Into how many each logger's rows are split, by a column ``bucket``.
     """
 
     loggers: tuple[str, ...]
@@ -43,6 +44,12 @@ class Layout:
     mixture: bool = False
     logs: bool = False
     tolerance: float = 1e-6
+    buckets: int = 1
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The logger of each group of rows that is summed: bucket after bucket."""
+        return self.loggers * self.buckets
 
     @property
     def columns(self) -> tuple[str, ...]:

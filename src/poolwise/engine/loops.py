@@ -29,7 +29,7 @@ from poolwise.engine.plan import (
     Plan,
 )
 from poolwise.engine.sums import ROUNDED
-from poolwise.engine.workspace import ENOUGH, ROWS, Chunk, Ordered, State, Tails
+from poolwise.engine.workspace import ENOUGH, Chunk, Ordered, State, Tails
 from poolwise.statistics.histogram import BINS, FIRST, SHIFT
 from poolwise.terms import UNSUPPORTED
 
@@ -81,12 +81,13 @@ def add_batch(  # noqa: PLR0917 - what compiled code works on
     """
     plan, state = Plan(*listed_plan), State(*listed_state)
     tails, ordered = Tails(*listed_tails), Ordered(*room)
+    at_once = len(ordered.places)
     while first < len(codes):
-        some = codes[first : first + ROWS]
+        some = codes[first : first + at_once]
         _order(some, ordered.ends, ordered.places)
         for c in range(len(addresses)):
             values = carray(_doubles_at(addresses[c]), len(codes))
-            _move(values[first : first + ROWS], ordered.places, ordered.columns[c])
+            _move(values[first : first + at_once], ordered.places, ordered.columns[c])
         if not _add_ordered(plan, state, tails, ordered):
             return -1
         first += len(some)

@@ -93,7 +93,7 @@ def plan_of(layout: Layout, program: Program) -> Plan:
     """A program in numbers."""
     column = {name: k for k, name in enumerate(layout.columns)}
     place = {label: 1 + k for k, label in enumerate(layout.crossed)}
-    rows, groups, crosses = program.rows, len(layout.loggers), program.crosses
+    rows, groups, crosses = program.rows, len(layout.groups), program.crosses
     lows, tops = _ranges(layout)
     steps = _steps(layout, program)
     return Plan(
@@ -105,7 +105,7 @@ def plan_of(layout: Layout, program: Program) -> Plan:
         overlap=rows.get(OVERLAP, len(rows) + 2),
         propensity=column.get("propensity", -1),
         given=column.get("estimated_mixture", -1),
-        places=_ints(place.get(label, -1) for label in layout.loggers),
+        places=_ints(place.get(label, -1) for label in layout.groups),
         shares=np.array(layout.shares, dtype=np.float64),
         least=-LARGEST_DOUBLE if layout.logs else LEAST,
         tolerance=layout.tolerance,

@@ -112,13 +112,7 @@ class Program:
     @cached_property
     def asked(self) -> NDArray[np.bool]:
         """Which pairs of scattered terms were asked for."""
-        scattered = self.needs.scattered
-        place = {t: k for k, t in enumerate(scattered)}
-        asked = np.zeros((len(scattered), len(scattered)), dtype=bool)
-        for group in self.needs.groups:
-            mine = [place[t] for t in group]
-            asked[np.ix_(mine, mine)] = True
-        return asked
+        return asked_pairs(self.needs)
 
     @cached_property
     def scatter_places(self) -> IntArray:
@@ -141,6 +135,17 @@ class Program:
         """Rows of a batch whose workspace stays near the processor."""
         wide = len(self.rows) + sum(len(c.factors) for c in self.crosses) + 16
         return int(np.clip(WORKSPACE // wide, FEWEST_ROWS, MOST_ROWS))
+
+
+def asked_pairs(needs: Needs) -> NDArray[np.bool]:
+    """Which pairs of scattered terms are asked for."""
+    scattered = needs.scattered
+    place = {t: k for k, t in enumerate(scattered)}
+    asked = np.zeros((len(scattered), len(scattered)), dtype=bool)
+    for group in needs.groups:
+        mine = [place[t] for t in group]
+        asked[np.ix_(mine, mine)] = True
+    return asked
 
 
 def _without(term: Term, factor: Factor) -> Term:

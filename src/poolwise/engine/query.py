@@ -35,7 +35,7 @@ from poolwise.engine.rows import (
 from poolwise.engine.sql import Request, moments_query
 from poolwise.errors import Fault, LogError, nearest
 from poolwise.moments import Moments, pooled
-from poolwise.terms import Needs, Term
+from poolwise.terms import Needs, Term, unite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,9 +137,12 @@ class QueryRows(ABC):
         """Moments of each logger, centred well enough to keep their digits."""
         return self._answer(self.table, needs)[0]
 
-    def bucketed(self, needs: Needs, buckets: int) -> list[dict[str, Moments]]:
-        """Moments of each bucket and logger; rows of a cluster share a bucket."""
-        return self._answer(replace(self.table, bucket=self._bucket(buckets)), needs)
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        """Moments of each bucket and logger, for each of several needs, from one query."""
+        table = replace(self.table, bucket=self._bucket(buckets))
+        found = self._answer(table, unite(needs))
+        names = [{term: term for term in asked.terms} for asked in needs]
+        return [[{i: m.select(n) for i, m in b.items()} for b in found] for n in names]
 
     def without(self, logger: str) -> Self:
         """The same rows without those of one logger, and without it in the mixture."""

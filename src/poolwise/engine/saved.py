@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from poolwise.errors import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from poolwise.errors import Fault
     from poolwise.findings import Finding
@@ -68,7 +68,7 @@ class SavedRows:
                 )
         return {logger: m.select(names) for logger, m in self.known.items()}
 
-    def bucketed(self, needs: Needs, buckets: int) -> NoReturn:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> NoReturn:
         """Refused: buckets are made from rows."""
         del needs, buckets
         _needs_rows("resampling (intervals by jackknife or bootstrap, clusters, cross-fitting)")

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engine.answer import refuse_infinite
+from poolwise.engine.program import asked_pairs
 from poolwise.moments import LONGEST_TAIL, FloatArray, IntArray, Moments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.engine.program import Program
+    from poolwise.terms import Needs
 
 UNDERFLOW = 1e-130  # the square of less, or of its rounding, is no double
 ROUNDED = 4 * np.finfo(np.float64).eps  # what equal rows may differ by, after arithmetic
@@ -100,54 +102,64 @@ def moments_of(
 
 def to_moments(sums: Sums, program: Program, loggers: Sequence[str]) -> dict[str, Moments]:
     """One `Moments` for each logger that has rows."""
-    return {
-        logger: _moments(sums, program, place)
-        for place, logger in enumerate(loggers)
-        if sums.count[place]
-    }
+    found = zip(loggers, grouped(sums, program, program.needs), strict=True)
+    return {logger: moments for logger, moments in found if moments is not None}
 
 
-def _moments(sums: Sums, program: Program, g: int) -> Moments:
-    needs, count = program.needs, int(sums.count[g])
-    places = {term: place for place, term in enumerate(needs.terms)}
-    means = np.full(len(places), np.nan)
+def grouped(sums: Sums, program: Program, needs: Needs) -> list[Moments | None]:
+    """Moments of each group, with what some of the needs ask for; None without rows."""
+    place = {term: k for k, term in enumerate(needs.terms)}
+    means = np.full((len(sums.count), len(place)), np.nan)
     lowest, largest = means.copy(), means.copy()
+    rows = [(place[t], row) for row, t in enumerate(program.singles) if t in place]
+    at, of = np.array(rows, dtype=np.int64).reshape(-1, 2).T
     with np.errstate(invalid="ignore"):  # what is infinite is refused by who asked
-        single = sums.means[g] + sums.rest[g]
-    for row, term in enumerate(program.singles):
-        means[places[term]] = single[row]
+        means[:, at] = sums.means[:, of] + sums.rest[:, of]
+    count = np.maximum(sums.count, 1)
     for table, found in zip(program.crosses, sums.crossed, strict=True):
         for term, (stem, column) in table.terms.items():
-            means[places[term]] = found[g, stem, column] / count
+            if term in place:
+                means[:, place[term]] = found[:, stem, column] / count
     for row, term in enumerate(program.extremes):
-        lowest[places[term]] = sums.lowest[g, row]
-        largest[places[term]] = sums.largest[g, row]
-    return Moments(
-        terms=needs.terms,
-        count=count,
-        means=means,
-        scatter=_scatter(sums, program, g, means),
-        lowest=lowest,
-        largest=largest,
-        tails={
-            term: np.sort(found[g])[::-1][:LONGEST_TAIL]
-            for term, found in zip(needs.tails, sums.tails, strict=True)
-        },
-        histograms={t: sums.histograms[k, g] for k, t in enumerate(needs.histograms)},
-    )
+        if term in place:
+            lowest[:, place[term]] = sums.lowest[:, row]
+            largest[:, place[term]] = sums.largest[:, row]
+    scatter = _scatter(sums, program, needs, means)
+    tails = [(t, sums.tails[k]) for k, t in enumerate(program.needs.tails) if t in needs.tails]
+    bins = [(k, t) for k, t in enumerate(program.needs.histograms) if t in needs.histograms]
+    return [
+        Moments(
+            terms=needs.terms,
+            count=int(sums.count[g]),
+            means=means[g],
+            scatter=scatter[g],
+            lowest=lowest[g],
+            largest=largest[g],
+            tails={t: np.sort(kept[g])[::-1][:LONGEST_TAIL] for t, kept in tails},
+            histograms={t: sums.histograms[k, g] for k, t in bins},
+        )
+        if sums.count[g]
+        else None
+        for g in range(len(sums.count))
+    ]
 
 
-def _scatter(sums: Sums, program: Program, g: int, means: FloatArray) -> FloatArray:
+def _scatter(sums: Sums, program: Program, needs: Needs, means: FloatArray) -> FloatArray:
     """Scatter of the terms that asked for one, nan where a pair did not."""
-    size = len(program.needs.scattered)
-    scatter = np.full((size, size), np.nan)
+    place = {term: k for k, term in enumerate(needs.scattered)}
+    size = len(place)
+    scatter = np.full((len(means), size, size), np.nan)
     for rows, found in zip(program.blocks, sums.blocks, strict=True):
-        where = program.scatter_places[rows]
-        scatter[np.ix_(where, where)] = found[g]
+        terms = [program.singles[row] for row in rows]
+        mine = [k for k, term in enumerate(terms) if term in place]
+        where = [place[terms[k]] for k in mine]
+        scatter[np.ix_(range(len(means)), where, where)] = found[
+            np.ix_(range(len(means)), mine, mine)
+        ]
     with np.errstate(all="ignore"):  # infinite sums are refused where they end
-        spread = np.sqrt(np.diag(scatter) / sums.count[g])
-        sizes = np.abs(means[:size])
+        spread = np.sqrt(np.diagonal(scatter, axis1=1, axis2=2) / sums.count[:, None])
+        sizes = np.abs(means[:, :size])
         alike = (spread <= ROUNDED * sizes) & (sizes > UNDERFLOW)
-    scatter[alike], scatter[:, alike] = 0.0, 0.0  # rounding is no spread
-    scatter[~program.asked] = np.nan
+    scatter[alike[:, :, None] | alike[:, None, :]] = 0.0  # rounding is no spread
+    scatter[:, ~asked_pairs(needs)] = np.nan
     return scatter

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from poolwise.moments import FloatArray, IntArray
     from poolwise.policy import AnyArray
 
-ROWS = 16_384  # that are ordered at once: their columns stay near the processor
+ROWS, MANY_ROWS = 16_384, 65_536  # that are ordered at once: they stay near the processor
+MANY_GROUPS = 64  # of which each should find some rows among those
 ENOUGH = 8192  # values of a tail after which its floor is raised before more are kept
 WORK = 16_384  # doubles of a chunk in all its rows: 128 kB, near the processor
 FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a chunk
@@ -57,7 +58,7 @@ class Tails(NamedTuple):
 
     Attributes:
         floors: Values below them are not, shape (tails, loggers).
-        kept: Those that may be, shape (tails, ENOUGH + ROWS).
+        kept: Those that may be, shape (tails, ENOUGH + rows).
         groups: Place of the logger of each, of the same shape.
         counts: How many there are of each, shape (tails,).
     """
@@ -72,8 +73,8 @@ class Ordered(NamedTuple):
     """Rows ordered by logger, and room to work on them.
 
     Attributes:
-        columns: Their columns, shape (columns, ROWS).
-        places: Where each row went, shape (ROWS,).
+        columns: Their columns, shape (columns, rows).
+        places: Where each row went, shape (rows,).
         ends: Where each logger's rows begin, and where the last one's end.
         work: Rows of the workspace, see `Plan`.
     """
@@ -87,7 +88,7 @@ class Ordered(NamedTuple):
 def no_sums(layout: Layout, program: Program) -> State:
     """The state before the first row."""
     groups, singles, extremes = (
-        len(layout.loggers),
+        len(layout.groups),
         len(program.singles),
         len(program.extremes),
     )
@@ -103,20 +104,25 @@ def no_sums(layout: Layout, program: Program) -> State:
     )
 
 
-def no_tails(program: Program, floors: FloatArray) -> Tails:
+def no_tails(layout: Layout, program: Program, floors: FloatArray) -> Tails:
     """Room for what may be among the largest."""
     tails = len(program.needs.tails)
-    shape = (tails, ENOUGH + ROWS)
+    shape = (tails, ENOUGH + _at_once(layout))
     groups = np.empty(shape, dtype=np.int32)
     return Tails(floors, np.empty(shape), groups, np.zeros(tails, dtype=np.int64))
 
 
 def room(layout: Layout, program: Program) -> Ordered:
     """Room for rows and for the work on them."""
-    rows = len(program.rows) + SPARE
+    rows, at_once = len(program.rows) + SPARE, _at_once(layout)
     return Ordered(
-        columns=np.empty((len(layout.columns), ROWS)),
-        places=np.empty(ROWS, dtype=np.int32),
-        ends=np.empty(len(layout.loggers) + 1, dtype=np.int64),
+        columns=np.empty((len(layout.columns), at_once)),
+        places=np.empty(at_once, dtype=np.int32),
+        ends=np.empty(len(layout.groups) + 1, dtype=np.int64),
         work=np.empty((rows, int(np.clip(WORK // rows, FEWEST_ROWS, MOST_ROWS)))),
     )
+
+
+def _at_once(layout: Layout) -> int:
+    """Rows that are ordered at once."""
+    return ROWS if len(layout.groups) <= MANY_GROUPS else MANY_ROWS
