@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -52,9 +53,13 @@ def columns(log: Log) -> dict[str, np.typing.NDArray[np.float64]]:
 
 
 @pytest.mark.parametrize("sides", ["two", "lower", "upper"])
-def test_betting_reads_the_rows_as_they_are(sides: str) -> None:
+def test_betting_reads_the_rows_in_an_order_of_its_own(sides: str) -> None:
     log = drawn()
     c = columns(log)
+    numbers = f"SELECT range + 1 AS k FROM range({len(c['i'])})"
+    shuffled = duckdb.sql(f"SELECT k FROM ({numbers}) ORDER BY hash(k)").fetchall()
+    order = np.array(shuffled)[:, 0] - 1
+    c = {name: values[order] for name, values in c.items()}
     rows = [(c["i"].astype(np.int64), c["own"] * c["reward"])]
     mirrored = [(c["i"].astype(np.int64), c["own"] * (1 - c["reward"]))]
     expected = betting(rows, LEVEL, mirrored=mirrored, upper_bound=1.0, sides=sides)  # type: ignore[arg-type]

@@ -415,7 +415,7 @@ def test_shares_are_by_requests_not_by_rows() -> None:
         }
     )
     log, targets = read(table)
-    found = evaluate(log, targets, ["naive", "balanced"])
+    found = evaluate(log, targets, ["naive", "balanced"], interval="student")  # one request
     assert found.rows == {"old": 12, "new": 3}
     assert found.mean_reward == pytest.approx({"old": 1, "new": 2})
     # own weights 1 and 2, 4, 8; against 4/5 2^-k + 1/5 4^-k they are 10/9, 20/17, 40/33... / k
@@ -452,7 +452,8 @@ def test_a_logger_may_be_unable_to_play_what_was_played() -> None:
         }
     )
     log, targets = read(table)
-    found = evaluate(log, targets, "balanced")["best"].estimates["balanced"].value
+    each = evaluate(log, targets, "balanced", interval="student")  # of one request
+    found = each["best"].estimates["balanced"].value
     assert found == pytest.approx((1 / 0.25 + 1 / 0.125) / 2)
 
 
@@ -470,14 +471,16 @@ def test_long_lists_do_not_vanish() -> None:
         }
     )
     log, targets = read(table)
-    found = evaluate(log, targets, "balanced")["best"].estimates["balanced"].value
+    each = evaluate(log, targets, "balanced", interval="student")  # of one request
+    found = each["best"].estimates["balanced"].value
     assert found == pytest.approx(4.0, rel=1e-10)
     logs = [f"p_{name}" for name in TOP]
     for name in logs:
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, pa.compute.ln(table[name]))
     log, targets = read(table, log_probabilities=True)
-    again = evaluate(log, targets, "balanced")["best"].estimates["balanced"].value
+    each = evaluate(log, targets, "balanced", interval="student")
+    again = each["best"].estimates["balanced"].value
     assert again == pytest.approx(found, rel=1e-12)
 
 

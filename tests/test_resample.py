@@ -15,8 +15,9 @@ from poolwise import evaluate
 from poolwise.engine.duckdb import DuckDB
 from poolwise.errors import LogError
 from poolwise.estimators.ips import Balanced
+from poolwise.intervals import student
 from poolwise.moments import Moments, pooled
-from poolwise.resample import Split, bootstrap, jackknife, resampled
+from poolwise.resample import Split, bootstrap, freedom_of, jackknife, resampled
 from poolwise.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -209,3 +210,43 @@ def test_weights_are_judged_the_same_whether_rows_are_split_or_not() -> None:
         assert split[name].estimates["balanced"].value == pytest.approx(
             plain[name].estimates["balanced"].value, rel=1e-12
         )
+
+
+# Degrees of freedom.
+
+
+def test_equal_buckets_have_one_degree_less_than_they_are() -> None:
+    gaps = np.array([1.0, -1.0] * 10)
+    assert freedom_of(np.full(20, 7.0), gaps) == pytest.approx(19.0)
+
+
+def test_uneven_buckets_have_as_many_degrees_as_they_are_worth() -> None:
+    gaps = np.array([1.0, -1.0, 1.0, -1.0])
+    # ten rows squared, over the sum of their squares
+    assert freedom_of(np.array([4.0, 4.0, 1.0, 1.0]), gaps) == pytest.approx(100 / 34 - 1)
+
+
+def test_one_bucket_that_moves_the_estimate_alone_leaves_few_degrees() -> None:
+    gaps = np.array([19.0, *[-1.0] * 19])
+    expected = 2 * 380**2 / (130_340 - 380**2 / 20)  # squares add up to 380, their own so
+    found = freedom_of(np.full(20, 3.0), gaps)
+    assert found == pytest.approx(expected)
+    assert found < 2.4
+    assert freedom_of(np.full(20, 3.0), 1e-200 * gaps) == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"), [([50, 50] + [1] * 18, 0.95), ([30] * 3 + [1] * 30, 0.92)]
+)
+def test_intervals_of_uneven_clusters_cover(sizes: list[int], share: float) -> None:
+    """With a degree less than there are buckets it was 0.78 and 0.86 of them."""
+    rng = np.random.default_rng(77)
+    covered, samples = 0, 250
+    for _ in range(samples):
+        buckets = []
+        for size in sizes:
+            values = np.repeat(rng.normal(size=(1, 3)), size, axis=0)
+            values += rng.normal(0.0, 0.1, values.shape)
+            buckets.append({"a": balanced(moments(values))})
+        covered += 0.0 in student(jackknife(Balanced(), Split(buckets)), 0.95)
+    assert covered / samples > share - 3 * np.sqrt(share * (1 - share) / samples)

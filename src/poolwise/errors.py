@@ -64,6 +64,9 @@ def nearest(name: str, available: Iterable[str]) -> str | None:
     return by_lower[close[0]] if close else None
 
 
+SHOWN_FAULTS = 40  # that a message lists; all of them are in `LogError.faults`
+
+
 @dataclass(frozen=True)
 class Fault:
     """One way in which rows of one logger are unusable.
@@ -96,7 +99,9 @@ class LogError(PoolwiseError):
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
         advice = dict.fromkeys(f.advice for f in faults if f.advice)
-        lines = ["the log cannot be used as it is:", *(f"- {f}" for f in faults), *advice]
+        lines = ["the log cannot be used as it is:", *(f"- {f}" for f in faults[:SHOWN_FAULTS])]
+        left = len(faults) - SHOWN_FAULTS
+        lines += [f"- and {left:,} more", *advice] if left > 0 else advice
         super().__init__("\n".join(lines))
 
 

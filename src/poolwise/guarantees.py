@@ -19,7 +19,14 @@ from poolwise.statistics.bounds import (
     empirical_bernstein,
     euclidean_likelihood,
 )
-from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHT, WEIGHTED_REWARD, Needs
+from poolwise.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    REWARD,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+)
 
 if TYPE_CHECKING:
     from poolwise.engine.base import Rows
@@ -39,6 +46,23 @@ def guarantee_needs(*, crossed: bool) -> Needs:
 
 def _pair(*, crossed: bool) -> tuple[Term, Term]:
     return (BALANCED_REWARD, BALANCED_WEIGHT) if crossed else (WEIGHTED_REWARD, WEIGHT)
+
+
+def refuse_outside(log: Log, moments: MomentsByLogger) -> None:
+    """Refuse rewards beyond the range that the log says they have: bounds rest on it."""
+    if log.reward_range is None:
+        return
+    lower, upper = log.reward_range
+    seen = {i: (m.min(REWARD), m.max(REWARD)) for i, m in moments.items()}
+    outside = {i: s for i, s in seen.items() if s[0] < lower or s[1] > upper}
+    if outside:
+        told = ", ".join(
+            f"those of {i!r} run from {a:g} to {b:g}" for i, (a, b) in outside.items()
+        )
+        raise UsageError(
+            f"rewards lie outside of reward_range ({lower:g}, {upper:g}): {told}. Give the "
+            "smallest and largest reward that is possible, or correct the rows."
+        )
 
 
 def known_range(log: Log, method: str) -> tuple[float, float]:

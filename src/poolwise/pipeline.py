@@ -13,7 +13,7 @@ import numpy as np
 
 from poolwise.decision.beside import beside
 from poolwise.declared import Plan, chosen_estimators, declare
-from poolwise.diagnosis.alarms import judge
+from poolwise.diagnosis.alarms import few_rewarded, judge
 from poolwise.diagnosis.diagnostics import diagnose, mixed_overlap, own_overlap
 from poolwise.diagnosis.lacking import one_cause
 from poolwise.diagnosis.trained import (
@@ -31,11 +31,18 @@ from poolwise.estimators import BY_NAME, WITH_MODEL
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.findings import Finding
 from poolwise.fingerprint import fingerprint
-from poolwise.guarantees import GUARANTEES, Guarantee, by_betting, from_moments, guarantee_needs
+from poolwise.guarantees import (
+    GUARANTEES,
+    Guarantee,
+    by_betting,
+    from_moments,
+    guarantee_needs,
+    refuse_outside,
+)
 from poolwise.intervals import Interval, Limits, Sides, check_level, default_interval, one_sided
 from poolwise.learned.extras import beyond
 from poolwise.reading import Read, read
-from poolwise.resample import BUCKETS, Split, bootstrap, jackknife
+from poolwise.resample import BUCKETS, Split, bootstrap, jackknife, together
 from poolwise.result import Evaluation, TargetResult
 from poolwise.targets import named_targets, refuse_unlogged
 from poolwise.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs
@@ -56,6 +63,8 @@ if TYPE_CHECKING:
 Resampling = Literal["auto", "student", "jackknife", "bootstrap"]
 IntervalMethod = Resampling | Guarantee
 METHODS = ("auto", "student", "jackknife", "bootstrap", *GUARANTEES)
+FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
+SIDES = ("two", "lower", "upper")
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
@@ -96,6 +105,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
     """
     check_level(level)
+    if sides not in SIDES:
+        raise UsageError(f"no sides {sides!r}; there are {', '.join(map(repr, SIDES))}")
     method = _method(interval, log)
     named = named_targets(targets)
     strict = estimators is not None
@@ -108,12 +119,14 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             chosen, loggers, crossed=log.crossed, strict=strict, modelled=extras.modelled
         )
         if method in GUARANTEES:
+            _refuse_trained(log, loggers, method)
             plan = replace(plan, needs=plan.needs | guarantee_needs(crossed=log.crossed))
         folded = any(isinstance(e, CrossFitted) for e in plan.estimators.values())
         split = folded or method in {"jackknife", "bootstrap"}
         pairs = beside(log, plan.estimators, rows, tuple(named))
         beyond_one = Needs() if pairs is None else pairs.needs
         found = read(rows, plan.needs, tuple(named), beyond_one, split=split)
+        refuse_outside(log, together(next(iter(found.buckets.values()))))
         sure = _sure(rows, named, log, method, level, sides)
         dropped = rows.check() if log.on_fault == "drop" else ()
         without = _without(rows, tuple(named), log, method, wanted=which_logs)
@@ -131,6 +144,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         mean_reward={i: first[i].mean(REWARD) for i in loggers},
         level=level,
         findings=(
+            *_clusters(log, method, found),
             *_dropped(dropped),
             *lacking,
             *plan.refused,
@@ -143,11 +157,27 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     )
 
 
+def _refuse_trained(log: Log, loggers: Sequence[str], method: IntervalMethod) -> None:
+    """Refuse a guarantee from pooled rows that a logger's training has made dependent."""
+    trained = [i for i in conflicts(log.trained_on, loggers) if i in loggers]
+    if trained and log.crossed and method != "betting":
+        raise UsageError(
+            f"an interval by {method} pools the rows of all loggers, and {trained[0]!r} was "
+            "trained on a log of these: use interval='auto', which bears that"
+        )
+
+
 def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
     if interval not in METHODS:
         raise UsageError(f"no interval {interval!r}; there are {', '.join(METHODS)}")
     if interval == "auto":
         return "jackknife" if log.cluster is not None else "student"
+    if interval in GUARANTEES and log.cluster is not None:
+        raise UsageError(
+            f"an interval by {interval} takes rows as independent, and those of a `cluster` "
+            "are not: use interval='auto', which leaves out clusters in turn, or no `cluster` "
+            "if rows are independent"
+        )
     return interval
 
 
@@ -164,6 +194,11 @@ class _Asked:
     without: Mapping[str, Mapping[str, Errors]]
     sure: Mapping[str, Interval]
     read: Read
+
+    @property
+    def clustered(self) -> bool:
+        """Whether rows belong together, and were split so."""
+        return self.log.cluster is not None and self.method in {"jackknife", "bootstrap"}
 
 
 def _without(
@@ -201,7 +236,7 @@ def _result(target: str, split: Split, asked: _Asked) -> TargetResult:
     found = TargetResult(estimates, intervals, own, mixed, diagnosis=diagnosis)
     found, trained = _honest(target, found, split, asked)
     found, bounded = _guaranteed(target, found, view, asked)
-    findings += bounded
+    findings += [*bounded, *few_rewarded(view, crossed=crossed)]
     judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
     told = {f.code for f in findings}
     every = dict.fromkeys([*findings, *trained, *(f for f in judged if f.code not in told)])
@@ -259,17 +294,17 @@ def _honest(
 def _estimated(
     estimator: Estimator, split: Split, asked: _Asked
 ) -> tuple[Estimate, Interval, tuple[Finding, ...]]:
-    view = split.whole
     if isinstance(estimator, CrossFitted):
         estimate = estimator.estimate_folds(split.buckets)
         if asked.method == "jackknife":  # folds change the value a little, its error less
             spread = jackknife(estimator, split)
             estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
-    elif asked.method == "jackknife":
+    elif asked.method == "jackknife" or (asked.method == "bootstrap" and asked.clustered):
         estimate = jackknife(estimator, split)
     else:
-        estimate = estimator.estimate(view)
-    interval, noted = default_interval(estimate, asked.level, _limits(view, asked), asked.sides)
+        estimate = estimator.estimate(split.whole)
+    limits = _limits(split, asked)
+    interval, noted = default_interval(estimate, asked.level, limits, asked.sides)
     if asked.method == "bootstrap" and not noted:
         interval = _percentiles(estimator, split, asked)
     return estimate, interval, noted
@@ -282,13 +317,41 @@ def _percentiles(estimator: Estimator, split: Split, asked: _Asked) -> Interval:
     return one_sided(Interval(lower, upper, asked.level), asked.sides)
 
 
-def _limits(view: MomentsByLogger, asked: _Asked) -> Limits:
+def _limits(split: Split, asked: _Asked) -> Limits:
     weights = (WEIGHT, BALANCED_WEIGHT) if asked.plan.crossed else (WEIGHT,)
+    view = split.whole
+    rows = sum(m.count for m in view.values())
     return Limits(
-        rows=sum(m.count for m in view.values()),
+        rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # that are independent
         reward_range=asked.log.reward_range,
         largest_weight=max(m.max(w) for m in view.values() for w in weights),
     )
+
+
+def _clusters(log: Log, method: IntervalMethod, found: Read) -> list[Finding]:
+    """What to know of the clusters of a log, if it has any."""
+    if log.cluster is None:
+        return []
+    if method == "student":
+        return [
+            Finding(
+                "clusters-ignored",
+                "These intervals take rows as independent, though the log names a `cluster`.",
+                "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
+            )
+        ]
+    number = max(map(len, found.buckets.values()))
+    if number >= FEW_CLUSTERS:
+        return []
+    rough = " The bootstrap's interval is too narrow then." if method == "bootstrap" else ""
+    return [
+        Finding(
+            "few-clusters",
+            f"The rows belong to {number} clusters only, so the error itself is known "
+            f"roughly.{rough}",
+            "Collect rows of more clusters, or name a finer unit.",
+        )
+    ]
 
 
 def _dropped(faults: Sequence[Fault]) -> list[Finding]:

@@ -8,6 +8,8 @@ The loggers' sizes are part of the design and stay as they are.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from poolwise.estimators.base import Estimate, Estimator
 
 BUCKETS = 200  # the error of a jackknife's error is then about 1 in 20
+FEW_ROWS = 0.01  # a share of all rows: what their clusters do is small beside the others
 ROUNDING = 1e-24  # of the squared value: a variance below it is the noise of sums
 Buckets = Sequence[MomentsByLogger]
 
@@ -120,7 +123,10 @@ class Split:
 def jackknife(estimator: Estimator, split: Split) -> Estimate:
     r"""The estimate, with the variance that leaving out buckets shows.
 
-    $$V = \frac{G-1}{G} \sum_g (\hat U_{(-g)} - \bar U)^2, \qquad \nu = G - 1$$
+    $$V = \frac{G-1}{G} \sum_g (\hat U_{(-g)} - \bar U)^2$$
+
+    Buckets of equal size and influence give it $\nu = G - 1$ degrees of freedom, others
+    fewer; see `freedom_of`.
     """
     found = estimator.estimate(split.whole)
     size = len(split.buckets)
@@ -129,11 +135,58 @@ def jackknife(estimator: Estimator, split: Split) -> Estimate:
             "one-cluster",
             "all rows belong to one cluster: the spread between clusters cannot be known",
         )
+    _refuse_lone(split)
     values = np.array([estimator.estimate(rest).value for rest in split.without_each])
-    variance = (size - 1) / size * float(np.sum((values - values.mean()) ** 2))
+    gaps = values - values.mean()
+    variance = (size - 1) / size * float(np.sum(gaps**2))
     if variance <= ROUNDING * found.value**2:  # equal rows: what is left is no spread
-        variance = 0.0
-    return replace(found, variance=variance, freedom=float(size - 1))
+        return replace(found, variance=0.0, freedom=float(size - 1))
+    rows = np.array([sum(m.count for m in b.values()) for b in split.buckets], dtype=np.float64)
+    return replace(found, variance=variance, freedom=freedom_of(rows, gaps))
+
+
+def freedom_of(rows: FloatArray, gaps: FloatArray) -> float:
+    r"""Degrees of freedom of a jackknife whose buckets differ.
+
+    $$\nu = \min\left(\frac{(\sum_g m_g)^2}{\sum_g m_g^2} - 1,
+    \frac{2 (\sum_g d_g^2)^2}{\sum_g d_g^4 - (\sum_g d_g^2)^2 / G}\right)$$
+
+    The first is the effective number of buckets less one: where one holds most of the
+    rows, its error rests on few others. The second is that of a chi-square with the
+    variance that the squares of the gaps show. It is at least 1.
+
+    Args:
+        rows: Rows m of each bucket.
+        gaps: How far the estimate moves without each, less the mean of that.
+
+    >>> freedom_of(np.full(5, 20.0), np.array([1.0, -1.0, 1.0, -1.0, 0.0]))
+    4.0
+    >>> freedom_of(np.array([100.0, 1, 1, 1, 1]), np.array([1.0, -1.0, 1.0, -1.0, 0.0]))
+    1.0
+    """
+    even = float(rows.sum() ** 2 / (rows**2).sum()) - 1
+    squares = (gaps / np.abs(gaps).max()) ** 2
+    total = float(squares.sum())
+    rest = float((squares**2).sum()) - total**2 / len(squares)
+    spread = 2 * total**2 / rest if rest > ROUNDING else math.inf
+    return max(1.0, min(even, spread))
+
+
+def _refuse_lone(split: Split) -> None:
+    """Refuse an error that would leave out how much the clusters of a logger differ.
+
+    A logger with rows of one bucket stays as it is in every sample; only where it has few
+    rows is what this hides small beside what the others show.
+    """
+    seen = Counter(i for bucket in split.buckets for i in bucket)
+    lone = [i for i in split.whole if seen[i] < 2]
+    rows = sum(m.count for m in split.whole.values())
+    if sum(split.whole[i].count for i in lone) > FEW_ROWS * rows:
+        raise RefusedError(
+            "one-cluster",
+            f"all rows of logger {', '.join(map(repr, lone))} belong to one cluster: how much "
+            "its clusters differ cannot be known. Name a finer unit, or leave the logger out.",
+        )
 
 
 def bootstrap(

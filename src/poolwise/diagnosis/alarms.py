@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING
 from poolwise.diagnosis.checks import ENOUGH
 from poolwise.findings import Finding, Severity
 from poolwise.format import p_text, percent, short
+from poolwise.moments import pooled
+from poolwise.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poolwise.diagnosis.evidence import Diagnosis, Overlap
+    from poolwise.moments import MomentsByLogger
 
 ALARMING = 1e-4  # p-value that no good log has: a wrong column is far beyond it
 DRIFTED, NOTABLE = 1e-3, 1e-2  # p-values of a drift that forbids pooling, or is worth a note
 HAUSMAN = 3.0  # standard errors between two estimates of one value
 DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and how many mean ones it is
 ENDLESS = 1.0  # tail index from which not even the mean settles
+RARE = 20  # rewarded rows below which Student's interval covers too little
 FEW = 30  # effective rows below which no normal interval can be trusted
 UNEVEN = 100  # the same where weights are uneven: coverage falls (benchmarks/coverage.py)
 WORSE = 1.1  # ratio of standard errors that is worth a note
@@ -290,3 +294,27 @@ def _helpful(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(map(repr, loggers))
+
+
+def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
+    """Whether the estimate hangs on a handful of rows that were rewarded.
+
+    Weights say nothing of that: with three rewards in a million rows an interval by
+    Student's quantile covers 85% at 95%, however even the weights are.
+    """
+    term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
+    together = pooled(view.values())
+    one_sign = together.min(REWARD) >= 0 or together.max(REWARD) <= 0
+    if not (one_sign and together.has(term)) or together.mean(term) == 0:
+        return []
+    effective = together.count * together.mean(term) ** 2 / together.mean_square(term)
+    if effective >= RARE or 2 * effective > together.count:
+        return []
+    return [
+        Finding(
+            "few-rewarded-rows",
+            f"The weighted rewards are worth {effective:.1f} rows only, few were rewarded: "
+            "an interval from so few is optimistic.",
+            "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`.",
+        )
+    ]

@@ -49,6 +49,7 @@ DRIVERS: Mapping[str, str] = {
     "duckdb": "duckdb",
     "_duckdb": "duckdb",
 }
+LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
 OURS = {"duckdb", "spark", "spark2"}  # the query is written for these as it is
 FENCED = {"probs", "ratios", "shared", "terms"}  # steps whose columns are read many times
 TINY = -300.0  # exp of it is 5e-131: as good as zero, and its square is still a double
@@ -67,9 +68,15 @@ def check_dialect(dialect: str) -> str:
     """A dialect that SQLGlot speaks, or an error that names the tested ones."""
     from sqlglot.dialects.dialect import Dialect
 
+    known = ", ".join(NAMES)
     if not dialect or Dialect.get(dialect.lower()) is None:
-        known = ", ".join(NAMES)
         raise UsageError(f"no dialect {dialect!r}; there are {known}, and others of SQLGlot")
+    if dialect.lower() in LENIENT:
+        raise UsageError(
+            f"dialect {dialect!r} is not supported: this database reads a word as the number 0 "
+            "instead of refusing it, so that bad rows could not be told. Read the table with "
+            f"DuckDB, which can attach it, or copy it; there are {known}"
+        )
     return dialect.lower()
 
 

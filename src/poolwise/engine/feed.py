@@ -145,6 +145,8 @@ def arrow_rows(batch: pa.RecordBatch, loggers: Sequence[str], size: int) -> Iter
         for name in batch.schema.names
         if name != "logger"
     }
+    if "no_cluster" in columns and columns.pop("no_cluster").any():
+        raise BadRowsError
     if "bucket" in columns:
         codes = columns.pop("bucket").astype(np.int64) * len(loggers) + codes
     yield from cut(codes, columns, size)

@@ -48,11 +48,7 @@ kept = njit(nogil=True, cache=True, error_model="numpy", fastmath=LOOSE)
 
 
 def _pointer(_: Any, address: Any) -> Any:  # noqa: ANN401 - types and code of Numba
-    """A pointer to the doubles at an address.
-
-    Columns come from Arrow one by one, and as many as a question has; a list of addresses
-    has one type for all questions, so that loops are compiled once.
-    """
+    """A pointer to doubles: a list of addresses has one type, however many columns it has."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ANN401
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))

@@ -33,7 +33,7 @@ from poolwise.engine.rows import (
     without,
 )
 from poolwise.engine.sql import Request, moments_query
-from poolwise.errors import Fault, LogError, nearest
+from poolwise.errors import Fault, LogError, UsageError, nearest
 from poolwise.moments import Moments, pooled
 from poolwise.terms import Needs, Term, unite
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+MOST_LOGGERS = 2_000  # a column with more labels is an identifier or a time
 CHANGED = Fault(
     "the log changed while it was read: its rows are no longer those that were counted",
     "",
@@ -98,6 +99,13 @@ class QueryRows(ABC):
     def counts(self) -> dict[str, int]:
         found = self._count(self.table)
         labels = self.table.labels or sorted(label for label in found if label is not None)
+        if len(labels) > MOST_LOGGERS:
+            what = role_text(self.table, "logger")
+            raise UsageError(
+                f"{what!r} has {len(labels):,} different labels, for {sum(found.values()):,} "
+                f"rows: is it the logger, the policy that chose the action of a row? At most "
+                f"{MOST_LOGGERS:,} loggers are evaluated together."
+            )
         strange = set(found) - set(labels)
         empty = [label for label in labels if label not in found]
         if strange or (empty and not self.table.drop) or not found:

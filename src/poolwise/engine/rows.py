@@ -123,6 +123,9 @@ def rows(table: Table) -> exp.Select:
         select = select.select(double(prediction).as_(name, quoted=True))
     if table.mixture is not None:
         select = select.select(double(table.mixture).as_("estimated_mixture", quoted=True))
+    if table.cluster is not None:
+        lacks = case(table.cluster.copy().is_(exp.null()), number(1.0), number(0.0))
+        select = select.select(lacks.as_("no_cluster", quoted=True))
     if table.bucket is not None:
         select = select.select(table.bucket.copy().as_("bucket", quoted=True))
     return select.from_(table.relation.copy())
@@ -174,6 +177,9 @@ def rules(table: Table) -> list[Rule]:
     if table.labels:
         known = exp.Not(this=column("logger").isin(*map(string, table.labels)))
         found.append(Rule("the logger is unknown", known, ("logger",)))
+    if table.cluster is not None:
+        lacks = column("no_cluster") > number(0.0)
+        found.append(Rule("the cluster is null", lacks, ("cluster",)))
     found += [
         Rule("the reward is null or not a number", _missing("reward"), ("reward",)),
         Rule("the reward is infinite or NaN", _not_finite("reward"), ("reward",)),
@@ -288,6 +294,8 @@ def good(table: Table) -> Expression:
         keep.append(column("logger").isin(*map(string, table.labels)))
     if not table.labels:
         keep.append(exp.Not(this=column("logger").is_(exp.null())))
+    if table.cluster is not None:
+        keep.append(column("no_cluster") <= number(0.0))
     return exp.func("coalesce", exp.and_(*keep), exp.false())
 
 
