@@ -28,6 +28,7 @@ MOST_LINES = 400
 # it re-exports them, and they do not know it.
 ORDER = (
     "errors",
+    "outputs",
     "findings",
     "format",
     "tables",

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from poolwise import __version__
 from poolwise.errors import LogError, PoolwiseError, UsageError
 from poolwise.options import (
     Action,
@@ -70,6 +71,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"poolwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself; `app` has the help."""
+
+
 @app.command()
 def evaluate(
     context: typer.Context,
@@ -103,12 +119,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate what new policies would have earned."""
+    roles = (logs or [], reward, logger, propensity, propensities)
     log = build_log(
-        logs or [],
-        reward,
-        logger,
-        propensity,
-        propensities,
+        *roles,
         cluster=cluster,
         trained_on=trained_on,
         on_fault=on_fault.value,
@@ -120,12 +133,14 @@ def evaluate(
         trust=trust,
         moments=bool(moments),
     )
+    from poolwise.pipeline import evaluate as run
+    from poolwise.report.files import refuse_report
+
+    refuse_report(html, charts, log, moments or ())
     targets = read_targets(target, trust=trust)
     reader = chosen_engine(engine, master)
     if moments:
         log, reader = from_moments(moments, log, targets)
-    from poolwise.pipeline import evaluate as run
-
     with watched():
         found = run(
             log,
@@ -164,12 +179,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare several new policies, pair by pair, on the same rows."""
+    roles = (logs, reward, logger, propensity, propensities)
     log = build_log(
-        logs,
-        reward,
-        logger,
-        propensity,
-        propensities,
+        *roles,
         cluster=cluster,
         on_fault=on_fault.value,
         log_probabilities=log_probabilities,
@@ -214,12 +226,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say how many more rows, from which logger, reach a wanted precision."""
+    roles = (logs, reward, logger, propensity, propensities)
     log = build_log(
-        logs,
-        reward,
-        logger,
-        propensity,
-        propensities,
+        *roles,
         on_fault=on_fault.value,
         log_probabilities=log_probabilities,
         action=action,
@@ -232,14 +241,9 @@ def plan(
         raise UsageError("plan for one target at a time")
     from poolwise.decision.planning import plan as run
 
+    reader = chosen_engine(engine, master)
     with watched():
-        found = run(
-            log,
-            targets,
-            half_width=half_width,
-            level=level,
-            engine=chosen_engine(engine, master),
-        )
+        found = run(log, targets, half_width=half_width, level=level, engine=reader)
     print_found(found, as_json=as_json)
 
 
@@ -261,12 +265,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Count the rows that break a rule, and do nothing else."""
+    roles = (logs, reward, logger, propensity, propensities)
     log = build_log(
-        logs,
-        reward,
-        logger,
-        propensity,
-        propensities,
+        *roles,
         log_probabilities=log_probabilities,
         action=action,
         context=columns,
@@ -301,12 +302,9 @@ def score(
     reader_option: ReaderOptions = None,
 ) -> None:
     """Write the log with the probabilities of policies in Python, once, for later use."""
+    roles = (logs, reward, logger, propensity, propensities)
     log = build_log(
-        logs,
-        reward,
-        logger,
-        propensity,
-        propensities,
+        *roles,
         log_probabilities=log_probabilities,
         action=action,
         context=columns,
@@ -334,12 +332,9 @@ def sql(
     log_probabilities: LogScale = False,
 ) -> None:
     """Print the query whose result is all that an evaluation needs."""
+    roles = ((), reward, logger, propensity, propensities)
     log = build_log(
-        [],
-        reward,
-        logger,
-        propensity,
-        propensities,
+        *roles,
         on_fault=on_fault.value,
         log_probabilities=log_probabilities,
         moments=True,
@@ -356,9 +351,12 @@ def demo(
     """Evaluate a new policy on the bundled log, whose truth is known."""
     from poolwise.bundled import TARGETS, digits_log, digits_truth
     from poolwise.pipeline import evaluate as run
+    from poolwise.report.files import refuse_report
     from poolwise.report.text import lesson
 
-    evaluation = run(digits_log(), TARGETS, truth=digits_truth())
+    log = digits_log()
+    refuse_report(html, charts, log)
+    evaluation = run(log, TARGETS, truth=digits_truth())
     save_found(evaluation, html, charts, command_text(context))
     print_found(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
 

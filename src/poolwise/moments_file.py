@@ -7,10 +7,12 @@ that does not hold together is refused with one sentence.
 
 from __future__ import annotations
 
-import io
+import glob
 import json
 import math
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.engine.question import FORMAT
-from poolwise.errors import SourceError
+from poolwise.errors import SourceError, UsageError
 from poolwise.moments import FloatArray, IntArray, Moments
-from poolwise.report.files import write_whole
+from poolwise.outputs import PARQUET, real_place, refuse_output, telling, whole_file
 from poolwise.statistics.histogram import BINS
 from poolwise.terms import Factor, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from poolwise.moments import MomentsByLogger
 
@@ -49,6 +50,7 @@ Header = dict[str, Any]  # JSON: what the numbers are about
 
 def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any]) -> None:
     """Write moments of each logger, and JSON that says what they are about."""
+    _refuse_place(path)
     first = next(iter(moments.values()))
     tails, histograms = sorted(first.tails), sorted(first.histograms)
     meta = {
@@ -74,9 +76,51 @@ def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any
         for logger, m in moments.items()
     ]
     schema = SCHEMA.with_metadata({KEY: json.dumps(meta, sort_keys=True).encode()})
-    content = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(lines, schema=schema), content, compression="zstd")
-    write_whole(path, content.getvalue())
+    table = pa.Table.from_pylist(lines, schema=schema)
+    with whole_file(path) as beside, telling(path):
+        pq.write_table(table, beside, compression="zstd")
+
+
+def _refuse_place(path: Path) -> None:
+    """Refuse a name that says something else, and a file that may well be the log."""
+    place = real_place(path)
+    if path.suffix:  # without an ending a name says nothing
+        refuse_output(path, PARQUET)
+    if place.exists() and place.stat().st_size > 0 and not holds_moments(place):
+        raise UsageError(
+            f"cannot write {path}: the file that is there was not written by `Summary.save`, "
+            "and would be lost: choose another name"
+        )
+
+
+def named_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files that paths and globs stand for, in order; refuses what is not there.
+
+    A file that is named twice would count its rows twice, and is refused too.
+    """
+    found = [file for path in paths for file in _named(Path(path))]
+    seen: set[Path] = set()
+    for file in found:
+        if file.resolve() in seen:
+            raise UsageError(f"{str(file)!r} is named twice: its rows would count twice")
+        seen.add(file.resolve())
+    return found
+
+
+def _named(path: Path) -> list[Path]:
+    if not glob.has_magic(str(path)) or path.exists():
+        refuse_missing(path)
+        return [path]
+    found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not found:
+        raise SourceError(f"{str(path)!r}", "no file fits this pattern")
+    return found
+
+
+def refuse_missing(path: Path) -> None:
+    """Refuse a file that is not there, in words: pyarrow only repeats its name."""
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists fails on names that are too long
+        raise SourceError(f"{str(path)!r}", "there is no such file: check the path")
 
 
 def holds_moments(path: Path) -> bool:
@@ -89,6 +133,7 @@ def holds_moments(path: Path) -> bool:
 
 def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
     """Moments of each logger and what they are about; refuses what does not hold together."""
+    refuse_missing(path)
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as reason:

@@ -173,9 +173,11 @@ class Evaluation(Presented):
             path: Where; what is there is replaced as a whole.
             command: What reproduces the numbers, to be shown with them.
         """
+        from poolwise.outputs import HTML, refuse_output
         from poolwise.report.files import write_whole
         from poolwise.report.page import page
 
+        refuse_output(path, HTML)
         write_whole(Path(path), page(self.to_dict(), command=command).encode())
 
 

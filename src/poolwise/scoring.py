@@ -6,24 +6,27 @@ scored once, into a file, and evaluated from there as often as anybody likes.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import duckdb
 from sqlglot import exp
 
 from poolwise.engine.duckdb import DuckDB
 from poolwise.engine.roles import PART_LOGGER
-from poolwise.errors import UsageError
+from poolwise.engine.sandbox import reads_of
+from poolwise.engine.sources import READERS, expanded
+from poolwise.errors import PoolwiseError, UsageError
+from poolwise.outputs import PARQUET, refuse_output, whole_file
 from poolwise.targets import named_targets
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from poolwise.engine.roles import Roles
-    from poolwise.log import Log
+    from poolwise.log import Log, Part
     from poolwise.policy import PolicyLike
 
 
@@ -49,26 +52,36 @@ def score_log(
     Args:
         log: The rows, with policies among `propensities`, or not.
         targets: New policies by name.
-        path: Where to write; what is there is replaced as a whole.
+        path: Where to write, ending in ``.parquet``; what is there is replaced as a whole,
+            unless the log is read from it.
         engine: How many threads and how much memory, if not all.
 
     Returns:
         The log in that file and its targets, for ``evaluate(*score_log(...))``.
     """
     named, place = named_targets(targets), Path(path)
-    with tempfile.TemporaryDirectory(dir=_folder(place), prefix=".poolwise-") as folder:
-        beside = Path(folder) / "scored.parquet"
+    refuse_output(place, PARQUET, files_of(log))
+    with whole_file(place) as beside:
         roles, names = (engine or DuckDB()).score(log, named, beside, _names)
-        beside.replace(place)
     return ScoredLog(_scored(log, roles, names, place), _targets(named, roles, names))
 
 
-def _folder(path: Path) -> Path:
+def files_of(log: Log) -> list[str]:
+    """Paths and globs of all files that a log is read from, without reading them."""
+    return [path for part in log.parts for path in _files(part)]
+
+
+def _files(part: Part) -> list[str]:
+    if part.kind in READERS:
+        return [expanded(path, part.kind) for path in part.value]
+    if part.kind != "select":
+        return []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as reason:
-        raise UsageError(f"cannot write {path}: {reason.strerror or reason}") from reason
-    return path.parent
+        with duckdb.connect() as connection:
+            reads = reads_of(connection, part.value)
+    except (PoolwiseError, duckdb.Error):  # whoever runs it will say what is wrong with it
+        return []
+    return [*reads.files, *(f"{folder}/**" for folder in reads.folders)]
 
 
 def _names(roles: Roles) -> dict[str, str]:

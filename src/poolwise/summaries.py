@@ -17,7 +17,7 @@ from poolwise.engine.question import question
 from poolwise.engine.result import read_result
 from poolwise.engine.standalone import relation_of, standalone_request
 from poolwise.errors import UsageError
-from poolwise.moments_file import holds_moments
+from poolwise.moments_file import holds_moments, named_files, refuse_missing
 from poolwise.summary import Summary
 from poolwise.targets import named_targets
 
@@ -103,6 +103,7 @@ def from_result(
     needs = needs_of(log, named, also)
     request = standalone_request(log, named, needs, relation_of(log.table or "log"))
     asked = question(log, named)
+    refuse_missing(Path(path))
     groups = read_result(Path(path), request, asked.mark(needs))
     refuse_overflow(request, groups.values())
     order = [label for label in request.table.labels if label in groups] or sorted(groups)
@@ -119,13 +120,14 @@ def from_files(
     """Read saved summaries and answers of warehouses, and add them up.
 
     Args:
-        paths: One file at least, each written by `Summary.save` or returned by a warehouse.
+        paths: One file at least, each written by `Summary.save` or returned by a warehouse;
+            a glob stands for the files that fit it.
         log: The log; only its roles are read.
         targets: The targets that the files are about.
     """
     if not paths:
         raise UsageError("there is no file of moments: name one at least")
-    return reduce(add, (_from_file(Path(path), log, targets) for path in paths))
+    return reduce(add, (_from_file(path, log, targets) for path in named_files(paths)))
 
 
 def _from_file(path: Path, log: Log, targets: Mapping[str, PolicyLike] | PolicyLike) -> Summary:

@@ -303,3 +303,10 @@ def test_the_command_line_writes_the_report_and_how_to_repeat_it(tmp_path: Path)
     (line,) = [line for line in text.splitlines() if line.startswith("poolwise evaluate")]
     assert sorted(shlex.split(line)) == sorted(["poolwise", *command])  # in any order
     assert len(list(charts.iterdir())) == 8
+
+
+@pytest.mark.parametrize("name", ["r.txt", "r.pdf", "r.json", "r"])
+def test_a_saved_report_is_called_html(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"HTML, so its name ends in \.html or \.htm$"):
+        samples.demo().save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

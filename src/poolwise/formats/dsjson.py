@@ -26,6 +26,7 @@ from poolwise.formats.dsjson_line import (
     value_at,
 )
 from poolwise.log import Log, OnFault
+from poolwise.outputs import PARQUET, refuse_output, telling, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,8 +115,11 @@ def read_dsjson(
 ) -> Decisions:
     """As `from_dsjson`, with a record of the lines that were left out."""
     _check_options(logger, context, on_fault)
+    files = _files(paths)
+    if save is not None:
+        refuse_output(save, PARQUET, files)
     reading = _Reading(logger, tuple(context), cost)
-    lines = reading.batches(_files(paths))
+    lines = reading.batches(files)
     schema = _schema(context)
     if save is None:
         source, done = _in_memory(lines, schema), reading.done(on_fault)
@@ -313,21 +317,10 @@ def _saved(
     on_fault: OnFault,
 ) -> tuple[Fault, ...]:
     """Write beside the file and move it there once all is known to be well."""
-    import tempfile
-
     import pyarrow.parquet as pq
 
-    if path.suffix != ".parquet":
-        raise UsageError(f"`save` is a Parquet file, and {str(path)!r} does not end so")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".poolwise-") as folder:
-            beside = Path(folder) / path.name
-            with pq.ParquetWriter(beside, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(_record(batch, schema))
-            faults = reading.done(on_fault)
-            beside.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    return faults
+    with whole_file(path) as beside:
+        with telling(path), pq.ParquetWriter(beside, schema) as writer:
+            for batch in batches:
+                writer.write_batch(_record(batch, schema))
+        return reading.done(on_fault)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poolwise.errors import UsageError
+from poolwise.outputs import HTML, refuse_folder, refuse_output, telling, whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
+    from poolwise.log import Log
     from poolwise.report.marks import Chart
 
 WIDTH = 640  # of a picture, where no page says how wide it may be
@@ -19,20 +18,20 @@ WIDTH = 640  # of a picture, where no page says how wide it may be
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file beside its place and move it there, so that it is never half there."""
-    beside = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        beside = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        beside.chmod(0o644)  # mkstemp lets nobody else read
-        beside.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
+    with whole_file(path) as beside, telling(path):
+        beside.write_bytes(content)
+
+
+def refuse_report(
+    html: Path | None, charts: Path | None, log: Log, moments: Iterable[Path] = ()
+) -> None:
+    """Refuse places where a report and charts cannot go, before anything is read."""
+    if html is not None:
+        from poolwise.scoring import files_of
+
+        refuse_output(html, HTML, [*files_of(log), *moments])
+    if charts is not None:
+        refuse_folder(charts)
 
 
 def save_charts(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
