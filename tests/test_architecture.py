@@ -48,6 +48,8 @@ ORDER = (
     "engine.base",
     "engine.rows",
     "engine.sandbox",
+    "engine.guessed",
+    "engine.repeats",
     "engine.roles",
     "engine.sql",
     "engine.answer",

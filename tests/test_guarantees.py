@@ -57,7 +57,7 @@ def test_betting_reads_the_rows_in_an_order_of_its_own(sides: str) -> None:
     log = drawn()
     c = columns(log)
     numbers = f"SELECT range + 1 AS k FROM range({len(c['i'])})"
-    shuffled = duckdb.sql(f"SELECT k FROM ({numbers}) ORDER BY hash(k)").fetchall()
+    shuffled = duckdb.execute(f"SELECT k FROM ({numbers}) ORDER BY hash(k)").fetchall()
     order = np.array(shuffled)[:, 0] - 1
     c = {name: values[order] for name, values in c.items()}
     rows = [(c["i"].astype(np.int64), c["own"] * c["reward"])]

@@ -19,6 +19,7 @@ from poolwise.decision.design import (
     best_plan,
     best_split,
     calibrated_variance,
+    less_target,
     naive_variance,
     rows_needed,
     weighted_variance,
@@ -322,3 +323,80 @@ def test_all_renderings_start_from_the_same_numbers() -> None:
     assert sum(nested["options"][3]["split"].values()) == pytest.approx(1)
     assert found.sentence in str(found)
     assert found.option("calibrated").words in found._repr_html_()
+
+
+# ---- many loggers
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_calibrated_on_the_target_alone_is_balanced_of_what_is_left(name: str) -> None:
+    problem = PROBLEMS[name]
+    counts = counts_of(problem)
+    found = balanced_variance(less_target(exact_sample(problem), counts), counts)
+    exact = problem.exact(Calibrated(columns=("target",))).variance
+    assert found == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_target_of_even_weights_leaves_all() -> None:
+    problem = replace(T2, target=T2.mixture)  # a balanced weight of 1 on every row
+    sample = exact_sample(problem)
+    assert less_target(sample, counts_of(problem)).outcome.tolist() == sample.outcome.tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "share", "best", "alone"),
+    [
+        (True, 2, 91, (92, 99, 316)),
+        (True, 50, 4519, (4771, 5101, 21388)),
+        (False, 5, 372, (385, 409, 1519)),
+    ],
+)
+def test_fits_in_one_pass_find_the_rows_that_two_passes_found(
+    column: bool,  # noqa: FBT001 - a parameter of a test
+    share: int,
+    best: int,
+    alone: tuple[int, ...],
+) -> None:
+    problem = PROBLEMS["three"]
+    sample, counts = exact_sample(problem), counts_of(problem)
+    wanted = calibrated_variance(sample, counts, target_column=column) / share
+
+    def reached(now: FloatArray) -> bool:
+        return calibrated_variance(sample, now, target_column=column) <= wanted
+
+    def split_for(extra: float, start: FloatArray) -> FloatArray:
+        return best_split(sample, counts, extra, target_column=column, start=start)
+
+    assert best_plan(reached, counts, split_for)[0] == best
+    assert tuple(rows_needed(reached, counts, split) for split in np.eye(3)) == alone
+
+
+def test_a_plan_of_many_loggers_is_that_of_the_target_column_alone() -> None:
+    """Seventy loggers of two policies: more than calibrated gives columns to."""
+    labels = [f"{k}" for k in range(70)]
+    problem = replace(
+        T2,
+        loggers={i: T2.loggers["1" if k < 28 else "2"] for k, i in enumerate(labels)},
+        counts=dict.fromkeys(labels, 100),
+    )
+    log = problem.draw(np.random.default_rng(8))
+    found = plan(log, "target_prob", half_width=0.004, estimators=["calibrated"])
+    assert [w["code"] for w in found.warnings] == ["many-loggers"]
+    assert any("a second moment" in s for s in found.assumptions)
+    alone = Calibrated(columns=("target",))
+    for source in (AS_NOW, "0", "69", BEST):
+        option = found.option("calibrated", source)
+        added = {i: round(option.rows * option.split.get(i, 0.0)) for i in labels}
+        later = replace(problem, counts={i: 100 + added[i] for i in labels})
+        # a variance from 7,000 rows has an error of 4%: half of it here, and four of those
+        assert 1.96 * later.exact(alone).std_error == pytest.approx(0.004, rel=0.08), source
+    assert found.option("calibrated").rows <= found.option("calibrated", AS_NOW).rows
+
+
+def test_many_loggers_are_planned_from_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "FEWEST_ROWS", 1_000)
+    monkeypatch.setattr(planning, "SAMPLE_WORK", 2_000 * 2**2)
+    found = plan(LOG, "target_prob", half_width=0.004, estimators=["balanced"])
+    (said,) = (s for s in found.assumptions if "of 20,000 rows" in s)
+    taken = int(said.split("from ")[1].split(" of")[0].replace(",", ""))
+    assert 1_500 < taken < 2_500  # a sample of 2,000 has an error of 42

@@ -117,6 +117,8 @@ def _there(folder: Path) -> Path:
 
 def _names(source: str, place: Path) -> bool:
     """Whether a path or glob stands for a file, or would once that file is there."""
+    if "\0" in source:
+        return False  # the name of no file
     path = Path(re.sub(r"^file:(//)?(?=/)", "", source))
     if path.parts[:1] == ("~",):
         path = path.expanduser()

@@ -70,7 +70,8 @@ def _samples(
         near = gaps[:, :size, None] * gaps[:, None, :size]
         squares = near + np.array([m.scatter / m.count for m in some])
         shifts = weights @ gaps
-        spread = (weights @ squares.reshape(len(some), -1)).reshape(-1, size, size)
+        flat = squares.reshape(len(some), size * size)
+        spread = (weights @ flat).reshape(len(times), size, size)
         spread -= shifts[:, :size, None] * shifts[:, None, :size]
     diagonal = np.arange(size)
     spread[:, diagonal, diagonal] = np.maximum(spread[:, diagonal, diagonal], 0.0)
@@ -135,14 +136,24 @@ def jackknife(estimator: Estimator, split: Split) -> Estimate:
             "one-cluster",
             "all rows belong to one cluster: the spread between clusters cannot be known",
         )
-    _refuse_lone(split)
+    refuse_lone(split)
     values = np.array([estimator.estimate(rest).value for rest in split.without_each])
     gaps = values - values.mean()
     variance = (size - 1) / size * float(np.sum(gaps**2))
     if variance <= ROUNDING * found.value**2:  # equal rows: what is left is no spread
         return replace(found, variance=0.0, freedom=float(size - 1))
-    rows = np.array([sum(m.count for m in b.values()) for b in split.buckets], dtype=np.float64)
-    return replace(found, variance=variance, freedom=freedom_of(rows, gaps))
+    return replace(found, variance=variance, freedom=freedom_of(rows_of(split.buckets), gaps))
+
+
+def rows_of(buckets: Buckets) -> FloatArray:
+    """Rows of each bucket, of all loggers, shape (buckets,)."""
+    return np.array([sum(m.count for m in b.values()) for b in buckets], dtype=np.float64)
+
+
+def effective_buckets(buckets: Buckets) -> float:
+    """Buckets of equal size that these are worth."""
+    rows = rows_of(buckets)
+    return float(rows.sum() ** 2 / (rows**2).sum())
 
 
 def freedom_of(rows: FloatArray, gaps: FloatArray) -> float:
@@ -172,7 +183,7 @@ def freedom_of(rows: FloatArray, gaps: FloatArray) -> float:
     return max(1.0, min(even, spread))
 
 
-def _refuse_lone(split: Split) -> None:
+def refuse_lone(split: Split) -> None:
     """Refuse an error that would leave out how much the clusters of a logger differ.
 
     A logger with rows of one bucket stays as it is in every sample; only where it has few

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, Warehouse, evaluate
@@ -13,10 +15,14 @@ from poolwise.engine.query import MOST_LOGGERS
 from poolwise.errors import SHOWN_FAULTS, Fault, LogError, UsageError
 from tests.reference import log_of, random_table
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 TABLE: pa.Table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
 
 
-def with_users(users: list[str | None]) -> Log:
+def with_users(users: Sequence[str | None]) -> Log:
     return log_of(TABLE.append_column("user", pa.array(users)), cluster="user")
 
 
@@ -196,3 +202,57 @@ def test_few_rewarded_rows_are_told(rewarded: int, *, told: bool) -> None:
     log = Log(table, logger="l", reward="r", propensities={"a": "0.5"})
     codes = {f.code for f in evaluate(log, {"target": "0.5"})["target"].findings}
     assert ("few-rewarded-rows" in codes) == told
+
+
+# The same rows twice, and names that are one.
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["{}/1.parquet", "{}/1.parquet"],
+        ["{}/*.parquet", "{}/2.parquet"],
+        ["{}", "{}/sub/../1.parquet"],
+        {"a": "{}/1.parquet", "b": "{}/*.parquet"},
+    ],
+)
+def test_a_file_that_would_be_read_twice_is_refused(
+    sources: list[str] | dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("1", "2"):
+        pq.write_table(TABLE, tmp_path / f"{name}.parquet")
+    if isinstance(sources, dict):
+        named = {k: v.format(tmp_path) for k, v in sources.items()}
+        log = Log(named, reward="reward", propensities={"a": "p_a", "b": "p_b"})
+    else:
+        log = log_of([v.format(tmp_path) for v in sources])
+    with pytest.raises(UsageError, match=r"would be read twice, by .*Name each file once"):
+        evaluate(log, {"target": "t"})
+
+
+def test_files_that_are_copies_are_read_both(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        pq.write_table(TABLE, tmp_path / f"{name}.parquet")
+    found = evaluate(log_of([str(tmp_path / "1.parquet"), str(tmp_path / "2.parquet")]), "t")
+    assert sum(found.rows.values()) == 200
+
+
+def test_a_target_that_differs_from_another_column_in_capitals_is_refused() -> None:
+    table = TABLE.append_column("T", TABLE["p"])
+    assert evaluate(log_of(table), {"target": "t"}).targets
+    with pytest.raises(UsageError, match="differ in capitals only"):
+        evaluate(log_of(table), {"target": "T"})
+
+
+def test_decimal_commas_are_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    lines = [f"a;{k % 2};0,5" for k in range(20)]
+    path.write_text("\n".join(["l;r;p", *lines]), "utf-8")
+    log = Log(path, logger="l", reward="r", propensity="p")
+    with pytest.raises(LogError, match="decimal_separator=,"):
+        evaluate(log, {"target": "p"}, "naive")
+    read = Log(
+        path, logger="l", reward="r", propensity="p", reader_options={"decimal_separator": ","}
+    )
+    assert evaluate(read, {"target": "p"}, "naive")["target"].estimates["naive"].value == 0.5

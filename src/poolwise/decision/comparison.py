@@ -149,7 +149,11 @@ class Compared:
     def comparison(self, baseline: str, noted: tuple[Finding, ...]) -> Comparison:
         """All families of intervals; an empty baseline is none."""
         estimates = self.candidates.estimates
-        order = sorted(estimates, key=lambda name: -estimates[name].value)
+        firsts, place = self.candidates.firsts, {n: k for k, n in enumerate(estimates)}
+        # targets that play alike stand side by side, however their last digits fell
+        order = sorted(
+            estimates, key=lambda n: (-estimates[firsts[n]].value, place[firsts[n]], place[n])
+        )
         pairs = self._differences(list(combinations(order, 2)))
         others = [(name, baseline) for name in order if baseline and name != baseline]
         ranking, unsure = self._ranking(order, pairs)
@@ -165,21 +169,36 @@ class Compared:
         )
 
     def _differences(self, pairs: list[tuple[str, str]]) -> tuple[Difference, ...]:
-        """Differences of a family of pairs, whose intervals hold together."""
+        """Differences of a family of pairs, whose intervals hold together.
+
+        Targets that play alike are one target: they count once in the family, and what is
+        between them is 0 for certain.
+        """
+        firsts = self.candidates.firsts
+        alike = [(firsts[left], firsts[right]) for left, right in pairs]
+        family = list(dict.fromkeys(pair for pair in alike if pair[0] != pair[1]))
+        found = dict(zip(family, self._family(family), strict=True))
+        tie = Difference(
+            "", "", 0.0, 0.0, Interval(0.0, 0.0, self.level), 1.0, 1.0, "identical"
+        )
+        return tuple(
+            replace(found.get(one, tie), target=target, other=other)
+            for one, (target, other) in zip(alike, pairs, strict=True)
+        )
+
+    def _family(self, pairs: list[tuple[str, str]]) -> list[Difference]:
+        """Differences of pairs of which no two are the same."""
         if not pairs:
-            return ()
-        same = [self.candidates.same(*pair) for pair in pairs]
+            return []
         contrasts = [self.candidates.paired(*pair) for pair in pairs]
         spread = self.candidates.spread(contrasts, self.clusters)
         halves = spread.half_widths(spread.critical(self.level, np.random.default_rng(SEED)))
-        p_values = np.where(same, 1.0, spread.p_values())
+        p_values = spread.p_values()
         adjusted = holm(p_values)
-        return tuple(
-            Difference(*pair, 0.0, 0.0, Interval(0.0, 0.0, self.level), 1.0, 1.0, "identical")
-            if same[k]
-            else self._difference(pair, spread, k, (halves[k], p_values[k], adjusted[k]))
+        return [
+            self._difference(pair, spread, k, (halves[k], p_values[k], adjusted[k]))
             for k, pair in enumerate(pairs)
-        )
+        ]
 
     def _difference(
         self, pair: tuple[str, str], spread: Spread, place: int, found: tuple[float, ...]
@@ -226,11 +245,14 @@ class Compared:
         self, order: list[str]
     ) -> tuple[dict[str, Estimate], dict[str, Interval], list[Finding]]:
         """Estimates, and intervals that cover all targets together."""
-        singles = [self.candidates.single(name) for name in order]
+        firsts = self.candidates.firsts
+        place = {first: k for k, first in enumerate(dict.fromkeys(firsts[n] for n in order))}
+        singles = [self.candidates.single(first) for first in place]
         spread = self.candidates.spread(singles, self.clusters)
         halves = spread.half_widths(spread.critical(self.level, np.random.default_rng(SEED)))
         estimates, intervals, unsure = {}, {}, []
-        for k, name in enumerate(order):
+        for name in order:
+            k = place[firsts[name]]
             error, freedom = float(spread.errors[k]), float(spread.freedom[k])
             plain = self.candidates.estimates[name]
             estimates[name] = replace(plain, variance=error**2, freedom=freedom)

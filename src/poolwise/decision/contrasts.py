@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.errors import RefusedError
 from poolwise.estimators.base import by_count
 from poolwise.estimators.control import (
+    CANCELLED,
     Calibrated,
     Control,
     SelfNormalised,
@@ -24,7 +26,7 @@ from poolwise.estimators.control import (
 )
 from poolwise.estimators.ips import Balanced, Naive
 from poolwise.moments import FloatArray, Moments, MomentsByLogger, pooled
-from poolwise.resample import together
+from poolwise.resample import Split, effective_buckets, refuse_lone
 from poolwise.statistics.multiplicity import max_t_critical
 from poolwise.terms import (
     BALANCED_REWARD,
@@ -74,7 +76,7 @@ class Contrast:
     @property
     def most_free(self) -> float:
         """Degrees of freedom that the slopes leave at the most."""
-        return max(1.0, self.effective - self.rank - 1) if self.rank else math.inf
+        return max(1.0, self.effective - self.rank - 1)
 
 
 def weight_of(*, crossed: bool) -> Term:
@@ -201,22 +203,34 @@ class Candidates:
         """Whether two targets are the same policy on every logged row, to rounding."""
         pair = [weight_of(crossed=self.crossed).bind(name) for name in (left, right)]
         first, second = (self._pooled.mean(t) for t in pair)
-        scatter = sum((m.scatter_of(pair) for m in self.moments.values()), np.zeros((2, 2)))
+        scatter = self._pooled.scatter_of(pair)  # weights may differ between loggers only
         between = scatter[0, 0] + scatter[1, 1] - 2 * scatter[0, 1]
         close = math.isclose(first, second, rel_tol=math.sqrt(SAME))
         return bool(close and between <= SAME * (scatter[0, 0] + scatter[1, 1]))
 
+    @cached_property
+    def firsts(self) -> dict[str, str]:
+        """The first target that plays as each one does on every row: mostly itself."""
+        found: dict[str, str] = {}
+        for name in self.targets:
+            alike = (first for first in dict.fromkeys(found.values()) if self.same(first, name))
+            found[name] = next(alike, name)
+        return found
+
     def spread(self, contrasts: Sequence[Contrast], clusters: Buckets = ()) -> Spread:
         """Values of contrasts, and the covariance that their errors share."""
-        place = {t: k for k, t in enumerate(self._pooled.terms)}
+        used = {term for contrast in contrasts for term in contrast.parts}
+        kept = [k for k, t in enumerate(self._pooled.terms) if t in used]
+        place = {self._pooled.terms[k]: column for column, k in enumerate(kept)}
         rows = np.zeros((len(contrasts), len(place)))
         for row, contrast in zip(rows, contrasts, strict=True):
             for term, part in contrast.parts.items():
                 row[place[term]] = part
         known = np.array([c.known for c in contrasts])
-        values = rows @ self._pooled.means + known
+        values = rows @ self._pooled.means[kept] + known
         rows = rows * np.sqrt([c.inflation for c in contrasts])[:, None]
         parts, free = _clustered(clusters) if clusters else _by_logger(self.moments)
+        parts = parts[:, kept][:, :, kept]
         return Spread(values, rows, parts, free, np.array([c.most_free for c in contrasts]))
 
 
@@ -234,6 +248,8 @@ def _by_logger(moments: MomentsByLogger) -> tuple[FloatArray, FloatArray]:
     One row alone has no variance: it takes that of all rows together.
     """
     overall = pooled(moments.values())
+    if overall.count <= overall.ddof:
+        raise RefusedError("one-row", "one row shows no spread: targets cannot be compared")
     share = by_count(moments)
     parts, free = [], []
     for logger, m in moments.items():
@@ -244,19 +260,31 @@ def _by_logger(moments: MomentsByLogger) -> tuple[FloatArray, FloatArray]:
 
 
 def _clustered(clusters: Buckets) -> tuple[FloatArray, FloatArray]:
-    r"""The same where rows of a bucket belong together.
+    r"""The same where rows of a bucket belong together: the jackknife of the means.
 
-    $$S = \frac{G}{G-1} \frac{1}{n^2} \sum_g t_g t_g', \qquad
-      t_g = \sum_i n_{gi} (\bar x_{gi} - \bar x_i)$$
+    $$S = \frac{G-1}{G} \sum_g d_g d_g', \qquad
+      d_g = \sum_i \frac{n_i}{n} \bar x_{i(-g)} - \frac1G \sum_h \sum_i
+      \frac{n_i}{n} \bar x_{i(-h)}$$
+
+    What a bucket adds is measured against the others: one that holds most of the rows is
+    close to a mean that is mostly its own.
     """
-    means = {i: m.means for i, m in together(clusters).items()}
-    total = sum(m.count for bucket in clusters for m in bucket.values())
-    sums = np.array(
-        [sum(m.count * (m.means - means[i]) for i, m in bucket.items()) for bucket in clusters]
+    split = Split(clusters)
+    refuse_lone(split)
+    share = by_count(split.whole)
+    means = np.array(
+        [sum(share[i] * m.means for i, m in rest.items()) for rest in split.without_each]
     )
+    gaps = means - means.mean(axis=0)
     size = len(clusters)
-    covariance = sums.T @ sums * (size / max(1, size - 1) / total**2)
-    return covariance[None], np.array([float(max(1, size - 1))])
+    free = effective_buckets(clusters) - 1
+    return (gaps.T @ gaps * ((size - 1) / size))[None], np.array([max(1.0, free)])
+
+
+def _squared(rows: FloatArray, form: FloatArray) -> FloatArray:
+    """The quadratic form of each row."""
+    found: FloatArray = ((rows @ form) * rows).sum(axis=1)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,10 +307,17 @@ class Spread:
 
     @cached_property
     def _variances(self) -> FloatArray:
-        """What each source adds to the variance of each contrast, shape (sources, c)."""
-        found = [((self.rows @ part) * self.rows).sum(axis=1) for part in self.parts]
-        positive: FloatArray = np.maximum(np.array(found), 0.0)
-        return positive
+        """What each source adds to the variance of each contrast, shape (sources, c).
+
+        Covariances are sums over rows, right to some units of rounding.  What is left of
+        a'Sa when all its summands cancel is then so much of |a|'|S||a|, and no variance: a
+        contrast divided by its root would outdo every other.  The share below which
+        nothing is left is that of the estimators; errors then are 1e-6 of their parts'.
+        """
+        size = abs(self.rows)
+        left = np.array([_squared(self.rows, part) for part in self.parts])
+        cancelled = np.array([_squared(size, abs(part)) for part in self.parts])
+        return np.where(left > CANCELLED * cancelled, left, 0.0)
 
     @cached_property
     def errors(self) -> FloatArray:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,11 @@ class RowSample:
     outcome: FloatArray
     weight: FloatArray
     ratios: FloatArray
+
+    @cached_property
+    def design(self) -> FloatArray:
+        """Columns of the loggers and of the target, shape (n, loggers + 1)."""
+        return np.vstack([self.ratios.T, self.weight]).T  # column by column, as sampled
 
 
 def naive_variance(divergence: FloatArray, counts: FloatArray) -> float:
@@ -83,17 +89,34 @@ def calibrated_variance(
     return float(np.sum(sample.shares * residual**2 / (sample.ratios @ counts)))
 
 
+def less_target(sample: RowSample, counts: FloatArray) -> RowSample:
+    r"""The same rows with $z - b w$ for an outcome: calibrated on the target's column alone.
+
+    Its variance is `balanced_variance` of these.  The slope $b$ is that within the loggers
+    of the present log, and is held still.
+    """
+    share = counts / counts.sum()
+    outcome, weight = (
+        (sample.shares * x) @ sample.ratios for x in (sample.outcome, sample.weight)
+    )
+    each = sample.shares * sample.weight
+    inner = float(each @ sample.weight - share @ weight**2)
+    outer = float(each @ sample.outcome - share @ (weight * outcome))
+    slope = outer / inner if inner > COLLINEAR * float(each @ sample.weight) else 0.0
+    return replace(sample, outcome=sample.outcome - slope * sample.weight)
+
+
 def _residual(sample: RowSample, counts: FloatArray, *, target_column: bool) -> FloatArray:
-    columns = [sample.ratios, sample.weight[:, None]] if target_column else [sample.ratios]
-    design = np.hstack(columns)
+    design = sample.design if target_column else sample.ratios
     root = np.sqrt(sample.shares / (sample.ratios @ counts))
-    scaled = design * root[:, None]
-    size = np.linalg.norm(scaled, axis=0)
-    scaled /= np.where(size > 0, size, 1.0)
-    values, vectors = np.linalg.eigh(scaled.T @ scaled)
+    scaled = design.T * root
+    inner = scaled @ scaled.T
+    size = np.sqrt(np.diag(inner))
+    size = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(inner / np.outer(size, size))
     kept = values > COLLINEAR * values[-1]
     inverse = vectors[:, kept] / values[kept] @ vectors[:, kept].T
-    slopes = inverse @ (scaled.T @ (root * sample.outcome)) / np.where(size > 0, size, 1.0)
+    slopes = inverse @ (scaled @ (root * sample.outcome) / size) / size
     left: FloatArray = sample.outcome - design @ slopes
     return left
 

@@ -14,6 +14,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from poolwise.decision.design import (
     RowSample,
@@ -21,6 +22,7 @@ from poolwise.decision.design import (
     best_plan,
     best_split,
     calibrated_variance,
+    less_target,
     naive_variance,
     rows_needed,
     three_digits,
@@ -34,6 +36,7 @@ from poolwise.engine.sample import sample_terms
 from poolwise.errors import RefusedError, UsageError, nearest
 from poolwise.estimators import BY_NAME
 from poolwise.estimators.base import row_variances
+from poolwise.estimators.control import many
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.findings import Finding
 from poolwise.intervals import check_level
@@ -59,6 +62,8 @@ ALWAYS = (
     "The present variances are taken as true: where few rows carry much, the plan is rough.",
 )
 SAMPLE_ROWS = 50_000  # rows that stand for the log where its moments do not say enough
+FEWEST_ROWS = 5_000  # of them, however many loggers there are
+SAMPLE_WORK = SAMPLE_ROWS * 40**2  # rows times pairs of loggers: under a minute
 
 
 def plan(
@@ -112,7 +117,8 @@ def plan(
             continue
         estimates[estimator.name] = estimate
         findings += estimate.findings
-        options += asked.options(estimator.name, estimate)
+        with threadpool_limits(limits=1):  # thousands of small products: threads only wait
+            options += asked.options(estimator.name, estimate)
     return Plan(
         target=name,
         half_width=half_width,
@@ -168,7 +174,8 @@ def _sample(rows: Rows, name: str) -> RowSample:
         BALANCED_WEIGHT.bind(name),
         *(ratio(i) for i in rows.counts),
     )
-    values, shares = sample_terms(rows, terms, SAMPLE_ROWS)
+    most = max(FEWEST_ROWS, SAMPLE_WORK // len(rows.counts) ** 2)
+    values, shares = sample_terms(rows, terms, min(SAMPLE_ROWS, most))
     return RowSample(shares, values[0], values[1], values[2:].T)
 
 
@@ -193,11 +200,12 @@ class _Asked:
             return [Option(name, source, math.inf, {}, refusal) for source in self._sources()]
         covered = all(f.code != "target-uncovered" for f in estimate.findings)
         variance = self._variance(name, target_column=covered)
-        reached = partial(self._reached, variance, estimate)
-        now = self.counts / self.counts.sum()
-        found = [self._option(name, AS_NOW, now, rows_needed(reached, self.counts, now))]
+        now = variance(self.counts)
+        reached = partial(self._reached, variance, now, estimate)
+        mix = self.counts / self.counts.sum()
+        found = [self._option(name, AS_NOW, mix, rows_needed(reached, self.counts, mix))]
         for k, logger in enumerate(self.view):
-            alone = np.eye(len(now))[k]
+            alone = np.eye(len(mix))[k]
             found.append(
                 self._option(name, logger, alone, rows_needed(reached, self.counts, alone))
             )
@@ -237,19 +245,31 @@ class _Asked:
 
     def _variance(self, name: str, *, target_column: bool) -> Variance:
         """Variance of an estimator as a function of the rows of each logger."""
-        if self.sample is not None and name == "calibrated":
-            return partial(calibrated_variance, self.sample, target_column=target_column)
-        if self.sample is not None and name == "balanced":
-            return partial(balanced_variance, self.sample)
+        if self.sample is not None and name in {"calibrated", "balanced"}:
+            sample, column = self._rowwise(self.sample, name, target_column=target_column)
+            if column is None:
+                return partial(balanced_variance, sample)
+            return partial(calibrated_variance, sample, target_column=column)
         if name == "weighted" and self.crossed:
             return partial(weighted_variance, self._divergence)
         return partial(naive_variance, self._divergence)
 
-    def _reached(self, variance: Variance, estimate: Estimate, counts: FloatArray) -> bool:
+    def _rowwise(
+        self, sample: RowSample, name: str, *, target_column: bool
+    ) -> tuple[RowSample, bool | None]:
+        """Rows, and whether the target has a column beside the loggers; None without these."""
+        if name == "balanced":
+            return sample, None
+        if many(self.view):  # the estimate has no columns of the loggers either
+            return (less_target(sample, self.counts) if target_column else sample), None
+        return sample, target_column
+
+    def _reached(
+        self, variance: Variance, now: float, estimate: Estimate, counts: FloatArray
+    ) -> bool:
         """Whether these counts are enough; predictions are scaled to what is seen now."""
         from scipy.special import stdtrit
 
-        now = variance(self.counts)
         if not now > 0:
             return False
         predicted = estimate.variance * variance(counts) / now
@@ -263,7 +283,7 @@ class _Asked:
         if self.sample is None or name not in {"calibrated", "balanced"}:
             alone = np.eye(len(self.counts))[int(np.argmin(self._divergence))]
             return rows_needed(reached, self.counts, alone), alone
-        sample, column = self.sample, target_column if name == "calibrated" else None
+        sample, column = self._rowwise(self.sample, name, target_column=target_column)
 
         def split_for(extra: float, start: FloatArray) -> FloatArray:
             return best_split(sample, self.counts, extra, target_column=column, start=start)
@@ -277,7 +297,9 @@ def _assumptions(log: Log, asked: _Asked, loggers: int) -> tuple[str, ...]:
         total, taken = sum(m.count for m in asked.view.values()), len(asked.sample.shares)
         part = "all" if taken == total else f"{taken:,} of {total:,}"
         found.append(f"Calibrated and balanced are predicted from {part} rows.")
-        if loggers > 1:
+        if many(asked.view):
+            found.append("The best split of calibrated and balanced minimises a second moment.")
+        elif loggers > 1:
             found.append(
                 "The best split of calibrated is the best there is; that of balanced minimises "
                 "its second moment."

@@ -112,7 +112,19 @@ class Comparison(Presented):
     @property
     def sentence(self) -> str:
         """What was found, for people who read no tables."""
-        return _against(self) if self.baseline else _leader(self)
+        found = _against(self) if self.baseline else _leader(self)
+        return " ".join([found, *_repeated(self)])
+
+    @property
+    def repeats(self) -> dict[str, list[str]]:
+        """Targets that play as an earlier one on every row, by that one."""
+        found: dict[str, list[str]] = {}
+        known: set[str] = set()
+        for pair in self.pairs:  # of those alike, the first stands before the others
+            if pair.verdict == "identical" and pair.target not in known:
+                found.setdefault(pair.target, []).append(pair.other)
+                known.add(pair.other)
+        return found
 
     def to_dicts(self) -> list[Row]:
         """One dictionary per target, the highest estimate first."""
@@ -241,13 +253,33 @@ def _against(comparison: Comparison) -> str:
 def _leader(comparison: Comparison) -> str:
     """Whom the highest estimate beats."""
     best, *others = comparison.ranking
-    beaten = set(best.better_than)
-    open_to = [r.target for r in others if r.target not in beaten]
+    beaten, alike = set(best.better_than), comparison.repeats.get(best.target, [])
+    rivals = [r.target for r in others if r.target not in alike]
+    open_to = [name for name in rivals if name not in beaten]
     first = f"{best.target!r} has the highest estimate"
+    if not rivals:
+        return "No two of these targets play differently."
     if not open_to:
-        return f"{first} and was shown to be better than every other target."
-    shown = f", and was shown to be better than {len(beaten)} of {len(others)} others"
+        whom = "every target that plays otherwise" if alike else "every other target"
+        return f"{first} and was shown to be better than {whom}."
+    shown = f", and was shown to be better than {len(beaten)} of {len(rivals)} others"
     return f"{first}{shown if beaten else ''}; these rows do not tell it from {_list(open_to)}."
+
+
+def _repeated(comparison: Comparison) -> list[str]:
+    """Who plays as somebody else; the baseline's own repeats are told already."""
+    told = comparison.baseline
+    found = {
+        first: others
+        for first, others in comparison.repeats.items()
+        if not told or told not in {first, *others}
+    }
+    if len(found) > FEW:
+        return [f"{sum(map(len, found.values()))} targets play as another one on every row."]
+    return [
+        f"{_list(others)} {'plays' if len(others) == 1 else 'play'} as {first!r} on every row."
+        for first, others in found.items()
+    ]
 
 
 def _counted(names: Sequence[str]) -> str:

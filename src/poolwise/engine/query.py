@@ -9,6 +9,7 @@ bring is one method that runs a query.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,6 +57,10 @@ LONGEST_EXAMPLE = 60  # letters of a value that is no number
 ADVICE = (
     "Correct these rows where they are written, or leave them out with on_fault='drop' "
     "(--on-fault drop)."
+)
+COMMAS = (
+    "Decimal commas of a CSV file are read with --reader-option decimal_separator=, "
+    "(reader_options={'decimal_separator': ','})."
 )
 
 
@@ -139,7 +144,9 @@ class QueryRows(ABC):
         logger = line["logger"]
         example = self._lines(example_query(self.table, rule, logger))[0]
         shown = {role_text(self.table, role): _shown(example, role) for role in rule.role}
-        return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, ADVICE)
+        commas = any(re.fullmatch(r"[+-]?\d+,\d+", str(value)) for value in shown.values())
+        advice = COMMAS if commas else ADVICE
+        return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, advice)
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger, centred well enough to keep their digits."""

@@ -7,6 +7,7 @@ columns that are scored in Python first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -73,6 +74,12 @@ class _Lookup:
         if found is None:
             self.missing.setdefault(name, role)
             return name
+        twice = re.compile(re.escape(name) + r"_\d+")
+        if found != name and any(map(twice.fullmatch, self.columns or ())):
+            raise UsageError(
+                f"{role}: columns {found!r} and {name!r} differ in capitals only, which DuckDB "
+                "does not tell apart: rename one"
+            )
         self.needed[found] = None
         return found
 

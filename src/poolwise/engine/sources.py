@@ -7,11 +7,22 @@ Only this module knows how DuckDB opens things; after it there is a view named
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import duckdb
 
+from poolwise.engine.guessed import (
+    MADE_UP,
+    Reading,
+    described,
+    header_names,
+    made_up,
+    refuse_guesses,
+    settled_csv,
+    settled_json,
+)
+from poolwise.engine.repeats import refuse_repeats
 from poolwise.engine.roles import PART_LOGGER
 from poolwise.engine.sandbox import (
     Reads,
@@ -21,10 +32,12 @@ from poolwise.engine.sandbox import (
     required_extension,
 )
 from poolwise.errors import SourceError, UsageError
+from poolwise.policies import as_policy
+from poolwise.policy import expression_of
 
 if TYPE_CHECKING:
     from poolwise.engine.feed import Files
-    from poolwise.log import Log, Part
+    from poolwise.log import Frame, Log, Part
 
 READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
 SHOWN = 5  # missing files that are named
@@ -37,20 +50,33 @@ def create_view(connection: duckdb.DuckDBPyConnection, log: Log) -> list[str]:
     """
     _tame(connection)
     _refuse_missing([path for p in log.parts if p.kind in READERS for path in p.value])
+    frames = [
+        _registered(connection, part.value, f"source_{place}") if part.kind == "frame" else ""
+        for place, part in enumerate(log.parts)
+    ]
+    _settle_objects(connection, [name for name in frames if name])
+    close_doors(connection, [_reads(connection, part) for part in log.parts])
+    files = [p for p in log.parts if p.kind in READERS]
+    refuse_repeats(connection, [expanded(path, p.kind) for p in files for path in p.value])
     selects = []
-    for place, part in enumerate(log.parts):
-        select = f"SELECT * FROM {_relation(connection, part, place, log.reader_options)}"
+    for part, frame in zip(log.parts, frames, strict=True):
+        select = f"SELECT * FROM {frame or _relation(connection, part, log)}"
         if isinstance(log.source, Mapping):
             label = literal(str(part.logger))
             select = select.replace("SELECT *", f'SELECT *, {label} AS "{PART_LOGGER}"', 1)
         selects.append(select)
-    close_doors(connection, [_reads(connection, part) for part in log.parts])
+    rows = " UNION ALL BY NAME ".join(selects)
     try:
-        connection.execute("CREATE TEMP VIEW log AS " + " UNION ALL BY NAME ".join(selects))
-        described = connection.execute("DESCRIBE log").fetchall()
+        connection.execute(f"CREATE TEMP VIEW log AS {rows}")
+        names = list(described(connection, "log"))
     except duckdb.Error as reason:
         raise SourceError(_shown(log), first_line(reason)) from reason
-    return [str(row[0]) for row in described]
+    renamed = _told_apart(connection, log, names)
+    if renamed:
+        listed = ", ".join(f"{identifier(k)} AS {identifier(v)}" for k, v in renamed.items())
+        view = f"SELECT * RENAME ({listed}) FROM ({rows})"
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS {view}")
+    return [renamed.get(name, name) for name in names]
 
 
 def _refuse_missing(paths: Sequence[str]) -> None:
@@ -70,6 +96,63 @@ def _exists(path: str) -> bool:
         return Path(path).exists()
     except OSError:  # a name that no file can have
         return False
+
+
+def _told_apart(
+    connection: duckdb.DuckDBPyConnection, log: Log, names: Sequence[str]
+) -> dict[str, str]:
+    """New names for columns of one name, so that none is taken for the other.
+
+    A role that uses such a name is refused; so is one that means the second of two columns
+    whose names differ in case only, since DuckDB would take the first.
+    """
+    if not any(MADE_UP.fullmatch(name) for name in names):
+        return {}
+    given = [name for part in log.parts for name in _given_names(connection, part, log)]
+    twice = made_up(names, given)
+    for used in _used(log, names) if twice else ():
+        alike = [own for own in twice.values() if own.lower() == used.lower()]
+        if used in alike or (alike and used not in names):
+            both = ", ".join(name for name in given if name.lower() == used.lower())
+            raise SourceError(
+                _shown(log),
+                f"a role uses column {used!r}, and more than one has that name ({both}; "
+                "capitals make no difference): rename all but one, or leave them out",
+            )
+    same = {own: [own, *(k for k, v in twice.items() if v == own)] for own in twice.values()}
+    return {
+        name: f"{own} ({place} of {len(columns)})"
+        for own, columns in same.items()
+        if own in names
+        for place, name in enumerate(columns, start=1)
+    }
+
+
+def _given_names(connection: duckdb.DuckDBPyConnection, part: Part, log: Log) -> Sequence[str]:
+    """Names of columns as the source has them; none where nobody can say."""
+    if part.kind == "frame":
+        frame: Frame = part.value
+        lazy = frame.collect_schema() if hasattr(frame, "collect_schema") else None
+        names = getattr(lazy or getattr(frame, "schema", None), "names", None)
+        names = names() if callable(names) else names
+        return [str(name) for name in (frame.columns if names is None else names)]
+    paths = [expanded(path, part.kind) for path in part.value] if part.kind in READERS else []
+    if part.kind == "parquet":
+        query = f"SELECT name FROM parquet_schema({literal(paths)})"
+        return [str(line[0]) for line in connection.execute(query).fetchall()]
+    return header_names(_reading(connection, part, log)) if part.kind == "csv" else []
+
+
+def _used(log: Log, names: Sequence[str]) -> Iterator[str]:
+    """Columns that the roles of a log name."""
+    from sqlglot import exp
+
+    roles = [log.reward, log.logger, log.cluster, log.mixture, log.propensity]
+    for role in [*roles, *(log.propensities or {}).values()]:
+        expression = None if role is None else expression_of(as_policy(role, names))
+        if expression is not None:
+            yield from (found.name for found in expression.find_all(exp.Column))
+    yield from [*log.context, *([log.action] if log.action else [])]
 
 
 def plain_files(connection: duckdb.DuckDBPyConnection, log: Log) -> Files | None:
@@ -122,6 +205,8 @@ def first_line(reason: Exception) -> str:
     missing = required_extension(text)
     if missing:
         return missing_extension(missing)
+    if "not utf-8 encoded" in text:
+        return f"{WRONG_ENCODING} (DuckDB says: {' '.join(text.splitlines()[0].split())})"
     explained = _explained(text)
     if explained:
         return explained
@@ -131,6 +216,10 @@ def first_line(reason: Exception) -> str:
     return lines[0]
 
 
+WRONG_ENCODING = (
+    "the file is not utf-8: say what it is with --reader-option encoding=latin-1 (or utf-16), "
+    "in Python reader_options={'encoding': 'latin-1'}"
+)
 ANSWERS = {  # of an object store
     "401": "check the credentials",
     "403": "check the credentials, and what they may read",
@@ -155,25 +244,35 @@ def _explained(text: str) -> str:
     return f"the answer is HTTP {status.group(1)}{about}: {ANSWERS[status.group(1)]}"
 
 
-def _relation(
-    connection: duckdb.DuckDBPyConnection,
-    part: Part,
-    place: int,
-    options: Mapping[str, object],
-) -> str:
+def _relation(connection: duckdb.DuckDBPyConnection, part: Part, log: Log) -> str:
     if part.kind == "select":
-        return f"(\n{_one_select(connection, part.value)}\n)"  # it may end in a comment
-    if part.kind == "frame":
-        return _registered(connection, part.value, f"source_{place}")
-    values = {"union_by_name": True, **options}
-    named = "".join(f", {_option(k)} = {literal(v)}" for k, v in values.items())
+        refuse_guesses(connection, part.value)
+        return f"(\n{part.value}\n)"  # it may end in a comment
+    reading = _reading(connection, part, log)
+    if part.kind == "csv":
+        return settled_csv(reading, {name.lower() for name in _labels(log)})
+    return settled_json(reading) if part.kind == "json" else reading.call
+
+
+def _reading(connection: duckdb.DuckDBPyConnection, part: Part, log: Log) -> Reading:
     paths = [expanded(path, part.kind) for path in part.value]
-    return f"{READERS[part.kind]}({literal(paths)}{named})"
+    options = {"union_by_name": True, **log.reader_options}
+    return Reading(connection, READERS[part.kind], paths, options, _written)
+
+
+def _written(function: str, paths: str | Sequence[str], options: Mapping[str, object]) -> str:
+    named = "".join(f", {_option(k)} = {literal(v)}" for k, v in options.items())
+    return f"{function}({literal(paths)}{named})"
+
+
+def _labels(log: Log) -> list[str]:
+    """What names rows, whatever it looks like: 1.1 and 1.10 are not the same."""
+    return [re.sub(r'^"([^"]+)"$', r"\1", name) for name in (log.logger, log.cluster) if name]
 
 
 def _reads(connection: duckdb.DuckDBPyConnection, part: Part) -> Reads:
     if part.kind == "select":
-        return reads_of(connection, part.value)
+        return reads_of(connection, _one_select(connection, part.value))
     paths = part.value if part.kind in READERS else ()
     return Reads(files=[expanded(path, part.kind) for path in paths])
 
@@ -199,17 +298,59 @@ def _one_select(connection: duckdb.DuckDBPyConnection, text: str) -> str:
     return text
 
 
-def _registered(connection: duckdb.DuckDBPyConnection, frame: object, name: str) -> str:
+def _registered(connection: duckdb.DuckDBPyConnection, frame: Frame, name: str) -> str:
     try:
-        connection.register(name, _without_views(frame))
+        try:
+            connection.register(name, _without_views(frame))
+        except (duckdb.Error, RuntimeError) as reason:
+            if isinstance(reason, duckdb.NotImplementedException) or not _is_pandas(frame):
+                raise
+            connection.register(name, frame.copy())  # its rows lay backwards in memory
     except duckdb.NotImplementedException as reason:  # a frame, with a type unknown to DuckDB
-        raise SourceError("the frame", first_line(reason)) from reason
-    except (duckdb.Error, TypeError) as reason:
+        raise SourceError("the frame", _strange(connection, frame, reason)) from reason
+    except (duckdb.Error, RuntimeError, TypeError) as reason:
         raise UsageError(
             f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
             "SELECT, a pyarrow, pandas or Polars frame, a list of these, or a mapping by logger"
         ) from reason
     return name
+
+
+def _is_pandas(frame: Frame) -> bool:
+    return type(frame).__module__.startswith("pandas.") and hasattr(frame, "columns")
+
+
+def _strange(connection: duckdb.DuckDBPyConnection, frame: Frame, reason: duckdb.Error) -> str:
+    """Which columns have a type that DuckDB does not know, found one by one."""
+    strange = []
+    for place, name in enumerate(frame.columns if _is_pandas(frame) else ()):
+        try:
+            connection.register("one_column", frame.iloc[:, [place]])
+            connection.unregister("one_column")
+        except duckdb.NotImplementedException:
+            strange.append(f"{name!r} ({frame.dtypes.iloc[place]})")
+    if not strange:
+        return first_line(reason)
+    listed = ", ".join(strange)
+    return f"DuckDB does not know the type of {listed}: drop such columns, or convert them"
+
+
+SAMPLED = 1000  # values of a column of objects that DuckDB looks at by itself
+
+
+def _settle_objects(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> None:
+    """Have DuckDB look at all objects of a pandas frame, unless some tell it the same.
+
+    It guesses their type, for every query anew, and rounds those that do not fit.
+    """
+
+    def guesses(looked_at: int) -> list[dict[str, str]]:
+        connection.execute(f"SET pandas_analyze_sample = {looked_at}")
+        return [described(connection, name) for name in names]
+
+    every = guesses(2**62)
+    if guesses(SAMPLED) != every:
+        connection.execute(f"SET pandas_analyze_sample = {2**62}")
 
 
 def _without_views(frame: object) -> object:
@@ -231,6 +372,11 @@ def _option(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise UsageError(f"{name!r} is not an option of DuckDB's readers")
     return name
+
+
+def identifier(name: str) -> str:
+    """A name as DuckDB text."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: object) -> str:
