@@ -85,6 +85,7 @@ ORDER = (
     "estimators.base",
     "estimators.shrink",
     "estimators.ips",
+    "estimators.left_out",
     "estimators.control",
     "estimators.crossfit",
     "estimators.model",

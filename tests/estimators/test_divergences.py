@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 A, B = [1.0, 3.0, 8.0], [2.0, 8.0]  # weighted rewards: means 4 and 5, variances 13 and 18
 OWN = {"a": group({WEIGHTED_REWARD: A}), "b": group({WEIGHTED_REWARD: B})}
 BALANCED = {"a": [1.0, 2.0, 3.0], "b": [2.0, 7.0]}  # mean 3, mean square 67/5
+ERROR = 28 / 25  # variance of their mean: 3/25 times 1 and 2/25 times 25/2
 DIVERGENCE = {"a": 6.0, "b": 1.0}  # precisions 3/6 and 2/1: shares 1/5 and 4/5
 
 
@@ -168,11 +169,12 @@ def test_a_target_that_is_never_played_is_at_no_distance() -> None:
 
 
 def test_reward_free_shares_look_at_weights_and_its_variance_at_divergences() -> None:
-    # n / v = 3/6 and 2/1: shares 1/5 and 4/5; divergences 7 and 2
+    # n / v = 3/6 and 2/1: shares 1/5 and 4/5; divergences 7 and 2, each too small by ERROR
     found = Weighted("reward-free").estimate(weights(a=6.0, b=1.0))
     assert found.shares == pytest.approx({"a": 0.2, "b": 0.8})
     assert found.value == pytest.approx(4.8)
-    assert found.variance == pytest.approx(0.04 * 7 / 3 + 0.64 * 2 / 2, rel=1e-12)
+    variance = 0.04 * (7 + ERROR) / 3 + 0.64 * (2 + ERROR) / 2
+    assert found.variance == pytest.approx(variance, rel=1e-12)
     assert found.freedom == 3.0
     one = Weighted("reward-free").estimate(weights(a=1e60, b=1.0))
     assert one.shares == {"a": 0.0, "b": 1.0}
@@ -204,8 +206,9 @@ def test_own_divergences_take_their_variance_from_the_pooled_ones() -> None:
     found = Weighted("own").estimate(crossed(a=16.0, b=11.0))
     assert found.shares == pytest.approx({i: float(s) for i, s in SHARES.items()})
     assert found.value == pytest.approx(float(SHARES["a"] * 4 + SHARES["b"] * 5))
-    variance = SHARES["a"] ** 2 * Fraction(7, 3) + SHARES["b"] ** 2 * Fraction(2, 2)
-    assert found.variance == pytest.approx(float(variance), rel=1e-12)
+    share = {i: float(s) for i, s in SHARES.items()}
+    variance = share["a"] ** 2 * (7 + ERROR) / 3 + share["b"] ** 2 * (2 + ERROR) / 2
+    assert found.variance == pytest.approx(variance, rel=1e-12)
     assert found.findings == (OWN_SHARES,)
 
 
@@ -300,7 +303,13 @@ def test_score_divergences_have_a_floor_and_an_edge() -> None:
 def test_weighted_scores_are_combined_by_their_divergences() -> None:
     moments = scored(a=5.0, b=9.0)
     found = DoublyRobust("weighted").estimate(moments)
-    assert found == with_divergences(moments, score_divergences(moments), terms=OWN_SCORE)
+    known = score_divergences(moments)
+    plain = with_divergences(moments, known, terms=OWN_SCORE)
+    # scores against the mixture: 2, 1, 5 and 4, 3, with variances 13/3 and 1/2
+    error = float(Fraction(3, 25) * Fraction(13, 3) + Fraction(2, 25) * Fraction(1, 2))
+    added = sum(s**2 * error / moments[i].count for i, s in plain.shares.items())
+    assert found.variance == pytest.approx(plain.variance + added, rel=1e-12)
+    assert found == replace(plain, variance=found.variance)
     a, b = mean([1, 2, 2]) + mean([1, 3, 2]), mean([4, 1]) + mean([0, 4])
     assert found.value == pytest.approx(float(found.shares["a"] * a + found.shares["b"] * b))
     assert found.findings == ()

@@ -152,11 +152,15 @@ def test_weighted_with_pooled_divergences_on_five_rows() -> None:
     precision = {"a": 3 / divergence["a"], "b": 2 / divergence["b"]}
     shares = [precision[k] / sum(precision.values()) for k in ("a", "b")]
     value, _ = stratified(NAIVE_ROWS, shares)
+    # a divergence is too small by the variance of the value whose square it takes away
+    _, error = stratified(BALANCED_ROWS, [Fraction(3, 5), Fraction(2, 5)])
+    rows = {k: (divergence[k] + error) / n for k, n in (("a", 3), ("b", 2))}
+    variance = sum(s**2 * r for s, r in zip(shares, rows.values(), strict=True))
     for estimator in (Weighted(), Weighted("pooled"), "weighted"):
         found = estimate_of(small_log(), estimator)
         assert list(found.shares.values()) == pytest.approx(list(map(float, shares)), rel=1e-12)
         assert found.value == pytest.approx(float(value), rel=1e-12)
-        assert found.variance == pytest.approx(float(1 / sum(precision.values())), rel=1e-12)
+        assert found.variance == pytest.approx(float(variance), rel=1e-12)
         assert found.findings == ()
     shown = evaluate(small_log(), {"target": "t"})["target"].loggers
     assert {k: o.divergence for k, o in shown.items()} == pytest.approx(
@@ -164,8 +168,8 @@ def test_weighted_with_pooled_divergences_on_five_rows() -> None:
     )
 
 
-def test_the_pooled_divergence_has_a_floor() -> None:
-    """All weighted rewards alike: the difference is rounding, a thousandth is not."""
+def test_the_floor_of_a_pooled_divergence_is_no_variance() -> None:
+    """All weighted rewards alike: the shares need a floor, the error knows of no spread."""
     table = pa.table({"logger": ["a", "a", "b", "b"], "reward": [2.0] * 4, "p": [0.5] * 4})
     log = Log(
         table, logger="logger", reward="reward", propensity="p",
@@ -173,7 +177,8 @@ def test_the_pooled_divergence_has_a_floor() -> None:
     )  # fmt: skip
     found = estimate_of(log, "weighted", target="p")
     assert found.value == pytest.approx(2, rel=1e-14)
-    assert found.variance == pytest.approx(4e-3 / 4, rel=1e-9)
+    assert found.shares == {"a": 0.5, "b": 0.5}
+    assert found.variance == 0
 
 
 GOLDEN_ROWS = ([0, 1, 0, 2, 1, 3, 0, 1], ["0", "0", "0", "1", "1", "1", "1", "1"])

@@ -252,10 +252,14 @@ def _by_logger(moments: MomentsByLogger) -> tuple[FloatArray, FloatArray]:
         raise RefusedError("one-row", "one row shows no spread: targets cannot be compared")
     share = by_count(moments)
     parts, free = [], []
+    borrowed = sum(share[i] ** 2 / m.count for i, m in moments.items() if m.count <= m.ddof)
     for logger, m in moments.items():
-        rows = overall if m.count <= m.ddof else m
-        parts.append(rows.covariance(rows.terms) * (share[logger] ** 2 / m.count))
-        free.append(float(rows.count - 1) if rows.ddof else math.inf)
+        if m.count > m.ddof:
+            parts.append(m.covariance(m.terms) * (share[logger] ** 2 / m.count))
+            free.append(float(m.count - 1) if m.ddof else math.inf)
+    if borrowed:  # one variance for all of them: it errs once
+        parts.append(overall.covariance(overall.terms) * borrowed)
+        free.append(float(overall.count - 1))
     return np.array(parts), np.array(free)
 
 

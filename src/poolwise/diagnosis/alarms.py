@@ -7,6 +7,7 @@ default estimator does not rest on them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.checks import ENOUGH
@@ -305,9 +306,10 @@ def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
     term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
     together = pooled(view.values())
     one_sign = together.min(REWARD) >= 0 or together.max(REWARD) <= 0
-    if not (one_sign and together.has(term)) or together.mean(term) == 0:
+    square = together.mean_square(term) if one_sign and together.has(term) else 0.0
+    if not 0 < square < math.inf:
         return []
-    effective = together.count * together.mean(term) ** 2 / together.mean_square(term)
+    effective = together.count * together.mean(term) ** 2 / square
     if effective >= RARE or 2 * effective > together.count:
         return []
     return [

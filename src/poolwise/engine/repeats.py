@@ -26,7 +26,7 @@ def refuse_repeats(connection: duckdb.DuckDBPyConnection, patterns: Sequence[str
             file = Path(str(name)).resolve()
             if file in seen:
                 raise UsageError(
-                    f"{str(name)!r} would be read twice, by {seen[file]!r} and {pattern!r}: its "
-                    "rows would count twice. Name each file once."
+                    f"{str(name)!r} would be read twice, by {seen[file]!r} and {pattern!r}: "
+                    "its rows would count twice. Name each file once."
                 )
             seen[file] = pattern

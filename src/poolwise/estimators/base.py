@@ -15,7 +15,7 @@ from poolwise.format import with_error
 from poolwise.moments import MomentsByLogger, pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poolwise.findings import Finding
     from poolwise.terms import Needs, Term
@@ -94,10 +94,23 @@ def satterthwaite_freedom(moments: MomentsByLogger, parts: Mapping[str, float]) 
     r"""Degrees of freedom of a sum of variances, each known from its own rows.
 
     $$\nu = V^2 \Big/ \sum_i V_i^2 / (n_i - 1), \qquad V = \sum_i V_i$$
+
+    Loggers of one row all borrow the one variance of all rows: what they borrow errs
+    together, and so is one part with $n - 1$ degrees of freedom.
     """
-    total = sum(parts.values())
-    if not 0 < total < math.inf or any(m.ddof == 0 for m in moments.values()):
+    if any(m.ddof == 0 for m in moments.values()):
         return math.inf
+    alone = {i for i in parts if moments[i].count == 1}
     rows = sum(m.count for m in moments.values())
-    free = {i: moments[i].count - 1 or rows - 1 for i in parts}  # alone: from all rows
-    return 1 / sum((v / total) ** 2 / free[i] for i, v in parts.items())
+    own = [(part, moments[i].count - 1.0) for i, part in parts.items() if i not in alone]
+    return added_freedom([*own, (sum(parts[i] for i in alone), rows - 1.0)])
+
+
+def added_freedom(parts: Iterable[tuple[float, float]]) -> float:
+    """Degrees of freedom of a sum of independent variances, each given with its own."""
+    some = [(part, free) for part, free in parts if part > 0]
+    total = sum(part for part, _ in some)
+    if not 0 < total < math.inf:
+        return math.inf
+    below = sum((part / total) ** 2 / free for part, free in some)
+    return 1 / below if below > 0 else math.inf

@@ -25,6 +25,7 @@ from poolwise.estimators.base import (
     stratified,
 )
 from poolwise.estimators.ips import require_crossed
+from poolwise.estimators.left_out import no_cover, too_few, too_many, too_small
 from poolwise.findings import Finding
 from poolwise.moments import FloatArray, Moments, MomentsByLogger, pooled
 from poolwise.terms import (
@@ -48,6 +49,7 @@ NULL_COLUMN = 1e-10  # of its mean square: a column with less variance is consta
 NULL_EIGENVALUE = 1e-9  # per column: directions below it are collinear
 CANCELLED = 1e-12  # of what was added and subtracted: less is left by rounding only
 ROWS_PER_COLUMN = 10  # effective rows that a slope must rest on
+ROWS_OF_LOGGER = 10  # a column of 2 rows costs a point of coverage, one of 10 none that shows
 MOST_COLUMNS = 64  # loggers with a column: each logger keeps the scatter of all pairs of them
 BALANCED_PREDICTION = BALANCED_WEIGHT * PREDICTED_REWARD
 UNCOVERED = 3.29  # standard errors below 1: a mean weight there is no accident (p 0.0005)
@@ -164,8 +166,14 @@ class Calibrated:
         findings: tuple[Finding, ...] = ()
         if self.guard:
             columns, findings = bearable(moments, columns)
-        within = "loggers" not in columns or self.known is not None
-        return controls_of(moments, columns, self.known), within, findings
+        few = few_rows(moments) if self.guard and "loggers" in columns else ()
+        if few:
+            findings = (
+                *findings,
+                too_small({i: moments[i].count for i in few}, ROWS_OF_LOGGER),
+            )
+        within = "loggers" not in columns or self.known is not None or bool(few)
+        return controls_of(moments, columns, self.known, few), within, findings
 
 
 def many(loggers: Collection[str]) -> bool:
@@ -183,13 +191,22 @@ def check_columns(columns: object) -> None:
         raise UsageError(f"columns are 'loggers', 'target' and 'dr', not {columns!r}")
 
 
+def few_rows(moments: MomentsByLogger) -> tuple[str, ...]:
+    """Loggers whose slope would fit their own few rows, whose residuals then hide the error."""
+    return tuple(i for i, m in moments.items() if m.ddof and m.count < ROWS_OF_LOGGER)
+
+
 def controls_of(
-    moments: MomentsByLogger, columns: Sequence[Columns], known: Sequence[str] | None = None
+    moments: MomentsByLogger,
+    columns: Sequence[Columns],
+    known: Sequence[str] | None = None,
+    few: Collection[str] = (),
 ) -> list[Control]:
-    """The known means that some columns stand for."""
-    alone = [Control({ratio(i): 1.0}, 1.0) for i in known or ()]
+    """The known means that some columns stand for; loggers with `few` rows have none."""
+    alone = [Control({ratio(i): 1.0}, 1.0) for i in known or () if i not in few]
+    every = contrast_controls(moments, few) if few else logger_controls(moments)
     chosen = {
-        "loggers": logger_controls(moments) if known is None else alone,
+        "loggers": every if known is None else alone,
         "target": [Control({BALANCED_WEIGHT: 1.0}, 1.0)],
         "dr": [Control({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)],
     }
@@ -203,20 +220,22 @@ def bearable(
     if "loggers" in columns and many(moments):
         others = tuple(c for c in columns if c != "loggers")
         fewer, findings = bearable(moments, others)
-        return fewer, (_too_many(len(moments)), *findings)
+        return fewer, (too_many(len(moments), MOST_COLUMNS), *findings)
     together = pooled(moments.values())
     if together.ddof == 0 or not columns:
         return columns, ()
     if columns != ("loggers",) and uncovered(moments):
-        return tuple(c for c in columns if c == "loggers"), (_no_cover(together),)
+        return tuple(c for c in columns if c == "loggers"), (
+            no_cover(together.mean(BALANCED_WEIGHT)),
+        )
     effective = effective_balanced(together)
     size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
-        return (), (_too_few(effective, "no column is used"),)
+        return (), (too_few(effective, "no column is used"),)
     if effective < ROWS_PER_COLUMN * size:  # never so for the target's column alone
         kept: tuple[Columns, ...] = ("target",) if "target" in columns else ()
         left_out = " and ".join(repr(c) for c in columns if c not in kept)
-        return kept, (_too_few(effective, f"{left_out} are left out of the columns"),)
+        return kept, (too_few(effective, f"{left_out} are left out of the columns"),)
     return columns, ()
 
 
@@ -225,14 +244,37 @@ def logger_controls(moments: MomentsByLogger) -> list[Control]:
 
     It adds nothing to the span, but keeps the answer from hanging on the loggers' order.
     """
+    return list(_by_logger(moments).values())
+
+
+def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Control]:
+    """Columns of the loggers with many rows, each less their mean.
+
+    The mean itself is what the loggers with few rows leave of the mixture, and so rests on
+    these few rows again.
+    """
+    large = {i: c for i, c in _by_logger(moments).items() if i not in few}
+    if len(large) < 2:
+        return []
+    share = by_count({i: moments[i] for i in large})
+    terms = dict.fromkeys(t for c in large.values() for t in c.parts)
+    parts = {t: sum(share[i] * c.parts.get(t, 0.0) for i, c in large.items()) for t in terms}
+    mean = sum(share[i] * c.mean for i, c in large.items())
+    return [
+        Control({t: c.parts.get(t, 0.0) - part for t, part in parts.items()}, c.mean - mean)
+        for c in large.values()
+    ]
+
+
+def _by_logger(moments: MomentsByLogger) -> dict[str, Control]:
     # loggers may come in any order; the last one is that which has no column of its own
     first = next(iter(moments.values()))
     last = next((i for i in moments if not first.has(ratio(i))), list(moments)[-1])
     others = [i for i in moments if i != last]
     share = by_count(moments)
     rest = {ratio(i): -share[i] / share[last] for i in others}
-    known = [Control({ratio(i): 1.0}, 1.0) for i in others]
-    return [*known, Control(rest, 1.0 - 1.0 / share[last])]
+    known = {i: Control({ratio(i): 1.0}, 1.0) for i in others}
+    return {**known, last: Control(rest, 1.0 - 1.0 / share[last])}
 
 
 def uncovered(moments: MomentsByLogger) -> bool:
@@ -325,17 +367,20 @@ def stratified_variance(
     moments: MomentsByLogger, parts: Mapping[Term, float]
 ) -> tuple[float, float]:
     """Variance of the mean of a combination of terms, and its degrees of freedom."""
+    share, spreads = by_count(moments), row_spreads(moments, parts)
+    found = {i: share[i] ** 2 / m.count * spreads[i] for i, m in moments.items()}
+    return sum(found.values()), satterthwaite_freedom(moments, found)
+
+
+def row_spreads(moments: MomentsByLogger, parts: Mapping[Term, float]) -> dict[str, float]:
+    """Variance of a combination of terms in one row of each logger; alone, that of all rows."""
     terms, weights = list(parts), np.array(list(parts.values()))
-    share = by_count(moments)
     alone = any(m.count <= m.ddof for m in moments.values())
     overall = _spread(pooled(moments.values()), terms, weights) if alone else math.nan
-    spreads = {
-        i: share[i] ** 2
-        / m.count
-        * (overall if m.count <= m.ddof else _spread(m, terms, weights))
+    return {
+        i: overall if m.count <= m.ddof else _spread(m, terms, weights)
         for i, m in moments.items()
     }
-    return sum(spreads.values()), satterthwaite_freedom(moments, spreads)
 
 
 def _spread(moments: Moments, terms: Iterable[Term], weights: FloatArray) -> float:
@@ -353,33 +398,3 @@ AS_NAIVE = Finding(
     "on: calibrated falls back on naive.",
     "Give `propensities` (--propensities) under every logger.",
 )
-
-
-def _no_cover(together: Moments) -> Finding:
-    mean = together.mean(BALANCED_WEIGHT)
-    return Finding(
-        "target-uncovered",
-        f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
-        f"no logger plays, about {1 - mean:.1%} of the time, or probabilities are wrong (or, "
-        "where they were estimated, rough). The columns that rest on the target's weights are "
-        "left out.",
-        "Log such actions before relying on any estimate, unless they are known to earn 0.",
-        "alarm",
-    )
-
-
-def _too_many(loggers: int) -> Finding:
-    return Finding(
-        "many-loggers",
-        f"There are {loggers} loggers, more than {MOST_COLUMNS}: their columns are left out of "
-        "calibrated, which then knows only that the target's weights average 1.",
-        "Give loggers that play nearly alike one label and one column of `propensities`.",
-    )
-
-
-def _too_few(effective: float, what: str) -> Finding:
-    return Finding(
-        "few-effective-rows",
-        f"The weights are worth {effective:.1f} rows only, so {what}.",
-        "Collect more rows from loggers that are closer to the target.",
-    )

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.base import Estimate, by_count, row_variances, shares, stratified
+from poolwise.estimators.base import (
+    Estimate,
+    added_freedom,
+    by_count,
+    row_variances,
+    satterthwaite_freedom,
+    shares,
+    stratified,
+)
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.findings import Finding
 from poolwise.moments import MomentsByLogger, pooled
@@ -166,10 +174,76 @@ class Weighted:
         seconds = tuple(map(second_moment, moments))
         crossed = all(m.has(term) for term in seconds for m in moments.values())
         if self.divergence == "own":
-            return _own(moments, pooled_divergences(moments) if crossed else None)
+            return _own(moments, crossed=crossed)
         if crossed:
-            return with_divergences(moments, pooled_divergences(moments))
+            found = with_divergences(moments, pooled_divergences(moments))
+            return _with_row_errors(moments, found)
         return _as_naive(moments, OWN_ONLY)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Divergences as they come from rows: second moments less a squared value.
+
+    Attributes:
+        second: Second moment of one row of each logger; infinite without support.
+        value: The mean that all loggers have in common.
+        floor: Part of its second moment below which a difference is noise.
+    """
+
+    second: Mapping[str, float]
+    value: float
+    floor: float
+
+    def floored(self) -> dict[str, float]:
+        """Divergences for the shares: noise must not give a logger the whole estimate."""
+        return {
+            i: max(second - self.value**2, self.floor * second) if second < math.inf else second
+            for i, second in self.second.items()
+        }
+
+    def with_errors(
+        self,
+        found: Estimate,
+        moments: MomentsByLogger,
+        own: Mapping[str, float],
+        error: float,
+    ) -> Estimate:
+        r"""An estimate in given shares, with the variance that the rows really show.
+
+        $E[\hat U^2]$ is larger than $U^2$ by the variance of $\hat U$, the `error`; added to
+        a difference, it makes that unbiased (of one logger: $n / (n - 1)$).  Where the
+        difference is noise, the variance of the logger's `own` rows speaks instead, which
+        is 0 where they do not vary.
+        """
+        if not self.floor:
+            return found
+        noise = {i for i, s in self.second.items() if s - self.value**2 <= self.floor * s}
+        rows = {
+            i: own[i] if i in noise else second - self.value**2 + error
+            for i, second in self.second.items()
+        }
+        parts = {i: s**2 * rows[i] / moments[i].count for i, s in found.shares.items() if s > 0}
+        noisy = {i: part for i, part in parts.items() if i in noise}
+        variance, rest = sum(parts.values()), sum(parts[i] for i in parts if i not in noise)
+        freedom = found.freedom
+        if noisy:
+            from_own = (sum(noisy.values()), satterthwaite_freedom(moments, noisy))
+            freedom = added_freedom([from_own, (rest, found.freedom)])
+        return replace(found, variance=variance, freedom=freedom)
+
+
+def _differences(moments: MomentsByLogger) -> Differences:
+    together = pooled(moments.values())
+    value, square = together.mean(BALANCED_REWARD), together.mean_square(BALANCED_REWARD)
+    second = {i: together.mean(second_moment(i)) for i in moments}
+    return Differences(supported(second, square), value, FLOOR if together.ddof else 0.0)
+
+
+def supported(second: Mapping[str, float], square: float) -> dict[str, float]:
+    """Second moments, infinite where a logger cannot have written a row that counts."""
+    beyond = math.sqrt(UNSUPPORTED) * square
+    return {i: s if s < beyond or s == 0 else math.inf for i, s in second.items()}
 
 
 def pooled_divergences(moments: MomentsByLogger) -> dict[str, float]:
@@ -177,17 +251,16 @@ def pooled_divergences(moments: MomentsByLogger) -> dict[str, float]:
 
     $$D_i = \frac1n \sum_{rows} \frac{\delta^2 \bar\pi^2}{\pi_i \pi_{avg}} - \hat U_{bal}^2$$
 
-    Infinite where a logger cannot have written a row that counts.
+    Infinite where a logger cannot have written a row that counts; of rows, never below a
+    floor, as shares must have it.
     """
-    together = pooled(moments.values())
-    value, square = together.mean(BALANCED_REWARD), together.mean_square(BALANCED_REWARD)
-    floor = FLOOR if together.ddof else 0.0
-    found = {}
-    for logger in moments:
-        second = together.mean(second_moment(logger))
-        supported = second < math.sqrt(UNSUPPORTED) * square or second == 0
-        found[logger] = max(second - value**2, floor * second) if supported else math.inf
-    return found
+    return _differences(moments).floored()
+
+
+def _with_row_errors(moments: MomentsByLogger, found: Estimate) -> Estimate:
+    own = row_variances(moments, WEIGHTED_REWARD)
+    error = stratified(moments, BALANCED_REWARD, by_count(moments)).variance
+    return _differences(moments).with_errors(found, moments, own, error)
 
 
 def weight_moments(moments: MomentsByLogger) -> dict[str, float]:
@@ -199,9 +272,7 @@ def weight_moments(moments: MomentsByLogger) -> dict[str, float]:
     """
     together = pooled(moments.values())
     square = together.mean_square(BALANCED_WEIGHT)
-    found = {i: together.mean(weight_moment(i)) for i in moments}
-    beyond = math.sqrt(UNSUPPORTED) * square
-    return {i: v if v < beyond or v == 0 else math.inf for i, v in found.items()}
+    return supported({i: together.mean(weight_moment(i)) for i in moments}, square)
 
 
 def _reward_free(moments: MomentsByLogger) -> Estimate:
@@ -211,7 +282,7 @@ def _reward_free(moments: MomentsByLogger) -> Estimate:
     if not any(0 < v < math.inf for v in second.values()):
         return with_divergences(moments, dict.fromkeys(moments, math.inf))
     share = shares({i: m.count / second[i] for i, m in moments.items()})
-    return with_divergences(moments, known, share)
+    return _with_row_errors(moments, with_divergences(moments, known, share))
 
 
 def with_divergences(
@@ -259,7 +330,7 @@ def _unsupported(loggers: Sequence[str]) -> Finding:
     )
 
 
-def _own(moments: MomentsByLogger, pooled_known: Mapping[str, float] | None) -> Estimate:
+def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
     """The paper's plug-in: each log's own sample variance sets its share."""
     variance = row_variances(moments, WEIGHTED_REWARD)
     flat = [
@@ -273,9 +344,9 @@ def _own(moments: MomentsByLogger, pooled_known: Mapping[str, float] | None) -> 
     plain = stratified(moments, WEIGHTED_REWARD, share)
     if any(m.ddof == 0 for m in moments.values()):
         return plain
-    if pooled_known is not None and all(map(math.isfinite, pooled_known.values())):
-        spread = {i: share[i] ** 2 * pooled_known[i] / m.count for i, m in moments.items()}
-        return replace(plain, variance=sum(spread.values()), findings=(OWN_SHARES,))
+    if crossed and all(map(math.isfinite, pooled_divergences(moments).values())):
+        known = _with_row_errors(moments, plain)
+        return replace(plain, variance=known.variance, findings=(OWN_SHARES,))
     # Meier (1953): estimated shares inflate the variance, already under normal rows
     inflation = 1 + 4 * sum(
         share[i] * (1 - share[i]) / (m.count - 1) for i, m in moments.items()

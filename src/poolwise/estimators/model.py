@@ -10,14 +10,20 @@ Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021); METHODS B8
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import UsageError
 from poolwise.estimators.base import Estimate, by_count, stratified
-from poolwise.estimators.control import stratified_variance, uncovered
-from poolwise.estimators.ips import FLOOR, OWN_ONLY, require_crossed, with_divergences
+from poolwise.estimators.control import row_spreads, stratified_variance, uncovered
+from poolwise.estimators.ips import (
+    FLOOR,
+    OWN_ONLY,
+    Differences,
+    require_crossed,
+    supported,
+    with_divergences,
+)
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.findings import Finding
 from poolwise.moments import MomentsByLogger, pooled
@@ -25,7 +31,6 @@ from poolwise.terms import (
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
     RESIDUAL,
-    UNSUPPORTED,
     WEIGHT,
     Needs,
     Term,
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 
 OWN_SCORE = (PREDICTED_VALUE, WEIGHT * RESIDUAL)
 BALANCED_RESIDUAL = BALANCED_WEIGHT * RESIDUAL
+BALANCED_SCORE = (PREDICTED_VALUE, BALANCED_RESIDUAL)
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class DoublyRobust:
             return own
         if self.weights == "weighted":
             means = tuple(map(residual_moment, loggers))
-            return own | Needs(means, ((PREDICTED_VALUE, BALANCED_RESIDUAL),))
+            return own | Needs(means, (BALANCED_SCORE,))
         require_crossed(self.name, loggers, crossed=crossed)
         return Needs(shrink_means(self.shrink), (self._score, (BALANCED_WEIGHT,)))
 
@@ -135,8 +141,10 @@ def _scored(moments: MomentsByLogger, score: tuple[Term, Term]) -> Estimate:
 def _weighted(moments: MomentsByLogger) -> Estimate:
     if not all(m.has(residual_moment(i)) for i in moments for m in moments.values()):
         return replace(_scored(moments, OWN_SCORE), findings=(OWN_ONLY,))
-    found = score_divergences(moments)
-    return with_divergences(moments, found, terms=OWN_SCORE)
+    found = with_divergences(moments, score_divergences(moments), terms=OWN_SCORE)
+    own = row_spreads(moments, dict.fromkeys(OWN_SCORE, 1.0))
+    error = stratified_variance(moments, dict.fromkeys(BALANCED_SCORE, 1.0))[0]
+    return _differences(moments).with_errors(found, moments, own, error)
 
 
 def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
@@ -145,23 +153,23 @@ def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
     $$D_i = E[v^2] + 2 E[v w e] + E_{avg}[w^2 e^2 \pi_{avg} / \pi_i] - \hat U^2$$
 
     with $v$ the predicted value and $e$ the residual: only the third part differs between
-    the loggers.  Infinite where a logger cannot have written a row that counts.
+    the loggers.  Infinite where a logger cannot have written a row that counts; of rows,
+    never below a floor, as shares must have it.
     """
+    return _differences(moments).floored()
+
+
+def _differences(moments: MomentsByLogger) -> Differences:
     together = pooled(moments.values())
     value = together.mean(PREDICTED_VALUE) + together.mean(BALANCED_RESIDUAL)
-    scatter = together.scatter_of([PREDICTED_VALUE, BALANCED_RESIDUAL])
+    scatter = together.scatter_of(BALANCED_SCORE)
     cross = scatter[0, 1] / together.count
     cross += together.mean(PREDICTED_VALUE) * together.mean(BALANCED_RESIDUAL)
-    common = together.mean_square(PREDICTED_VALUE) + 2 * cross
+    common = float(together.mean_square(PREDICTED_VALUE) + 2 * cross)
     square = together.mean_square(BALANCED_RESIDUAL)
-    floor = FLOOR if together.ddof else 0.0
-    found = {}
-    for logger in moments:
-        second = together.mean(residual_moment(logger))
-        supported = second < math.sqrt(UNSUPPORTED) * square or second == 0
-        least = floor * (second + common)
-        found[logger] = max(float(second + common - value**2), least) if supported else math.inf
-    return found
+    second = supported({i: together.mean(residual_moment(i)) for i in moments}, square)
+    whole = {i: s + common for i, s in second.items()}
+    return Differences(whole, value, FLOOR if together.ddof else 0.0)
 
 
 MODEL_ONLY = Finding(
