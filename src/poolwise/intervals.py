@@ -8,6 +8,7 @@ interval would have no width; then only a bound on the rewards can help.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -54,6 +55,8 @@ class Limits:
 
 def check_level(level: float) -> float:
     """Refuse a level that is not a probability, such as 95."""
+    if not isinstance(level, numbers.Real):
+        raise UsageError(f"the level is a number between 0 and 1, not {level!r}")
     if not 0 < level < 1:
         hint = f"; did you mean {level / 100:g}?" if 1 < level < 100 else ""
         raise UsageError(f"the level must lie between 0 and 1, not {level:g}{hint}")

@@ -110,6 +110,9 @@ class Log:
     connection: Any = field(default=None, kw_only=True)  # DB-API and ADBC share no type
 
     def __post_init__(self) -> None:
+        given: object = self.propensities  # whatever the annotation says
+        if given is not None and not isinstance(given, Mapping):
+            raise UsageError("`propensities` maps a logger to its probability: {'v1': 'p_v1'}")
         problems = [*_source_problems(self), *_role_problems(self), *_rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))

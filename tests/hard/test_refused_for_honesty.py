@@ -256,3 +256,14 @@ def test_decimal_commas_are_recognised(tmp_path: Path) -> None:
         path, logger="l", reward="r", propensity="p", reader_options={"decimal_separator": ","}
     )
     assert evaluate(read, {"target": "p"}, "naive")["target"].estimates["naive"].value == 0.5
+
+
+@pytest.mark.parametrize("propensities", [["p_a", "p_b"], "p_a"])
+def test_propensities_are_a_mapping(propensities: object) -> None:
+    with pytest.raises(UsageError, match="`propensities` maps a logger to its probability"):
+        log_of(TABLE, propensities=propensities)
+
+
+def test_a_level_is_a_number() -> None:
+    with pytest.raises(UsageError, match=r"the level is a number between 0 and 1, not '0\.95'"):
+        evaluate(log_of(TABLE), {"target": "t"}, level="0.95")  # type: ignore[arg-type]
