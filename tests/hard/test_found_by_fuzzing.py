@@ -99,3 +99,21 @@ def test_a_tail_without_numbers_is_refused_and_warns_nobody(saved: Path, value: 
     lines[0]["tails"][0] = [value] * len(lines[0]["tails"][0])
     changed = pa.Table.from_pylist(lines, schema=table.schema)
     _refused(saved, changed, json.loads(table.schema.metadata[KEY]))
+
+
+@pytest.mark.parametrize("least", [5e-324, 1e-310])
+def test_a_mean_weight_without_an_inverse_is_refused(least: float) -> None:
+    """One over a mean weight of 1e-310 is no double: infinity times 0 followed."""
+    table = pa.table(
+        {
+            "l": ["b", "a"],
+            "r": [0.9, 0.0],
+            "p_a": [0.0, 1.0],
+            "p_b": [0.5, 0.0],
+            "t": [least, 0.0],
+        }
+    )
+    log = pw.Log(table, logger="l", reward="r", propensities={"a": "p_a", "b": "p_b"})
+    found = pw.evaluate(log, {"new": "t"})["new"]
+    assert "self-normalised" not in found.estimates
+    assert "no-weight" in {f.code for f in found.findings}

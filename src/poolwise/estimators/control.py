@@ -100,7 +100,7 @@ class SelfNormalised:
         reward, weight = self._terms
         together = pooled(moments.values())
         mean = together.mean(weight)
-        if mean <= 0:
+        if mean <= 0 or math.isinf(1 / mean):
             raise RefusedError("no-weight", f"{self.name} needs one row with a positive weight")
         value = together.mean(reward) / mean
         parts = {reward: 1 / mean, weight: -value / mean}
