@@ -130,13 +130,8 @@ def jackknife(estimator: Estimator, split: Split) -> Estimate:
     fewer; see `freedom_of`.
     """
     found = estimator.estimate(split.whole)
-    size = len(split.buckets)
-    if size < 2:
-        raise RefusedError(
-            "one-cluster",
-            "all rows belong to one cluster: the spread between clusters cannot be known",
-        )
     refuse_lone(split)
+    size = len(split.buckets)
     values = np.array([estimator.estimate(rest).value for rest in split.without_each])
     gaps = values - values.mean()
     variance = (size - 1) / size * float(np.sum(gaps**2))
@@ -150,9 +145,8 @@ def rows_of(buckets: Buckets) -> FloatArray:
     return np.array([sum(m.count for m in b.values()) for b in buckets], dtype=np.float64)
 
 
-def effective_buckets(buckets: Buckets) -> float:
-    """Buckets of equal size that these are worth."""
-    rows = rows_of(buckets)
+def effective_buckets(rows: FloatArray) -> float:
+    """Buckets of equal size that buckets of so many rows are worth."""
     return float(rows.sum() ** 2 / (rows**2).sum())
 
 
@@ -175,12 +169,11 @@ def freedom_of(rows: FloatArray, gaps: FloatArray) -> float:
     >>> freedom_of(np.array([100.0, 1, 1, 1, 1]), np.array([1.0, -1.0, 1.0, -1.0, 0.0]))
     1.0
     """
-    even = float(rows.sum() ** 2 / (rows**2).sum()) - 1
     squares = (gaps / np.abs(gaps).max()) ** 2
     total = float(squares.sum())
     rest = float((squares**2).sum()) - total**2 / len(squares)
     spread = 2 * total**2 / rest if rest > ROUNDING else math.inf
-    return max(1.0, min(even, spread))
+    return max(1.0, min(effective_buckets(rows) - 1, spread))
 
 
 def refuse_lone(split: Split) -> None:
@@ -189,6 +182,12 @@ def refuse_lone(split: Split) -> None:
     A logger with rows of one bucket stays as it is in every sample; only where it has few
     rows is what this hides small beside what the others show.
     """
+    if len(split.buckets) < 2:
+        raise RefusedError(
+            "one-cluster",
+            "all rows belong to one cluster: the spread between clusters cannot be known. Name "
+            "a finer unit.",
+        )
     seen = Counter(i for bucket in split.buckets for i in bucket)
     lone = [i for i in split.whole if seen[i] < 2]
     rows = sum(m.count for m in split.whole.values())

@@ -53,7 +53,7 @@ class Beside:
         """The terms of all targets, with the scatter between all of them."""
         return united(self.own, self.targets, crossed=self.log.crossed)
 
-    def pairs(self, moments: MomentsByLogger, buckets: Buckets, level: float) -> Pairs | None:
+    def pairs(self, moments: MomentsByLogger, buckets: Buckets, level: float) -> Pairs:
         """What is kept of the rows until somebody wants to see the comparison.
 
         Args:
@@ -61,15 +61,12 @@ class Beside:
             buckets: Means of each bucket, where rows of a cluster share one.
             level: Level of each family of intervals.
 
-        There is none where all rows belong together. Where they were not split, they were
-        asked to be taken as independent.
+        Rows that were not split are asked to be taken as independent.
         """
         log, terms = self.log, {t: t for t in self.needs.terms}
         whole = {i: _narrow(m, terms) for i, m in moments.items()}
         clusters: Buckets = ()
-        if log.cluster is not None and buckets:
-            if len(buckets) < 2:
-                return None
+        if log.cluster is not None:
             clusters = [{i: _narrow(m, terms) for i, m in b.items()} for b in buckets]
         candidates = Candidates(self.estimator, self.own, whole, self.targets, log.crossed)
         found = Compared(candidates, clusters, level, log.reward_range)

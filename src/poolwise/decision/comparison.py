@@ -18,7 +18,7 @@ from poolwise.decision.contrasts import Candidates, Comparable, united, weight_o
 from poolwise.decision.ranking import Comparison, Difference, Ranked, Verdict
 from poolwise.diagnosis.trained import refuse_estimated, trained_notes
 from poolwise.engine.choose import as_engine
-from poolwise.errors import RefusedError, UsageError, nearest
+from poolwise.errors import UsageError, nearest
 from poolwise.estimators import BY_NAME
 from poolwise.findings import Finding
 from poolwise.intervals import Interval, Limits, check_level, default_interval
@@ -129,11 +129,6 @@ def _read(
     clusters: Buckets = ()
     if log.cluster is not None:
         (clusters,) = rows.bucketed([Needs(means=wanted.terms)], BUCKETS)
-        if len(clusters) < 2:
-            raise RefusedError(
-                "one-cluster",
-                "all rows belong to one cluster: the spread between clusters cannot be known",
-            )
     return Candidates(estimator, needs, moments, names, log.crossed), clusters
 
 

@@ -26,7 +26,7 @@ from poolwise.estimators.control import (
 )
 from poolwise.estimators.ips import Balanced, Naive
 from poolwise.moments import FloatArray, Moments, MomentsByLogger, pooled
-from poolwise.resample import Split, effective_buckets, refuse_lone
+from poolwise.resample import Split, effective_buckets, refuse_lone, rows_of
 from poolwise.statistics.multiplicity import max_t_critical
 from poolwise.terms import (
     BALANCED_REWARD,
@@ -249,7 +249,7 @@ def _by_logger(moments: MomentsByLogger) -> tuple[FloatArray, FloatArray]:
     """
     overall = pooled(moments.values())
     if overall.count <= overall.ddof:
-        raise RefusedError("one-row", "one row shows no spread: targets cannot be compared")
+        raise RefusedError("one-row", "one row shows no spread: collect more to compare")
     share = by_count(moments)
     parts, free = [], []
     borrowed = sum(share[i] ** 2 / m.count for i, m in moments.items() if m.count <= m.ddof)
@@ -281,7 +281,7 @@ def _clustered(clusters: Buckets) -> tuple[FloatArray, FloatArray]:
     )
     gaps = means - means.mean(axis=0)
     size = len(clusters)
-    free = effective_buckets(clusters) - 1
+    free = effective_buckets(rows_of(clusters)) - 1
     return (gaps.T @ gaps * ((size - 1) / size))[None], np.array([max(1.0, free)])
 
 
