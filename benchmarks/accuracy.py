@@ -27,14 +27,14 @@ import numpy as np
 
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem
-from poolwise.estimators.base import Estimate, Estimator, by_count
-from poolwise.estimators.control import Calibrated, SelfNormalised
+from poolwise.engines.exact import FiniteProblem
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DirectMethod, DoublyRobust
-from poolwise.exact import FiniteProblem
-from poolwise.intervals import student
-from poolwise.moments import MomentsByLogger, pooled
-from poolwise.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, Term
+from poolwise.intervals.student import student
+from poolwise.moments.estimate import Estimate, Estimator, by_count
+from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,13 +15,13 @@ import numpy as np
 
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem
-from poolwise.estimators.control import Calibrated, effective_balanced
+from poolwise.estimators.calibrated import Calibrated, effective_balanced
 from poolwise.estimators.ips import Balanced
-from poolwise.intervals import student
-from poolwise.moments import pooled
+from poolwise.intervals.student import student
+from poolwise.moments.moments import pooled
 
 if TYPE_CHECKING:
-    from poolwise.estimators.base import Estimator
+    from poolwise.moments.estimate import Estimator
 
 OUT = Path(__file__).parent.parent / "docs" / "figures" / "coverage.csv"
 LOGS = 1_500  # a standard error of 0.0056

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from poolwise.moments import Moments
-from poolwise.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
+from poolwise.moments.moments import Moments
+from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
-    from poolwise.exact import FiniteProblem
+    from poolwise.engines.exact import FiniteProblem
 
 Array = NDArray[np.float64]
 

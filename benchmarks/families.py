@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from poolwise.exact import FiniteProblem
+from poolwise.engines.exact import FiniteProblem
 
 CONTEXTS, ACTIONS = 20, 8
 FEWEST = 20  # rows of the smallest log

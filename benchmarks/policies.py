@@ -123,8 +123,8 @@ def predict_plain(path: Path) -> Callable[[], None]:
 
 def score(path: Path) -> Callable[[], None]:
     """Work: read the file and append the probability of each model to its rows."""
-    from poolwise.policies import as_policy
-    from poolwise.score import score as scored
+    from poolwise.log.policies import as_policy
+    from poolwise.rows.score import score as scored
 
     policies = {f"p_{name}": as_policy(model) for name, model in models().items()}
 

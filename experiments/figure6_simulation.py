@@ -8,7 +8,7 @@ there, so that a run which was stopped goes on where it was.
 
 from __future__ import annotations
 
-from poolwise.reproduce.run import figure_command
+from poolwise.paper.run import figure_command
 
 if __name__ == "__main__":
     figure_command(6)

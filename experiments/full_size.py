@@ -14,10 +14,9 @@ import time
 from argparse import ArgumentParser
 from pathlib import Path
 
-from poolwise.reproduce.fullsize import lyrl_shaped
-from poolwise.reproduce.panels import panel
-from poolwise.reproduce.problem import FRACTIONS, Setting
-from poolwise.reproduce.store import write_csv
+from poolwise.paper.panels import panel
+from poolwise.paper.problem import FRACTIONS, Setting, lyrl_shaped
+from poolwise.paper.work import write_csv
 
 
 def main() -> None:

@@ -12,21 +12,21 @@ from pathlib import Path
 import harness
 
 harness.instrument(
-    "poolwise.cli",
-    "poolwise.options",
-    "poolwise.log",
-    "poolwise.policies",
-    "poolwise.policy",
-    "poolwise.engine.roles",
-    "poolwise.engine.rows",
-    "poolwise.engine.sandbox",
-    "poolwise.engine.sources",
+    "poolwise.cli.commands",
+    "poolwise.cli.options",
+    "poolwise.log.log",
+    "poolwise.log.policies",
+    "poolwise.log.policy",
+    "poolwise.rows.roles",
+    "poolwise.rows.rules",
+    "poolwise.rows.guard",
+    "poolwise.rows.sources",
 )
 
 import atheris
 import pyarrow.parquet as pq
 
-from poolwise.cli import main
+from poolwise.cli.commands import main
 
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
 COMMANDS = ("evaluate", "compare", "plan", "check", "sql")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 SECONDS = "600"
 SEEDS = 40  # inputs to begin with: long ones, since short ones end as the simplest case

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import harness
 
-harness.instrument("poolwise.moments_file", "poolwise.moments", "poolwise.terms")
+harness.instrument(
+    "poolwise.engines.saved_file", "poolwise.moments.moments", "poolwise.moments.terms"
+)
 
 import atheris
 import numpy as np
@@ -17,10 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import poolwise as pw
-from poolwise.engine.duckdb import DuckDB
-from poolwise.moments import pooled
-from poolwise.moments_file import KEY, read_moments, write_moments
-from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHT, WEIGHTED_REWARD, Needs
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.saved_file import KEY, read_moments, write_moments
+from poolwise.moments.moments import pooled
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+)
 
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
 PATH = FOLDER / "moments.parquet"

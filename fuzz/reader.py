@@ -10,15 +10,15 @@ from pathlib import Path
 import harness
 
 harness.instrument(
-    "poolwise.engine.kernel",
-    "poolwise.engine.sums",
-    "poolwise.engine.feed",
-    "poolwise.engine.duckdb",
-    "poolwise.engine.sources",
-    "poolwise.estimators.control",
+    "poolwise.engines.kernel",
+    "poolwise.engines.sums",
+    "poolwise.rows.reader",
+    "poolwise.engines.duckdb",
+    "poolwise.rows.sources",
+    "poolwise.estimators.calibrated",
     "poolwise.estimators.ips",
     "poolwise.diagnosis.checks",
-    "poolwise.pipeline",
+    "poolwise.evaluation.evaluate",
 )
 
 import atheris
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import poolwise as pw
-from poolwise.engine.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB
 
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
 ENGINE = DuckDB(threads=1)

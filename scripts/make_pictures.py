@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from poolwise.bundled import TARGETS, digits_log, digits_truth
-from poolwise.pipeline import evaluate
-from poolwise.report.text import lesson
-from poolwise.tables import show
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.formats.digits import TARGETS, digits_log, digits_truth
+from poolwise.report.sentence import lesson
+from poolwise.report.tables import show
 
 if TYPE_CHECKING:
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 FONT = re.compile(r"\s*@font-face\s*{[^}]*}")  # the terminal's font will do: no network

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from poolwise.engine.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB
 from tests.postgres import DuckDBConnection, PostgresEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poolwise.engine.base import Engine
+    from poolwise.engines.base import Engine
 
 # Examples come from the test's name, not from the clock: a run tells about the code.
 settings.register_profile("poolwise", derandomize=True, deadline=None)

@@ -26,14 +26,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from poolwise.engine.warehouse import Warehouse
+from poolwise.engines.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from poolwise.engine.warehouse import WarehouseRows
-    from poolwise.log import Log
-    from poolwise.policy import PolicyLike
+    from poolwise.engines.warehouse import WarehouseRows
+    from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
 
 START_SECONDS = 30
 QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=20")

@@ -22,13 +22,13 @@ import pytest
 from numpy.typing import NDArray
 
 from poolwise.errors import Fault, LogError
-from poolwise.log import Log
-from poolwise.moments import Moments
-from poolwise.terms import UNSUPPORTED, Factor, Needs, Term
+from poolwise.log.log import Log
+from poolwise.moments.moments import Moments
+from poolwise.moments.terms import UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
-    from poolwise.policy import PolicyLike
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.log.policy import PolicyLike
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.terms import Needs
+from poolwise.moments.terms import Needs
 from tests.reference import exact_moments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.moments import Moments
-    from poolwise.terms import Term
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.terms import Term
 
     Rows = Sequence[float] | Sequence[Fraction]
 

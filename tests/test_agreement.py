@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from poolwise.diagnosis.agreement import cochran, hausman, random_effects, welch
 from poolwise.errors import UsageError
-from poolwise.statistics.agreement import cochran, hausman, random_effects, welch
 
 VALUES = [1.0, 1.5, 0.8]
 

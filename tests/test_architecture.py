@@ -214,18 +214,18 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "import poolwise.cli",
-        "import numpy, poolwise.cli as face",
+        "import poolwise.cli.commands",
+        "import numpy, poolwise.cli.commands as face",
         "from poolwise import cli",
-        "from poolwise.cli import main",
+        "from poolwise.cli.commands import main",
         "from . import cli",
         "from .cli import main",
         "def late():\n    from poolwise import cli",
-        "if TYPE_CHECKING:\n    from poolwise.cli import main",
+        "if TYPE_CHECKING:\n    from poolwise.cli.commands import main",
     ],
 )
 def test_an_import_from_below_is_seen_in_every_spelling(text: str) -> None:
-    modules = {"moments": text, "cli": "from poolwise.moments import Moments"}
+    modules = {"moments": text, "cli": "from poolwise.moments.moments import Moments"}
     assert broken_rules(modules) == ["moments imports cli, which stands below it in ORDER"]
 
 

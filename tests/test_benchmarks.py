@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 ROWS, TARGETS, LOGGERS = 2_000, 2, 3
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from poolwise.errors import UsageError
-from poolwise.statistics.bounds import (
+from poolwise.intervals.bounds import (
     Batch,
     Sides,
     WeightSums,
@@ -26,7 +26,7 @@ from poolwise.statistics.bounds import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.intervals import Interval
+    from poolwise.intervals.student import Interval
 
 FloatArray = NDArray[np.float64]
 A_MILLIONTH = 1.01e-6  # of the mean of the rows: how far out a betting end is rounded

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import evaluate
-from poolwise.border import check
-from poolwise.bundled import LOGGERS, TARGETS, digits_log, digits_path, digits_truth
+from poolwise.evaluation.check import check
+from poolwise.formats.digits import LOGGERS, TARGETS, digits_log, digits_path, digits_truth
 
 MOST_BYTES = 1_500_000
 

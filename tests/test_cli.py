@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import poolwise
 from poolwise import evaluate
-from poolwise.bundled import digits_truth
-from poolwise.cli import app, main
+from poolwise.cli.commands import app, main
 from poolwise.errors import UsageError
+from poolwise.formats.digits import digits_truth
 from tests.reference import PAPER, log_of, random_table
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def start(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run the program in a process of its own."""
-    program = code or "from poolwise.cli import main; main()"
+    program = code or "from poolwise.cli.commands import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
     )
@@ -204,7 +204,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, path: str) -
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("poolwise.pipeline.evaluate", broken)
+    monkeypatch.setattr("poolwise.evaluation.evaluate.evaluate", broken)
     result = CliRunner().invoke(app, ["evaluate", path, *CROSSED, *TARGET])
     assert isinstance(result.exception, ZeroDivisionError)
 

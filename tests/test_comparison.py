@@ -12,27 +12,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.decision import contrasts
-from poolwise.decision.beside import MOST
-from poolwise.decision.comparison import compare
-from poolwise.decision.contrasts import Candidates, united
-from poolwise.engine.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import LogError, RefusedError, UsageError
-from poolwise.estimators.control import Calibrated, SelfNormalised
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
-from poolwise.exact import FiniteProblem
-from poolwise.moments import FloatArray, Moments
-from poolwise.pipeline import evaluate
+from poolwise.evaluation import contrasts
+from poolwise.evaluation.beside import MOST
+from poolwise.evaluation.compare import compare
+from poolwise.evaluation.contrasts import Candidates, united
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.moments import FloatArray, Moments
 from tests.reference import Reference, assert_moments_agree, log_of, random_table
 from tests.toys import toy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.decision.contrasts import Comparable
-    from poolwise.decision.ranking import Comparison
-    from poolwise.log import Log
-    from poolwise.terms import Factor, Needs
+    from poolwise.evaluation.contrasts import Comparable
+    from poolwise.evaluation.ranking import Comparison
+    from poolwise.log.log import Log
+    from poolwise.moments.terms import Factor, Needs
 
 T2 = toy("T2")
 PAIR = {"t": T2.target, "2": T2.loggers["2"]}

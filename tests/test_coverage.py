@@ -18,20 +18,20 @@ import pytest
 
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem
-from poolwise.estimators.base import by_count, stratified
-from poolwise.estimators.control import Calibrated
+from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Weighted
-from poolwise.intervals import student
-from poolwise.log import Log
-from poolwise.moments import Moments
-from poolwise.pipeline import evaluate
-from poolwise.resample import Split, jackknife, together
-from poolwise.terms import BALANCED_REWARD
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.intervals.student import student
+from poolwise.log.log import Log
+from poolwise.moments.buckets import Split, jackknife, together
+from poolwise.moments.estimate import by_count, stratified
+from poolwise.moments.moments import Moments
+from poolwise.moments.terms import BALANCED_REWARD
 from tests.toys import toy
 
 if TYPE_CHECKING:
-    from poolwise.estimators.base import Estimator
-    from poolwise.exact import FiniteProblem
+    from poolwise.engines.exact import FiniteProblem
+    from poolwise.moments.estimate import Estimator
 
 LOGS = 4_000
 ESTIMATORS: tuple[Estimator, ...] = (Balanced(), Calibrated(), Weighted())

@@ -12,17 +12,17 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
 import poolwise as pw
-from poolwise.crf import PairwiseCRF, UnaryCRF, label_vectors, to_masks, to_vectors
 from poolwise.errors import PolicyError, UsageError
-from poolwise.policy import Batch
+from poolwise.log.crf import PairwiseCRF, UnaryCRF, label_vectors, to_masks, to_vectors
+from poolwise.log.policy import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import ArrayLike
 
-    from poolwise.crf import LabelPolicy
-    from poolwise.policy import FloatArray
+    from poolwise.log.crf import LabelPolicy
+    from poolwise.log.policy import FloatArray
 
 
 def some_data(rows: int = 60, features: int = 4, labels: int = 3) -> tuple[FloatArray, Any]:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from poolwise import datasets
-from poolwise.datasets import (
+from poolwise.errors import MissingExtraError, SourceError, UsageError
+from poolwise.paper import datasets
+from poolwise.paper.datasets import (
     PUBLISHED,
     Labelled,
     Published,
@@ -25,12 +26,11 @@ from poolwise.datasets import (
     load,
     read_libsvm,
 )
-from poolwise.errors import MissingExtraError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from poolwise.policy import FloatArray
+    from poolwise.log.policy import FloatArray
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[1] / "../shared/data")
 with_data = pytest.mark.skipif(

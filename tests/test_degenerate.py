@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 
 from poolwise.errors import LogError, MissingColumnError, RefusedError
-from poolwise.pipeline import evaluate
+from poolwise.evaluation.evaluate import evaluate
 from tests.reference import frame_of, log_of, numbers, random_table
 from tests.toys import toy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.engine.base import Engine
-    from poolwise.log import Log
-    from poolwise.result import Evaluation
+    from poolwise.engines.base import Engine
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.log.log import Log
 
 TARGET = {"target": "t"}
 

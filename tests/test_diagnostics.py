@@ -15,27 +15,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.bundled import TARGETS, digits_log, digits_path
 from poolwise.diagnosis import checks
-from poolwise.diagnosis.deviations import Combination, deviation, mean_of, variance
-from poolwise.diagnosis.diagnostics import diagnose, gamma, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis.overlap import diagnose, gamma, mixed_overlap, own_overlap, shown
 from poolwise.diagnosis.trained import conflicts
+from poolwise.engines.exact import TARGET, FiniteProblem
 from poolwise.errors import UsageError
-from poolwise.estimators.control import Calibrated
+from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Weighted, weight_moments
-from poolwise.exact import TARGET, FiniteProblem
-from poolwise.log import Log
-from poolwise.moments import Moments, pooled
-from poolwise.pipeline import evaluate
-from poolwise.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.formats.digits import TARGETS, digits_log, digits_path
+from poolwise.log.log import Log
+from poolwise.moments.linear import Combination, deviation, mean_of, variance
+from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 from tests.reference import Reference, exact_moments, frame_of, log_of, random_table
 from tests.toys import GOLDEN, toy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poolwise.engine.base import Engine
-    from poolwise.result import Evaluation
+    from poolwise.engines.base import Engine
+    from poolwise.evaluation.results import Evaluation
 
 CANDIDATE = {"target": TARGET}
 LARGE = {"1": 400, "2": 600}

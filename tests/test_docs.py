@@ -21,9 +21,9 @@ import pytest
 
 import poolwise
 import poolwise as pw
-from poolwise.border import query_text
-from poolwise.datasets import data_folder
-from poolwise.reproduce import toy
+from poolwise.evaluation.check import query_text
+from poolwise.paper import toy
+from poolwise.paper.datasets import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

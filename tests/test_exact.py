@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from poolwise import Balanced, FiniteProblem, Naive, Weighted
 from poolwise.errors import RefusedError, UsageError
-from poolwise.terms import (
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
@@ -30,7 +30,7 @@ from tests.toys import GOLDEN, IN_GOLDEN, TOYS, toy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.estimators.base import Estimator
+    from poolwise.moments.estimate import Estimator
 
 ESTIMATORS: Mapping[str, Estimator] = {
     "naive": Naive(),

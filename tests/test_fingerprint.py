@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolwise import evaluate
-from poolwise.engine.duckdb import DuckDB
-from poolwise.fingerprint import cut
+from poolwise.engines.duckdb import DuckDB
+from poolwise.evaluation.fingerprint import cut
 from tests.reference import Reference, log_of, random_table
 
 if TYPE_CHECKING:
-    from poolwise.log import Log
+    from poolwise.log.log import Log
 
 TABLE = random_table(np.random.default_rng(80), {"a": 3_000, "b": 2_000})
 TARGETS = {"new": "t", "old": "p_a"}

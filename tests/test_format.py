@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.format import (
-    count_text,
-    interval_text,
-    percent,
-    places_for,
-    short,
-    with_error,
-)
+from poolwise.text import count_text, interval_text, percent, places_for, short, with_error
 
 errors = st.floats(1e-12, 1e12)
 values = st.floats(-1e12, 1e12)

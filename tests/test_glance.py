@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from poolwise import Log, glance
-from poolwise.bundled import digits_log
-from poolwise.policy import Function
+from poolwise import Log
+from poolwise.evaluation import glance
+from poolwise.formats.digits import digits_log
+from poolwise.log.policy import Function
 
 if TYPE_CHECKING:
     from pathlib import Path

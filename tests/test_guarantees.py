@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from poolwise.errors import UsageError
-from poolwise.pipeline import evaluate
-from poolwise.statistics.bounds import (
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.intervals.bounds import (
     WeightSums,
     betting,
     empirical_bernstein,
@@ -20,8 +20,8 @@ from poolwise.statistics.bounds import (
 from tests.toys import toy
 
 if TYPE_CHECKING:
-    from poolwise.intervals import Interval
-    from poolwise.log import Log
+    from poolwise.intervals.student import Interval
+    from poolwise.log.log import Log
 
 LEVEL = 0.9
 

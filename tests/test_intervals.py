@@ -12,10 +12,8 @@ from typing import Literal
 
 import pytest
 
-from poolwise.errors import UsageError
-from poolwise.estimators.base import Estimate
-from poolwise.findings import Finding
-from poolwise.intervals import (
+from poolwise.errors import Finding, UsageError
+from poolwise.intervals.student import (
     BOUNDED,
     Interval,
     Limits,
@@ -25,6 +23,7 @@ from poolwise.intervals import (
     one_sided,
     student,
 )
+from poolwise.moments.estimate import Estimate
 
 LEVEL = 1 - 4 * math.exp(-3)  # ln(4 / (1 - level)) = 3
 FLAT = Estimate(0.5, 0.0, {})

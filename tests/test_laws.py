@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolwise import Balanced, DuckDB, FiniteProblem, Log, Naive, Weighted, evaluate
-from poolwise.moments import pooled
-from poolwise.terms import (
+from poolwise.moments.moments import pooled
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
@@ -32,7 +32,7 @@ from tests.toys import toy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.estimators.base import Estimate, Estimator
+    from poolwise.moments.estimate import Estimate, Estimator
 
 seeds = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=4)  # each one is an evaluation of real rows

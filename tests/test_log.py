@@ -9,14 +9,14 @@ import pytest
 from poolwise import Log
 from poolwise.errors import (
     Fault,
+    Finding,
     LogError,
     MissingColumnError,
     PoolwiseError,
     UsageError,
     nearest,
 )
-from poolwise.findings import Finding
-from poolwise.log import file_format
+from poolwise.log.log import file_format
 
 ROLES: dict[str, Any] = {"logger": "policy", "reward": "click", "propensity": "p"}
 

@@ -24,14 +24,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from poolwise.engine.compiled import CompiledKernel
-from poolwise.engine.kernel import Kernel
-from poolwise.engine.layout import Layout
-from poolwise.engine.program import Program
-from poolwise.engine.sums import Sums, to_moments
-from poolwise.moments import Moments, pooled
-from poolwise.moments_file import read_moments, write_moments
-from poolwise.terms import (
+from poolwise.engines.compiled import CompiledKernel
+from poolwise.engines.kernel import Kernel
+from poolwise.engines.program import Program
+from poolwise.engines.saved_file import read_moments, write_moments
+from poolwise.engines.sums import Sums, to_moments
+from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     OVERLAP,
@@ -44,12 +43,13 @@ from poolwise.terms import (
     second_moment,
     unsupported_weight,
 )
+from poolwise.rows.reader import Layout
 from tests.reference import assert_moments_agree, exact_moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments import FloatArray
+    from poolwise.moments.moments import FloatArray
 
 Row = tuple[str, float, float, float, float]  # logger, reward, p_a, p_b, t
 

@@ -13,16 +13,16 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import DecisionTreeClassifier
 
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
-from poolwise.learned.mixture import LEAST, fit_posterior, log_mixture
-from poolwise.pipeline import evaluate
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.rows.mixture import LEAST, fit_posterior, log_mixture
 from tests.toys import toy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from poolwise.exact import FiniteProblem
-    from poolwise.log import Log
-    from poolwise.result import TargetResult
+    from poolwise.engines.exact import FiniteProblem
+    from poolwise.evaluation.results import TargetResult
+    from poolwise.log.log import Log
 
 POOLED = ("balanced", "calibrated", "self-normalised")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.moments import Moments, merge, pooled
-from poolwise.terms import REWARD, WEIGHT, WEIGHTED_REWARD, Needs
+from poolwise.moments.moments import Moments, merge, pooled
+from poolwise.moments.terms import REWARD, WEIGHT, WEIGHTED_REWARD, Needs
 from tests.reference import exact_moments
 
 TERMS = (REWARD, WEIGHT)

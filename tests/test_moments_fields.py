@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from poolwise.moments import LONGEST_TAIL, Moments, merge, pooled
-from poolwise.terms import BALANCED_WEIGHT, OVERLAP, REWARD, WEIGHT
+from poolwise.moments.moments import LONGEST_TAIL, Moments, merge, pooled
+from poolwise.moments.terms import BALANCED_WEIGHT, OVERLAP, REWARD, WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from poolwise.terms import Term
+    from poolwise.moments.terms import Term
 
 TERMS = (REWARD, WEIGHT, OVERLAP)  # the last one has no scatter
 LEFT = Moments(

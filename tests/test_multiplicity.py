@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from poolwise.errors import UsageError
-from poolwise.statistics.multiplicity import (
+from poolwise.intervals.simultaneous import (
     bonferroni,
     bonferroni_critical,
     holm,

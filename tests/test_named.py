@@ -20,10 +20,10 @@ from sklearn.preprocessing import FunctionTransformer
 from skops import io as skops
 
 from poolwise import Log, evaluate
+from poolwise.cli.loading import named_policy
 from poolwise.errors import MissingExtraError, UsageError
-from poolwise.named import named_policy
-from poolwise.policies import as_policy
-from poolwise.policy import Batch
+from poolwise.log.policies import as_policy
+from poolwise.log.policy import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,7 +260,7 @@ def test_a_named_policy_evaluates_like_the_object(here: Path) -> None:
 
 def test_naming_a_column_imports_no_model_library() -> None:
     program = (
-        "import sys; from poolwise.named import named_policy; named_policy('p_new');"
+        "import sys; from poolwise.cli.loading import named_policy; named_policy('p_new');"
         "print([m for m in ('skops', 'sklearn', 'joblib', 'duckdb') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -16,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 import poolwise as pw
-from poolwise.cli import app
+from poolwise.cli.commands import app
+from poolwise.engines.saved_file import named_files
 from poolwise.errors import PoolwiseError, SourceError, UsageError
-from poolwise.formats.dsjson import from_dsjson
-from poolwise.moments_file import named_files
-from poolwise.outputs import HTML, PARQUET, refuse_output, whole_file
+from poolwise.formats.vw import from_dsjson
 from poolwise.report.files import write_whole
+from poolwise.rows.output import HTML, PARQUET, refuse_output, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.decision import planning
-from poolwise.decision.design import (
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.exact import FiniteProblem
+from poolwise.engines.single_rows import sample_terms
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.calibrated import Calibrated
+from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.evaluation import plan as planning
+from poolwise.evaluation.design import (
     RowSample,
     balanced_variance,
     best_plan,
@@ -24,21 +30,15 @@ from poolwise.decision.design import (
     rows_needed,
     weighted_variance,
 )
-from poolwise.decision.outlook import AS_NOW, BEST
-from poolwise.decision.planning import plan
-from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.sample import sample_terms
-from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.control import Calibrated
-from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.exact import FiniteProblem
-from poolwise.pipeline import evaluate
-from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.outlook import AS_NOW, BEST
+from poolwise.evaluation.plan import plan
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.toys import toy
 
 if TYPE_CHECKING:
-    from poolwise.estimators.base import Estimator
-    from poolwise.moments import FloatArray
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import FloatArray
 
 T2 = toy("T2")
 ALONE = Calibrated(columns=("loggers",))

@@ -17,8 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
-from poolwise.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy
-from poolwise.policy import (
+from poolwise.log.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy
+from poolwise.log.policy import (
     Batch,
     Column,
     Distribution,

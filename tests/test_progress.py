@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import poolwise as pw
-from poolwise import progress
+from poolwise.rows import output as progress
 from tests.reference import log_of, random_table
 
 if TYPE_CHECKING:

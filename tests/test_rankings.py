@@ -24,10 +24,10 @@ import pytest
 from numpy.typing import NDArray
 
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
-from poolwise.log import Log
-from poolwise.pipeline import evaluate
-from poolwise.rankings import Model, RankingLog, ranking_log
-from poolwise.resample import BUCKETS
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.formats.rankings import Model, RankingLog, ranking_log
+from poolwise.log.log import Log
+from poolwise.moments.buckets import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.decision.comparison import compare
-from poolwise.decision.contrasts import MANY, Spread
-from poolwise.log import Log
+from poolwise.evaluation.compare import compare
+from poolwise.evaluation.contrasts import MANY, Spread
+from poolwise.log.log import Log
 
 if TYPE_CHECKING:
-    from poolwise.decision.ranking import Comparison
+    from poolwise.evaluation.ranking import Comparison
 
 ESTIMATORS = ("calibrated", "balanced", "self-normalised", "naive")
 FEW_TARGETS, MANY_TARGETS = 10, 30  # 45 and 435 pairs

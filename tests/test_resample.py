@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from poolwise import evaluate
-from poolwise.engine.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError
 from poolwise.estimators.ips import Balanced
-from poolwise.intervals import student
-from poolwise.moments import Moments, pooled
-from poolwise.resample import Split, bootstrap, freedom_of, jackknife, resampled
-from poolwise.terms import (
+from poolwise.intervals.student import student
+from poolwise.moments.buckets import Split, bootstrap, freedom_of, jackknife, resampled
+from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
@@ -31,7 +31,7 @@ from poolwise.terms import (
 from tests.reference import Reference, assert_moments_agree, log_of, random_table
 
 if TYPE_CHECKING:
-    from poolwise.moments import FloatArray, IntArray
+    from poolwise.moments.moments import FloatArray, IntArray
 
 TERMS = (WEIGHTED_REWARD, WEIGHT, REWARD)
 SIZES = (5, 1, 9, 3)  # of the buckets; one bucket has a single row

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from poolwise import Log, compare, evaluate
-from poolwise.tables import Grid, as_text, show
+from poolwise.report.tables import Grid, as_text, show
 from tests.reference import PAPER, log_of, random_table
 
 if TYPE_CHECKING:
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 ESTIMATE = {"estimator", "value", "std_error", "lower", "upper", "level"}
 

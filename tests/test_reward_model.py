@@ -13,20 +13,20 @@ from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from poolwise.engine import learned
-from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.learned import Folds, with_folds
+from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
-from poolwise.learned.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
-from poolwise.log import Log
-from poolwise.pipeline import evaluate
-from poolwise.policies import Table
-from poolwise.policy import Uniform
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.log.log import Log
+from poolwise.log.policies import Table
+from poolwise.log.policy import Uniform
+from poolwise.rows import learn as learned
+from poolwise.rows.learn import Folds, with_folds
+from poolwise.rows.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
 from tests.toys import toy
 
 if TYPE_CHECKING:
-    from poolwise.exact import FiniteProblem
-    from poolwise.result import TargetResult
+    from poolwise.engines.exact import FiniteProblem
+    from poolwise.evaluation.results import TargetResult
 
 
 def target_of(problem: FiniteProblem) -> Table:
@@ -38,7 +38,7 @@ def target_of(problem: FiniteProblem) -> Table:
 
 def family(rng: np.random.Generator, rows: int) -> FiniteProblem:
     """A random problem of the noise-free family (METHODS, part G, family E)."""
-    from poolwise.exact import FiniteProblem
+    from poolwise.engines.exact import FiniteProblem
 
     def softmax(scores: Any) -> Any:  # noqa: ANN401 - an array
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -147,9 +147,9 @@ def test_estimates_do_not_depend_on_batches_or_on_where_rows_come_from(
     model = RewardModel(DecisionTreeRegressor(random_state=0))
     whole = result(log, target, model, "doubly-robust").estimates["doubly-robust"]
     rows = log.source
-    monkeypatch.setattr("poolwise.engine.scored.SCORING_ROWS", 2048)
-    monkeypatch.setattr("poolwise.engine.learned.BATCH_ROWS", 2048)
-    monkeypatch.setattr("poolwise.learned.reward_model.CELLS", 64)
+    monkeypatch.setattr("poolwise.rows.scored.SCORING_ROWS", 2048)
+    monkeypatch.setattr("poolwise.rows.learn.BATCH_ROWS", 2048)
+    monkeypatch.setattr("poolwise.rows.reward_model.CELLS", 64)
     parts = result(replace(log, source=rows), target, model, "doubly-robust")
     assert parts.estimates["doubly-robust"].value == pytest.approx(whole.value, rel=1e-12)
 

@@ -17,9 +17,9 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
-from poolwise.policies import Classifier, EpsilonGreedy, Softmax, Table
-from poolwise.policy import Batch, Column, Function, Policy, Uniform
-from poolwise.score import Scorer, checked, checked_distribution, score, to_batch
+from poolwise.log.policies import Classifier, EpsilonGreedy, Softmax, Table
+from poolwise.log.policy import Batch, Column, Function, Policy, Uniform
+from poolwise.rows.score import Scorer, checked, checked_distribution, score, to_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

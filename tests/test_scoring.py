@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engine import scored as scored_module
 from poolwise.errors import PolicyError, PoolwiseError, UsageError
+from poolwise.rows import scored as scored_module
 
 if TYPE_CHECKING:
     from pathlib import Path

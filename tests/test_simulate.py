@@ -9,9 +9,9 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
 import poolwise as pw
-from poolwise.crf import PairwiseCRF, UnaryCRF
 from poolwise.errors import UsageError
-from poolwise.simulate import ByRow, bandit_log, correct_labels, true_value
+from poolwise.formats.labelled import ByRow, bandit_log, correct_labels, true_value
+from poolwise.log.crf import PairwiseCRF, UnaryCRF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

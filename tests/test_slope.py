@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolwise.errors import UsageError
-from poolwise.statistics.slope import slope
+from poolwise.estimators.shrink import slope
 
 candidates = st.lists(
     st.tuples(st.floats(-5, 5), st.floats(0, 5)),

@@ -25,7 +25,7 @@ from poolwise.report.files import save_charts
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

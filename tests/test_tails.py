@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from poolwise.diagnosis.tails import pareto_shape, tail_index, tail_size
 from poolwise.errors import UsageError
-from poolwise.statistics.tails import pareto_shape, tail_index, tail_size
 
 FloatArray = NDArray[np.float64]
 

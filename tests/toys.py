@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from poolwise.exact import FiniteProblem
+from poolwise.engines.exact import FiniteProblem
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("golden.json").read_text("utf-8")

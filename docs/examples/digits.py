@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import poolwise as pw
-from poolwise.simulate import bandit_log, true_value
+from poolwise.formats.labelled import bandit_log, true_value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 import poolwise as pw
-from poolwise.crf import UnaryCRF
-from poolwise.datasets import load
-from poolwise.simulate import bandit_log, true_value
+from poolwise.formats.labelled import bandit_log, true_value
+from poolwise.log.crf import UnaryCRF
+from poolwise.paper.datasets import load
 
 SEED = 17
 FRACTIONS = {"weak": 0.05, "good": 0.30, "target": 0.50}

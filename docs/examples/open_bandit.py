@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 from sklearn.tree import DecisionTreeClassifier
 
 import poolwise as pw
-from poolwise.datasets import data_folder
+from poolwise.paper.datasets import data_folder
 
 if TYPE_CHECKING:
-    from poolwise.result import TargetResult
+    from poolwise.evaluation.results import TargetResult
 
 ITEMS = {"all": 80, "men": 34, "women": 46}
 

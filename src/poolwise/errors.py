@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -146,3 +146,32 @@ class MissingExtraError(PoolwiseError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'poolwise[{extra}]'")
+
+
+Severity = Literal["note", "warning", "alarm"]
+GRAVEST_FIRST: tuple[Severity, ...] = ("alarm", "warning", "note")
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One thing to know.
+
+    Attributes:
+        code: Stable name, such as ``no-spread``.
+        message: A sentence that says what was seen.
+        advice: What to do about it.
+        severity: "note" explains, "warning" limits, "alarm" forbids to rely on it.
+    """
+
+    code: str
+    message: str
+    advice: str = ""
+    severity: Severity = "warning"
+
+    @property
+    def rank(self) -> int:
+        """Place among findings when the gravest come first."""
+        return GRAVEST_FIRST.index(self.severity)
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.advice}".strip()

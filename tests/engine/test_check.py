@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.border import check
 from poolwise.errors import Fault, LogError, MissingColumnError
-from poolwise.pipeline import evaluate
+from poolwise.evaluation.check import check
+from poolwise.evaluation.evaluate import evaluate
 from tests.reference import Reference, assert_same, log_of, random_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.engine.base import Engine
-    from poolwise.log import Log
+    from poolwise.engines.base import Engine
+    from poolwise.log.log import Log
 
 NAN, INF = math.nan, math.inf
 TARGETS = {"target": "t"}

@@ -12,18 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.engine import loops, workspace
-from poolwise.engine.compiled import CompiledKernel
-from poolwise.engine.feed import cut, frame_of
-from poolwise.engine.kernel import BadRowsError, Kernel
-from poolwise.engine.layout import Layout
-from poolwise.engine.parallel import COMPILED_FROM, kernel_for
-from poolwise.engine.plan import plan_of
-from poolwise.engine.program import Program
-from poolwise.engine.sums import to_moments
+from poolwise.engines import loops, workspace
+from poolwise.engines.compiled import CompiledKernel
+from poolwise.engines.kernel import Kernel
+from poolwise.engines.opcodes import plan_of
+from poolwise.engines.parallel import COMPILED_FROM, kernel_for
+from poolwise.engines.program import Program
+from poolwise.engines.sums import to_moments
 from poolwise.errors import UsageError
-from poolwise.moments import LONGEST_TAIL
-from poolwise.terms import (
+from poolwise.moments.moments import LONGEST_TAIL
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     OVERLAP,
@@ -45,11 +43,12 @@ from poolwise.terms import (
     unsupported_weight,
     weight_moment,
 )
+from poolwise.rows.reader import BadRowsError, Layout, cut, frame_of
 from tests.reference import assert_moments_agree
 
 if TYPE_CHECKING:
-    from poolwise.moments import FloatArray
-    from poolwise.policy import AnyArray
+    from poolwise.log.policy import AnyArray
+    from poolwise.moments.moments import FloatArray
 
 ROWS = 700
 LOGGERS = ("a", "b", "c")
@@ -293,7 +292,7 @@ def test_without_numba_the_other_kernel_runs_and_says_nothing(
 
 
 def test_a_numba_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "poolwise.engine.compiled", None)  # an import fails
+    monkeypatch.setitem(sys.modules, "poolwise.engines.compiled", None)  # an import fails
     with pytest.warns(UserWarning, match="evaluations take longer without it"):
         assert kernel_for(10**9) is Kernel
     with pytest.raises(UsageError, match=r"pip install 'poolwise\[fast\]'"):

@@ -12,14 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engine import compiled, feed, parallel, program, workspace
-from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.feed import ParquetFeed
-from poolwise.engine.program import Program
+from poolwise.engines import compiled, parallel, program, workspace
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.program import Program
 from poolwise.errors import LogError, RefusedError
-from poolwise.moments import LONGEST_TAIL
-from poolwise.statistics.histogram import BINS, bins, edges
-from poolwise.terms import (
+from poolwise.moments.histogram import BINS, bins, edges
+from poolwise.moments.moments import LONGEST_TAIL
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
@@ -31,13 +30,15 @@ from poolwise.terms import (
     unite,
     unsupported_weight,
 )
+from poolwise.rows import reader as feed
+from poolwise.rows.reader import ParquetFeed
 from tests.reference import Reference, assert_moments_agree, log_of, random_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from poolwise.moments import Moments
+    from poolwise.moments.moments import Moments
 
 COUNTS = {"a": 700, "b": 500, "c": 300}
 LOGGERS = tuple(COUNTS)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.terms import (
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
@@ -24,9 +24,9 @@ from tests.reference import Reference, assert_moments_agree, log_of, random_tabl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.engine.base import Engine
-    from poolwise.log import Log
-    from poolwise.moments import Moments
+    from poolwise.engines.base import Engine
+    from poolwise.log.log import Log
+    from poolwise.moments.moments import Moments
 
 PILOT = 20_000  # rows that an engine may look at first
 

@@ -13,9 +13,8 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from poolwise.engine.rows import Table, column, good
-from poolwise.engine.sql import Request, columns_query, factor_name, moments_query
-from poolwise.terms import (
+from poolwise.engines.sql import Request, columns_query, factor_name, moments_query
+from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     OVERLAP,
     PREDICTED_REWARD,
@@ -31,6 +30,7 @@ from poolwise.terms import (
     unsupported_weight,
     weight_moment,
 )
+from poolwise.rows.rules import Table, column, good
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, evaluate
-from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.sandbox import Reads, close_doors, lock, reads_of
+from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import PoolwiseError, UsageError
+from poolwise.rows.guard import Reads, close_doors, lock, reads_of
 from tests.reference import log_of, random_table
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def test_of_a_remote_glob_what_comes_before_the_star_is_open(
 ) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(
-        "poolwise.engine.sandbox.load_extension", lambda _c, name, _s: loaded.append(name)
+        "poolwise.rows.guard.load_extension", lambda _c, name, _s: loaded.append(name)
     )
     files = ["s3://b/logs/2*/x.parquet", "https://h/a.csv?x=1", "az://c/log.parquet"]
     close_doors(connection, [Reads(files=files)])

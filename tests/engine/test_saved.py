@@ -17,18 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolwise.border import check, query_text
-from poolwise.engine.manifest import same_shares
-from poolwise.engine.question import question
+from poolwise.engines.saved import question, same_shares
+from poolwise.engines.saved_file import KEY
+from poolwise.engines.summary import Summary
 from poolwise.errors import LogError, PoolwiseError, RefusedError, SourceError, UsageError
-from poolwise.estimators.control import SelfNormalised
+from poolwise.estimators.calibrated import SelfNormalised
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.shrink import Shrink
-from poolwise.log import Log
-from poolwise.moments_file import KEY
-from poolwise.pipeline import evaluate
-from poolwise.summaries import from_files, from_result, summarise
-from poolwise.summary import Summary
+from poolwise.evaluation.check import check, query_text
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.summarise import from_files, from_result, summarise
+from poolwise.log.log import Log
 from tests.postgres import DuckDBConnection, PostgresEngine
 from tests.reference import assert_same, log_of, random_table
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 TARGETS = {"target": "t", "half": "t / 2"}
 COUNTS = {"a": 300, "b": 200, "c": 100}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 TABLE: pa.Table = random_table(np.random.default_rng(20), {"a": 30, "b": 20})
 TARGETS = {"target": "t"}

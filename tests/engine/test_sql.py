@@ -13,14 +13,13 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from poolwise.border import query_text
-from poolwise.engine.answer import decode
-from poolwise.engine.roles import assign
-from poolwise.engine.sql import Request
-from poolwise.engine.standalone import standalone_query
+from poolwise.engines.answer import decode
+from poolwise.engines.printed import standalone_query
+from poolwise.engines.sql import Request
 from poolwise.errors import UsageError
-from poolwise.log import Log
-from poolwise.terms import (
+from poolwise.evaluation.check import query_text
+from poolwise.log.log import Log
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
@@ -30,12 +29,13 @@ from poolwise.terms import (
     ratio,
     second_moment,
 )
+from poolwise.rows.roles import assign
 from tests.reference import Reference, assert_moments_agree, log_of, random_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.moments import Moments
+    from poolwise.moments.moments import Moments
 
 DIALECTS = (
     "duckdb",
@@ -180,7 +180,7 @@ HOSTILE = (
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_names(name: str, dialect: str) -> None:
-    from poolwise.policy import Column
+    from poolwise.log.policy import Column
 
     hostile = Log(
         "log",
@@ -202,7 +202,7 @@ def test_hostile_names_stay_names(name: str, dialect: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_give_the_right_numbers(name: str) -> None:
-    from poolwise.policy import Column
+    from poolwise.log.policy import Column
 
     source = random_table(np.random.default_rng(33), {"a": 60, "b": 40})
     with Reference().open(log_of(source), {"target": "t"}) as rows:

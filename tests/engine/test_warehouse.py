@@ -14,22 +14,21 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-import poolwise.engine.warehouse as warehouse_module
-from poolwise.border import check, query_text
-from poolwise.engine.dialects import HASHES, NAMES, row_bucket, unit_bucket, written
-from poolwise.engine.rows import column, counts_query
-from poolwise.engine.session import dialect_of
-from poolwise.engine.standalone import relation_of
-from poolwise.engine.warehouse import Warehouse
+import poolwise.engines.warehouse as warehouse_module
+from poolwise.engines.dialects import HASHES, NAMES, row_bucket, unit_bucket, written
+from poolwise.engines.printed import relation_of
+from poolwise.engines.warehouse import Warehouse, dialect_of
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
-from poolwise.pipeline import evaluate
+from poolwise.evaluation.check import check, query_text
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.rows.rules import column, counts_query
 from tests.postgres import DuckDBConnection, PostgresEngine, load, server
 from tests.reference import assert_same, log_of, random_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poolwise.log import Log
+    from poolwise.log.log import Log
 
 TARGETS = {"target": "t"}
 COUNTS = {"a": 300, "b": 200}
@@ -252,7 +251,7 @@ def test_a_table_that_changes_where_there_is_no_snapshot_is_refused() -> None:
         with Warehouse().open(log, {"target": "p"}) as rows:
             assert rows.counts == {"a": 1}
             connection.execute("INSERT INTO log VALUES ('a', 2.0, 0.5)")
-            from poolwise.terms import WEIGHT, Needs
+            from poolwise.moments.terms import WEIGHT, Needs
 
             with pytest.raises(LogError, match="changed while it was read"):
                 rows.moments(Needs(means=(WEIGHT,)).bind("target"))
@@ -399,7 +398,7 @@ def test_names_of_steps_are_quoted_and_the_users_table_is_not(dialect: str) -> N
 
 
 def test_every_column_of_a_count_is_quoted() -> None:
-    from poolwise.engine.roles import assign
+    from poolwise.rows.roles import assign
 
     log = log_of("x", on_fault="drop")
     text = written(

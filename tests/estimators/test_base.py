@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from poolwise.estimators.base import (
+from poolwise.moments.estimate import (
     Estimate,
     by_count,
     row_variances,
@@ -15,7 +15,7 @@ from poolwise.estimators.base import (
     shares,
     stratified,
 )
-from poolwise.terms import WEIGHT
+from poolwise.moments.terms import WEIGHT
 from tests.small import group
 
 A, B = [1.0, 3.0, 8.0], [2.0, 6.0]  # means 4 and 4, variances 13 and 8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from poolwise.estimators.control import (
+from poolwise.estimators.calibrated import (
     AS_NAIVE,
     BALANCED_PREDICTION,
     Calibrated,
@@ -21,15 +21,10 @@ from poolwise.estimators.control import (
 )
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.estimators.model import (
-    BALANCED_RESIDUAL,
-    OWN_SCORE,
-    DirectMethod,
-    DoublyRobust,
-)
+from poolwise.estimators.model import BALANCED_RESIDUAL, OWN_SCORE, DirectMethod, DoublyRobust
 from poolwise.estimators.shrink import Shrink, shrunk_weight
 from poolwise.estimators.tuned import tuned
-from poolwise.terms import (
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
@@ -48,8 +43,8 @@ from poolwise.terms import (
 from tests.small import group
 
 if TYPE_CHECKING:
-    from poolwise.estimators.base import Estimator
-    from poolwise.moments import Moments
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import Moments
 
 LOGGERS = ("a", "b", "c")
 CROWD = tuple(map(str, range(65)))

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.families import FAMILIES, draw_problem
+from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import UsageError
-from poolwise.estimators.control import Calibrated, SelfNormalised
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.exact import FiniteProblem
-from poolwise.pipeline import evaluate
+from poolwise.evaluation.evaluate import evaluate
 from tests.toys import GOLDEN, TOYS, toy
 
 if TYPE_CHECKING:
-    from poolwise.estimators.base import Estimator
+    from poolwise.moments.estimate import Estimator
 
 NAMES: dict[str, Estimator] = {
     "balanced + CV loggers": Calibrated(columns=("loggers",)),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.control import Calibrated
+from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.exact import FiniteProblem
-from poolwise.moments import Moments
-from poolwise.pipeline import evaluate
-from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.moments import Moments
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.toys import toy
 
 if TYPE_CHECKING:

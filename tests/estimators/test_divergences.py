@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import RefusedError
-from poolwise.estimators.base import by_count, stratified
 from poolwise.estimators.ips import (
     FLOOR,
     OWN_ONLY,
@@ -27,7 +26,8 @@ from poolwise.estimators.model import (
     DoublyRobust,
     score_divergences,
 )
-from poolwise.terms import (
+from poolwise.moments.estimate import by_count, stratified
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
@@ -40,8 +40,8 @@ from poolwise.terms import (
 from tests.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
-    from poolwise.moments import Moments
-    from poolwise.terms import Term
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.terms import Term
 
 A, B = [1.0, 3.0, 8.0], [2.0, 8.0]  # weighted rewards: means 4 and 5, variances 13 and 18
 OWN = {"a": group({WEIGHTED_REWARD: A}), "b": group({WEIGHTED_REWARD: B})}

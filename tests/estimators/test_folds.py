@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from poolwise.estimators.control import Calibrated, stratified_variance
+from poolwise.estimators.calibrated import Calibrated, stratified_variance
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.moments import merge
-from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from poolwise.moments.moments import merge
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.moments import Moments
-    from poolwise.terms import Term
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.terms import Term
 
     Columns = Mapping[Term, list[Fraction]]
     Fold = Mapping[str, Columns]

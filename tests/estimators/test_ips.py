@@ -14,24 +14,24 @@ from scipy import stats
 
 from poolwise import Balanced, Log, Naive, Weighted, evaluate
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.base import Estimate
 from poolwise.estimators.ips import pooled_divergences
-from poolwise.intervals import (
+from poolwise.intervals.student import (
     Limits,
     bernstein_half_width,
     check_level,
     default_interval,
     student,
 )
-from poolwise.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, second_moment
+from poolwise.moments.estimate import Estimate
+from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, second_moment
 from tests.reference import Reference, log_of, random_table
 from tests.toys import toy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.estimators.base import Estimator
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.moments.estimate import Estimator
 
 
 def small_log(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log

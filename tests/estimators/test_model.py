@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.control import Calibrated
+from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced
 from poolwise.estimators.model import OWN_SCORE, DirectMethod, DoublyRobust
 from poolwise.estimators.shrink import Shrink
-from poolwise.learned.reward_model import GivenModel
-from poolwise.pipeline import evaluate
-from poolwise.terms import Needs
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.terms import Needs
+from poolwise.rows.reward_model import GivenModel
 from tests.toys import GOLDEN, TOYS, toy
 
 if TYPE_CHECKING:
-    from poolwise.estimators.base import Estimator
-    from poolwise.exact import FiniteProblem
-    from poolwise.log import Log
-    from poolwise.moments import FloatArray
+    from poolwise.engines.exact import FiniteProblem
+    from poolwise.log.log import Log
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import FloatArray
 
 GIVEN = GivenModel("predicted_reward", "predicted_value")
 WITH_DR = Calibrated(columns=("loggers", "target", "dr"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from poolwise.estimators.control import (
+from poolwise.estimators.calibrated import (
     AS_NAIVE,
     Calibrated,
     Control,
@@ -19,13 +19,13 @@ from poolwise.estimators.control import (
     regressed,
     stratified_variance,
 )
-from poolwise.terms import BALANCED_REWARD, BALANCED_WEIGHT, OVERLAP, WEIGHT, ratio
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, OVERLAP, WEIGHT, ratio
 from tests.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.terms import Term
+    from poolwise.moments.terms import Term
 
 Y, X, W = BALANCED_REWARD, ratio("a"), BALANCED_WEIGHT
 ROWS: dict[str, dict[Term, Sequence[float]]] = {

@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from poolwise.errors import PoolwiseError, RefusedError, UsageError
-from poolwise.estimators.control import Calibrated, SelfNormalised, bearable
+from poolwise.errors import Finding, PoolwiseError, RefusedError, UsageError
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised, bearable
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.ips import (
-    Balanced,
-    Weighted,
-    require_crossed,
-    with_divergences,
-)
+from poolwise.estimators.ips import Balanced, Weighted, require_crossed, with_divergences
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, shrink_findings
 from poolwise.estimators.tuned import Tuned, tuned
-from poolwise.findings import Finding
-from poolwise.moments import merge
-from poolwise.terms import (
+from poolwise.moments.moments import merge
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
@@ -37,7 +31,7 @@ from tests.small import group
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from poolwise.moments import Moments
+    from poolwise.moments.moments import Moments
 
 
 def said(call: Callable[[], object]) -> tuple[type[PoolwiseError], str]:

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from poolwise.border import query_text
 from poolwise.errors import UsageError
-from poolwise.estimators.base import Estimate
 from poolwise.estimators.ips import Balanced
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Rule, Shrink
 from poolwise.estimators.tuned import Tuned, half_width, tuned
-from poolwise.pipeline import evaluate
-from poolwise.terms import Needs
+from poolwise.evaluation.check import query_text
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.estimate import Estimate
+from poolwise.moments.terms import Needs
 from tests.toys import toy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments import MomentsByLogger
+    from poolwise.moments.moments import MomentsByLogger
 
 
 @dataclass(frozen=True)

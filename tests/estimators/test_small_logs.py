@@ -14,8 +14,9 @@ import pytest
 
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import softmax
-from poolwise.estimators.base import by_count, satterthwaite_freedom, stratified
-from poolwise.estimators.control import (
+from poolwise.engines.exact import FiniteProblem
+from poolwise.errors import Finding
+from poolwise.estimators.calibrated import (
     ROWS_OF_LOGGER,
     Calibrated,
     Control,
@@ -25,13 +26,12 @@ from poolwise.estimators.control import (
 )
 from poolwise.estimators.ips import FLOOR, Weighted
 from poolwise.estimators.model import BALANCED_RESIDUAL, OWN_SCORE, DoublyRobust
-from poolwise.exact import FiniteProblem
-from poolwise.findings import Finding
-from poolwise.intervals import student
-from poolwise.log import Log
-from poolwise.moments import Moments
-from poolwise.pipeline import evaluate
-from poolwise.terms import (
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.intervals.student import student
+from poolwise.log.log import Log
+from poolwise.moments.estimate import by_count, satterthwaite_freedom, stratified
+from poolwise.moments.moments import Moments
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
@@ -46,8 +46,8 @@ from tests.small import group
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.estimators.base import Estimator
-    from poolwise.result import TargetResult
+    from poolwise.evaluation.results import TargetResult
+    from poolwise.moments.estimate import Estimator
 
 # ------------------------------------------------------------------ weighted
 

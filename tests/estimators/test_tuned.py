@@ -7,11 +7,11 @@ from statistics import NormalDist
 
 import pytest
 
-from poolwise.estimators.base import Estimate
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink
 from poolwise.estimators.tuned import Tuned, half_width, tuned
+from poolwise.moments.estimate import Estimate
 
 
 def test_the_plain_estimator_comes_first_and_then_each_bound() -> None:

@@ -17,12 +17,12 @@ from sklearn.tree import DecisionTreeClassifier
 
 from poolwise import evaluate
 from poolwise.errors import LogError, RefusedError, SourceError, UsageError
-from poolwise.formats import dsjson
-from poolwise.formats.dsjson import FIRST, GREEDY, UNIFORM, from_dsjson, read_dsjson
+from poolwise.formats import vw as dsjson
 from poolwise.formats.dsjson_line import decision
+from poolwise.formats.vw import FIRST, GREEDY, UNIFORM, from_dsjson, read_dsjson
 
 if TYPE_CHECKING:
-    from poolwise.log import Log
+    from poolwise.log.log import Log
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")
 COFFEE, GRID = HERE / "vw_dsjson/dsjson_cb.json", HERE / "vw_dsjson/igl.dsjson"

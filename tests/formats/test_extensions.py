@@ -26,16 +26,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import evaluate
-from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.sandbox import Reads, close_doors
-from poolwise.engine.sources import first_line
+from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import PoolwiseError
+from poolwise.rows.guard import Reads, close_doors
+from poolwise.rows.sources import first_line
 from tests.reference import assert_same, log_of, random_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 TABLE: pa.Table = random_table(np.random.default_rng(40), {"a": 30, "b": 20})
 STALE: pa.Table = TABLE.set_column(1, "reward", pa.array(np.full(50, 9.0)))
@@ -338,7 +338,7 @@ def run(source: str) -> subprocess.CompletedProcess[str]:
     """Evaluate a source with the program, in a process of its own."""
     roles = ["--reward", "reward", "--logger", "logger", "--propensity", "p"]
     asked = ["evaluate", source, *roles, "--propensities", "a=p_a,b=p_b", "--target", "new=t"]
-    program = "from poolwise.cli import main; main()"
+    program = "from poolwise.cli.commands import main; main()"
     command = [sys.executable, "-c", program, *asked, "--json"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

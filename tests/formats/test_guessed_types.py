@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, evaluate
-from poolwise.cli import main
-from poolwise.engine.guessed import made_up
+from poolwise.cli.commands import main
 from poolwise.errors import LogError, PoolwiseError, SourceError, UsageError
+from poolwise.rows.guessed import made_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from poolwise.errors import MissingColumnError, SourceError, UsageError
 from poolwise.formats.obd import from_obd, uniform_item
 
 if TYPE_CHECKING:
-    from poolwise.log import Log
+    from poolwise.log.log import Log
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")
 SMALL = HERE / "obd_small.parquet"

@@ -15,7 +15,7 @@ from poolwise.formats.obp import from_obp, other_of_two
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from poolwise.log import Log
+    from poolwise.log.log import Log
 
 ACTIONS, ROWS = 3, (30, 50, 20)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from poolwise.log import Log
+from poolwise.log.log import Log
 from tests.reference import random_table
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from poolwise import evaluate
-from poolwise.cli import main
+from poolwise.cli.commands import main
 from tests.reference import Reference
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
     from tests.hard.case import Case
 
 NUMBERS = ("value", "std_error", "lower", "upper")

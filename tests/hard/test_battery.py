@@ -16,7 +16,7 @@ from tests.hard.outcome import check_answer, check_refused, expected, read_answe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
     from tests.hard.outcome import Run
 
 CASES = {**values.CASES, **names.CASES, **types.CASES}

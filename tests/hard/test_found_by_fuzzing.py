@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
+from poolwise.engines.saved_file import KEY
+from poolwise.engines.summary import Summary
 from poolwise.errors import RefusedError, SourceError
-from poolwise.moments_file import KEY
-from poolwise.summary import Summary
 from tests.hard.case import Case, base
 
 if TYPE_CHECKING:

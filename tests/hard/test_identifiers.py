@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from poolwise import Log, evaluate
-from poolwise.engine.standalone import standalone_query
-from poolwise.policy import Column
-from poolwise.terms import BALANCED_REWARD, WEIGHT, Needs
+from poolwise.engines.printed import standalone_query
+from poolwise.log.policy import Column
+from poolwise.moments.terms import BALANCED_REWARD, WEIGHT, Needs
 from tests.hard.case import base, renamed
 from tests.reference import Reference
 

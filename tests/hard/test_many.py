@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, compare, evaluate
-from poolwise.estimators.control import MOST_COLUMNS
+from poolwise.estimators.calibrated import MOST_COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path

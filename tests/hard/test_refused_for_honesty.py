@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, Warehouse, evaluate
-from poolwise.engine.query import MOST_LOGGERS
+from poolwise.engines.answer import MOST_LOGGERS
 from poolwise.errors import SHOWN_FAULTS, Fault, LogError, UsageError
 from tests.reference import log_of, random_table
 

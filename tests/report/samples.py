@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise import Log, evaluate
-from poolwise.bundled import TARGETS, digits_log, digits_path, digits_truth
+from poolwise.formats.digits import TARGETS, digits_log, digits_path, digits_truth
 
 if TYPE_CHECKING:
-    from poolwise.result import Evaluation
+    from poolwise.evaluation.results import Evaluation
 
 SCRIPT = "<script>alert(1)</script>"
 DROP = "'; drop table logs --"

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from poolwise import evaluate
-from poolwise.bundled import digits_log, digits_path
-from poolwise.cli import app
+from poolwise.cli.commands import app
 from poolwise.errors import UsageError
+from poolwise.formats.digits import digits_log, digits_path
 from poolwise.report.charts import all_charts
 from poolwise.report.files import save_charts
 from poolwise.report.page import page
@@ -32,7 +32,7 @@ from tests.report.samples import DROP, SCRIPT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.log import Log
+    from poolwise.log.log import Log
 
 LARGEST = 3_000_000  # bytes
 ORDER = [
@@ -112,7 +112,7 @@ def test_the_same_numbers_give_the_same_bytes(name: str) -> None:
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     there = tmp_path / "there.html"
     program = (
-        "import sys; from poolwise import evaluate; from poolwise.bundled import *\n"
+        "import sys; from poolwise import evaluate; from poolwise.formats.digits import *\n"
         "evaluate(digits_log(), TARGETS, truth=digits_truth()).save(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", program, there], check=True)

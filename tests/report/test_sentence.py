@@ -13,10 +13,10 @@ from poolwise.report.sentence import (
     carriers,
     findings_of,
     leading,
+    lesson,
     rivals,
     truth_text,
 )
-from poolwise.report.text import lesson
 from tests.report.samples import demo
 
 INF = math.inf

@@ -5,13 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError
-from poolwise.exact import FiniteProblem
-from poolwise.reproduce import enumeration
-from poolwise.reproduce.enumeration import Mix, Slab, exact_fourth, exact_moments
-from poolwise.reproduce.problem import FIRST, SECOND, LabelProblem, Setting
-from poolwise.simulate import correct_labels, true_value
-from poolwise.terms import (
+from poolwise.formats.labelled import correct_labels, true_value
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     WEIGHTED_REWARD,
@@ -19,6 +16,9 @@ from poolwise.terms import (
     Term,
     ratio,
 )
+from poolwise.paper import enumeration
+from poolwise.paper.enumeration import Mix, Slab, exact_fourth, exact_moments
+from poolwise.paper.problem import FIRST, SECOND, LabelProblem, Setting
 from tests.reproduce.synthetic import LABELS, small_data
 
 FRACTION = 0.05

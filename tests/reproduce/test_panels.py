@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poolwise.datasets import Dataset, load
-from poolwise.reproduce.fullsize import lyrl_shaped
-from poolwise.reproduce.panels import Row, gamma, panel
-from poolwise.reproduce.problem import RATIOS, Setting, Structure, training_rows
+from poolwise.paper.datasets import Dataset, load
+from poolwise.paper.panels import Row, gamma, panel
+from poolwise.paper.problem import RATIOS, Setting, Structure, lyrl_shaped, training_rows
 from tests.reproduce.synthetic import small_data
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")

@@ -8,20 +8,19 @@ import pytest
 from rich.console import Console
 
 from poolwise.errors import UsageError
-from poolwise.reproduce import run as module
-from poolwise.reproduce.claims import claims
-from poolwise.reproduce.figures import FIGURES
-from poolwise.reproduce.run import run
-from poolwise.reproduce.store import Store, read_csv
-from poolwise.reproduce.toy import numbers
-from poolwise.reproduce.work import Bench, Effort
+from poolwise.paper import run as module
+from poolwise.paper.claims import claims
+from poolwise.paper.figures import FIGURES
+from poolwise.paper.run import run
+from poolwise.paper.toy import numbers
+from poolwise.paper.work import Bench, Effort, Store, read_csv
 from tests.reproduce.synthetic import save_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from poolwise.reproduce.panels import Row
+    from poolwise.paper.panels import Row
 
 LITTLE = Effort(
     fractions=(0.05, 0.2),
@@ -131,12 +130,12 @@ def test_finished_cells_are_not_computed_again(
 def test_a_subset_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from poolwise.datasets import load
+    from poolwise.paper.datasets import load
 
     save_as(tmp_path, "yeast")
     note = "This is a subset."
     monkeypatch.setattr(
-        "poolwise.reproduce.work.load", lambda *_: replace(load("yeast", tmp_path), note=note)
+        "poolwise.paper.work.load", lambda *_: replace(load("yeast", tmp_path), note=note)
     )
     run("lyrl", tmp_path, tmp_path / "out", console=(console := quiet()), effort=LITTLE)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]

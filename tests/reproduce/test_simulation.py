@@ -5,15 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from poolwise.estimators.control import Calibrated
-from poolwise.reproduce import simulation
-from poolwise.reproduce.draws import Draws
-from poolwise.reproduce.enumeration import Mix, exact_moments
-from poolwise.reproduce.panels import divergences
-from poolwise.reproduce.problem import FIRST, SECOND, LabelProblem, Setting
-from poolwise.reproduce.simulation import Exact, exact_cells, mix_for, simulate_cell
-from poolwise.reproduce.weights import estimated_weights
-from poolwise.terms import BALANCED_REWARD, WEIGHTED_REWARD
+from poolwise.estimators.calibrated import Calibrated
+from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD
+from poolwise.paper import simulation
+from poolwise.paper.enumeration import Mix, exact_moments
+from poolwise.paper.panels import divergences, estimated_weights
+from poolwise.paper.problem import FIRST, SECOND, LabelProblem, Setting
+from poolwise.paper.simulation import Draws, Exact, exact_cells, mix_for, simulate_cell
 from tests.reproduce.synthetic import small_data
 
 REPLICATIONS = 300

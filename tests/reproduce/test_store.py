@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import UsageError
+from poolwise.paper.work import Store, read_csv, write_csv
 from poolwise.report.files import write_whole
-from poolwise.reproduce.store import Store, read_csv, write_csv
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.reproduce.panels import Row
+    from poolwise.paper.panels import Row
 
 ROWS: list[Row] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
 

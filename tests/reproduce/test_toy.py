@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from poolwise.reproduce import toy
+from poolwise.paper import toy
 
 
 def test_every_number_is_the_fraction_that_it_should_be() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from poolwise.engine.spark import Spark
+from poolwise.engines.spark import Spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

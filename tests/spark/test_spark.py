@@ -21,11 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from poolwise.engine.duckdb import DuckDB
-from poolwise.engine.feed import Piece
-from poolwise.engine.spark import Spark
-from poolwise.engine.spark_files import SparkFileRows
-from poolwise.engine.split import split
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.spark import Spark
+from poolwise.engines.spark_files import SparkFileRows
+from poolwise.engines.split import split
 from poolwise.errors import (
     EngineError,
     LogError,
@@ -34,9 +33,10 @@ from poolwise.errors import (
     SourceError,
     UsageError,
 )
-from poolwise.moments import pooled
-from poolwise.pipeline import evaluate
-from poolwise.terms import WEIGHT, Needs
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.moments import pooled
+from poolwise.moments.terms import WEIGHT, Needs
+from poolwise.rows.reader import Piece
 from tests.engine import test_moments_numbers as numbers
 from tests.reference import Reference, assert_moments_agree, assert_same, log_of, random_table
 from tests.spark.conftest import wait_until
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from poolwise.engine.base import Engine, Rows
-    from poolwise.log import Log
-    from poolwise.moments import Moments
-    from poolwise.policy import Batch, PolicyLike
+    from poolwise.engines.base import Engine, Rows
+    from poolwise.log.log import Log
+    from poolwise.log.policy import Batch, PolicyLike
+    from poolwise.moments.moments import Moments
     from tests.spark.conftest import Cluster
 
 TARGETS = {"target": "t"}
@@ -135,7 +135,7 @@ def test_a_wide_query_is_split_and_gives_the_same(
     spark: Spark, table: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = numbers.moments(Reference(), log_of(table), NEEDS)
-    monkeypatch.setattr("poolwise.engine.spark_tables.WIDEST", 12)
+    monkeypatch.setattr("poolwise.engines.spark_tables.WIDEST", 12)
     assert len(split(NEEDS, 12)) > 2
     assert_moments_agree(numbers.moments(spark, log_of(table), NEEDS), judge)
 
@@ -298,7 +298,7 @@ def test_a_file_that_workers_do_not_see_is_named(
     spark: Spark, table: pa.Table, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = [[Piece("/nowhere/0.parquet", 0, 250)]]
-    monkeypatch.setattr("poolwise.engine.spark_files.tasks_of", lambda *_: hidden)
+    monkeypatch.setattr("poolwise.engines.spark_files.tasks_of", lambda *_: hidden)
     with pytest.raises(SourceError, match=r"'/nowhere/0\.parquet': Spark's worker on"):
         evaluate(replace(log_of(table), source=str(folder)), TARGETS, engine=spark)
 

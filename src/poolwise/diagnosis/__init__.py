@@ -1,1 +1,1 @@
-"""Diagnosis: whether an answer can be trusted, and which logs carry it."""
+"""Diagnosis: whether an estimate can be believed."""

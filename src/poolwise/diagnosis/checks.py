@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poolwise.diagnosis.deviations import Combination, deviation, mean_of, mean_over, variance
-from poolwise.diagnosis.evidence import Check
+from poolwise.diagnosis.agreement import cochran, random_effects, welch
+from poolwise.diagnosis.overlap import Check
 from poolwise.errors import RefusedError
-from poolwise.estimators.base import by_count
-from poolwise.estimators.control import (
+from poolwise.estimators.calibrated import (
     Columns,
     bearable,
     controls_of,
@@ -24,9 +23,10 @@ from poolwise.estimators.control import (
     many,
 )
 from poolwise.estimators.ips import Weighted
-from poolwise.intervals import Interval
-from poolwise.statistics.agreement import cochran, random_effects, welch
-from poolwise.terms import (
+from poolwise.intervals.student import Interval
+from poolwise.moments.estimate import by_count
+from poolwise.moments.linear import Combination, deviation, mean_of, mean_over, variance
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     OVERLAP,
@@ -37,10 +37,10 @@ from poolwise.terms import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.diagnosis.deviations import Deviation
-    from poolwise.estimators.base import Estimate
-    from poolwise.moments import Moments, MomentsByLogger
-    from poolwise.resample import Buckets
+    from poolwise.moments.buckets import Buckets
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.linear import Deviation
+    from poolwise.moments.moments import Moments, MomentsByLogger
 
 ENOUGH = 30  # rows of one logger below which a mean of its own proves nothing
 ENOUGH_OVERLAP = 50  # effective rows, likewise, of those that all loggers might have written

@@ -11,17 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poolwise.errors import UsageError, nearest
+from poolwise.errors import Finding, UsageError, nearest
 from poolwise.estimators.ips import Weighted
-from poolwise.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.estimators.base import Estimate, Estimator
-    from poolwise.intervals import Interval
-    from poolwise.log import Log
-    from poolwise.result import TargetResult
+    from poolwise.evaluation.results import TargetResult
+    from poolwise.intervals.student import Interval
+    from poolwise.log.log import Log
+    from poolwise.moments.estimate import Estimate, Estimator
 
 HONEST = Weighted(divergence="reward-free")
 Conflicts = dict[str, list[str]]

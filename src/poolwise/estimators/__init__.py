@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from poolwise.estimators.control import Calibrated, SelfNormalised
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DirectMethod, DoublyRobust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poolwise.estimators.base import Estimator
+    from poolwise.moments.estimate import Estimator
 
 BY_NAME: Mapping[str, type[Estimator]] = {
     "calibrated": Calibrated,

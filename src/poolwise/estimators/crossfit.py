@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.base import Estimate, by_count
-from poolwise.estimators.control import (
+from poolwise.estimators.calibrated import (
     Calibrated,
     Control,
     least_squares,
     stratified_variance,
 )
-from poolwise.moments import MomentsByLogger, pooled
-from poolwise.terms import BALANCED_REWARD
+from poolwise.moments.estimate import Estimate, by_count
+from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.terms import BALANCED_REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.findings import Finding
-    from poolwise.terms import Needs, Term
+    from poolwise.errors import Finding
+    from poolwise.moments.terms import Needs, Term
 
 
 @dataclass(frozen=True)

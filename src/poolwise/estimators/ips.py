@@ -13,8 +13,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.base import (
+from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
+from poolwise.moments.estimate import (
     Estimate,
     added_freedom,
     by_count,
@@ -23,10 +24,8 @@ from poolwise.estimators.base import (
     shares,
     stratified,
 )
-from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.findings import Finding
-from poolwise.moments import MomentsByLogger, pooled
-from poolwise.terms import (
+from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poolwise.findings import Finding
+from poolwise.errors import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

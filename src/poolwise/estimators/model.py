@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.errors import UsageError
-from poolwise.estimators.base import Estimate, by_count, stratified
-from poolwise.estimators.control import row_spreads, stratified_variance, uncovered
+from poolwise.errors import Finding, UsageError
+from poolwise.estimators.calibrated import row_spreads, stratified_variance, uncovered
 from poolwise.estimators.ips import (
     FLOOR,
     OWN_ONLY,
@@ -25,9 +24,9 @@ from poolwise.estimators.ips import (
     with_divergences,
 )
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.findings import Finding
-from poolwise.moments import MomentsByLogger, pooled
-from poolwise.terms import (
+from poolwise.moments.estimate import Estimate, by_count, stratified
+from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
     RESIDUAL,

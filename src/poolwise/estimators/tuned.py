@@ -12,19 +12,17 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from poolwise.errors import UsageError
-from poolwise.estimators.shrink import Rule, Shrink
-from poolwise.findings import Finding
-from poolwise.statistics.slope import slope
+from poolwise.errors import Finding, UsageError
+from poolwise.estimators.shrink import Rule, Shrink, slope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.estimators.base import Estimate, Estimator
     from poolwise.estimators.ips import Balanced
     from poolwise.estimators.model import DoublyRobust
-    from poolwise.moments import MomentsByLogger
-    from poolwise.terms import Needs
+    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.terms import Needs
 
 BOUNDS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 LEVEL = 0.95  # of the half-widths that SLOPE compares

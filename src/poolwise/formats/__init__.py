@@ -1,1 +1,1 @@
-"""Formats: logs as other programs write them, read into a `Log`."""
+"""Formats: other people's logs as a `Log`."""

@@ -2,7 +2,7 @@
 
 A line of Vowpal Wabbit or Azure Personalizer holds a context, the probabilities of all
 actions, the action that was drawn, and its cost once that is known.  Here it is checked;
-`poolwise.formats.dsjson` reads the files.
+`poolwise.formats.vw` reads the files.
 """
 
 from __future__ import annotations

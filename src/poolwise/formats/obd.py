@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.errors import MissingColumnError, SourceError, UsageError, nearest
-from poolwise.log import Log
+from poolwise.log.log import Log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

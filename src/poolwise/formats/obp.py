@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from poolwise.errors import UsageError
-from poolwise.log import Log
-from poolwise.policy import SUM_TOLERANCE
+from poolwise.log.log import Log
+from poolwise.log.policy import SUM_TOLERANCE
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import ArrayLike
 
-    from poolwise.policy import AnyArray, FloatArray, IntArray
+    from poolwise.log.policy import AnyArray, FloatArray, IntArray
 
 BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as OBP has them
 TARGET = "target_prob"

@@ -1,1 +1,1 @@
-"""Reports: what people see."""
+"""Report: dictionaries become tables, sentences, charts and a page."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from poolwise.format import interval_text, percent, short, with_error
 from poolwise.report.marks import (
     ACCENT,
     GRID,
@@ -22,7 +21,8 @@ from poolwise.report.marks import (
     styled,
 )
 from poolwise.report.sentence import Found, behind_leader, recommended
-from poolwise.report.weights import weights
+from poolwise.report.weights_chart import weights
+from poolwise.text import interval_text, percent, short, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

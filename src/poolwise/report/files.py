@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poolwise.outputs import HTML, refuse_folder, refuse_output, telling, whole_file
+from poolwise.rows.output import HTML, refuse_folder, refuse_output, telling, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from poolwise.log import Log
+    from poolwise.log.log import Log
     from poolwise.report.marks import Chart
 
 WIDTH = 640  # of a picture, where no page says how wide it may be
@@ -27,7 +27,7 @@ def refuse_report(
 ) -> None:
     """Refuse places where a report and charts cannot go, before anything is read."""
     if html is not None:
-        from poolwise.scoring import files_of
+        from poolwise.evaluation.score_log import files_of
 
         refuse_output(html, HTML, [*files_of(log), *moments])
     if charts is not None:

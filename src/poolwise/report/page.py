@@ -1,9 +1,4 @@
-"""The report: one page that needs nothing but itself.
-
-Answer, estimates, logs, weights, agreement, targets, findings, method: in the order in
-which people ask.  Everything that comes from the data is escaped, and nothing comes from
-the clock or from chance, so that the same numbers give the same bytes.
-"""
+"""Page: the report as one HTML file that needs nothing but itself."""
 
 from __future__ import annotations
 
@@ -11,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from poolwise.format import interval_text
-from poolwise.report import method, sections
+from poolwise.report import sections
 from poolwise.report.charts import OF_TARGET, all_charts
 from poolwise.report.marks import PALETTE
 from poolwise.report.sentence import (
@@ -27,10 +22,76 @@ from poolwise.report.sentence import (
     rivals,
     truth_text,
 )
+from poolwise.text import interval_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from poolwise.report.marks import Chart
-    from poolwise.tables import Grid
+    from poolwise.report.tables import Grid
+
+FORMULAS = {
+    "naive": "The mean, over all rows, of reward × weight. The weight of a row is the "
+    "probability of its action under the target over that under the logger that wrote it.",
+    "balanced": "The same with balanced weights: the target's probability over that of the "
+    "mixture of all loggers, each in proportion to its rows.",
+    "weighted": "The naive estimate of each log by itself, combined in the shares of least "
+    "variance: in proportion to rows over divergence.",
+    "self-normalised": "The balanced estimate over the mean of the balanced weights.",
+    "calibrated": "The balanced estimate, corrected by regression on what is known without "
+    "any rewards: the mean weight of the target and of each logger against the mixture is 1.",
+    "doubly-robust": "The mean prediction of a reward model under the target, plus the "
+    "balanced mean of what the model got wrong.",
+    "doubly-robust-naive": "Doubly robust, with the weights of naive.",
+    "doubly-robust-weighted": "Doubly robust, with the shares of weighted.",
+    "direct-method": "The mean prediction of a reward model under the target, and nothing "
+    "that would correct it.",
+}
+TERMS = (
+    "± is one standard error.",
+    "Divergence is the variance of one weighted reward: how little one row of a log tells.",
+    "Share is the part of a log in the weighting of least variance.",
+    "The fewest logs whose shares reach 90% are said to carry the answer.",
+    "Effective rows are as many rows of equal weight as would be worth as much.",
+    "The tail index says how heavy the tail of the weights is: from 0.5, without variance.",
+    "It is 'none' where there are few distinct weights, '?' where it was not computed.",
+    "Unsupported is how often the target plays what the logger never does.",
+    "What the best logger earned is the mean reward of its own log, taken as exact.",
+    "To compare with a logger in pairs, with its uncertainty: poolwise compare --baseline.",
+    "Targets of the same group were not shown to differ.",
+)
+FINGERPRINT = (
+    "A digest of the rows, rewards and weights of every logger and target, to eight digits: it "
+    "is the same for the same rows, whatever engine read them and in whatever order."
+)
+ASSUMPTIONS = (
+    "The probabilities of the loggers are those with which the actions were drawn.",
+    "Every action that the target may play could have been logged by some logger.",
+    "Contexts and rewards come from the same source in every log; see the tests of agreement.",
+    "Rows, or clusters of rows where the log names them, do not influence each other.",
+)
+
+
+def formulas(estimators: Iterable[str]) -> list[tuple[str, str]]:
+    """What each estimator computes, where it is one of ours.
+
+    >>> formulas(["self-normalised", "mine"])
+    [('self-normalised', 'The balanced estimate over the mean of the balanced weights.')]
+    """
+    return [(name, FORMULAS[name]) for name in dict.fromkeys(estimators) if name in FORMULAS]
+
+
+def versions() -> list[str]:
+    """What computed the numbers."""
+    return [f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(version unknown)"
+
 
 POLICY = (  # nothing may be loaded, from anywhere
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -62,7 +123,7 @@ def page(found: Found, *, command: str = "") -> str:
         f"<title>{escape(_title(found))}</title>\n"
         f"<style>\n{_file('style.css')}</style>\n</head>\n<body>\n"
         f"{_answer(found)}<main>\n{''.join(body)}</main>\n"
-        f"<footer>Made by {escape(method.versions()[0])}.</footer>\n"
+        f"<footer>Made by {escape(versions()[0])}.</footer>\n"
         f"{specs}<script>/* {LICENCE} */\n{_vega()}</script>\n"
         f"<script>\n{_file('draw.js')}</script>\n</body>\n</html>\n"
     )
@@ -229,20 +290,19 @@ def _paragraphs(texts: Iterable[str]) -> str:
 def _method(found: Found, command: str) -> str:
     names = [e["estimator"] for t in found["targets"] for e in t["estimates"]]
     terms = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n"
-        for name, text in method.formulas(names)
+        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n" for name, text in formulas(names)
     )
     again = (
         f"<h3>The command</h3>\n<pre><code>{escape(command)}</code></pre>\n" if command else ""
     )
     body = (
         f"<h3>Estimators</h3>\n<dl>\n{terms}</dl>\n"
-        f"<h3>Words</h3>\n{_list(method.TERMS)}"
-        f"<h3>Assumptions</h3>\n{_list(method.ASSUMPTIONS)}"
+        f"<h3>Words</h3>\n{_list(TERMS)}"
+        f"<h3>Assumptions</h3>\n{_list(ASSUMPTIONS)}"
         f"<h3>Rows</h3>\n{_table(sections.rows_by_logger(found), 'Rows of each logger')}"
         f"<h3>Fingerprint of the data</h3>\n<p><code>{escape(found['fingerprint'])}</code></p>"
-        f"\n<p>{escape(method.FINGERPRINT)}</p>\n"
-        f"<h3>Versions</h3>\n<p>{escape(', '.join(method.versions()))}</p>\n{again}"
+        f"\n<p>{escape(FINGERPRINT)}</p>\n"
+        f"<h3>Versions</h3>\n<p>{escape(', '.join(versions()))}</p>\n{again}"
     )
     return _section("Method", "How these numbers were made.", body)
 

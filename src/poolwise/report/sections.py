@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from poolwise.format import count_text, interval_text, p_text, percent, short, with_error
 from poolwise.report.sentence import Found, behind_leader, carriers, recommended
-from poolwise.tables import Grid
+from poolwise.report.tables import Grid
+from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from poolwise.format import interval_text, percent, places_for, short, with_error
+from poolwise.text import count_text, interval_text, percent, places_for, short, with_error
 
 Found = Mapping[str, Any]  # a nested dictionary of results
 RECOMMENDED = "calibrated"
@@ -209,3 +209,20 @@ def truth_text(target: Found) -> str:
     where = "within" if best["lower"] <= truth <= best["upper"] else "outside"
     places = places_for(best["std_error"])
     return f"The true value is known: {truth:.{places}f}, {where} the interval."
+
+
+def lesson(found: Found) -> str:
+    """Two sentences on what an evaluation teaches about pooling, from its numbers."""
+    target = found["targets"][0]
+    by_name = {e["estimator"]: e for e in target["estimates"]}
+    rows = {i["logger"]: i["rows"] for i in found["loggers"]}
+    total, biggest = sum(rows.values()), max(rows, key=lambda i: rows[i])
+    share = by_name["weighted"]["shares"][biggest]
+    worth = (by_name["naive"]["std_error"] / by_name["calibrated"]["std_error"]) ** 2
+    return (
+        f"Logger {biggest!r} wrote {percent(rows[biggest] / total)} of the rows, "
+        f"but it is so unlike {target['target']!r} that weighted gives it a share of "
+        f"{percent(share)} only. Pooling naively lets its few large weights drown the rest: "
+        f"calibrated is as sure from these {count_text(total)} rows as naive would be from "
+        f"{count_text(worth * total)}."
+    )

@@ -1,1 +1,0 @@
-"""Decisions: which policy is better, and what to log next."""

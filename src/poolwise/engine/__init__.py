@@ -1,1 +1,0 @@
-"""Engines: what reads rows, and the one query they all run."""

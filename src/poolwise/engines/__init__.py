@@ -1,0 +1,1 @@
+"""Engines: rows become moments, wherever the rows are."""

@@ -1,0 +1,357 @@
+"""FiniteProblem: a bandit so small that every expectation is a finite sum.
+
+It is the library's conscience: it produces the same `Moments` that an engine
+produces from rows, only exactly, so that the estimators which run on a billion
+rows are tested to the last digit on problems that fit on a page.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.log.log import Log
+from poolwise.moments.moments import FloatArray, Moments
+from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from poolwise.moments.estimate import Estimate, Estimator
+
+TARGET = "target_prob"  # column of the target's probability in drawn logs
+Polynomial = list[FloatArray]  # of the reward, one array over (context, action) per power
+
+
+@dataclass(frozen=True)
+class Support:
+    """Who can play what the target plays.
+
+    Attributes:
+        each: For each logger, whether it can play every rewarded action of the target.
+        mixture: Whether the loggers together can.
+        strict: Whether the loggers together can play every action of the target,
+            rewarded or not.
+    """
+
+    each: Mapping[str, bool]
+    mixture: bool
+    strict: bool
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteProblem:
+    """Contexts, actions, rewards and policies as small arrays.
+
+    Attributes:
+        context_prob: Pr(x), shape (X,).
+        reward: Mean reward of each context and action, shape (X, Y).
+        target: Target policy, shape (X, Y); rows sum to 1.
+        loggers: Logging policies, each of shape (X, Y).
+        counts: Rows that each logger writes.
+        reward_variance: Variance of the reward given context and action, shape (X, Y).
+        predicted_reward: What a reward model says of each context and action, shape
+            (X, Y), where there is a model.
+
+    Examples:
+        >>> from poolwise.estimators.ips import Balanced
+        >>> problem = FiniteProblem(
+        ...     context_prob=[0.5, 0.5],
+        ...     reward=[[10, 1], [1, 10]],
+        ...     target=[[0.8, 0.2], [0.2, 0.8]],
+        ...     loggers={"first": [[0.2, 0.8], [0.8, 0.2]], "second": [[0.9, 0.1], [0.1, 0.9]]},
+        ...     counts={"first": 1, "second": 1},
+        ... )
+        >>> exact = problem.exact(Balanced())
+        >>> round(exact.value, 12), round(exact.variance, 2)
+        (8.2, 12.43)
+    """
+
+    context_prob: FloatArray
+    reward: FloatArray
+    target: FloatArray
+    loggers: Mapping[str, FloatArray]
+    counts: Mapping[str, int]
+    reward_variance: FloatArray = field(default_factory=lambda: np.zeros(()))
+    predicted_reward: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        shape = np.asarray(self.target).shape
+        self._set("context_prob", np.asarray(self.context_prob, dtype=np.float64))
+        self._set("target", np.asarray(self.target, dtype=np.float64))
+        modelled = self.predicted_reward is not None
+        for name in ("reward", "reward_variance", *(["predicted_reward"] * modelled)):
+            array = np.asarray(getattr(self, name), dtype=np.float64)
+            if array.shape not in {(), shape} or not np.isfinite(array).all():
+                raise UsageError(f"{name} must hold one finite number per context and action")
+            self._set(name, np.broadcast_to(array, shape))
+        policies = {str(k): np.asarray(v, dtype=np.float64) for k, v in self.loggers.items()}
+        self._set("loggers", policies)
+        self._set("counts", {str(k): int(v) for k, v in self.counts.items()})
+        _check(self)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # inputs become arrays once, at the border
+
+    @cached_property
+    def mixture(self) -> FloatArray:
+        """The loggers mixed in proportion to their rows, shape (X, Y)."""
+        total = sum(self.counts.values())
+        parts = [self.counts[i] / total * policy for i, policy in self.loggers.items()]
+        mixed: FloatArray = np.sum(parts, axis=0)
+        return mixed
+
+    @cached_property
+    def value(self) -> float:
+        """True mean reward of the target."""
+        return float(np.einsum("x,xy,xy->", self.context_prob, self.target, self.reward))
+
+    @cached_property
+    def _rewarded(self) -> NDArray[np.bool_]:
+        rewarded: NDArray[np.bool_] = (self.reward != 0) | (self.reward_variance > 0)
+        return rewarded
+
+    @cached_property
+    def support(self) -> Support:
+        """Which loggers cover the target, and whether the mixture does."""
+        happens = self.context_prob[:, None] * self.target > 0
+        counts = happens & self._rewarded
+        return Support(
+            each={i: bool((p[counts] > 0).all()) for i, p in self.loggers.items()},
+            mixture=bool((self.mixture[counts] > 0).all()),
+            strict=bool((self.mixture[happens] > 0).all()),
+        )
+
+    @cached_property
+    def divergence(self) -> dict[str, float]:
+        r"""Divergence of the target from each logger; infinite without support.
+
+        $$\sigma_i^2 = \sum_{x,y} \Pr(x) \bar\pi^2 (\delta^2 + s^2) / \pi_i - U^2$$
+        """
+        square = self.target**2 * (self.reward**2 + self.reward_variance)
+        found = {}
+        for logger, policy in self.loggers.items():
+            rows = square * _divide(np.ones_like(policy), policy)
+            second = float(np.einsum("x,xy->", self.context_prob, rows))
+            supported = self.support.each[logger]
+            found[logger] = max(0.0, second - self.value**2) if supported else math.inf
+        return found
+
+    @cached_property
+    def gamma(self) -> float:
+        r"""Variance of weighted over that of naive (both exact).
+
+        $$\gamma = \frac{(\sum r_i)^2}{(\sum r_i v_i)(\sum r_i / v_i)} \le 1$$
+
+        with $r_i$ and $v_i$ the sizes and divergences relative to the last logger.
+        """
+        if not all(0 < d < math.inf for d in self.divergence.values()):
+            raise RefusedError(
+                "gamma-refused",
+                f"gamma needs positive, finite divergences, not {self.divergence}",
+            )
+        last = list(self.loggers)[-1]
+        r = np.array([self.counts[i] / self.counts[last] for i in self.loggers])
+        v = np.array([self.divergence[i] / self.divergence[last] for i in self.loggers])
+        return float(r.sum() ** 2 / ((r * v).sum() * (r / v).sum()))
+
+    def exact(self, estimator: Estimator) -> Estimate:
+        """Mean and variance of an estimator, for these counts, to rounding.
+
+        Without support the mean is not the target's value: it is returned as it is,
+        with the finding ``biased``.
+        """
+        needs = estimator.needs(tuple(self.loggers), crossed=True)
+        found = estimator.estimate(self.moments(needs))
+        gap = found.value - self.value
+        if abs(gap) > 1e-9 * max(1.0, abs(self.value)):
+            note = f"The mean is {found.value:g}; the value of the target is {self.value:g}."
+            found = replace(found, findings=(*found.findings, Finding("biased", note)))
+        return found
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """What an engine would return from endless rows, for these counts."""
+        return {logger: self._moments_of(logger, needs) for logger in self.loggers}
+
+    def _moments_of(self, logger: str, needs: Needs) -> Moments:
+        joint = self.context_prob[:, None] * self.loggers[logger]
+        terms = needs.terms
+        parts = {t: _polynomial(t, self, logger) for t in terms}
+        means = np.array([np.sum(joint * self._cell_means(parts[t])) for t in terms])
+        place = {t: k for k, t in enumerate(terms)}
+        scatter = np.full((len(terms), len(terms)), np.nan)
+        count = self.counts[logger]
+        for left, right in needs.pairs:
+            i, j = place[left], place[right]
+            cov = self._covariance(joint, parts[left], parts[right], means[i], means[j])
+            scatter[i, j] = scatter[j, i] = count * cov
+        seen = joint > 0
+        extremes = [_at(parts[t], self.reward)[seen] for t in terms]
+        lowest = np.array([v.min() for v in extremes])
+        largest = np.array([v.max() for v in extremes])
+        return Moments(terms, count, means, scatter, lowest, largest, ddof=0)
+
+    def _power(self, degree: int) -> FloatArray:
+        """Mean of reward to a power, for each context and action."""
+        if degree > 2:
+            raise UsageError("only mean and variance of a reward are known, not higher moments")
+        square = self.reward**2 + self.reward_variance
+        return (np.ones_like(self.reward), self.reward, square)[degree]
+
+    def _cell_means(self, polynomial: Polynomial) -> FloatArray:
+        """Mean of a polynomial of the reward, for each context and action."""
+        parts = [part * self._power(degree) for degree, part in enumerate(polynomial)]
+        mean: FloatArray = np.sum(parts, axis=0)
+        return mean
+
+    def _covariance(
+        self,
+        joint: FloatArray,
+        left: Polynomial,
+        right: Polynomial,
+        left_mean: float,
+        right_mean: float,
+    ) -> float:
+        """Spread of the means of the cells, plus the noise of the reward within them."""
+        a, b = self._cell_means(left), self._cell_means(right)
+        between = np.sum(joint * (a - left_mean) * (b - right_mean))
+        if len(left) == 1 or len(right) == 1:
+            return float(between)
+        if len(left) + len(right) > 4:
+            self._power(len(left) + len(right) - 2)
+        return float(between + np.sum(joint * left[1] * right[1] * self.reward_variance))
+
+    def draw(self, rng: np.random.Generator) -> Log:
+        """One simulated log, with all cross-propensities and the target's probability.
+
+        Where the problem has a reward model, the log has its columns
+        ``predicted_reward`` and ``predicted_value``.
+
+        Rewards are Bernoulli where the variance is that of a Bernoulli variable, and
+        otherwise lie one standard deviation below or above the mean, at even odds.
+        """
+        import pyarrow as pa
+
+        tables = [pa.table(self._draw(logger, rng)) for logger in self.loggers]
+        return Log(
+            pa.concat_tables(tables),
+            logger="logger",
+            action="action",
+            reward="reward",
+            propensity="propensity",
+            propensities={i: f"propensity_{k}" for k, i in enumerate(self.loggers)},
+            context=("context",),
+        )
+
+    def _draw(self, logger: str, rng: np.random.Generator) -> dict[str, object]:
+        joint = self.context_prob[:, None] * self.loggers[logger]
+        cells = rng.choice(joint.size, size=self.counts[logger], p=joint.ravel() / joint.sum())
+        policies = {f"propensity_{k}": p for k, p in enumerate(self.loggers.values())}
+        columns = {"propensity": self.loggers[logger], TARGET: self.target, **policies}
+        if self.predicted_reward is not None:
+            value = (self.target * self.predicted_reward).sum(axis=1, keepdims=True)
+            columns["predicted_reward"] = self.predicted_reward
+            columns["predicted_value"] = np.broadcast_to(value, self.target.shape)
+        return {
+            "logger": [logger] * len(cells),
+            "context": cells // joint.shape[1],
+            "action": cells % joint.shape[1],
+            "reward": self._rewards(cells, rng),
+            **{name: array.ravel()[cells] for name, array in columns.items()},
+        }
+
+    def _rewards(self, cells: NDArray[np.int64], rng: np.random.Generator) -> FloatArray:
+        mean, spread = self.reward.ravel()[cells], self.reward_variance.ravel()[cells]
+        bernoulli = np.isclose(spread, mean * (1 - mean)) & (mean >= 0) & (mean <= 1)
+        uniform = rng.random(len(cells))
+        two_point = mean + np.sqrt(spread) * np.where(2 * uniform < 1, -1.0, 1.0)
+        drawn: FloatArray = np.where(bernoulli, (uniform < mean).astype(np.float64), two_point)
+        return drawn
+
+
+def _polynomial(term: Term, problem: FiniteProblem, logger: str) -> Polynomial:
+    """A term as arrays over (context, action), one for each power of the reward."""
+    found: Polynomial = [np.ones_like(problem.target)]
+    zero = np.zeros_like(problem.target)
+    for factor in term.factors:
+        if factor.name in {"reward", "residual"}:
+            shift = zero if factor.name == "reward" else -_model(problem)
+            above, below = [zero, *found], [*(shift * part for part in found), zero]
+            found = [a + b for a, b in zip(above, below, strict=True)]
+        else:
+            found = [part * _column(factor, problem, logger) for part in found]
+    return found
+
+
+def _at(polynomial: Polynomial, reward: FloatArray) -> FloatArray:
+    value: FloatArray = sum((p * reward**k for k, p in enumerate(polynomial)), np.zeros(()))
+    return value
+
+
+def _model(problem: FiniteProblem) -> FloatArray:
+    if problem.predicted_reward is None:
+        raise UsageError("this problem has no reward model: give `predicted_reward`")
+    return problem.predicted_reward
+
+
+def _held_back(weight: FloatArray, factor: Factor) -> FloatArray:
+    """The weight as the rule of a factor leaves it."""
+    if factor.rule == "clip":
+        return np.minimum(weight, factor.bound)
+    if factor.rule == "switch":
+        return np.where(weight <= factor.bound, weight, 0.0)
+    if factor.rule == "optimistic":
+        return factor.bound * weight / (weight**2 + factor.bound)
+    return weight
+
+
+def _column(factor: Factor, problem: FiniteProblem, logger: str) -> FloatArray:
+    """A row column in every cell; 0 in cells that the divisor never visits."""
+    if factor.name in {"weight", "balanced_weight"}:
+        below = problem.loggers[logger] if factor.name == "weight" else problem.mixture
+        return _held_back(_divide(problem.target, below), factor)
+    if factor.name in OF_MODEL:
+        value = (problem.target * _model(problem)).sum(axis=1, keepdims=True)
+        everywhere = np.broadcast_to(value, problem.target.shape)
+        return everywhere if factor.name == "predicted_value" else _model(problem)
+    if factor.name == "overlap":
+        smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
+        return _divide(smallest, problem.loggers[logger])
+    policy = problem.loggers[factor.logger]
+    if factor.name == "ratio":
+        return _divide(policy, problem.mixture)
+    if factor.name == "unsupported":
+        return np.where(policy > 0, 0.0, 1.0)
+    return np.where(policy > 0, _divide(problem.mixture, policy), UNSUPPORTED)
+
+
+def _divide(above: FloatArray, below: FloatArray) -> FloatArray:
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def _check(problem: FiniteProblem) -> None:
+    problems = []
+    shape = problem.target.shape
+    if not np.isclose(problem.context_prob.sum(), 1) or (problem.context_prob < 0).any():
+        problems.append("context_prob must be a distribution")
+    for name, policy in {"target": problem.target, **problem.loggers}.items():
+        if policy.shape != shape or len(shape) != 2 or shape[0] != len(problem.context_prob):
+            problems.append(f"{name} has shape {policy.shape}, not (contexts, actions)")
+        elif (policy < 0).any() or not np.allclose(policy.sum(axis=1), 1):
+            problems.append(f"{name} must be a distribution over actions in every context")
+    if (
+        set(problem.counts) != set(problem.loggers)
+        or min(problem.counts.values(), default=0) < 1
+    ):
+        problems.append("counts must give one row at least for every logger")
+    if (problem.reward_variance < 0).any():
+        problems.append("reward_variance cannot be negative")
+    if problems:
+        raise UsageError("\n".join(problems))

@@ -1,0 +1,1 @@
+"""Evaluation: the verbs, one module each, and their results."""

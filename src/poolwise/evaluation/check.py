@@ -1,0 +1,78 @@
+"""The border: look at a log, or at its query, without estimating anything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poolwise.engines.choose import as_engine
+from poolwise.errors import LogError, UsageError
+from poolwise.estimators import BY_NAME
+from poolwise.evaluation.read import declare
+from poolwise.intervals.guarantees import guarantee_needs
+from poolwise.moments.terms import unite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from poolwise.engines.choose import EngineLike
+    from poolwise.errors import Fault
+    from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.terms import Needs
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        faults: Every rule that rows break, by logger.
+        rows: Rows of each logger, bad ones included.
+    """
+
+    faults: tuple[Fault, ...]
+    rows: Mapping[str, int]
+
+    def to_json(self) -> str:
+        """The faults and the rows, for programs."""
+        faults = [
+            {**vars(f), "example": {k: str(v) for k, v in f.example.items()}}
+            for f in self.faults
+        ]
+        return json.dumps({"faults": faults, "rows": dict(self.rows)}, indent=2)
+
+    def __str__(self) -> str:
+        if self.faults:
+            return str(LogError(self.faults))
+        found = ", ".join(f"{i!r} {n:,}" for i, n in self.rows.items())
+        return f"no faults in {sum(self.rows.values()):,} rows ({found})"
+
+
+def check(
+    log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: EngineLike = None
+) -> CheckReport:
+    """Count the rows that break each rule, by logger, without estimating anything."""
+    with as_engine(engine, log).open(log, targets or {}) as rows:
+        return CheckReport(rows.check(), rows.found)
+
+
+def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:
+    """The one query whose result is all that an evaluation of a table needs."""
+    from poolwise.engines.printed import standalone_query
+
+    if not targets:
+        raise UsageError("name one target at least: --target candidate=p_candidate")
+    return standalone_query(log, table, targets, needs_of(log, targets), dialect)
+
+
+def needs_of(log: Log, targets: Iterable[str], also: Sequence[Estimator] = ()) -> Needs:
+    """What evaluations with the default estimators, and some others, may ask of the rows."""
+    loggers = tuple(map(str, log.propensities or ()))
+    default = [make() for make in BY_NAME.values()]
+    plan = declare([*default, *also], loggers, crossed=log.crossed, strict=False)
+    bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
+    needs = plan.needs | bounded
+    return unite(needs.bind(name) for name in targets)

@@ -1,0 +1,225 @@
+"""Design: how sure an estimate would be from other numbers of rows.
+
+Variances of all estimators as functions of the rows of each logger, and the split of
+new rows that lowers them most.  Everything is a pure function of divergences, or of a
+sample of rows that carries the shares of the present log.
+
+He & Owen (2014); METHODS B3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from poolwise.moments.moments import FloatArray
+
+Variance = Callable[["FloatArray"], float]  # rows of each logger, to the variance
+MOST_FOLD = 1e9  # rows beyond so many times the log are out of reach
+COLLINEAR = 1e-10  # of the largest: singular values below it are rounding
+CLOSE_ENOUGH = 1e-3  # relative error of a number of rows
+STEPS = 30  # of the search for split and size together; it takes five or so
+
+
+@dataclass(frozen=True, eq=False)
+class RowSample:
+    """Rows that stand for the log as it is.
+
+    Attributes:
+        shares: Part of each row in an average over all rows, shape (n,); sums to 1.
+        outcome: Balanced weight times reward, shape (n,).
+        weight: Balanced weight, shape (n,).
+        ratios: Each logger's probability over the mixture's, shape (n, loggers).
+    """
+
+    shares: FloatArray
+    outcome: FloatArray
+    weight: FloatArray
+    ratios: FloatArray
+
+    @cached_property
+    def design(self) -> FloatArray:
+        """Columns of the loggers and of the target, shape (n, loggers + 1)."""
+        return np.vstack([self.ratios.T, self.weight]).T  # column by column, as sampled
+
+
+def naive_variance(divergence: FloatArray, counts: FloatArray) -> float:
+    r"""Variance of naive IPS, $\sum_i n_i \sigma_i^2 / n^2$; infinite without support."""
+    if np.isinf(divergence[counts > 0]).any():
+        return math.inf
+    return float(counts @ np.where(counts > 0, divergence, 0.0) / counts.sum() ** 2)
+
+
+def weighted_variance(divergence: FloatArray, counts: FloatArray) -> float:
+    r"""Variance of weighted IPS, $1 / \sum_i n_i / \sigma_i^2$; 0 where a divergence is."""
+    if (divergence[counts > 0] == 0).any():
+        return 0.0
+    precision = float(np.sum(counts / divergence))
+    return 1 / precision if precision > 0 else math.inf
+
+
+def balanced_variance(sample: RowSample, counts: FloatArray) -> float:
+    r"""Variance of balanced IPS for other counts $c$, by rows of the present mixture.
+
+    $$\sum_i c_i Var_i\Big[\frac{\bar\pi \delta}{\sum_k c_k \pi_k}\Big]
+      = E_{avg}\Big[\frac{z^2}{C}\Big] - \sum_i c_i E_{avg}\Big[\frac{z \rho_i}{C}\Big]^2,
+      \qquad C = \sum_k c_k \rho_k, \quad \rho_k = \pi_k / \pi_{avg}$$
+    """
+    each = sample.shares * sample.outcome / (sample.ratios @ counts)
+    return max(0.0, float(each @ sample.outcome - counts @ (each @ sample.ratios) ** 2))
+
+
+def calibrated_variance(
+    sample: RowSample, counts: FloatArray, *, target_column: bool = True
+) -> float:
+    r"""Variance of the calibrated estimator for other counts, slopes fitted anew.
+
+    $$\min_b E_{avg}\Big[\frac{(z - \sum_k b_k \rho_k - b_0 w)^2}{C}\Big]$$
+
+    The columns of the loggers hold the constant, and leave residuals that have mean zero
+    under every logger.  Convex in the counts.
+    """
+    residual = _residual(sample, counts, target_column=target_column)
+    return float(np.sum(sample.shares * residual**2 / (sample.ratios @ counts)))
+
+
+def less_target(sample: RowSample, counts: FloatArray) -> RowSample:
+    r"""The same rows with $z - b w$ for an outcome: calibrated on the target's column alone.
+
+    Its variance is `balanced_variance` of these.  The slope $b$ is that within the loggers
+    of the present log, and is held still.
+    """
+    share = counts / counts.sum()
+    outcome, weight = (
+        (sample.shares * x) @ sample.ratios for x in (sample.outcome, sample.weight)
+    )
+    each = sample.shares * sample.weight
+    inner = float(each @ sample.weight - share @ weight**2)
+    outer = float(each @ sample.outcome - share @ (weight * outcome))
+    slope = outer / inner if inner > COLLINEAR * float(each @ sample.weight) else 0.0
+    return replace(sample, outcome=sample.outcome - slope * sample.weight)
+
+
+def _residual(sample: RowSample, counts: FloatArray, *, target_column: bool) -> FloatArray:
+    design = sample.design if target_column else sample.ratios
+    root = np.sqrt(sample.shares / (sample.ratios @ counts))
+    scaled = design.T * root
+    inner = scaled @ scaled.T
+    size = np.sqrt(np.diag(inner))
+    size = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(inner / np.outer(size, size))
+    kept = values > COLLINEAR * values[-1]
+    inverse = vectors[:, kept] / values[kept] @ vectors[:, kept].T
+    slopes = inverse @ (scaled @ (root * sample.outcome) / size) / size
+    left: FloatArray = sample.outcome - design @ slopes
+    return left
+
+
+def best_split(
+    sample: RowSample,
+    counts: FloatArray,
+    extra: float,
+    *,
+    target_column: bool | None,
+    start: FloatArray,
+) -> FloatArray:
+    r"""Shares of `extra` new rows that lower the variance most.
+
+    Minimises $E_{avg}[e^2 / C]$ over the simplex, with $e$ the residual of the calibrated
+    estimator, or the plain outcome where `target_column` is None (balanced). Convex, so
+    that what is found is the best.
+    """
+    from scipy.optimize import LinearConstraint, minimize
+
+    def loss(split: FloatArray) -> tuple[float, FloatArray]:
+        added = extra * np.maximum(split, 0.0)
+        value, slope = _loss(sample, counts, added, target_column=target_column)
+        return value / scale, slope * (extra / scale)
+
+    scale = 1.0
+    scale = loss(start)[0] or 1.0
+    found = minimize(
+        loss,
+        start,
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * len(counts),
+        constraints=LinearConstraint(np.ones((1, len(counts))), 1.0, 1.0),
+        options={"maxiter": 100, "ftol": 1e-9},
+    )
+    split = np.where(found.x < CLOSE_ENOUGH / 2, 0.0, found.x)
+    split = split / split.sum()
+    return split if loss(split)[0] <= loss(start)[0] else start
+
+
+def _loss(
+    sample: RowSample, counts: FloatArray, added: FloatArray, *, target_column: bool | None
+) -> tuple[float, FloatArray]:
+    """Second moment of residuals with more rows, and its slope in these."""
+    left = sample.outcome
+    if target_column is not None:
+        left = _residual(sample, counts + added, target_column=target_column)
+    mixed = sample.ratios @ (counts + added)
+    each = sample.shares * left**2 / mixed
+    # by the envelope theorem the coefficients of the residual may be held still
+    return float(each.sum()), -((each / mixed) @ sample.ratios)
+
+
+def rows_needed(
+    reached: Callable[[FloatArray], bool], counts: FloatArray, split: FloatArray
+) -> float:
+    """Least number of new rows, in a given split, that is enough; infinite if none is."""
+    if reached(counts):
+        return 0.0
+    low, high = 0.0, max(1.0, counts.sum() / 100)
+    while not reached(counts + high * split):
+        low, high = high, 4 * high
+        if high > MOST_FOLD * counts.sum():
+            return math.inf
+    while high - low > CLOSE_ENOUGH * high and high - low > 1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(counts + middle * split) else (middle, high)
+    return float(math.ceil(high))
+
+
+def three_digits(rows: float) -> float:
+    """Round a number of rows up: its further digits would be a promise.
+
+    >>> three_digits(3_450_625.0), three_digits(128.0), three_digits(math.inf)
+    (3460000.0, 128.0, inf)
+    """
+    if not 0 < rows < math.inf:
+        return rows
+    unit = 10.0 ** max(0, math.floor(math.log10(rows)) - 2)
+    return math.ceil(rows / unit) * unit
+
+
+def best_plan(
+    reached: Callable[[FloatArray], bool],
+    counts: FloatArray,
+    split_for: Callable[[float, FloatArray], FloatArray],
+) -> tuple[float, FloatArray]:
+    """Least number of new rows, and its split.
+
+    The best split for a size needs fewer rows, for which another split is best: sizes
+    fall until they stay.
+    """
+    split = counts / counts.sum()
+    rows = rows_needed(reached, counts, split)
+    for _ in range(STEPS):
+        if not 0 < rows < math.inf:
+            break
+        better = split_for(rows, split)
+        fewer = rows_needed(reached, counts, better)
+        if fewer >= rows * (1 - 2 * CLOSE_ENOUGH):
+            if fewer < rows:
+                rows, split = fewer, better
+            break
+        rows, split = fewer, better
+    return rows, split

@@ -1,0 +1,298 @@
+"""Ranking: what a comparison of several targets found, without the data.
+
+Tables, frames, JSON and HTML all start from the same dictionaries, so they cannot
+disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from poolwise.evaluation.results import Presented, Row
+from poolwise.report.tables import Grid
+from poolwise.text import count_text, interval_text, p_text, with_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poolwise.errors import Finding
+    from poolwise.intervals.student import Interval
+    from poolwise.moments.estimate import Estimate
+
+Verdict = Literal["better", "worse", "undecided", "identical"]
+FEW = 5  # names that a sentence lists; more are counted
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One target less another.
+
+    Attributes:
+        target: The target.
+        other: What it is compared with.
+        value: Estimated difference, in pairs.
+        std_error: Its standard error.
+        interval: Covers together with the intervals of all other differences.
+        p_value: Of no difference, for this pair alone.
+        adjusted: The same for all differences together (Holm).
+        verdict: "better" or "worse" where the interval leaves 0 out.
+    """
+
+    target: str
+    other: str
+    value: float
+    std_error: float
+    interval: Interval
+    p_value: float
+    adjusted: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One target in the order of the estimates.
+
+    Attributes:
+        target: The target.
+        estimate: Its estimate.
+        interval: Covers together with the intervals of all other targets.
+        group: 1 where no target was shown to be better; otherwise one more than that of
+            the last group which holds a better one.
+        better_than: Targets that it was shown to be better than.
+        worse_than: Targets that were shown to be better.
+    """
+
+    target: str
+    estimate: Estimate
+    interval: Interval
+    group: int
+    better_than: tuple[str, ...]
+    worse_than: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison(Presented):
+    """Several targets beside each other.
+
+    Attributes:
+        ranking: Targets, the highest estimate first.
+        differences: Every other target less the baseline; empty without one.
+        pairs: Every target less every one ranked below it.
+        baseline: Name of the baseline; empty without one.
+        estimator: Name of the estimator.
+        level: Level of the intervals, each family of them together.
+        rows: Usable rows of each logger.
+        findings: What to know before trusting the comparison.
+    """
+
+    ranking: tuple[Ranked, ...]
+    differences: tuple[Difference, ...]
+    pairs: tuple[Difference, ...]
+    baseline: str
+    estimator: str
+    level: float
+    rows: Mapping[str, int]
+    findings: tuple[Finding, ...] = ()
+
+    def __getitem__(self, target: str) -> Ranked:
+        return {r.target: r for r in self.ranking}[target]
+
+    def difference(self, target: str, other: str = "") -> Difference:
+        """One target less another, or less the baseline."""
+        known = {(d.target, d.other): d for d in (*self.pairs, *self.differences)}
+        return known[target, other or self.baseline]
+
+    @property
+    def warnings(self) -> list[Row]:
+        """All findings, the gravest first."""
+        ranked = sorted(self.findings, key=lambda finding: finding.rank)
+        return [{"code": f.code, "severity": f.severity, "message": str(f)} for f in ranked]
+
+    @property
+    def sentence(self) -> str:
+        """What was found, for people who read no tables."""
+        found = _against(self) if self.baseline else _leader(self)
+        return " ".join([found, *_repeated(self)])
+
+    @property
+    def repeats(self) -> dict[str, list[str]]:
+        """Targets that play as an earlier one on every row, by that one."""
+        found: dict[str, list[str]] = {}
+        known: set[str] = set()
+        for pair in self.pairs:  # of those alike, the first stands before the others
+            if pair.verdict == "identical" and pair.target not in known:
+                found.setdefault(pair.target, []).append(pair.other)
+                known.add(pair.other)
+        return found
+
+    def to_dicts(self) -> list[Row]:
+        """One dictionary per target, the highest estimate first."""
+        against = {d.target: d for d in self.differences}
+        return [
+            {**self._ranked(rank, r), **self._difference(against.get(r.target))}
+            for rank, r in enumerate(self.ranking, 1)
+        ]
+
+    def _ranked(self, rank: int, ranked: Ranked) -> Row:
+        return {
+            "target": ranked.target,
+            "rank": rank,
+            "group": ranked.group,
+            "value": ranked.estimate.value,
+            "std_error": ranked.estimate.std_error,
+            "lower": ranked.interval.lower,
+            "upper": ranked.interval.upper,
+            "level": self.level,
+        }
+
+    def _difference(self, found: Difference | None) -> Row:
+        if not self.baseline:
+            return {}
+        names = ("difference", "difference_std_error", "difference_lower", "difference_upper")
+        if found is None:  # the baseline less itself
+            return {**dict.fromkeys(names, 0.0), "p_value": 1.0, "adjusted": 1.0, "verdict": ""}
+        lower, upper = found.interval.lower, found.interval.upper
+        numbers = (found.value, found.std_error, lower, upper)
+        return {
+            **dict(zip(names, numbers, strict=True)),
+            "p_value": found.p_value,
+            "adjusted": found.adjusted,
+            "verdict": found.verdict,
+        }
+
+    def to_dict(self) -> Row:
+        """Everything, nested; the names are part of the public face."""
+        shown = [
+            {**row, "better_than": list(r.better_than), "worse_than": list(r.worse_than)}
+            for row, r in zip(self.to_dicts(), self.ranking, strict=True)
+        ]
+        return {
+            "estimator": self.estimator,
+            "baseline": self.baseline or None,
+            "level": self.level,
+            "targets": shown,
+            "pairs": [_flat(d) for d in self.pairs],
+            "loggers": [{"logger": i, "rows": n} for i, n in self.rows.items()],
+            "sentence": self.sentence,
+            "warnings": self.warnings,
+        }
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence,)
+
+    def grids(self) -> list[Grid]:
+        """All tables, in the order in which they are read."""
+        return [ranking_grid(self), *([differences_grid(self)] if self.baseline else [])]
+
+
+def _flat(found: Difference) -> Row:
+    return {
+        "target": found.target,
+        "other": found.other,
+        "difference": found.value,
+        "std_error": found.std_error,
+        "lower": found.interval.lower,
+        "upper": found.interval.upper,
+        "p_value": found.p_value,
+        "adjusted": found.adjusted,
+        "verdict": found.verdict,
+    }
+
+
+def ranking_grid(comparison: Comparison) -> Grid:
+    """Targets in the order of their estimates."""
+    header = ["target", "estimate", f"{100 * comparison.level:g}% interval,\nall together"]
+    header += ["group", "better\nthan", "worse\nthan"]
+    rows = []
+    for ranked in comparison.ranking:
+        estimate, interval = ranked.estimate, ranked.interval
+        row = [ranked.target, with_error(estimate.value, estimate.std_error)]
+        row += [interval_text(interval.lower, interval.upper, estimate.std_error)]
+        row += [str(ranked.group), str(len(ranked.better_than)), str(len(ranked.worse_than))]
+        rows.append(row)
+    total, loggers = count_text(sum(comparison.rows.values())), len(comparison.rows)
+    plural = "s" if loggers != 1 else ""
+    title = f"{comparison.estimator}: {total} rows of {loggers} logger{plural}"
+    return Grid(title, header, rows)
+
+
+def differences_grid(comparison: Comparison) -> Grid:
+    """Every target less the baseline."""
+    header = ["target", "difference", f"{100 * comparison.level:g}% interval,\nall together"]
+    header += ["p", "p, all\ntogether", "verdict"]
+    rows = []
+    for found in comparison.differences:
+        row = [found.target, with_error(found.value, found.std_error)]
+        row += [interval_text(found.interval.lower, found.interval.upper, found.std_error)]
+        row += [p_text(found.p_value), p_text(found.adjusted), found.verdict]
+        rows.append(row)
+    return Grid(f"Less {comparison.baseline}, in pairs", header, rows)
+
+
+def _against(comparison: Comparison) -> str:
+    """Who beats the baseline."""
+    by_verdict: dict[str, list[str]] = {}
+    for found in comparison.differences:
+        by_verdict.setdefault(found.verdict, []).append(found.target)
+    words = {
+        "better": "shown to be better",
+        "worse": "shown to be worse",
+        "undecided": "not told apart from it by these rows",
+        "identical": "the same policy on every logged row",
+    }
+    parts = [
+        f"{_counted(by_verdict[verdict])} {text}"
+        for verdict, text in words.items()
+        if verdict in by_verdict
+    ]
+    return f"Against {comparison.baseline!r}: {'; '.join(parts)}."
+
+
+def _leader(comparison: Comparison) -> str:
+    """Whom the highest estimate beats."""
+    best, *others = comparison.ranking
+    beaten, alike = set(best.better_than), comparison.repeats.get(best.target, [])
+    rivals = [r.target for r in others if r.target not in alike]
+    open_to = [name for name in rivals if name not in beaten]
+    first = f"{best.target!r} has the highest estimate"
+    if not rivals:
+        return "No two of these targets play differently."
+    if not open_to:
+        whom = "every target that plays otherwise" if alike else "every other target"
+        return f"{first} and was shown to be better than {whom}."
+    shown = f", and was shown to be better than {len(beaten)} of {len(rivals)} others"
+    return f"{first}{shown if beaten else ''}; these rows do not tell it from {_list(open_to)}."
+
+
+def _repeated(comparison: Comparison) -> list[str]:
+    """Who plays as somebody else; the baseline's own repeats are told already."""
+    told = comparison.baseline
+    found = {
+        first: others
+        for first, others in comparison.repeats.items()
+        if not told or told not in {first, *others}
+    }
+    if len(found) > FEW:
+        return [f"{sum(map(len, found.values()))} targets play as another one on every row."]
+    return [
+        f"{_list(others)} {'plays' if len(others) == 1 else 'play'} as {first!r} on every row."
+        for first, others in found.items()
+    ]
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"{_list(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _list(names: Sequence[str]) -> str:
+    """Names, or their number where they are many.
+
+    >>> _list(["a"]), _list(["a", "b", "c"]), _list("abcdefg")
+    ("'a'", "'a', 'b' and 'c'", '7 targets')
+    """
+    if len(names) > FEW:
+        return f"{len(names)} targets"
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} and {last}" if most else last

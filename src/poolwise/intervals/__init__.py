@@ -1,0 +1,1 @@
+"""Intervals: how sure an estimate is."""

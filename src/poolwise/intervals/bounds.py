@@ -1,0 +1,399 @@
+"""Bounds: intervals that hold at any number of rows, or where the tail was not sampled.
+
+Student's interval trusts that the rows have shown their spread.  With heavy weights
+they may not have: the misses are then intervals that lie below the value.  Betting and
+empirical Bernstein need no such trust, only a bound on the rows; the two likelihood
+intervals follow the skew of the rows instead of assuming none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolwise.errors import UsageError
+from poolwise.intervals.student import Interval, bernstein_half_width, check_level
+from poolwise.moments.moments import FloatArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+Batch = tuple[NDArray[np.int64], FloatArray]
+Sides = Literal["two", "lower", "upper"]
+
+MOST_AT_STAKE = 0.5  # of the capital on one row: a row of value 0 costs at most half of it
+POINTS, PASSES = 32, 4  # the bound is found to 32⁻⁴, a millionth, of the mean of the rows
+ROUNDING = 1e-12  # of a mean square: a variance below it is the noise of a difference
+
+
+def betting(
+    rows: Iterable[Batch],
+    level: float,
+    *,
+    mirrored: Iterable[Batch] | None = None,
+    lower_bound: float = 0.0,
+    upper_bound: float | None = None,
+    sides: Sides = "two",
+) -> Interval:
+    r"""Interval by betting against every smaller value, valid at any number of rows.
+
+    $$L = \inf\Big\{m : \prod_t \big(1 + \lambda_t(m)(z_t - m)\big) < 1/\alpha\Big\},
+      \qquad \lambda_t(m) = \min\Big(\sqrt{\tfrac{2 \ln(1/\alpha)}{s_{t-1}^2 n}},
+      \frac{1}{2m}\Big)$$
+
+    with $s_{t-1}^2$ the variance of the earlier rows *of the same logger*, so that light
+    weights are bet on more.  The upper end is `upper_bound` less the lower end of the
+    mirrored rows.  Ends are rounded outwards, by a millionth of the mean of their rows,
+    and do not pass that mean.  The rows are read five times.
+
+    Valid for rows against their own logger's propensity, each of mean $U$ given the
+    past, in an order that does not hang on their values; not for balanced rows, nor when
+    looked at again and again.  Where a logger lacks support the means are too small, so
+    that both ends still hold (the lower one if no reward is negative), only wider.
+
+    Args:
+        rows: Batches of logger and $z = w \delta$; can be read more than once.
+        level: Confidence, of both ends together if two are asked for.
+        mirrored: Batches of logger and $w (\delta_{max} - \delta)$, for an upper end.
+        lower_bound: What no row of `rows` can be below; 0 if no reward is negative.
+        upper_bound: $\delta_{max}$, what no reward can be above.
+        sides: Which ends to find; the other is what the bounds say.
+
+    References:
+        Waudby-Smith & Ramdas (JRSS B, 2024); Waudby-Smith et al. (arXiv:2210.10768).
+
+    Examples:
+        >>> rows = [(np.arange(200) % 2, np.arange(200) % 4 / 2.0)]
+        >>> mirrored = [(loggers, 1.5 - values) for loggers, values in rows]
+        >>> found = betting(rows, 0.95, mirrored=mirrored, upper_bound=1.5)
+        >>> round(found.lower, 3), round(found.upper, 3)
+        (0.645, 0.86)
+    """
+    error = _error_of_one_side(level, sides)
+    known = math.inf if upper_bound is None else upper_bound
+    if not -math.inf < lower_bound < known:
+        raise UsageError(f"`lower_bound` {lower_bound:g} must be finite and below {known:g}")
+    if sides == "lower":
+        return Interval(_betting_end(rows, error, lower_bound, known), known, level)
+    if upper_bound is None or mirrored is None:
+        raise UsageError(
+            "an upper end needs `upper_bound`, the largest possible reward, and `mirrored`, "
+            "the rows weight * (upper_bound - reward); or ask for sides='lower'"
+        )
+    upper = max(lower_bound, known - _betting_end(mirrored, error, 0.0, known - lower_bound))
+    if sides == "upper":
+        return Interval(lower_bound, upper, level)
+    lower = _betting_end(rows, error, lower_bound, known)
+    return Interval(min(lower, upper), max(lower, upper), level)
+
+
+def _betting_end(rows: Iterable[Batch], error: float, floor: float, ceiling: float) -> float:
+    """Lower bound of the mean of rows that lie above a floor, their mean below a ceiling."""
+    if iter(rows) is rows:
+        raise UsageError("the rows are read more than once: give a list, not a generator")
+    count, mean, largest = _span(rows, floor)
+    if not mean > 0:
+        return floor
+    limit = math.log(1 / error)
+    stake = 2 * limit / count
+    prior = (ceiling - floor) / largest / 2 if math.isfinite(ceiling) else math.inf
+    low, high = 0.0, mean / largest
+    for _ in range(PASSES):
+        points = np.linspace(low, high, POINTS + 1)[1:]
+        batches = ((i, (values - floor) / largest) for i, values in rows)
+        won = _log_capital(batches, points, stake, prior**2) >= limit
+        passed = int(won.sum())  # capital falls as the point rises, so the first ones won
+        if passed == POINTS:
+            return min(ceiling, floor + high * largest)
+        low, high = float(points[passed - 1]) if passed else low, float(points[passed])
+    return min(ceiling, floor + low * largest)
+
+
+def _span(rows: Iterable[Batch], floor: float) -> tuple[int, float, float]:
+    """Count, mean and largest of the rows, above their floor."""
+    count, mean, largest = 0, 0.0, 0.0
+    for _, values in rows:
+        below = int((~((values >= floor) & (values < math.inf))).sum())
+        if below:
+            raise UsageError(
+                f"{below:,} rows are below {floor:g} or not finite: `lower_bound` must hold "
+                "for every row, `upper_bound` for every reward"
+            )
+        count += len(values)
+        share = len(values) / max(count, 1)
+        mean = (1 - share) * mean + float(
+            ((values - floor) / max(len(values), 1)).sum()
+        ) * share
+        largest = max(largest, float(values.max(initial=floor)) - floor)
+    return count, mean, largest
+
+
+def _log_capital(
+    batches: Iterable[Batch], points: FloatArray, stake: float, prior: float
+) -> FloatArray:
+    """Logarithm of what betting against each point has made of a capital of 1."""
+    made = np.zeros(len(points))
+    for bets, values in _bets(batches, stake, prior):
+        for k, point in enumerate(points):
+            at_stake = np.minimum(bets, MOST_AT_STAKE / point)
+            made[k] += np.log(1 + at_stake * (values - point)).sum()
+    return made
+
+
+@dataclass(frozen=True)
+class _Past:
+    """Count, mean and scatter of the rows of one logger so far."""
+
+    count: int = 0
+    mean: float = 0.0
+    scatter: float = 0.0
+
+
+def _bets(
+    batches: Iterable[Batch], stake: float, prior: float
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """The bet on each row, from the earlier rows of its logger only, and its value."""
+    past: dict[int, _Past] = {}
+    for loggers, values in batches:
+        bets = np.zeros(len(values))
+        for logger in np.unique(loggers).tolist():
+            here = loggers == logger
+            variance, past[logger] = _variance_before(
+                values[here], past.get(logger, _Past()), prior
+            )
+            with np.errstate(divide="ignore", over="ignore"):  # infinite bets are cut
+                bets[here] = np.where(variance > 0, np.sqrt(stake / variance), 0.0)
+        yield bets, values
+
+
+def _variance_before(values: FloatArray, past: _Past, prior: float) -> tuple[FloatArray, _Past]:
+    """Variance of all rows before each row, and the past after the last.
+
+    One row of variance `prior` stands before the first, or equal rows at the start would
+    look certain.  An infinite one is the squared mean: no bet before a row above the floor.
+    """
+    gaps = np.concatenate(([0.0], values - past.mean))
+    counts = past.count + np.arange(len(gaps))
+    sums, squares = np.cumsum(gaps), np.cumsum(gaps**2)
+    means = past.mean + sums / np.maximum(counts, 1)
+    scatters = np.maximum(past.scatter + squares - sums**2 / np.maximum(counts, 1), 0.0)
+    first = prior if math.isfinite(prior) else means**2
+    after = _Past(int(counts[-1]), float(means[-1]), float(scatters[-1]))
+    return ((first + scatters) / (counts + 1))[:-1], after
+
+
+def _error_of_one_side(level: float, sides: Sides) -> float:
+    if sides not in {"two", "lower", "upper"}:
+        raise UsageError(f"sides is 'two', 'lower' or 'upper', not {sides!r}")
+    return (1 - check_level(level)) / (2 if sides == "two" else 1)
+
+
+def empirical_bernstein(
+    mean: float, variance: float, rows: int, width: float, level: float, sides: Sides = "two"
+) -> Interval:
+    r"""Interval for the mean of independent rows that lie within a known width.
+
+    $$\bar z \pm \Big(\sqrt{2 V \ln(2/\alpha') / n}
+      + \frac{7 (b - a) \ln(2/\alpha')}{3 (n - 1)}\Big)$$
+
+    with $\alpha' = \alpha/2$ for two sides, $\alpha$ for one.  The rows may have different
+    means, as balanced rows do.  Their width must be known, such as the largest *possible*
+    weight times the range of the rewards.  Two to three times as wide as Student's.
+
+    References:
+        Maurer & Pontil (COLT 2009).
+
+    Examples:
+        >>> found = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.95)
+        >>> round(found.upper - 0.5, 6)
+        0.252047
+    """
+    error = _error_of_one_side(level, sides)
+    half = bernstein_half_width(variance, width, rows, 1 - 2 * error)
+    return _one_or_two(mean - half, mean + half, level, sides)
+
+
+def _one_or_two(lower: float, upper: float, level: float, sides: Sides) -> Interval:
+    lower = -math.inf if sides == "upper" else lower
+    return Interval(lower, math.inf if sides == "lower" else upper, level)
+
+
+def empirical_likelihood(
+    values: Sequence[float] | FloatArray,
+    level: float,
+    *,
+    sides: Sides = "two",
+    calibration: Literal["chi-square", "f"] = "chi-square",
+) -> Interval:
+    r"""Interval for a mean that takes its shape from the rows.
+
+    $$\Big\{\textstyle\sum_j g_j z_j : g \ge 0, \sum_j g_j = 1,
+      -2 \sum_j \ln(n g_j) \le q\Big\}$$
+
+    with $q$ the quantile of $\chi^2_1$, or of $F_{1,n-1}$, which is wider for few rows.
+    At the ends $g_j \propto 1/(z_j - a)$, so that one number, $a$, is searched for.
+    Stays within the rows, so it misses where the tail was not sampled; rows of several
+    loggers count as of their mixture.  Unbounded where the rows show no spread.
+
+    References:
+        Owen (Biometrika, 1988).
+
+    Examples:
+        >>> found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95)
+        >>> round(found.lower, 6), round(found.upper, 6)
+        (0.402935, 0.597065)
+    """
+    rows = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(rows).all():
+        raise UsageError("empirical likelihood needs finite rows")
+    error = _error_of_one_side(level, sides)
+    if len(rows) < 2 or rows.min() == rows.max():
+        return Interval(-math.inf, math.inf, level)
+    limit = _squared_quantile(error, math.inf if calibration == "chi-square" else len(rows) - 1)
+    unit = float(np.abs(rows).max())
+    low, high = float(rows.min()) / unit, float(rows.max()) / unit
+    lower = low + _least_mean(rows / unit - low, limit)
+    upper = high - _least_mean(high - rows / unit, limit)
+    return _one_or_two(lower * unit, upper * unit, level, sides)
+
+
+def _least_mean(rows: FloatArray, limit: float) -> float:
+    """Least mean of reweighted rows, the smallest being 0, within a distance."""
+    from scipy.optimize import brentq
+
+    def excess(logarithm: float) -> float:
+        scaled = rows * math.exp(-logarithm)
+        weight_of_mean = math.log(float(np.mean(1 / (1 + scaled))))
+        return 2 * (float(np.log1p(scaled).sum()) + len(rows) * weight_of_mean) - limit
+
+    nearest, farthest = -500.0, 50.0  # of ln(-a): all on the smallest row; all rows alike
+    if excess(nearest) <= 0:
+        return 0.0
+    found = brentq(excess, nearest, farthest) if excess(farthest) < 0 else farthest
+    tilted = 1 / (1 + rows * math.exp(-float(found)))
+    return float((rows * tilted).sum() / tilted.sum())
+
+
+def _squared_quantile(error: float, freedom: float) -> float:
+    """Quantile of chi-square(1) or F(1, freedom) that leaves `error` on each side."""
+    from scipy.special import ndtri, stdtrit
+
+    tail = max(1 - error, 0.5)
+    return float(stdtrit(freedom, tail) if freedom < math.inf else ndtri(tail)) ** 2
+
+
+@dataclass(frozen=True)
+class WeightSums:
+    r"""The six sums that the Euclidean likelihood is made of.
+
+    Attributes:
+        count: Number of rows.
+        weight: $\sum w$.
+        squared_weight: $\sum w^2$.
+        weighted_reward: $\sum w \delta$.
+        cross: $\sum w^2 \delta$.
+        squared_weighted_reward: $\sum w^2 \delta^2$.
+    """
+
+    count: int
+    weight: float
+    squared_weight: float
+    weighted_reward: float
+    cross: float
+    squared_weighted_reward: float
+
+
+def euclidean_likelihood(
+    sums: WeightSums,
+    level: float,
+    *,
+    weight_range: tuple[float, float] = (0.0, math.inf),
+    reward_range: tuple[float, float] = (0.0, 1.0),
+    sides: Sides = "two",
+) -> Interval:
+    r"""Interval from six sums that stays honest when large weights are missing.
+
+    $$\min_g \textstyle\sum_j g_j w_j \delta_j \quad \text{with} \quad
+      \sum_j g_j = 1, \; \sum_j g_j w_j = 1, \;
+      \sum_j (M g_j - 1)^2 \le q + d$$
+
+    over the rows and one ghost of the worst reward and the least or largest possible
+    weight, or 1, lest equal rows have no width; $M = n + 1$, $q$ is the quantile of
+    $F_{1,n}$ and $d$ what the constraints cost alone.  Without ghosts it is the interval
+    of the estimate regressed on $w - 1$.  Approximate, not valid at any $n$; needs a target
+    that the loggers cover entirely; rows of several loggers count as of their mixture.
+
+    References:
+        Karampatziakis, Langford & Mineiro (AISTATS 2020), Cressie-Read power -2.
+
+    Examples:
+        >>> sums = WeightSums(100, 98.0, 150.0, 40.0, 62.0, 62.0)
+        >>> found = euclidean_likelihood(sums, 0.95, weight_range=(0.0, 10.0))
+        >>> round(found.lower, 6), round(found.upper, 6)
+        (0.256711, 0.577576)
+    """
+    worst, best = reward_range
+    lightest, heaviest = weight_range
+    if not (-math.inf < worst < best < math.inf and 0 <= lightest <= 1 <= heaviest):
+        raise UsageError(
+            "the likelihood needs a finite `reward_range` and a `weight_range` around 1, not "
+            f"{reward_range} and {weight_range}"
+        )
+    error = _error_of_one_side(level, sides)
+    if sums.count < 1:
+        return Interval(worst, best, level)
+    quantile = _squared_quantile(error, sums.count)
+    flipped = replace(sums, weighted_reward=-sums.weighted_reward, cross=-sums.cross)
+    lower = max(_least_value(sums, weight_range, worst, quantile), worst)
+    upper = min(-_least_value(flipped, weight_range, -best, quantile), best)
+    if upper - lower < math.sqrt(ROUNDING) * (best - worst):  # the rows left no choice
+        lower, upper = worst, best
+    lower, upper = worst if sides == "upper" else lower, best if sides == "lower" else upper
+    return Interval(lower, upper, level)
+
+
+def _least_value(
+    sums: WeightSums, weight_range: tuple[float, float], worst: float, quantile: float
+) -> float:
+    """Least value over the ghosts; the worst reward where no reweighting is possible."""
+    ghosts = [_with_ghost(sums, weight, worst) for weight in (*weight_range, 1.0)]
+    cost = ghosts[1 if sums.weight < sums.count else 0][2]
+    budget = cost + quantile / (sums.count + 1)
+    ends = [
+        centre - math.sqrt(residual * (budget - own))
+        for centre, residual, own in ghosts
+        if own <= budget < math.inf
+    ]
+    return min(ends, default=worst)
+
+
+def _with_ghost(sums: WeightSums, ghost: float, worst: float) -> tuple[float, float, float]:
+    r"""Centre, residual variance and cost of the constraints with one ghost row.
+
+    In terms of $u = w(\delta - \delta_{worst})$, which is 0 for the ghost.
+    """
+    rows = sums.count + 1
+    excess = sums.weighted_reward - worst * sums.weight
+    cross = sums.cross - worst * sums.squared_weight
+    square = sums.squared_weighted_reward - worst * (sums.cross + cross)
+    size = sums.squared_weighted_reward + worst**2 * sums.squared_weight  # what rounding is of
+    if math.isinf(ghost):
+        residual = square - excess**2 / sums.count
+        return worst + excess / sums.count, _cut(residual, size) / rows, 1 / sums.count
+    mean, mean_excess = (sums.weight + ghost) / rows, excess / rows
+    mean_square = (sums.squared_weight + ghost**2) / rows
+    spread = _cut(mean_square - mean**2, mean_square)
+    slope = (cross / rows - mean * mean_excess) / spread if spread else 0.0
+    gap = 1 - mean if abs(1 - mean) > ROUNDING else 0.0
+    cost = gap**2 / spread if spread else (math.inf if gap else 0.0)
+    residual = square / rows - mean_excess**2 - slope**2 * spread
+    return worst + mean_excess + gap * slope, _cut(residual, size / rows), cost
+
+
+def _cut(difference: float, size: float) -> float:
+    """A difference of squares, 0 where it is noise."""
+    return difference if difference > ROUNDING * size else 0.0

@@ -1,1 +1,0 @@
-"""Learned parts: reward models and mixtures that nobody logged."""

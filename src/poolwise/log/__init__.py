@@ -1,0 +1,1 @@
+"""Log: what the user has, and the policies that play; reads nothing."""

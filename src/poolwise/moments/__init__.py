@@ -1,0 +1,1 @@
+"""Moments: the nouns between rows and estimates; pure NumPy."""

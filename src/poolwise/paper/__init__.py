@@ -1,0 +1,1 @@
+"""Paper: the reproduction; nothing imports it."""

@@ -1,0 +1,296 @@
+"""Labelled data sets: the paper's three, and some with one class per row.
+
+A data set is read from a folder if it is there (`--data`, or the environment
+variable POOLWISE_DATA), as NumPy archive or as LibSVM text, and downloaded into
+that folder if it is not.  None is part of the package: their licences do not say
+that they may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from poolwise.errors import MissingExtraError, SourceError, UsageError, nearest
+from poolwise.log.crf import to_masks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_array
+
+    from poolwise.log.policy import FloatArray
+
+Features: TypeAlias = "FloatArray | csr_array[Any]"  # sparse where the file is sparse
+
+FOLDER = "POOLWISE_DATA"
+DEFAULT_FOLDER = Path("../shared/data")
+LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel/"
+ROOTS = ("CCAT", "ECAT", "GCAT", "MCAT")  # the top of the topic tree of RCV1
+RCV1_TRAIN = 23_149  # training documents of LYRL; fractions are of these
+SUBSET_SEED = 2004  # the subset comes in the order of its sources: shuffle before the split
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Contexts and what is right in each of them.
+
+    Attributes:
+        contexts: Features, dense or sparse, shape (n, d).
+        labels: Shape (n, q) of 0 and 1, or (n,) of classes.
+    """
+
+    contexts: Features
+    labels: NDArray[Any]  # uint8 vectors, or classes of any integer type
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[np.int64] | slice) -> Labelled:
+        """Some of the rows."""
+        return Labelled(self.contexts[rows], self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test rows, as their publishers split them.
+
+    Attributes:
+        name: Short name.
+        train: Rows to fit policies on.
+        test: Rows whose contexts are the empirical distribution.
+        label_names: Names of the labels or classes.
+        fractions_of: Training rows of the full data set, which fractions refer to.
+        note: What a reader of any result must know; empty where all is as published.
+    """
+
+    name: str
+    train: Labelled
+    test: Labelled
+    label_names: tuple[str, ...]
+    fractions_of: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A multi-label data set on the LibSVM page.
+
+    The page gives no checksums, so what is checked is the content: shapes, and a
+    SHA-256 over the label vectors in sorted order.  It does not depend on how a file is
+    compressed or its rows are ordered.
+
+    Attributes:
+        files: Training and test file.
+        features: Number of features.
+        labels: Number of labels.
+        sha256: Of the training and test labels, see `fingerprint`.
+    """
+
+    files: tuple[str, str]
+    features: int
+    labels: int
+    sha256: tuple[str, str]
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "scene": Published(
+        ("scene_train.bz2", "scene_test.bz2"),
+        features=294,
+        labels=6,
+        sha256=(
+            "da0e52be169ea2abb997c858d8329a23aad648e1a8e5fad1d233388d795d6019",
+            "05c41f0f7a177d9b8b8a3b5329a1edf138603f40b660e36f696e6eb058af0d47",
+        ),
+    ),
+    "yeast": Published(
+        ("yeast_train.svm.bz2", "yeast_test.svm.bz2"),
+        features=103,
+        labels=14,
+        sha256=(
+            "29cb48f8f4ee96a77b66a1abead02ef50c7cc4d4d2c9bb44944daefafcd81427",
+            "b02a9896fad3d3a4c19ba1e21f7a6056e0ff9cedbffaa8a36e9cea837ec80142",
+        ),
+    ),
+}
+MULTI_CLASS = ("optdigits", "pendigits", "satimage")
+NAMES = (*PUBLISHED, "lyrl", *MULTI_CLASS)
+
+
+def data_folder(folder: Path | str | None = None) -> Path:
+    """Where data sets are looked for: as given, else by POOLWISE_DATA, else the default."""
+    return Path(folder or os.environ.get(FOLDER) or DEFAULT_FOLDER)
+
+
+def load(name: str, folder: Path | str | None = None) -> Dataset:
+    """A data set by name, from the folder or, failing that, from its publisher."""
+    where = data_folder(folder)
+    if name in MULTI_CLASS:
+        return read_multi_class(where / f"multiclass_{name}.npz")
+    if name == "lyrl":
+        subset = where / "rcv1_pt3_27k.npz"
+        return read_rcv1_subset(subset) if subset.is_file() else fetch_lyrl(where)
+    if name not in PUBLISHED:
+        close = nearest(name, NAMES)
+        hint = f"; did you mean {close!r}?" if close else ""
+        raise UsageError(f"there is no data set {name!r}{hint} There are {', '.join(NAMES)}.")
+    archive = where / f"{name}.npz"
+    return read_multi_label(archive) if archive.is_file() else fetch(name, where)
+
+
+def read_multi_label(path: Path | str) -> Dataset:
+    """A NumPy archive with X_train, Y_train, X_test, Y_test and label_names."""
+    arrays = _archive(path, ("X_train", "Y_train", "X_test", "Y_test", "label_names"))
+    train, test = (
+        Labelled(arrays[f"X_{part}"].astype(np.float64), arrays[f"Y_{part}"])
+        for part in ("train", "test")
+    )
+    names = tuple(arrays["label_names"].tolist())
+    return Dataset(Path(path).stem, train, test, names, len(train))
+
+
+def read_multi_class(path: Path | str) -> Dataset:
+    """A NumPy archive with X, y, class_names and n_train, the rows that come first."""
+    arrays = _archive(path, ("X", "y", "class_names", "n_train"))
+    rows = Labelled(arrays["X"].astype(np.float64), arrays["y"].astype(np.int64))
+    split = int(arrays["n_train"])
+    if split < 0:
+        raise SourceError(str(path), "it has no published split: n_train is -1")
+    train, test = rows.take(slice(None, split)), rows.take(slice(split, None))
+    names = tuple(arrays["class_names"].tolist())
+    return Dataset(Path(path).stem.removeprefix("multiclass_"), train, test, names, split)
+
+
+def read_rcv1_subset(path: Path | str) -> Dataset:
+    """The 27,695 documents of the LYRL test set that are at hand, split in two.
+
+    Fractions refer to the 23,149 training documents of the full collection, so that
+    policies are trained on as many documents as in the paper; the largest fraction is
+    0.35, that is 8,102 documents, and all others are left for testing.
+    """
+    from scipy.sparse import csr_array
+
+    arrays = _archive(path, ("data", "indices", "indptr", "shape", "Y_roots", "root_names"))
+    parts = (arrays["data"].astype(np.float64), arrays["indices"].astype(np.int32))
+    matrix = csr_array((*parts, arrays["indptr"]), shape=tuple(arrays["shape"].tolist()))
+    order = np.random.default_rng(SUBSET_SEED).permutation(matrix.shape[0])
+    rows = Labelled(matrix, arrays["Y_roots"]).take(order)
+    split = min(round(0.35 * RCV1_TRAIN), len(rows) // 2)
+    train, test = rows.take(slice(None, split)), rows.take(slice(split, None))
+    note = (
+        f"LYRL is a subset here: {len(rows):,} documents of its test set, {split:,} of them "
+        f"for training and {len(test):,} for testing, instead of {RCV1_TRAIN:,} and 781,265."
+    )
+    return Dataset("lyrl", train, test, tuple(arrays["root_names"].tolist()), RCV1_TRAIN, note)
+
+
+def _archive(path: Path | str, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in keys if key not in archive]
+            if missing:
+                raise SourceError(str(path), f"it has no {', '.join(missing)}")
+            return {key: archive[key] for key in keys}
+    except (OSError, ValueError) as error:
+        raise SourceError(str(path), str(error)) from error
+
+
+def read_libsvm(path: Path | str, features: int, labels: int) -> Labelled:
+    """LibSVM's multi-label text, plain, .gz or .bz2: ``0,3 5:0.25 17:1``.
+
+    Labels count from 0, features from 1; a row without labels starts with a space.
+    """
+    try:
+        from sklearn.datasets import load_svmlight_file
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "datasets") from error
+    try:
+        matrix, assigned = load_svmlight_file(
+            str(path), n_features=features, zero_based=False, multilabel=True
+        )
+        bits = np.zeros((len(assigned), labels), dtype=np.uint8)
+        for row, found in enumerate(assigned):
+            bits[row, np.asarray(found, dtype=np.int64)] = 1
+    except (OSError, ValueError, IndexError) as error:
+        raise SourceError(
+            str(path), f"it is not LibSVM text of {labels} labels: {error}"
+        ) from error
+    dense = matrix.toarray() if matrix.nnz > matrix.shape[0] * matrix.shape[1] / 10 else matrix
+    return Labelled(dense, bits)
+
+
+def fetch(
+    name: str,
+    folder: Path,
+    *,
+    base: str = LIBSVM,
+    published: Mapping[str, Published] = PUBLISHED,
+) -> Dataset:
+    """A data set of the LibSVM page; files already in the folder are not asked for again."""
+    entry, parts = published[name], []
+    for file, checksum in zip(entry.files, entry.sha256, strict=True):
+        path = _retrieve(base + file, folder / file)
+        rows = read_libsvm(path, entry.features, entry.labels)
+        found = fingerprint(rows)
+        if found != checksum:
+            raise SourceError(
+                str(path),
+                f"its labels have the checksum {found}, not {checksum}: the file is damaged or "
+                "another version. Delete it to download it again.",
+            )
+        parts.append(rows)
+    names = tuple(str(k) for k in range(entry.labels))
+    train, test = parts
+    return Dataset(name, train, test, names, len(train))
+
+
+def fingerprint(rows: Labelled) -> str:
+    """SHA-256 of shape and labels, whatever the order of the rows.
+
+    >>> fingerprint(Labelled(np.zeros((2, 3)), np.array([[0, 1], [1, 0]])))[:12]
+    '77dba61b97de'
+    """
+    masks = np.sort(to_masks(rows.labels)).astype("<i8")
+    shape = f"{rows.contexts.shape[0]}x{rows.contexts.shape[1]}x{rows.labels.shape[1]}:"
+    return hashlib.sha256(shape.encode() + masks.tobytes()).hexdigest()
+
+
+def _retrieve(url: str, path: Path) -> Path:
+    if path.is_file():
+        return path
+    try:
+        import pooch
+    except ImportError as error:
+        raise MissingExtraError("pooch", "datasets") from error
+    try:  # pooch writes beside and renames, so that a broken download leaves nothing
+        pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent)
+    except Exception as error:
+        reason = f"it is not there, and {url} cannot be downloaded: {error}"
+        raise SourceError(str(path), reason) from error
+    return path
+
+
+def fetch_lyrl(folder: Path) -> Dataset:
+    """All of LYRL, through scikit-learn, which checks its checksums."""
+    try:
+        from sklearn.datasets import fetch_rcv1
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "datasets") from error
+    parts = []
+    for subset in ("train", "test"):
+        try:
+            bunch = fetch_rcv1(data_home=str(folder), subset=subset)
+        except Exception as error:
+            reason = f"LYRL is not there and cannot be downloaded: {error}"
+            raise SourceError(str(folder), reason) from error
+        topics = list(bunch.target_names)
+        roots = bunch.target[:, [topics.index(root) for root in ROOTS]].toarray()
+        parts.append(Labelled(bunch.data, roots.astype(np.uint8)))
+    train, test = parts
+    return Dataset("lyrl", train, test, ROOTS, RCV1_TRAIN)

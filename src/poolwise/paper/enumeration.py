@@ -1,0 +1,260 @@
+"""Exact moments of large finite problems, a few contexts at a time.
+
+`FiniteProblem` holds every cell of a problem in memory, which a page of numbers
+does not mind.  Yeast has 917 x 16,384 cells, and the panels of the paper ask for
+56 mixtures of loggers.  Here the cells stream by in slabs, and each slab leaves a
+small matrix of sums behind from which the moments under every mixture follow.
+
+All terms are centred *before* they are squared: at 1 where the mean is known to be
+1, and at the target's value for rewards.  A variance is then no difference of large
+numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from poolwise.errors import RefusedError
+from poolwise.moments.moments import FloatArray, Moments
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    WEIGHTED_REWARD,
+    Term,
+    ratio,
+)
+
+CELLS = 1 << 14  # of a slab: its columns then stay in the cache
+RUNS = 64  # groups of slabs summed up apart, so that the order of adding never changes
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """Some contexts with all their actions.
+
+    Attributes:
+        reward: Shape (x, Y).
+        target: Probabilities of the target, shape (x, Y).
+        loggers: Probabilities of each logger, shape (x, Y).
+    """
+
+    reward: FloatArray
+    target: FloatArray
+    loggers: Mapping[str, FloatArray]
+
+
+class Problem(Protocol):
+    """Anything whose cells can be visited slab by slab; contexts are equally likely."""
+
+    @property
+    def contexts(self) -> int: ...
+
+    @property
+    def loggers(self) -> Sequence[str]: ...
+
+    def parts(self, cells: int) -> Iterable[slice]:
+        """Contexts of each slab, for slabs of about so many cells."""
+        ...
+
+    def slab(self, part: slice) -> Slab: ...
+
+    def value(self) -> float:
+        """True value of the target."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """One mixture of the loggers, and how to read terms off the sums of a problem.
+
+    The columns of a problem with loggers 1..J are t (r - U), t - p_J, p_1 - p_J, ...,
+    p_{J-1} - p_J and p_J, where t is the target and U its value.  Each term, less its
+    centre, is a combination of them over the mixture.
+
+    Attributes:
+        counts: Rows of each logger.
+    """
+
+    counts: Mapping[str, int]
+
+    @property
+    def shares(self) -> FloatArray:
+        sizes = np.array(list(self.counts.values()), dtype=np.float64)
+        return np.asarray(sizes / sizes.sum())
+
+    @property
+    def mixture(self) -> FloatArray:
+        """Coefficients of the mixture itself."""
+        return np.array([0.0, 0.0, *self.shares[:-1], 1.0])
+
+    def centred(self, value: float) -> dict[Term, FloatArray]:
+        """Coefficients of each term, less its centre."""
+        excess = np.array([0.0, 0.0, *self.shares[:-1], 0.0])  # mixture - p_J
+        unit = np.eye(len(excess))
+        found = {
+            BALANCED_REWARD: unit[0] + value * (unit[1] - excess),
+            BALANCED_WEIGHT: unit[1] - excess,
+        }
+        for place, logger in enumerate(self.counts):
+            own = unit[2 + place] if place < len(self.counts) - 1 else 0.0 * excess
+            found[ratio(logger)] = own - excess
+        return found
+
+    def centres(self, value: float) -> dict[Term, float]:
+        """What was subtracted from each term."""
+        return {BALANCED_REWARD: value, BALANCED_WEIGHT: 1.0} | {
+            ratio(logger): 1.0 for logger in self.counts
+        }
+
+
+def exact_moments(problem: Problem, mixes: Sequence[Mix]) -> list[dict[str, Moments]]:
+    """Moments of each logger under each mixture: what an engine finds in endless rows."""
+    value = problem.value()
+    sums, own = _total(partial(_sums, mixes=mixes, value=value), problem)
+    return [
+        {
+            logger: _moments(mix, logger, value, sums[m, i], float(own[i]))
+            for i, logger in enumerate(problem.loggers)
+        }
+        for m, mix in enumerate(mixes)
+    ]
+
+
+Combination = Mapping[Term, float]  # of the terms of one row
+
+
+def exact_fourth(
+    problem: Problem,
+    mixes: Sequence[Mix],
+    combinations: Sequence[Sequence[Combination]],
+    moments: Sequence[Mapping[str, Moments]],
+) -> tuple[FloatArray, FloatArray]:
+    """Fourth central moments of one row, which the error of a variance hangs on.
+
+    Args:
+        problem: The problem.
+        mixes: Mixtures of its loggers.
+        combinations: For each mixture, k combinations of the terms over the mixture.
+        moments: For each mixture, its `exact_moments`.
+
+    Returns:
+        Those of the combinations, shape (mixes, loggers, k), and those of each logger's
+        own weighted reward, shape (loggers,).
+    """
+    value = problem.value()
+    parts, means = [], []
+    for mix, combos, found in zip(mixes, combinations, moments, strict=True):
+        columns, centres = mix.centred(value), mix.centres(value)
+        parts.append(np.array([sum(c * columns[t] for t, c in k.items()) for k in combos]))
+        means.append(
+            [
+                [sum(c * (m.mean(t) - centres[t]) for t, c in k.items()) for k in combos]
+                for m in found.values()
+            ]
+        )
+    task = partial(_fourth, mixes=mixes, value=value, parts=parts, means=np.array(means))
+    return _total(task, problem)
+
+
+Task = Callable[[Slab], tuple[FloatArray, FloatArray]]
+
+
+def _total(task: Task, problem: Problem) -> tuple[FloatArray, FloatArray]:
+    """Mean over contexts of what a task leaves of each slab; the order is fixed."""
+    from threadpoolctl import threadpool_limits
+
+    parts = list(problem.parts(CELLS))
+    runs = [parts[k::RUNS] for k in range(min(RUNS, len(parts)))]
+    with threadpool_limits(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(partial(_run, task, problem), runs))
+    first, second = (np.sum(side, axis=0) for side in zip(*found, strict=True))
+    return first / problem.contexts, second / problem.contexts
+
+
+def _run(task: Task, problem: Problem, parts: Sequence[slice]) -> tuple[FloatArray, FloatArray]:
+    first, second = task(problem.slab(parts[0]))
+    for part in parts[1:]:
+        more, besides = task(problem.slab(part))
+        first += more
+        second += besides
+    return first, second
+
+
+def _columns(slab: Slab, value: float) -> tuple[FloatArray, FloatArray]:
+    """Columns (see `Mix`), shape (J + 2, cells), and loggers, shape (J, cells)."""
+    probs = np.stack([p.ravel() for p in slab.loggers.values()])
+    if not (probs > 0).all():
+        raise RefusedError("no-support", "a logger gives probability 0 to some actions")
+    target, last = slab.target.ravel(), probs[-1]
+    rewarded = target * (slab.reward.ravel() - value)
+    return np.stack([rewarded, target - last, *(p - last for p in probs[:-1]), last]), probs
+
+
+def _own(columns: FloatArray, probs: FloatArray, value: float) -> FloatArray:
+    """Centred weighted reward of each logger, times its probability, shape (J, cells)."""
+    target = columns[1] + probs[-1]
+    return np.asarray(columns[0] + value * (target - probs))
+
+
+def _sums(slab: Slab, *, mixes: Sequence[Mix], value: float) -> tuple[FloatArray, FloatArray]:
+    """Products of columns over the squared mixture, under each logger; own variances."""
+    columns, probs = _columns(slab, value)
+    left, right = np.triu_indices(len(columns))
+    over = np.empty((len(mixes), *probs.shape))
+    for place, mix in enumerate(mixes):
+        mixture = mix.mixture @ columns
+        np.divide(probs, mixture * mixture, out=over[place])
+    flat = over.reshape(-1, probs.shape[1]) @ (columns[left] * columns[right]).T
+    sums = np.empty((len(mixes), len(probs), len(columns), len(columns)))
+    sums[..., left, right] = sums[..., right, left] = flat.reshape(*sums.shape[:2], -1)
+    return sums, (_own(columns, probs, value) ** 2 / probs).sum(axis=1)
+
+
+def _fourth(
+    slab: Slab,
+    *,
+    mixes: Sequence[Mix],
+    value: float,
+    parts: Sequence[FloatArray],
+    means: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    columns, probs = _columns(slab, value)
+    found = np.empty(means.shape)
+    for place, mix in enumerate(mixes):
+        rows = (parts[place] @ columns) / (mix.mixture @ columns)
+        for logger, prob in enumerate(probs):
+            gap = rows - means[place, logger][:, None]
+            found[place, logger] = (gap * gap) ** 2 @ prob
+    return found, ((_own(columns, probs, value) ** 2 / probs) ** 2 / probs).sum(axis=1)
+
+
+def _moments(mix: Mix, logger: str, value: float, sums: FloatArray, own: float) -> Moments:
+    columns, centres = mix.centred(value), mix.centres(value)
+    terms = tuple(sorted([*columns, WEIGHTED_REWARD]))
+    mixed = [t for t in terms if t in columns]
+    combined = np.array([columns[t] for t in mixed])
+    means = combined @ sums @ mix.mixture
+    covariance = combined @ sums @ combined.T - np.outer(means, means)
+    place = [terms.index(t) for t in mixed]
+    scatter = np.full((len(terms), len(terms)), np.nan)
+    scatter[np.ix_(place, place)] = covariance
+    alone = terms.index(WEIGHTED_REWARD)
+    scatter[alone, alone] = own
+    found = dict(zip(mixed, means, strict=True))
+    unknown, count = np.full(len(terms), np.nan), mix.counts[logger]
+    return Moments(
+        terms,
+        count,
+        np.array([found[t] + centres[t] if t in found else value for t in terms]),
+        scatter * count,
+        unknown,
+        unknown,
+        ddof=0,
+    )

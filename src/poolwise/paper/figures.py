@@ -1,0 +1,325 @@
+"""The figures: which numbers each one shows, as CSV and as chart.
+
+Figures 1 to 5 are the paper's, 6 is the check that it describes in words, and 7
+shows the estimator that the paper asks for in its outlook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from poolwise.paper.work import write_csv
+from poolwise.report.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import altair as alt
+
+    from poolwise.paper.panels import Row
+
+Chart: TypeAlias = Any  # altair's charts share no useful base class
+Source: TypeAlias = Literal["panels", "weights", "simulation"]
+
+CELL = ("data", "structure", "fraction", "r", "v")
+WEIGHT_COLUMNS = (
+    *("data", "fraction", "v", "n", "rule", "replications", "fixed_ratio", "fixed_ratio_90"),
+    *("variance_ratio", "mse_ratio", "bias", "bias_error", "bias_sd"),
+)
+SIMULATION_COLUMNS = (
+    *("data", "fraction", "r", "v", "n1", "n2", "estimator", "replications", "value", "mean"),
+    *("var_exact", "variance", "z_mean", "z_variance"),
+)
+DATA_TITLES = {
+    "scene": "Scene",
+    "yeast": "Yeast",
+    "lyrl": "LYRL",
+    "lyrl-subset": "LYRL (subset)",
+}
+WIDTH, HEIGHT = 250, 230
+GREY = "#666"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        number: 1 to 7.
+        name: Of its files.
+        title: What it shows.
+        source: Which rows it is made of.
+        columns: Columns of its CSV file.
+        draw: Makes the chart of its rows.
+        caption: How to read it.
+    """
+
+    number: int
+    name: str
+    title: str
+    source: Source
+    columns: tuple[str, ...]
+    draw: Callable[[Sequence[Row], Figure], Chart]
+    caption: str
+
+    def rows(self, rows: Sequence[Row]) -> list[Row]:
+        """The columns that this figure shows."""
+        return [{column: row[column] for column in self.columns} for row in rows]
+
+    def stem(self, folder: Path) -> Path:
+        return folder / f"figure{self.number}_{self.name}"
+
+
+def write_figure(figure: Figure, rows: Sequence[Row], folder: Path) -> str:
+    """Write CSV, SVG and PNG of one figure; the SVG is returned."""
+    import vl_convert
+
+    stem = figure.stem(folder)
+    shown = figure.rows(rows)
+    write_csv(stem.with_suffix(".csv"), shown)
+    titled = [{**row, "panel": DATA_TITLES.get(str(row["data"]), row["data"])} for row in shown]
+    spec = _styled(figure.draw(titled, figure)).to_json()
+    svg = vl_convert.vegalite_to_svg(spec)
+    write_whole(stem.with_suffix(".svg"), svg.encode())
+    write_whole(stem.with_suffix(".png"), vl_convert.vegalite_to_png(spec, scale=2))
+    return svg
+
+
+def _styled(chart: Chart) -> Chart:
+    return (
+        chart.configure_view(stroke="#ccc")
+        .configure_axis(
+            gridColor="#eee", labelColor="#333", titleColor="#333", titleFontWeight="normal"
+        )
+        .configure_header(titleFontSize=0, labelFontSize=13, labelFontWeight="bold")
+        .configure_legend(titleFontWeight="normal", symbolStrokeWidth=3)
+    )
+
+
+def _values(rows: Sequence[Row]) -> alt.InlineData:
+    import altair as alt
+
+    return alt.InlineData(values=list(rows))
+
+
+def _panels(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(str(row["panel"]) for row in rows))
+
+
+def _fraction() -> alt.Color:
+    import altair as alt
+
+    return alt.Color(
+        "fraction:O",
+        title=["trained on", "(log 1)"],
+        scale=alt.Scale(scheme="viridis", reverse=True),
+    )
+
+
+def _ratio_axis(field: str, title: str) -> alt.Y:
+    import altair as alt
+
+    return alt.Y(
+        f"{field}:Q",
+        title=title,
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(format="~g", tickCount=6),
+    )
+
+
+def _size_axis() -> alt.X:
+    import altair as alt
+
+    return alt.X(
+        "r:Q",
+        title="r = rows of log 1 / rows of log 2",
+        scale=alt.Scale(type="log", nice=False, padding=10),
+        axis=alt.Axis(values=[0.1, 0.25, 0.5, 1, 3, 5, 9], format="~g"),
+    )
+
+
+def _baseline(at: float = 1.0) -> Chart:
+    import altair as alt
+
+    rule = alt.Chart().mark_rule(color=GREY, strokeDash=[5, 4])
+    return rule.encode(y=alt.datum(at))
+
+
+def _lines(rows: Sequence[Row], field: str, title: str, extra: Sequence[Chart] = ()) -> Chart:
+    """Lines of one ratio over the sizes of the logs, one panel per data set."""
+    import altair as alt
+
+    base = alt.Chart().encode(x=_size_axis(), y=_ratio_axis(field, title), color=_fraction())
+    layers = [_baseline(), base.mark_line(point=alt.OverlayMarkDef(size=28)), *extra]
+    layered = alt.layer(*layers, data=_values(rows)).properties(width=WIDTH, height=HEIGHT)
+    return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
+
+
+def _unary(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["structure"] == "unary"]
+
+
+def _draw_ratio(rows: Sequence[Row], figure: Figure) -> Chart:
+    return _lines(_unary(rows), figure.columns[-1], figure.title)
+
+
+def _draw_gamma(rows: Sequence[Row], figure: Figure) -> Chart:
+    import altair as alt
+
+    formula = (
+        alt.Chart()
+        .mark_point(size=70, filled=False, strokeWidth=1, color="black")
+        .encode(x=_size_axis(), y=_ratio_axis("gamma", ""), detail="fraction:O")
+    )
+    return _lines(_unary(rows), "weighted_naive", figure.title, [formula])
+
+
+def _draw_controls(rows: Sequence[Row], figure: Figure) -> Chart:
+    import altair as alt
+
+    del figure
+    fields = {
+        "cv_loggers_best": "columns: loggers",
+        "cv_target_best": "columns: loggers + target",
+    }
+    charts = [
+        _lines(_unary(rows), field, f"variance / best of the others ({title})")
+        for field, title in fields.items()
+    ]
+    return alt.vconcat(*charts)
+
+
+def _draw_weights(rows: Sequence[Row], figure: Figure) -> Chart:
+    import altair as alt
+
+    del figure
+    size = alt.X(
+        "n:Q",
+        title="rows of each log",
+        scale=alt.Scale(type="log", nice=False, padding=10),
+        axis=alt.Axis(values=[10, 100, 1000, 10_000], format="~s"),
+    )
+    rule = alt.Color(
+        "rule:N",
+        title="divergences from",
+        scale=alt.Scale(domain=["own", "pooled"], range=["#d95f02", "#1b6ca8"]),
+        legend=alt.Legend(labelExpr="datum.label == 'own' ? 'own log (paper)' : 'all logs'"),
+    )
+
+    def chart(field: str, title: str, *, log: bool, at: float) -> Chart:
+        kind = _ratio_axis(field, title) if log else alt.Y(f"{field}:Q", title=title)
+        lines = alt.Chart().mark_line(opacity=0.8, point=alt.OverlayMarkDef(size=18))
+        lines = lines.encode(x=size, y=kind, color=rule, detail="fraction:O")
+        layered = alt.layer(_baseline(at), lines, data=_values(rows))
+        layered = layered.properties(width=WIDTH, height=170)
+        return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
+
+    return alt.vconcat(
+        chart("fixed_ratio", "variance / optimum, shares fixed", log=True, at=1),
+        chart("mse_ratio", "mean squared error / optimum", log=True, at=1),
+        chart("bias_sd", "bias / standard error", log=False, at=0),
+    )
+
+
+def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
+    import altair as alt
+
+    del figure
+    kinds = {"z_mean": "mean", "z_variance": "variance"}
+    long = [
+        {**row, "z": row[field], "of": kind}
+        for row in rows
+        for field, kind in kinds.items()
+        if row[field] == row[field]  # without nan: estimated slopes have no exact value
+    ]
+    names = list(dict.fromkeys(str(row["estimator"]) for row in long))
+    points = (
+        alt.Chart()
+        .mark_point(filled=True, size=16, opacity=0.5)
+        .encode(
+            x=alt.X("estimator:N", sort=names, title=None, axis=alt.Axis(labelAngle=-30)),
+            xOffset=alt.XOffset("jitter:Q"),
+            y=alt.Y("z:Q", title="z-score", scale=alt.Scale(domain=[-5, 5])),
+            color=alt.Color(
+                "of:N", title="of the", scale=alt.Scale(range=["#1b6ca8", "#d95f02"])
+            ),
+        )
+    )
+    jitter = {("mean", r): k for k, r in enumerate(dict.fromkeys(row["r"] for row in long))}
+    placed = [
+        {**row, "jitter": jitter["mean", row["r"]] + (9 if row["of"] == "variance" else 0)}
+        for row in long
+    ]
+    layered = alt.layer(_baseline(4), _baseline(-4), points, data=_values(placed))
+    layered = layered.properties(width=WIDTH + 30, height=HEIGHT)
+    return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
+
+
+FIGURES = (
+    Figure(
+        1,
+        "dropping",
+        "Var naive on log 2 alone / on both logs",
+        "panels",
+        (*CELL, "drop_balanced", "drop_naive"),
+        _draw_ratio,
+        "Below 1, throwing log 1 away lowers the variance of the naive estimator.",
+    ),
+    Figure(
+        2,
+        "balanced",
+        "Var balanced / Var naive",
+        "panels",
+        (*CELL, "balanced_naive"),
+        _draw_ratio,
+        "Never above 1.",
+    ),
+    Figure(
+        3,
+        "weighted",
+        "Var weighted / Var naive",
+        "panels",
+        (*CELL, "weighted_naive", "gamma"),
+        _draw_gamma,
+        "Lines: by enumeration. Black circles: the paper's formula for gamma.",
+    ),
+    Figure(
+        4,
+        "weighted_balanced",
+        "Var weighted / Var balanced",
+        "panels",
+        (*CELL, "weighted_balanced"),
+        _draw_ratio,
+        "Below 1 weighted wins, above 1 balanced.",
+    ),
+    Figure(
+        5,
+        "estimated_weights",
+        "Weighted with estimated weights",
+        "weights",
+        WEIGHT_COLUMNS,
+        _draw_weights,
+        "One line per first logger. Top: the paper's measure, the variance that the estimated "
+        "shares would have if they were fixed. Below: what the estimate itself does.",
+    ),
+    Figure(
+        6,
+        "simulation",
+        "Simulated means and variances against the exact ones",
+        "simulation",
+        SIMULATION_COLUMNS,
+        _draw_simulation,
+        "One point per cell; within an estimator cells are ordered by r.",
+    ),
+    Figure(
+        7,
+        "control_variates",
+        "Control variates / best of naive, balanced, weighted and single logs",
+        "panels",
+        (*CELL, "var_best", "cv_loggers_best", "cv_target_best"),
+        _draw_controls,
+        "Beyond the paper: what using the known means of the weights is worth.",
+    ),
+)

@@ -1,0 +1,326 @@
+"""Simulation: figure 6, by drawing logs and comparing with the exact variances."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolwise.estimators.calibrated import Control, least_squares, logger_controls
+from poolwise.moments.estimate import by_count
+from poolwise.moments.moments import FloatArray, Moments
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    WEIGHTED_REWARD,
+    Factor,
+    Term,
+)
+from poolwise.paper.enumeration import Combination, Mix, exact_fourth, exact_moments
+from poolwise.paper.panels import Row, divergences, estimators
+from poolwise.paper.problem import FIRST, RATIOS, SECOND, LabelProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.paper.problem import LabelProblem
+
+DRAWN_ROWS = 1 << 16  # of all replications drawn at once
+
+Columns = Mapping[Factor, FloatArray]
+
+
+class Draws:
+    """Draws logs of a problem.
+
+    Attributes:
+        problem: Where they are drawn from.
+    """
+
+    def __init__(self, problem: LabelProblem) -> None:
+        self.problem = problem
+
+    @cached_property
+    def _log_none(self) -> dict[str, FloatArray]:
+        policies = {**self.problem.policies, "": self.problem.target}
+        return {name: s.policy.log_none_at(s.scores) for name, s in policies.items()}
+
+    def moments(
+        self,
+        mix: Mix,
+        terms: Sequence[Term],
+        replications: int,
+        rng: np.random.Generator,
+    ) -> Iterator[dict[str, Moments]]:
+        """Moments of each replication; all pairs of terms get their scatter."""
+        step = max(1, DRAWN_ROWS // sum(mix.counts.values()))
+        sizes = [min(step, replications - k) for k in range(0, replications, step)]
+        task = partial(self._block, mix, tuple(terms))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for block in pool.map(task, sizes, rng.spawn(len(sizes))):
+                yield from block
+
+    def _block(
+        self, mix: Mix, terms: tuple[Term, ...], size: int, rng: np.random.Generator
+    ) -> list[dict[str, Moments]]:
+        found = {
+            logger: _reduce(self._rows(logger, mix, size * count, rng), terms, size, count)
+            for logger, count in mix.counts.items()
+        }
+        return [{logger: blocks[k] for logger, blocks in found.items()} for k in range(size)]
+
+    def _rows(self, logger: str, mix: Mix, size: int, rng: np.random.Generator) -> Columns:
+        """Columns of rows that one logger writes."""
+        problem = self.problem
+        rows = rng.integers(problem.contexts, size=size)
+        own = problem.policies[logger]
+        labels = own.policy.sample_at(own.scores[rows], rng)
+        probs = {
+            name: np.exp(
+                s.policy.energy_at(s.scores[rows], labels) + self._log_none[name][rows]
+            )
+            for name, s in {**problem.policies, "": problem.target}.items()
+        }
+        target = probs.pop("")
+        mixture = sum(
+            share * probs[name] for name, share in zip(mix.counts, mix.shares, strict=True)
+        )
+        reward = (labels == problem.truth[rows]).sum(axis=1).astype(np.float64)
+        return {
+            Factor("reward"): reward,
+            Factor("weight"): target / probs[logger],
+            Factor("balanced_weight"): target / mixture,
+            **{Factor("ratio", name): p / mixture for name, p in probs.items()},
+            **{Factor("inverse_ratio", name): mixture / p for name, p in probs.items()},
+        }
+
+
+def _reduce(columns: Columns, terms: tuple[Term, ...], size: int, count: int) -> list[Moments]:
+    """One `Moments` for each of `size` replications of `count` rows."""
+    values = np.empty((size, count, len(terms)))
+    for place, term in enumerate(terms):
+        product = reduce(np.multiply, (columns[factor] for factor in term.factors))
+        values[:, :, place] = product.reshape(size, count)
+    means, unknown = values.mean(axis=1), np.full(len(terms), np.nan)
+    values -= means[:, None, :]
+    scatter = values.transpose(0, 2, 1) @ values
+    return [Moments(terms, count, means[k], scatter[k], unknown, unknown) for k in range(size)]
+
+
+REPLICATIONS = 600
+WITH_ESTIMATED = 200  # of them: least squares in every replication takes its time
+ROWS = 2000  # of both logs together, at least; or a little less, to keep their ratio
+MOST_EXCESS = 1.0  # kurtosis of an estimate: below it, a z-score of its variance is near normal
+MOST_TIMES = 40  # as many rows
+ESTIMATED = {"cv_loggers": "cv_loggers_estimated", "cv_target": "cv_target_estimated"}
+TARGET_COLUMN = Control({BALANCED_WEIGHT: 1.0}, 1.0)
+
+
+def mix_for(ratio: float) -> Mix:
+    """Whole numbers of rows in exactly this ratio, about `ROWS` together.
+
+    >>> [tuple(mix_for(ratio).counts.values()) for ratio in (0.1, 1.0, 9.0)]
+    [(181, 1810), (1000, 1000), (1800, 200)]
+    """
+    second = next(k for k in range(1, 101) if math.isclose(k * ratio, round(k * ratio)))
+    unit = round(second * (1 + ratio))
+    times = ROWS // unit
+    return Mix({FIRST: times * round(second * ratio), SECOND: times * second})
+
+
+@dataclass(frozen=True)
+class Known:
+    """Control variates with given slopes: a plain mean, so exactly unbiased.
+
+    Attributes:
+        parts: Coefficient of each term of a row.
+        constant: What the columns have as their known mean, times their slopes.
+    """
+
+    parts: Combination
+    constant: float
+
+    def value(self, moments: MomentsByLogger) -> float:
+        share = by_count(moments)
+        rows = (
+            share[i] * part * m.mean(term)
+            for i, m in moments.items()
+            for term, part in self.parts.items()
+        )
+        return sum(rows) + self.constant
+
+
+def optimal(moments: MomentsByLogger, controls: Sequence[Control]) -> Known:
+    """The estimator with the slopes that exact moments give."""
+    slopes, _ = least_squares(moments, BALANCED_REWARD, controls, within=False)
+    parts: dict[Term, float] = {BALANCED_REWARD: 1.0}
+    for slope, control in zip(slopes, controls, strict=True):
+        for term, part in control.parts.items():
+            parts[term] = parts.get(term, 0.0) - slope * part
+    return Known(parts, sum(s * c.mean for s, c in zip(slopes, controls, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """What is known of one cell without drawing a row.
+
+    Attributes:
+        mix: Rows of each log.
+        moments: Exact moments.
+        own_fourth: Fourth central moment of each logger's weighted reward.
+        mixed_fourth: Fourth central moments of the terms over the mixture: of balanced
+            and the two control-variate estimators, by logger.
+    """
+
+    mix: Mix
+    moments: Mapping[str, Moments]
+    own_fourth: Mapping[str, float]
+    mixed_fourth: Mapping[str, Mapping[str, float]]
+
+    def excess(self, name: str, shares: Mapping[str, float]) -> float:
+        """Fourth cumulant of the estimate: that of each row, added up."""
+        own = name in {"naive", "weighted"}
+        fourth = self.own_fourth if own else self.mixed_fourth[name]
+        parts = {WEIGHTED_REWARD: 1.0} if own else self.parts(name)
+        total = 0.0
+        for logger, m in self.moments.items():
+            spread = _spread(m, parts)
+            total += (
+                (shares[logger] / m.count) ** 4 * m.count * (fourth[logger] - 3 * spread**2)
+            )
+        return total
+
+    def parts(self, name: str) -> Combination:
+        """Terms of a row of an estimator over the mixture."""
+        return {BALANCED_REWARD: 1.0} if name == "balanced" else self.fixed[name].parts
+
+    @cached_property
+    def fixed(self) -> dict[str, Known]:
+        """Both control-variate estimators at their optimal slopes."""
+        return controlled(self.moments)
+
+
+def enlarged(exact: Exact) -> Exact:
+    """The same cell with logs so large that every estimate is close to normal.
+
+    With few rows a variance hangs on weights that occur once in many replications, and its
+    z-score is far from normal: with 2,000 rows in every cell of Scene, naive had one of 5.4.
+    How many rows it takes is known beforehand, from the exact fourth moments: the excess of
+    a mean falls as one over its rows.
+    """
+    found = {
+        name: e.estimate(exact.moments)
+        for name, e in estimators(divergences(exact.moments)).items()
+    }
+    worst = max(exact.excess(n, e.shares) / e.variance**2 for n, e in found.items())
+    times = min(MOST_TIMES, max(1, math.ceil(worst / MOST_EXCESS)))
+    return replace(
+        exact,
+        mix=Mix({i: times * n for i, n in exact.mix.counts.items()}),
+        moments={i: m.recounted(times * m.count) for i, m in exact.moments.items()},
+    )
+
+
+def _spread(moments: Moments, parts: Combination) -> float:
+    weights = np.array(list(parts.values()))
+    return float(weights @ moments.covariance(list(parts)) @ weights)
+
+
+def controlled(moments: MomentsByLogger) -> dict[str, Known]:
+    """Both control-variate estimators at their optimal slopes."""
+    loggers = logger_controls(moments)
+    return {
+        "cv_loggers": optimal(moments, loggers),
+        "cv_target": optimal(moments, [*loggers, TARGET_COLUMN]),
+    }
+
+
+def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list[Exact]:
+    """All cells of one first logger."""
+    mixes = [mix_for(ratio) for ratio in ratios]
+    moments = exact_moments(problem, mixes)
+    names = ("balanced", "cv_loggers", "cv_target")
+    parts = [
+        [{BALANCED_REWARD: 1.0}, *(k.parts for k in controlled(m).values())] for m in moments
+    ]
+    mixed, own = exact_fourth(problem, mixes, parts, moments)
+    by_logger = dict(zip(problem.loggers, own.tolist(), strict=True))
+    return [
+        enlarged(
+            Exact(
+                mix,
+                found,
+                by_logger,
+                {
+                    name: dict(zip(problem.loggers, mixed[m, :, k].tolist(), strict=True))
+                    for k, name in enumerate(names)
+                },
+            )
+        )
+        for m, (mix, found) in enumerate(zip(mixes, moments, strict=True))
+    ]
+
+
+def simulate_cell(
+    draws: Draws,
+    exact: Exact,
+    rng: np.random.Generator,
+    *,
+    replications: int = REPLICATIONS,
+) -> list[Row]:
+    """One row per estimator: simulated mean and variance against the exact ones."""
+    chosen = estimators(divergences(exact.moments))
+    needs = reduce(or_, (e.needs(tuple(exact.moments), crossed=True) for e in chosen.values()))
+    values: dict[str, list[float]] = {name: [] for name in (*chosen, *ESTIMATED.values())}
+    for moments in draws.moments(exact.mix, needs.terms, replications, rng):
+        for name, estimator in chosen.items():
+            if name not in ESTIMATED:
+                values[name].append(estimator.estimate(moments).value)
+            elif len(values[ESTIMATED[name]]) < WITH_ESTIMATED:
+                values[ESTIMATED[name]].append(estimator.estimate(moments).value)
+        for name, known in exact.fixed.items():
+            values[name].append(known.value(moments))
+    found = {name: estimator.estimate(exact.moments) for name, estimator in chosen.items()}
+    rows = [compared(name, np.array(values[name]), e, exact) for name, e in found.items()]
+    return rows + [
+        _beside(e, np.array(values[e]), found[name]) for name, e in ESTIMATED.items()
+    ]
+
+
+def compared(name: str, values: FloatArray, truth: Estimate, exact: Exact) -> Row:
+    r"""Simulated values of an estimator against its exact mean and variance.
+
+    The standard error of the mean of R values is $\sigma / \sqrt R$, that of their variance
+    $\sqrt{(\mu_4 - \sigma^4 (R - 3) / (R - 1)) / R}$.
+    """
+    row, size = _beside(name, values, truth), len(values)
+    fourth = exact.excess(name, truth.shares) + 3 * truth.variance**2
+    error = math.sqrt((fourth - truth.variance**2 * (size - 3) / (size - 1)) / size)
+    return row | {
+        "z_mean": (row["mean"] - truth.value) / math.sqrt(truth.variance / size),
+        "z_variance": (row["variance"] - truth.variance) / error,
+    }
+
+
+def _beside(
+    name: str, values: FloatArray, truth: Estimate
+) -> dict[str, Any]:  # numbers and a name
+    return {
+        "estimator": name,
+        "replications": len(values),
+        "value": truth.value,
+        "mean": float(values.mean()),
+        "var_exact": truth.variance,
+        "variance": float(values.var(ddof=1)),
+        "z_mean": math.nan,
+        "z_variance": math.nan,
+    }

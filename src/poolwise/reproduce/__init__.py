@@ -1,1 +1,0 @@
-"""The paper, reproduced: every experiment, claim by claim, with exact numbers."""

@@ -1,0 +1,1 @@
+"""Rows: sources and policies become batches of scored rows."""

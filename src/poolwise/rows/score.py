@@ -1,0 +1,296 @@
+"""Scores: policies become probability columns, batch by batch.
+
+A policy in Python cannot enter a query, so its probabilities are computed first
+and appended to the rows.  Batches run in threads, with BLAS held to one thread
+each, since many small products are faster side by side than one after the
+other; only a few batches are in memory at any time.  Whatever a policy returns
+is checked here, once, so that an engine can trust it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError, UsageError
+from poolwise.log.policy import SUM_TOLERANCE, AnyArray, Batch, FloatArray, Policy, log_prob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+EXCESS = 1e-9  # rounding may carry a probability this far beyond 0 or 1
+SHOWN_ROWS = 5  # row numbers that an error names
+
+
+def score(
+    batches: Iterable[pa.RecordBatch],
+    policies: Mapping[str, Policy],
+    *,
+    action: str | None,
+    context: Sequence[str],
+    log_probabilities: bool = False,
+    workers: int | None = None,
+    on_rows: Callable[[int], None] | None = None,
+    then: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Append to each batch one column per policy, in the order of the batches.
+
+    The number of BLAS threads is a setting of the process: it is lowered when the
+    first batch is asked for and restored when the iterator ends or is closed.
+
+    Args:
+        batches: Rows, in any number of batches.
+        policies: Policies by the name of the column to append.
+        action: Column of the logged action; None if no policy needs it.
+        context: Columns that the policies see.
+        log_probabilities: Whether to append logarithms.
+        workers: Threads; by default one for each core.
+        on_rows: Called after each batch with the number of rows done so far.
+        then: What else to do with each batch once it is scored, in the same threads.
+
+    >>> import pyarrow as pa
+    >>> from poolwise.policy import Uniform
+    >>> rows = pa.record_batch({"item": ["a", "z"]})
+    >>> scored = score([rows], {"p": Uniform(["a", "b"])}, action="item", context=[])
+    >>> [batch.to_pylist() for batch in scored]
+    [[{'item': 'a', 'p': 0.5}, {'item': 'z', 'p': 0.0}]]
+    """
+    from threadpoolctl import threadpool_limits
+
+    scorer: Callable[[pa.RecordBatch, int], pa.RecordBatch] = Scorer(
+        policies, action, tuple(context), log_probabilities=log_probabilities
+    )
+    if then is not None:
+        scorer = _Chain(scorer, then)
+    threads = workers or os.cpu_count() or 1
+    done = 0
+    with threadpool_limits(limits=1):
+        # again in each thread, since OpenMP counts its threads per caller
+        pool = ThreadPoolExecutor(threads, initializer=partial(threadpool_limits, limits=1))
+        try:
+            for rows in _in_order(pool, scorer, batches, look_ahead=2 * threads):
+                done += rows.num_rows
+                if on_rows is not None:
+                    on_rows(done)
+                yield rows
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    scorer: Callable[[pa.RecordBatch, int], pa.RecordBatch],
+    batches: Iterable[pa.RecordBatch],
+    look_ahead: int,
+) -> Iterator[pa.RecordBatch]:
+    waiting: deque[Future[pa.RecordBatch]] = deque()
+    first_row = 0
+    for rows in batches:
+        waiting.append(pool.submit(scorer, rows, first_row))
+        first_row += rows.num_rows
+        if len(waiting) == look_ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """One thing after the other, on the same rows."""
+
+    first: Callable[[pa.RecordBatch, int], pa.RecordBatch]
+    then: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+    def __call__(self, rows: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
+        return self.then(self.first(rows, first_row))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores one batch; can be sent to another process if its policies can.
+
+    Attributes:
+        policies: Policies by the name of the column to append.
+        action: Column of the logged action; None if no policy needs it.
+        context: Columns that the policies see.
+        log_probabilities: Whether to append logarithms.
+    """
+
+    policies: Mapping[str, Policy]
+    action: str | None
+    context: tuple[str, ...]
+    log_probabilities: bool = False
+
+    def __call__(self, rows: pa.RecordBatch, first_row: int = 0) -> pa.RecordBatch:
+        """The rows with a column for each policy; `first_row` is for error messages."""
+        import pyarrow as pa
+
+        batch = to_batch(rows, self.action, self.context)
+        for name, policy in self.policies.items():
+            if name in rows.schema.names:
+                raise UsageError(f"the rows already have a column {name!r}: rename the policy")
+            # models refuse to predict nothing
+            values = self._column(name, policy, batch, first_row) if len(batch) else np.empty(0)
+            rows = rows.append_column(name, pa.array(values))
+        return rows
+
+    def _column(self, name: str, policy: Policy, batch: Batch, first_row: int) -> FloatArray:
+        logs = self.log_probabilities and hasattr(policy, "log_prob")
+        ask = partial(log_prob, policy) if logs else policy.prob
+        values = _ask(name, ask, batch, first_row)
+        values = checked(name, values, len(batch), first_row, logs=logs)
+        if self.log_probabilities and not logs:
+            with np.errstate(divide="ignore"):
+                values = np.log(values)
+        return values
+
+
+def _ask(
+    name: str, ask: Callable[[Batch], FloatArray], batch: Batch, first_row: int
+) -> AnyArray:
+    """What the policy answers; what it raises says which policy and which rows."""
+    where = f"failed on rows {first_row} to {first_row + len(batch) - 1}"
+    try:
+        return np.asarray(ask(batch))
+    except PolicyError as error:
+        rows = [first_row + row for row in error.rows]
+        which = f" (rows {', '.join(map(str, rows))})" if rows else ""
+        reason = f"{where}: {error.policy} {error.reason}{which}"
+        raise PolicyError(name, reason, rows) from error
+    except PoolwiseError as error:
+        raise PolicyError(name, f"{where}: {error}") from error
+    except Exception as error:
+        raise PolicyError(name, f"{where}: {type(error).__name__}: {error}") from error
+
+
+def checked(
+    name: str, values: object, length: int, first_row: int = 0, *, logs: bool = False
+) -> FloatArray:
+    """Probabilities (or their logarithms) as float64, or an error that names the rows.
+
+    Numbers beyond [0, 1] by no more than rounding are clipped.
+
+    >>> checked("v1", [0.5, 1.0000000001], length=2).tolist()
+    [0.5, 1.0]
+    >>> checked("v1", [0.5, 1.5], length=2, first_row=100)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    poolwise.errors.PolicyError: policy 'v1' gives ... in 1 of the 2 rows ...: 101 (1.5)
+    """
+    array = _numbers(name, values, (length,), first_row)
+    lower, upper = (-math.inf, 0.0) if logs else (0.0, 1.0)
+    what = "log-probabilities above 0" if logs else "probabilities outside [0, 1]"
+    _refuse(name, f"gives {what}", array, _beyond(array, lower, upper), first_row)
+    return array.clip(lower, upper)
+
+
+def checked_distribution(
+    name: str, values: object, shape: tuple[int, int], first_row: int = 0
+) -> FloatArray:
+    """Probabilities of every action, shape (rows, actions); each row must sum to 1.
+
+    >>> checked_distribution("v1", [[0.25, 0.75]], shape=(1, 2)).tolist()
+    [[0.25, 0.75]]
+    """
+    array = _numbers(name, values, shape, first_row)
+    outside = _beyond(array, 0.0, 1.0)
+    _refuse(name, "gives probabilities outside [0, 1]", array, outside, first_row)
+    total = array.sum(axis=1)
+    off = np.abs(total - 1) > SUM_TOLERANCE
+    _refuse(name, "gives probabilities that do not sum to 1", total, off, first_row)
+    return array.clip(0.0, 1.0)
+
+
+def _numbers(name: str, values: object, shape: tuple[int, ...], first_row: int) -> FloatArray:
+    """Values of the right shape and type, without nan."""
+    array = np.asarray(values)
+    if array.shape != shape:
+        batch = f"a batch of {shape[0]} rows from row {first_row}"
+        raise PolicyError(name, f"returns shape {array.shape} for {batch}, not {shape}")
+    if array.dtype.kind not in "biuf":
+        raise PolicyError(name, f"returns values of type {array.dtype}, not numbers")
+    numbers: FloatArray = array.astype(np.float64, copy=False)
+    _refuse(name, "gives NaN", numbers, np.isnan(numbers), first_row)
+    return numbers
+
+
+def _beyond(array: FloatArray, lower: float, upper: float) -> NDArray[np.bool]:
+    return (array < lower - EXCESS) | (array > upper + EXCESS)
+
+
+def _refuse(
+    name: str, fault: str, array: FloatArray, bad: NDArray[np.bool], first_row: int
+) -> None:
+    if not bad.any():
+        return
+    places = np.unique(bad.nonzero()[0])  # rows, whatever the shape
+    shown = places[:SHOWN_ROWS].tolist()
+    values = [f" ({array[k]:.12g})" if array.ndim == 1 else "" for k in shown]
+    listed = ", ".join(f"{first_row + k}{v}" for k, v in zip(shown, values, strict=True))
+    more = ", ..." if len(places) > len(shown) else ""
+    where = f"{len(places):,} of the {len(array):,} rows from row {first_row}"
+    reason = f"{fault} in {where}: {listed}{more}"
+    raise PolicyError(name, reason, [first_row + k for k in shown])
+
+
+def to_batch(rows: pa.RecordBatch, action: str | None, context: Sequence[str]) -> Batch:
+    """Arrow columns as NumPy arrays, without a copy where the two agree.
+
+    Without an action column the labels have shape (n, 0): a policy that reads
+    them fails, instead of finding every label unknown.
+
+    >>> import pyarrow as pa
+    >>> rows = pa.record_batch({"item": [3, 5], "x": [[1.0, 2.0], [3.0, None]]})
+    >>> to_batch(rows, "item", ["x"]).context.tolist()
+    [[1.0, 2.0], [3.0, nan]]
+    """
+    roles = dict.fromkeys(context, "context") | ({} if action is None else {action: "action"})
+    missing = {name: role for name, role in roles.items() if name not in rows.schema.names}
+    if missing:
+        raise MissingColumnError(missing, rows.schema.names)
+    labels = np.empty((len(rows), 0)) if action is None else _to_labels(rows.column(action))
+    return Batch(labels, {name: _to_numpy(rows.column(name)) for name in context})
+
+
+def _to_labels(column: pa.Array) -> AnyArray:
+    if column.null_count:  # as floats with nan, long integers would lose digits
+        return np.array([*column.to_pylist(), None], dtype=object)[:-1]
+    return _to_numpy(column)
+
+
+def _to_numpy(column: pa.Array) -> AnyArray:
+    import pyarrow as pa
+
+    kind, is_a = column.type, pa.types
+    if is_a.is_dictionary(kind):
+        return _to_numpy(column.dictionary_decode())
+    if is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind):
+        return _to_matrix(column)
+    if (
+        is_a.is_decimal(kind)
+        or is_a.is_null(kind)
+        or (is_a.is_boolean(kind) and column.null_count)
+    ):
+        column = column.cast(pa.float64())
+    array: AnyArray = column.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _to_matrix(column: pa.Array) -> AnyArray:
+    """Lists of one length as rows of a matrix; others as an array of lists."""
+    import pyarrow.compute as pc
+
+    if column.null_count or len(pc.unique(pc.list_value_length(column))) > 1:
+        ragged: AnyArray = column.to_numpy(zero_copy_only=False)
+        return ragged
+    flat = _to_numpy(column.flatten())
+    return flat.reshape(len(column), len(flat) // max(1, len(column)))

@@ -1,1 +1,0 @@
-"""Statistics: pure functions, numbers in and numbers out."""
