@@ -38,7 +38,7 @@ for name in "${extensions[@]}"; do
         "$name" 2>"$work/errors" || give_up "DuckDB $version does not take $name"
 done
 
-"$python" -m pytest -q -p no:cacheprovider -rs tests/formats/test_extensions.py "$@" |
+"$python" -m pytest -q -p no:cacheprovider -rs tests/rows/test_extensions.py "$@" |
     tee "$work/log"
 status=${PIPESTATUS[0]}
 echo "extensions: DuckDB $version: $(tail -n 1 "$work/log")"

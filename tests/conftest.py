@@ -1,7 +1,7 @@
 """What all tests share: the engines under test, and examples that repeat themselves.
 
 A test that asks for `engine` runs on every engine; a new one is a new line of
-`ENGINES`.  `tests.reference` is the judge of all of them.
+`ENGINES`.  `tests.support.reference` is the judge of all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from poolwise.engines.duckdb import DuckDB
-from tests.postgres import DuckDBConnection, PostgresEngine
+from tests.support.postgres import DuckDBConnection, PostgresEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

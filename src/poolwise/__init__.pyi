@@ -50,4 +50,5 @@ from .moments.estimate import Estimate as Estimate
 from .rows.reward_model import GivenModel as GivenModel
 from .rows.reward_model import RewardModel as RewardModel
 
+__all__: list[str]
 __version__: str

@@ -40,7 +40,7 @@ from poolwise.moments.terms import (
     second_moment,
     weight_moment,
 )
-from tests.small import group
+from tests.support.small import group
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator

@@ -15,7 +15,7 @@ from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
-from tests.toys import toy
+from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

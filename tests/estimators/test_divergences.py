@@ -37,7 +37,7 @@ from poolwise.moments.terms import (
     second_moment,
     weight_moment,
 )
-from tests.small import group, mean, scatter, var
+from tests.support.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
     from poolwise.moments.moments import Moments

@@ -11,7 +11,7 @@ from poolwise.estimators.calibrated import Calibrated, stratified_variance
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.moments.moments import merge
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
-from tests.small import group, mean, scatter, var
+from tests.support.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

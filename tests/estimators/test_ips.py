@@ -24,8 +24,8 @@ from poolwise.intervals.student import (
 )
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, second_moment
-from tests.reference import Reference, log_of, random_table
-from tests.toys import toy
+from tests.support.reference import Reference, log_of, random_table
+from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

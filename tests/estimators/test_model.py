@@ -16,7 +16,7 @@ from poolwise.estimators.shrink import Shrink
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.terms import Needs
 from poolwise.rows.reward_model import GivenModel
-from tests.toys import GOLDEN, TOYS, toy
+from tests.support.toys import GOLDEN, TOYS, toy
 
 if TYPE_CHECKING:
     from poolwise.engines.exact import FiniteProblem

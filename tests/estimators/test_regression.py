@@ -20,7 +20,7 @@ from poolwise.estimators.calibrated import (
     stratified_variance,
 )
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, OVERLAP, WEIGHT, ratio
-from tests.small import group, mean, scatter, var
+from tests.support.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
-from tests.small import group
+from tests.support.small import group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

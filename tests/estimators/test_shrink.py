@@ -15,7 +15,7 @@ from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.terms import Needs
-from tests.toys import toy
+from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -41,7 +41,7 @@ from poolwise.moments.terms import (
     residual_moment,
     second_moment,
 )
-from tests.small import group
+from tests.support.small import group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,9 +25,9 @@ from poolwise.report.charts import all_charts
 from poolwise.report.files import save_charts
 from poolwise.report.page import page
 from poolwise.report.sentence import answer
-from tests.reference import log_of, random_table
-from tests.report import samples
-from tests.report.samples import DROP, SCRIPT
+from tests.support import samples
+from tests.support.reference import log_of, random_table
+from tests.support.samples import DROP, SCRIPT
 
 if TYPE_CHECKING:
     from pathlib import Path

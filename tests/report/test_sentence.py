@@ -17,7 +17,7 @@ from poolwise.report.sentence import (
     rivals,
     truth_text,
 )
-from tests.report.samples import demo
+from tests.support.samples import demo
 
 INF = math.inf
 

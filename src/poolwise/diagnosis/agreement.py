@@ -21,6 +21,21 @@ Numbers = Sequence[float] | FloatArray
 
 
 @dataclass(frozen=True)
+class Check:
+    """A test of something that must hold if all is well.
+
+    Attributes:
+        name: What is compared.
+        statistic: What is tested: a distance in standard errors, Q or F.
+        p_value: Chance of a larger one if all is well.
+    """
+
+    name: str
+    statistic: float
+    p_value: float
+
+
+@dataclass(frozen=True)
 class Homogeneity:
     """A test of the hypothesis that all logs have the same value.
 

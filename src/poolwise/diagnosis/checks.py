@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poolwise.diagnosis.agreement import cochran, random_effects, welch
-from poolwise.diagnosis.overlap import Check
+from poolwise.diagnosis.agreement import Check, cochran, random_effects, welch
 from poolwise.errors import RefusedError
 from poolwise.estimators.calibrated import (
     Columns,

@@ -31,6 +31,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
+    from poolwise.diagnosis.agreement import Check
     from collections.abc import Mapping, Sequence
 
     from poolwise.diagnosis.tails import TailIndex
@@ -114,21 +115,6 @@ class Alone:
     relative_rows: float
     relative_divergence: float
     best_share: float
-
-
-@dataclass(frozen=True)
-class Check:
-    """A test of something that must hold if all is well.
-
-    Attributes:
-        name: What is compared.
-        statistic: What is tested: a distance in standard errors, Q or F.
-        p_value: Chance of a larger one if all is well.
-    """
-
-    name: str
-    statistic: float
-    p_value: float
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.ips import require_crossed
 from poolwise.estimators.left_out import no_cover, too_few, too_many, too_small
 from poolwise.moments.estimate import Estimate, by_count, satterthwaite_freedom, stratified
+from poolwise.moments.linear import CANCELLED
 from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -41,7 +42,6 @@ Columns = Literal["loggers", "target", "dr"]
 COLUMNS = ("loggers", "target", "dr")
 NULL_COLUMN = 1e-10  # of its mean square: a column with less variance is constant
 NULL_EIGENVALUE = 1e-9  # per column: directions below it are collinear
-CANCELLED = 1e-12  # of what was added and subtracted: less is left by rounding only
 ROWS_PER_COLUMN = 10  # effective rows that a slope must rest on
 ROWS_OF_LOGGER = 10  # a column of 2 rows costs a point of coverage, one of 10 none that shows
 MOST_COLUMNS = 64  # loggers with a column: each logger keeps the scatter of all pairs of them

@@ -16,7 +16,6 @@ import numpy as np
 
 from poolwise.errors import RefusedError
 from poolwise.estimators.calibrated import (
-    CANCELLED,
     Calibrated,
     Control,
     SelfNormalised,
@@ -27,6 +26,7 @@ from poolwise.estimators.ips import Balanced, Naive
 from poolwise.intervals.simultaneous import max_t_critical
 from poolwise.moments.buckets import Split, effective_buckets, refuse_lone, rows_of
 from poolwise.moments.estimate import by_count
+from poolwise.moments.linear import CANCELLED
 from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,

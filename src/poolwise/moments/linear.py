@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.estimators.calibrated import CANCELLED
 from poolwise.moments.estimate import by_count, satterthwaite_freedom
 from poolwise.moments.terms import Term
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import Moments, MomentsByLogger
 
 Parts = Mapping[str, Mapping[Term, float]]
+CANCELLED = 1e-12  # of what was added and subtracted: less is left by rounding only
 MANY = 1e9  # degrees of freedom that are as good as infinite
 NOISE = 1e-24  # of the squared size of what is added up: a variance below it is rounding
 ROUNDING = 1e-9  # relative: a gap below it is no gap where rows do not vary

@@ -1,0 +1,636 @@
+"""Diagnostics: exact in endless rows, quiet on good logs, loud on bad ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poolwise.diagnosis import checks
+from poolwise.diagnosis.overlap import diagnose, gamma, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis.trained import conflicts
+from poolwise.engines.exact import TARGET, FiniteProblem
+from poolwise.errors import UsageError
+from poolwise.estimators.calibrated import Calibrated
+from poolwise.estimators.ips import Weighted, weight_moments
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.formats.digits import TARGETS, digits_log, digits_path
+from poolwise.log.log import Log
+from poolwise.moments.linear import Combination, deviation, mean_of, variance
+from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
+from tests.support.reference import Reference, exact_moments, frame_of, log_of, random_table
+from tests.support.toys import GOLDEN, toy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from poolwise.engines.base import Engine
+    from poolwise.evaluation.results import Evaluation
+
+CANDIDATE = {"target": TARGET}
+LARGE = {"1": 400, "2": 600}
+
+
+def exact_view(problem: FiniteProblem) -> dict[str, Moments]:
+    """What the rows would say if there were endlessly many."""
+    return problem.moments(shown(tuple(problem.loggers), crossed=True))
+
+
+def drawn(seed: int, counts: Mapping[str, int] = LARGE) -> Log:
+    return replace(toy("T2"), counts=counts).draw(np.random.default_rng(seed))
+
+
+def changed(log: Log, **columns: Any) -> Log:  # noqa: ANN401 - whatever Arrow takes
+    """The same log with some columns replaced."""
+    table = frame_of(log)
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    return replace(log, source=table)
+
+
+def codes(found: Evaluation, *severities: str) -> set[str]:
+    chosen = severities or ("alarm", "warning", "note")
+    return {str(w["code"]) for w in found.warnings if w["severity"] in chosen}
+
+
+def column(log: Log, name: str) -> Any:  # noqa: ANN401 - an array of the column's type
+    return frame_of(log)[name].to_numpy()
+
+
+# ------------------------------------------------------------------ exact answers
+
+
+def test_effective_rows_of_t2_are_exact() -> None:
+    view = exact_view(toy("T2"))
+    own = own_overlap(view, [view], crossed=True)
+    # n / E[w²], since E[w] = 1: E_1[w²] = .4 (.49/.2 + .04/.3 + .01/.5)
+    #   + .6 (.01/.5 + .04/.3 + .49/.2) = 2.6033...; E_2[w²] = 1.05, likewise
+    assert own["1"].effective_rows == pytest.approx(40 / (781 / 300), rel=1e-12)
+    assert own["2"].effective_rows == pytest.approx(60 / 1.05, rel=1e-12)
+    # of the mixture, whose probabilities are (.44, .3, .26) and (.26, .3, .44)
+    square = 0.49 / 0.44 + 0.04 / 0.3 + 0.01 / 0.26
+    mixed = mixed_overlap(view, [view])
+    assert mixed.effective_rows == pytest.approx(100 / square, rel=1e-12)
+    shown_in_methods = [15.4, 57.1, 77.8]
+    found = [*(o.effective_rows for o in own.values()), mixed.effective_rows]
+    assert found == pytest.approx(shown_in_methods, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["T2", "T4"])
+def test_in_endless_rows_every_mean_is_what_it_should_be(name: str) -> None:
+    view = exact_view(toy(name))
+    found = diagnose(view, [view], 0.95, crossed=True)
+    assert [c.value for c in found.columns.values()] == pytest.approx([1, 1], rel=1e-12)
+    assert found.checks["mean-weight"].p_value == 1
+    assert found.checks["columns"].p_value == 1
+    assert found.checks["own-columns"].statistic >= 0
+    assert found.checks["hausman"].statistic == 0
+
+
+@pytest.mark.parametrize(("name", "expected"), [("T1", 0.06535138), ("T2", 0.58740551)])
+def test_gamma_and_the_best_shares_are_exact(name: str, expected: float) -> None:
+    problem = toy(name)
+    view = exact_view(problem)
+    found = diagnose(view, [view], 0.95, crossed=True)
+    assert found.gamma == pytest.approx(expected, abs=5e-9)
+    assert found.gamma == pytest.approx(problem.gamma, rel=1e-12)
+    counts = list(problem.counts.values())
+    shares = [w * n for w, n in zip(GOLDEN[name]["lambda_opt"], counts, strict=True)]
+    assert [a.best_share for a in found.alone.values()] == pytest.approx(shares, rel=1e-9)
+    first = found.alone["1"]
+    assert first.relative_rows == pytest.approx(counts[0] / counts[1], rel=1e-12)
+    ratio = problem.divergence["1"] / problem.divergence["2"]
+    assert first.relative_divergence == pytest.approx(ratio, rel=1e-12)
+
+
+def test_gamma_is_unknown_without_support() -> None:
+    view = exact_view(toy("T3"))
+    assert gamma(view, {"1": math.inf, "2": 1.0}) == math.inf
+
+
+def test_unsupported_mass_is_exact() -> None:
+    problem = toy("T3")
+    found = own_overlap(exact_view(problem), [exact_view(problem)], crossed=True)
+    for logger, policy in problem.loggers.items():
+        missing = (problem.context_prob[:, None] * problem.target)[policy == 0].sum()
+        assert found[logger].unsupported == pytest.approx(missing, rel=1e-12)
+        assert missing > 0.1
+        assert math.isinf(found[logger].divergence)
+
+
+@pytest.mark.parametrize("name", ["T1", "T2", "T4"])
+def test_reward_free_shares_are_exact(name: str) -> None:
+    problem = toy(name)
+    found = problem.exact(Weighted(divergence="reward-free"))
+    square = {
+        i: float(np.einsum("x,xy->", problem.context_prob, problem.target**2 / p))
+        for i, p in problem.loggers.items()
+    }
+    mass = {i: problem.counts[i] / square[i] for i in problem.loggers}
+    shares = {i: m / sum(mass.values()) for i, m in mass.items()}
+    assert dict(found.shares) == pytest.approx(shares, rel=1e-12)
+    expected = sum(s**2 * problem.divergence[i] / problem.counts[i] for i, s in shares.items())
+    assert found.value == pytest.approx(problem.value, rel=1e-12)
+    assert found.variance == pytest.approx(expected, rel=1e-12)
+    assert found.variance >= problem.exact(Weighted()).variance * (1 - 1e-12)
+    view = exact_view(problem)
+    assert weight_moments(view) == pytest.approx(square, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["T2", "T4"])
+def test_the_variance_of_a_hausman_difference_is_that_of_the_variances(name: str) -> None:
+    # calibrated is the best of a family that weighted belongs to, so that their difference
+    # is unrelated to it: Var(weighted - calibrated) = Var(weighted) - Var(calibrated)
+    view = exact_view(toy(name))
+    calibrated = checks.calibration(view)
+    weighted = Weighted(divergence="reward-free").estimate(view)
+    alone = variance(calibrated, view, [view])[0]
+    exact = toy(name).exact(Calibrated())
+    assert calibrated.value == pytest.approx(exact.value, rel=1e-12)
+    assert alone == pytest.approx(exact.variance, rel=1e-9)
+    found = variance(checks.difference(calibrated, weighted), view, [view])[0]
+    assert found == pytest.approx(weighted.variance - alone, rel=1e-9)
+
+
+# ------------------------------------------------------------------ quiet on good logs
+
+
+def test_the_bundled_log_raises_notes_only() -> None:
+    found = evaluate(digits_log(), TARGETS)
+    assert codes(found, "alarm", "warning") == set()
+
+
+def test_good_logs_raise_no_alarm() -> None:
+    # each check stays quiet in all but 1 of 10,000 good logs, Hausman in all but 1 of 370
+    found = [evaluate(drawn(seed), CANDIDATE, which_logs=False) for seed in range(12)]
+    assert [codes(one, "alarm", "warning") for one in found] == [set()] * 12
+    logs = Counter(code for one in found for code in codes(one))
+    assert sum(logs.values()) <= 3  # notes are rare too
+
+
+def test_p_values_of_good_logs_are_spread_evenly() -> None:
+    names = ("mean-weight", "drift", "hausman")
+    small = dict.fromkeys(names, 0)
+    for seed in range(100):
+        view = drawn_view(replace(toy("T2"), counts=LARGE), np.random.default_rng(seed))
+        found = diagnose(view, [view], 0.95, crossed=True).checks
+        for name in names:
+            small[name] += found[name].p_value < 0.1
+    # 10 of 100 expected, standard error 3: at most 22 is four standard errors
+    assert all(1 <= count <= 22 for count in small.values()), small
+
+
+def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> dict[str, Moments]:
+    """Moments of one drawn log, in plain NumPy."""
+    table = frame_of(problem.draw(rng))
+    rows = {name: table[name].to_numpy() for name in table.column_names}
+    loggers = tuple(problem.loggers)
+    total = len(rows["reward"])
+    policies = {i: rows[f"propensity_{k}"] for k, i in enumerate(loggers)}
+    mixture = sum(problem.counts[i] / total * p for i, p in policies.items())
+    smallest = np.min(list(policies.values()), axis=0)
+    known = {
+        "reward": rows["reward"],
+        "weight": rows[TARGET] / rows["propensity"],
+        "balanced_weight": rows[TARGET] / mixture,
+        "overlap": smallest / rows["propensity"],
+    }
+    by_logger: dict[str, Callable[[str], Any]] = {
+        "ratio": lambda i: policies[i] / mixture,
+        "inverse_ratio": lambda i: mixture / policies[i],
+        "unsupported": lambda i: (policies[i] == 0).astype(float),
+    }
+    needs = shown(loggers, crossed=True)
+
+    def values(term: Term) -> Any:  # noqa: ANN401 - an array of floats
+        factors = [
+            by_logger[f.name](f.logger) if f.name in by_logger else known[f.name]
+            for f in term.factors
+        ]
+        return np.prod(factors, axis=0)
+
+    every = {t: values(t) for t in needs.terms}
+    found = {}
+    for i in loggers:
+        mine = rows["logger"] == i
+        found[i] = exact_moments({t: v[mine] for t, v in every.items()}, needs)
+    return found
+
+
+# ------------------------------------------------------------------ loud on bad logs
+
+
+def test_swapped_columns_of_logs_of_one_size_are_found() -> None:
+    log = drawn(1, {"1": 800, "2": 800})
+    swapped = replace(
+        log, propensity=None, propensities={"1": "propensity_1", "2": "propensity_0"}
+    )
+    found = evaluate(swapped, CANDIDATE, which_logs=False)
+    columns = found["target"].diagnosis.columns
+    assert all(abs(c.z) < 4 for c in columns.values())  # the means show nothing
+    assert "propensities-off" in codes(found, "alarm")
+    assert "swapped" in str(found.warnings)
+
+
+def test_swapped_columns_of_logs_of_unlike_size_are_found() -> None:
+    log = drawn(1, {"1": 300, "2": 1300})
+    swapped = replace(
+        log, propensity=None, propensities={"1": "propensity_1", "2": "propensity_0"}
+    )
+    assert "propensities-off" in codes(evaluate(swapped, CANDIDATE), "alarm")
+
+
+def test_swapped_columns_are_found_beside_a_column_that_is_right() -> None:
+    t2 = toy("T2")
+    three = replace(
+        t2,
+        loggers={**t2.loggers, "3": np.full((2, 3), 1 / 3)},
+        counts={"1": 800, "2": 800, "3": 800},
+    )
+    log = three.draw(np.random.default_rng(1))
+    columns = {"1": "propensity_1", "2": "propensity_0", "3": "propensity_2"}
+    swapped = replace(log, propensity=None, propensities=columns)
+    found = evaluate(swapped, CANDIDATE)
+    assert "propensities-off" in codes(found, "alarm")
+    assert found["target"].diagnosis.checks["own-columns"].p_value < 1e-4
+    assert codes(evaluate(log, CANDIDATE), "alarm", "warning") == set()
+
+
+def test_a_column_in_percent_is_found() -> None:
+    log = drawn(2)
+    small = column(log, "propensity_0") / 100
+    own = np.where(column(log, "logger") == "1", small, column(log, "propensity"))
+    found = evaluate(changed(log, propensity_0=small, propensity=own), CANDIDATE)
+    assert "propensities-off" in codes(found, "alarm")
+    assert "weights-off" in codes(found, "alarm")
+
+
+def test_propensities_of_another_action_are_found() -> None:
+    problem = replace(toy("T2"), counts=LARGE)
+    log = problem.draw(np.random.default_rng(3))
+    context, action = column(log, "context"), column(log, "action")
+    other = (action + 1) % 3
+    columns = {
+        f"propensity_{k}": policy[context, other]
+        for k, policy in enumerate(problem.loggers.values())
+    }
+    wrong = replace(changed(log, **columns), propensity=None)
+    assert "weights-off" in codes(evaluate(wrong, CANDIDATE), "alarm")
+
+
+def test_a_target_in_percent_is_found() -> None:
+    log = drawn(4)
+    found = evaluate(changed(log, **{TARGET: column(log, TARGET) / 100}), CANDIDATE)
+    assert "target-uncovered" in codes(found, "alarm")
+
+
+def test_a_target_of_another_action_is_found() -> None:
+    log = drawn(5, {"1": 4_000, "2": 6_000})
+    found = evaluate(changed(log, **{TARGET: np.full(10_000, 0.7)}), CANDIDATE)
+    assert "weights-off" in codes(found, "alarm")
+
+
+def test_own_weights_above_one_are_a_bug_and_below_one_thin_overlap() -> None:
+    log = drawn(6)
+    plain = replace(log, propensities=None)
+    halved = changed(plain, propensity=column(plain, "propensity") / 2)
+    assert "propensities-off" in codes(evaluate(halved, CANDIDATE), "alarm")
+    thin = changed(plain, **{TARGET: column(plain, TARGET) / 2})
+    found = evaluate(thin, CANDIDATE)
+    assert "thin-overlap" in codes(found, "warning")
+    assert "propensities-off" not in codes(found)
+
+
+def test_drift_of_the_rewards_is_found() -> None:
+    log = drawn(7, {"1": 2_000, "2": 3_000})
+    later = column(log, "logger") == "2"
+    moved = np.where(later, column(log, "reward") + 0.15, column(log, "reward"))
+    found = evaluate(changed(log, reward=moved), CANDIDATE, which_logs=False)
+    assert "drift" in codes(found, "alarm")
+    still = evaluate(log, CANDIDATE, which_logs=False)
+    assert "drift" not in codes(still)
+    typical = found["target"].diagnosis.typical
+    assert typical is not None
+    assert 0.576 in typical  # from two periods it is very wide
+
+
+def test_one_dominant_row_and_a_heavy_tail_are_found() -> None:
+    rng = np.random.default_rng(8)
+    total = 2_000
+    weights = (1 - rng.random(total)) ** -0.9  # a Pareto without variance
+    prob = 0.5 / weights / 5
+    table = pa.table(
+        {
+            "logger": np.repeat(["a", "b"], total // 2),
+            "reward": rng.random(total),
+            "p_a": prob,
+            "p_b": prob,
+            "t": np.full(total, 0.1 * prob.mean()),
+        }
+    )
+    log = Log(table, logger="logger", reward="reward", propensities={"a": "p_a", "b": "p_b"})
+    found = evaluate(log, {"target": "t"})["target"]
+    assert found.mixture is not None
+    assert found.mixture.tail is not None
+    assert found.mixture.tail.value == pytest.approx(0.9, abs=0.25)
+    assert "heavy-weights" in {f.code for f in found.findings}
+
+
+def test_an_engine_without_tails_says_so() -> None:
+    view = exact_view(toy("T2"))
+    assert mixed_overlap(view, [view]).tail is None
+
+
+# ------------------------------------------------------------------ single numbers
+
+
+def test_mean_weights_are_tested_against_their_stratified_errors(engine: Engine) -> None:
+    log = drawn(9)
+    found = evaluate(log, CANDIDATE, engine=engine)["target"]
+    weights = column(log, TARGET) / column(log, "propensity")
+    mine = weights[column(log, "logger") == "1"]
+    z = (mine.mean() - 1) / (mine.std(ddof=1) / math.sqrt(len(mine)))
+    assert found.loggers["1"].mean_weight_z == pytest.approx(z, rel=1e-9)
+    assert found.loggers["1"].largest_share == pytest.approx(mine.max() / mine.sum(), rel=1e-9)
+    mixture = 0.4 * column(log, "propensity_0") + 0.6 * column(log, "propensity_1")
+    balanced = column(log, TARGET) / mixture
+    label = column(log, "logger")
+    spread = sum(
+        (len(part) / 1_000) ** 2 * part.var(ddof=1) / len(part)
+        for part in (balanced[label == "1"], balanced[label == "2"])
+    )
+    assert found.mixture is not None
+    expected = (balanced.mean() - 1) / math.sqrt(spread)
+    assert found.mixture.mean_weight_z == pytest.approx(expected, rel=1e-9)
+
+
+def test_rows_of_a_cluster_do_not_count_as_independent() -> None:
+    single = drawn(10)
+    table = pa.concat_tables([single.source] * 4)
+    unit = np.tile(np.arange(1_000), 4)
+    fourfold = replace(single, source=table.append_column("user", pa.array(unit)))
+    alone = evaluate(single, CANDIDATE, which_logs=False)["target"].mixture
+    rowwise = evaluate(fourfold, CANDIDATE, which_logs=False)["target"].mixture
+    clustered = evaluate(replace(fourfold, cluster="user"), CANDIDATE)["target"].mixture
+    assert alone is not None
+    assert rowwise is not None
+    assert clustered is not None
+    # four copies of each row halve the row-wise error; the clustered one knows better
+    assert rowwise.mean_weight_z / alone.mean_weight_z == pytest.approx(2, rel=0.01)
+    # 200 buckets know a variance to 10%, so its root to 5%: four standard errors
+    assert clustered.mean_weight_z / alone.mean_weight_z == pytest.approx(1, rel=0.2)
+
+
+def test_a_deviation_of_rows_that_do_not_vary() -> None:
+    flat = exact_moments({WEIGHT: np.ones(5)}, weight_needs())
+    same = mean_of({"a": flat}, "a", {WEIGHT: 1.0})
+    assert deviation(same, {"a": flat}, [{"a": flat}]).p_value == 1
+    off = Combination(same.parts, 0.5)
+    assert deviation(off, {"a": flat}, [{"a": flat}]).z == -math.inf
+    alone = exact_moments({WEIGHT: np.ones(1)}, weight_needs())
+    assert variance(same, {"a": alone}, [{"a": alone}])[0] == math.inf
+
+
+def weight_needs() -> Needs:
+    return Needs(groups=((WEIGHT,),), tails=(WEIGHT,))
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=30),
+    st.lists(st.integers(0, 20), min_size=1, max_size=30),
+    st.integers(1, 40),
+)
+def test_merged_tails_are_the_largest_values_of_both(
+    left: list[int], right: list[int], kept: int
+) -> None:
+    parts = []
+    for values in (left, right):
+        whole = exact_moments({WEIGHT: np.array(values, dtype=float)}, weight_needs())
+        parts.append(replace(whole, tails={WEIGHT: whole.tails[WEIGHT][:kept]}))
+    tail = pooled(parts).tails[WEIGHT]
+    expected = sorted([*left, *right], reverse=True)
+    assert tail.tolist() == expected[: len(tail)]
+    assert len(tail) >= min(kept, len(expected), max(map(len, (left, right))))
+
+
+# ------------------------------------------------------------------ which logs help
+
+
+def test_leaving_a_logger_out_equals_a_log_without_it(engine: Engine) -> None:
+    table = pq.read_table(digits_path())
+    log = replace(digits_log(), source=table.take(pa.array(np.arange(0, len(table), 7))))
+    found = evaluate(log, TARGETS, engine=engine)["candidate"].diagnosis
+    assert set(found.without) == {"small", "medium", "large"}
+    others = pa.array([str(label) != "small" for label in frame_of(log)["policy"].to_pylist()])
+    rest = replace(
+        log,
+        source=frame_of(log).filter(others),
+        propensities={k: v for k, v in (log.propensities or {}).items() if k != "small"},
+    )
+    expected = evaluate(rest, TARGETS, ["balanced", "calibrated"])["candidate"].estimates
+    for name, error in found.without["small"].items():
+        assert error == pytest.approx(expected[name].std_error, rel=1e-9)
+
+
+def test_a_log_that_cannot_be_done_without_leaves_an_endless_error() -> None:
+    log = toy("T3").draw(np.random.default_rng(11))
+    without = evaluate(log, CANDIDATE)["target"].diagnosis.without
+    assert all(math.isinf(e) for errors in without.values() for e in errors.values())
+
+
+def test_large_logs_are_read_again_on_request_only() -> None:
+    log = drawn(12)
+    assert evaluate(log, CANDIDATE, which_logs=False)["target"].diagnosis.without == {}
+    many = {f"t{k}": f"{TARGET} * {k} / 3000" for k in (1, 2)}
+    asked = evaluate(log, many, ["balanced"], which_logs=True)
+    assert set(asked["t2"].diagnosis.without) == {"1", "2"}
+
+
+# ------------------------------------------------------------------ trained on these logs
+
+
+def test_conflicts_are_within_the_set() -> None:
+    assert conflicts({"b": ["a"]}, ["a", "b"]) == {"b": ["a"]}
+    assert conflicts({"b": ["older"]}, ["a", "b"]) == {}
+    assert conflicts({"b": ["b"]}, ["a", "b"]) == {"b": ["b"]}  # it learned as it went
+
+
+def test_the_interval_of_a_trained_logger_is_reward_free() -> None:
+    log = replace(drawn(13), trained_on={"2": ["1"]})
+    found = evaluate(log, CANDIDATE)
+    result = found["target"]
+    assert "trained-on-own-log" in codes(found, "alarm")
+    honest = result.intervals["weighted-reward-free"]
+    for name in ("calibrated", "balanced", "self-normalised", "weighted"):
+        assert result.intervals[name] == honest
+    assert result.intervals["naive"] != honest
+    plain = evaluate(drawn(13), CANDIDATE)["target"]
+    assert result.estimates["calibrated"] == plain.estimates["calibrated"]
+    assert plain.intervals["calibrated"] != honest
+    asked = evaluate(log, CANDIDATE, "balanced")["target"]
+    assert asked.intervals["balanced"] == honest
+    assert "intervals of balanced are those of weighted-reward-free" in str(
+        [f.message for f in asked.findings]
+    )
+
+
+def test_training_on_other_logs_is_no_conflict() -> None:
+    found = evaluate(replace(drawn(13), trained_on={"2": ["older"]}), CANDIDATE)
+    assert "trained-on-own-log" not in codes(found)
+    assert "weighted-reward-free" not in found["target"].estimates
+
+
+def test_a_target_trained_on_these_rows_is_named() -> None:
+    found = evaluate(replace(drawn(13), trained_on={"target": ["1"]}), CANDIDATE)
+    assert "target-trained-on-log" in codes(found, "alarm")
+    assert "trained-on-own-log" not in codes(found)
+
+
+def test_without_an_honest_interval_the_finding_says_so() -> None:
+    log = replace(toy("T3").draw(np.random.default_rng(1)), trained_on={"2": ["1"]})
+    found = evaluate(log, CANDIDATE)
+    assert "no interval here is free of it" in str(found.warnings)
+
+
+@pytest.mark.parametrize("given", [{"2": "1"}, ["2", "1"], {"2": 1}])
+def test_trained_on_is_a_mapping_to_lists(given: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    with pytest.raises(UsageError, match="trained_on"):
+        replace(drawn(13), trained_on=given)
+
+
+def test_trained_on_names_loggers_that_exist() -> None:
+    with pytest.raises(UsageError, match="'12', which is no logger"):
+        evaluate(replace(drawn(13), trained_on={"12": ["1"]}), CANDIDATE)
+
+
+def test_a_trained_logger_biases_pooling_and_not_own_propensities() -> None:
+    # METHODS E3: a greedy second logger, trained on the first one's log
+    rng = np.random.default_rng(17)
+    gaps: dict[str, list[float]] = {"balanced": [], "own": []}
+    for _ in range(1_500):
+        pooled_value, own_value, truth = _trained_round(rng)
+        gaps["balanced"].append(pooled_value - truth)
+        gaps["own"].append(own_value - truth)
+    for name, low in (("balanced", True), ("own", False)):
+        mean = float(np.mean(gaps[name]))
+        error = float(np.std(gaps[name]) / math.sqrt(len(gaps[name])))
+        assert (mean < -4 * error) if low else (abs(mean) < 4 * error), (name, mean, error)
+
+
+def _trained_round(rng: np.random.Generator) -> tuple[float, float, float]:
+    """Balanced and naive estimates of one round, and the value of a fixed target."""
+    contexts, actions, rows = 5, 4, 50
+    worth = MEANS
+    first = np.full((contexts, actions), 1 / actions)
+    x = rng.integers(contexts, size=2 * rows)
+    y = rng.integers(actions, size=2 * rows)
+    sums, seen = np.zeros((contexts, actions)), np.full((contexts, actions), 1e-9)
+    reward = (rng.random(2 * rows) < worth[x, y]).astype(float)
+    np.add.at(sums, (x[:rows], y[:rows]), reward[:rows])
+    np.add.at(seen, (x[:rows], y[:rows]), 1.0)
+    best = (sums / seen).argmax(axis=1)
+    second = np.full((contexts, actions), 0.05 / actions)
+    second[np.arange(contexts), best] += 0.95
+    cumulative = second[x[rows:]].cumsum(axis=1)
+    y[rows:] = (rng.random(rows)[:, None] > cumulative).sum(axis=1)
+    reward[rows:] = rng.random(rows) < worth[x[rows:], y[rows:]]
+    target = 0.7 * (worth == worth.max(axis=1, keepdims=True)) + 0.3 / actions
+    t, one, two = target[x, y], first[x, y], second[x, y]
+    balanced = float((t / ((one + two) / 2) * reward).mean())
+    own = float((t[:rows] / one[:rows] * reward[:rows]).mean())
+    return balanced, own, float((target * worth).sum(axis=1).mean())
+
+
+MEANS = np.random.default_rng(5).uniform(0.1, 0.6, size=(5, 4))
+
+
+# ------------------------------------------------------------------ how it is shown
+
+
+def test_findings_come_gravest_first_and_lines_stay_within_80_columns() -> None:
+    log = drawn(2)
+    small = column(log, "propensity_0") / 100
+    own = np.where(column(log, "logger") == "1", small, column(log, "propensity"))
+    found = evaluate(changed(log, propensity_0=small, propensity=own), CANDIDATE)
+    order = [str(w["severity"]) for w in found.warnings]
+    assert order == sorted(order, key=("alarm", "warning", "note").index)
+    assert order[0] == "alarm"
+    assert max(map(len, str(found).splitlines())) <= 80
+    text = str(evaluate(digits_log(), TARGETS))
+    assert max(map(len, text.splitlines())) <= 80
+    places = [text.index(word) for word in ("estimator", "diver-", "tail", "agreement")]
+    assert places == sorted(places)
+
+
+def test_every_finding_says_what_to_do() -> None:
+    log = drawn(2)
+    small = column(log, "propensity_0") / 100
+    own = np.where(column(log, "logger") == "1", small, column(log, "propensity"))
+    found = evaluate(changed(log, propensity_0=small, propensity=own), CANDIDATE)
+    assert all(f.advice and f.message.endswith(".") for f in found["target"].findings)
+
+
+def test_json_has_the_diagnostics_and_only_finite_numbers() -> None:
+    entry = json.loads(evaluate(drawn(1), CANDIDATE).to_json())["targets"][0]
+    logger = entry["loggers"][0]
+    names = {"divergence", "effective_rows", "mean_weight", "largest_weight", "mean_weight_z"}
+    names |= {"mean_weight_p", "largest_share", "unsupported", "tail_index", "tail_discrete"}
+    names |= {"value", "std_error", "relative_rows", "relative_divergence", "best_share"}
+    names |= {"column_value", "column_z", "balanced_std_error_without"}
+    assert names <= set(logger)
+    assert logger["tail_discrete"] is True  # two contexts, three actions
+    assert {c["check"] for c in entry["checks"]} >= {"drift", "hausman", "mean-weight"}
+    assert 0 < entry["gamma"] <= 1
+
+
+def test_the_balanced_weights_have_a_share_and_a_tail() -> None:
+    mixed = evaluate(digits_log(), TARGETS)["candidate"].mixture
+    assert mixed is not None
+    assert mixed.tail is not None
+    assert not mixed.tail.discrete
+    assert not mixed.tail.heavy
+    view = exact_view(toy("T2"))
+    assert pooled(view.values()).max(BALANCED_WEIGHT) == pytest.approx(0.7 / 0.44, rel=1e-12)
+
+
+def test_every_weight_is_counted_in_its_bin() -> None:
+    weights = [0.0, 0.0, 1.0, 1.4, 1.5, 3.0, 0.2, 1e-30]
+    table = pa.table(
+        {
+            "logger": ["a"] * 8,
+            "reward": [1.0] * 8,
+            "p": [0.25] * 8,
+            "t": [0.25 * w for w in weights],
+        }
+    )
+    own = {"a": "p"}
+    log = Log(table, logger="logger", reward="reward", propensities=own)
+    options: list[dict[str, str]] = [{}, {"interval": "jackknife"}]
+    for option in options:
+        found = evaluate(log, {"target": "t / 3"}, "naive", **option)["target"]  # type: ignore[arg-type]
+        expected = [(0.0, 0.0, 2), (0.0, 1.5 * 2.0**-64, 1), (0.0625, 0.09375, 1)]
+        expected += [(0.25, 0.375, 1), (0.375, 0.5, 1), (0.5, 0.75, 1), (1.0, 1.5, 1)]
+        assert found.mixture is not None
+        for overlap in (found.loggers["a"], found.mixture):
+            assert [(b.lower, b.upper, b.rows) for b in overlap.histogram] == expected
+            told = overlap.to_dict()["histogram"]
+            assert told == [
+                {"lower": low, "upper": high, "rows": n} for low, high, n in expected
+            ]
+
+
+def test_an_engine_that_counts_no_weights_leaves_the_histogram_empty() -> None:
+    log = log_of(random_table(np.random.default_rng(5), {"a": 20, "b": 20}))
+    found = evaluate(log, {"target": "t"}, "naive", engine=Reference())["target"]
+    assert found.loggers["a"].histogram == ()
+    assert found.loggers["a"].to_dict()["histogram"] == []

@@ -1,0 +1,521 @@
+"""Moments that were saved, added or returned by a warehouse serve as well as the rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from functools import reduce
+from itertools import pairwise
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poolwise.engines.saved import question, same_shares
+from poolwise.engines.saved_file import KEY
+from poolwise.engines.summary import Summary
+from poolwise.errors import LogError, PoolwiseError, RefusedError, SourceError, UsageError
+from poolwise.estimators.calibrated import SelfNormalised
+from poolwise.estimators.ips import Balanced, Weighted
+from poolwise.estimators.shrink import Shrink
+from poolwise.evaluation.check import check, query_text
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.summarise import from_files, from_result, summarise
+from poolwise.log.log import Log
+from tests.support.postgres import DuckDBConnection, PostgresEngine
+from tests.support.reference import assert_same, log_of, random_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from poolwise.evaluation.results import Evaluation
+
+TARGETS = {"target": "t", "half": "t / 2"}
+COUNTS = {"a": 300, "b": 200, "c": 100}
+LOGGERS = tuple(COUNTS)
+TABLE = random_table(np.random.default_rng(50), COUNTS)
+OWN = (Weighted(divergence="own"), SelfNormalised(weights="own"), "naive")
+
+
+def log(table: pa.Table = TABLE, **roles: Any) -> Log:  # noqa: ANN401 - any role of a log
+    return log_of(table, LOGGERS, **roles)
+
+
+def whole(**roles: Any) -> Evaluation:  # noqa: ANN401 - likewise
+    return evaluate(log(**roles), TARGETS, which_logs=False)
+
+
+def finished(summary: Summary, **roles: Any) -> Evaluation:  # noqa: ANN401 - likewise
+    return evaluate(log(**roles), TARGETS, engine=summary, which_logs=False)
+
+
+def shards(cuts: Sequence[int], table: pa.Table = TABLE) -> list[pa.Table]:
+    edges = [0, *sorted(cuts), len(table)]
+    parts = [table.slice(i, j - i) for i, j in pairwise(edges)]
+    return [part for part in parts if len(part)]
+
+
+def in_logs(table: pa.Table, shift: float) -> pa.Table:
+    for name in table.column_names[2:]:
+        values = pa.array(np.log(table[name].to_numpy()) + shift)
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+# --- one summary ------------------------------------------------------------------------
+
+
+def test_a_summary_is_evaluated_like_its_log(tmp_path: Path) -> None:
+    summarise(log(), TARGETS).save(tmp_path / "day.parquet")
+    found = finished(Summary.load(tmp_path / "day.parquet"))
+    assert_same(found, whole(), rel=1e-15)
+    assert found["target"].mixture is not None
+    assert found["target"].mixture.tail == whole()["target"].mixture.tail  # type: ignore[union-attr]
+
+
+def test_a_summary_without_cross_propensities_serves_what_needs_none() -> None:
+    summary = summarise(log(propensities=None), TARGETS)
+    assert not summary.crossed
+    assert_same(finished(summary, propensities=None), whole(propensities=None), rel=1e-15)
+
+
+def test_some_of_the_targets_may_be_asked_for() -> None:
+    summary = summarise(log(), TARGETS)
+    found = evaluate(log(), {"half": "t / 2"}, engine=summary, which_logs=False)
+    assert numbers_of(found, "half") == numbers_of(whole(), "half")
+
+
+def numbers_of(evaluation: Evaluation, target: str) -> list[float]:
+    return [e.value for e in evaluation[target].estimates.values()]
+
+
+@pytest.mark.parametrize("interval", ["bernstein", "likelihood"])
+def test_guarantees_come_from_moments_too(interval: Any) -> None:  # noqa: ANN401 - a literal
+    bounded = log(reward_range=(-9.0, 9.0))
+    direct = evaluate(bounded, TARGETS, interval=interval, which_logs=False)
+    saved = evaluate(
+        bounded,
+        TARGETS,
+        interval=interval,
+        engine=summarise(bounded, TARGETS),
+        which_logs=False,
+    )
+    assert_same(saved, direct, rel=1e-15)
+
+
+def test_estimators_beyond_the_default_must_be_named_beforehand() -> None:
+    clipped = Balanced(Shrink("clip", 2.0))
+    with pytest.raises(RefusedError, match="do not hold"):
+        evaluate(log(), TARGETS, clipped, engine=summarise(log(), TARGETS), which_logs=False)
+    summary = summarise(log(), TARGETS, also=[clipped])
+    found = evaluate(log(), TARGETS, clipped, engine=summary, which_logs=False)
+    assert_same(found, evaluate(log(), TARGETS, clipped, which_logs=False), rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda s: evaluate(log(), TARGETS, engine=s, interval="jackknife"), "jackknife"),
+        (lambda s: evaluate(log(), TARGETS, engine=s, which_logs=True), "which_logs"),
+        (lambda s: evaluate(log(cluster="t"), TARGETS, engine=s, which_logs=False), "cluster"),
+        (lambda s: check(log(), TARGETS, engine=s), "checking"),
+    ],
+)
+def test_what_needs_the_rows_is_refused_by_name(
+    ask: Callable[[Summary], object], what: str
+) -> None:
+    with pytest.raises(RefusedError, match=what) as caught:
+        ask(summarise(log(), TARGETS))
+    assert caught.value.code == "needs-rows"
+
+
+@pytest.mark.parametrize(
+    ("other", "targets"),
+    [
+        (log(reward="p"), TARGETS),
+        (log(logger="lower(logger)"), TARGETS),
+        (log(on_fault="drop"), TARGETS),
+        (log(propensities={"a": "p_a", "b": "p_b", "c": "p_a"}), TARGETS),
+        (log(), {"target": "t / 3"}),
+        (log(), {"new": "t"}),
+    ],
+)
+def test_an_answer_to_another_question_is_refused(other: Log, targets: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="these moments"):
+        evaluate(other, targets, engine=summarise(log(), TARGETS), which_logs=False)
+
+
+# --- adding up --------------------------------------------------------------------------
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(1, len(TABLE) - 1), max_size=4),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_shards_with_the_counts_of_all_add_up_to_the_whole(
+    cuts: list[int],
+    random: Any,  # noqa: ANN401 - hypothesis has no public type for it
+    own: bool,  # noqa: FBT001 - an example
+) -> None:
+    roles: dict[str, Any] = {} if own else {"propensity": None}
+    parts = [summarise(log(part, **roles), TARGETS, counts=COUNTS) for part in shards(cuts)]
+    random.shuffle(parts)
+    assert_same(finished(reduce(add, parts), **roles), whole(**roles), rel=1e-12)
+
+
+def test_saved_shards_add_up_in_any_order(tmp_path: Path) -> None:
+    for k, part in enumerate(shards([100, 350])):
+        summarise(log(part), TARGETS, counts=COUNTS).save(tmp_path / f"{k}.parquet")
+    first, second, third = (Summary.load(tmp_path / f"{k}.parquet") for k in range(3))
+    assert_same(finished(third + (first + second)), whole(), rel=1e-12)
+    assert_same(finished((second + third) + first), whole(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [DuckDBConnection, PostgresEngine])
+def test_shards_may_lie_in_databases(kind: type[Any]) -> None:
+    parts = [
+        summarise(log(part), TARGETS, counts=COUNTS, engine=kind()) for part in shards([200])
+    ]
+    found = evaluate(log(), TARGETS, engine=parts[0] + parts[1], which_logs=False)
+    assert_same(found, whole(), rel=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0.0, -2000.0])
+def test_log_probabilities_add_up_however_small_they_are(shift: float) -> None:
+    logs = in_logs(TABLE, shift)
+    parts = [
+        summarise(log(part, log_probabilities=True), TARGETS_LOG, counts=COUNTS)
+        for part in shards([250], logs)
+    ]
+    asked = log(logs, log_probabilities=True)
+    found = evaluate(asked, TARGETS_LOG, engine=parts[0] + parts[1], which_logs=False)
+    assert_same(found, evaluate(asked, TARGETS_LOG, which_logs=False), rel=1e-9)
+
+
+TARGETS_LOG = {"target": "t"}
+
+
+def test_a_shard_may_lack_a_logger() -> None:
+    by_logger = [TABLE.filter(pa.compute.field("logger") == k) for k in LOGGERS]
+    parts = [summarise(log(part), TARGETS, counts=COUNTS) for part in by_logger]
+    assert [part.rows for part in parts] == [{k: n} for k, n in COUNTS.items()]
+    assert_same(finished(parts[1] + parts[2] + parts[0]), whole(), rel=1e-12)
+
+
+def test_a_shard_with_an_unknown_logger_is_refused() -> None:
+    with pytest.raises(LogError, match="unknown"):
+        summarise(log_of(TABLE, ("a", "b")), TARGETS, counts={"a": 300, "b": 200})
+
+
+def test_shares_do_as_well_as_counts() -> None:
+    shares = {"a": 0.5, "b": 1 / 3, "c": 1 / 6}
+    parts = [summarise(log(part), TARGETS, counts=shares) for part in shards([111])]
+    assert_same(finished(parts[0] + parts[1]), whole(), rel=1e-12)
+
+
+def test_a_part_alone_is_refused_with_the_counts_that_are_missing() -> None:
+    part = summarise(log(TABLE.slice(0, 300)), TARGETS, counts=COUNTS)
+    with pytest.raises(RefusedError, match="'a' 300, 'b' 200, 'c' 100") as caught:
+        finished(part)
+    assert caught.value.code == "other-counts"
+    rows = ", ".join(f"'{k}' {n}" for k, n in part.rows.items())
+    assert rows in str(caught.value)
+    found = evaluate(part.narrowed(log()), TARGETS, "naive", engine=part, which_logs=False)
+    direct = evaluate(log(TABLE.slice(0, 300)), TARGETS, "naive", which_logs=False)
+    assert numbers_of(found, "target") == pytest.approx(numbers_of(direct, "target"), rel=1e-13)
+
+
+def test_days_with_mixtures_of_their_own_keep_what_needs_none() -> None:
+    days = [summarise(log(part), TARGETS) for part in shards([150, 420])]
+    both = days[0] + days[1] + days[2]
+    assert not both.crossed
+    with pytest.raises(RefusedError, match="counts=the totals"):
+        finished(both)
+    found = evaluate(both.narrowed(log()), TARGETS, OWN, engine=both, which_logs=False)
+    alone = log(propensities=None)
+    direct = evaluate(alone, TARGETS, OWN, which_logs=False)
+    for target in TARGETS:
+        assert numbers_of(found, target) == pytest.approx(numbers_of(direct, target), rel=1e-12)
+    assert "mixture-left-out" in {f.code for f in found.findings}
+
+
+def test_days_with_the_same_shares_have_the_same_mixture() -> None:
+    """Twice the same day: counts double, shares stay, and so does every weight."""
+    day = summarise(log(), TARGETS)
+    assert_same(finished(day + day), evaluate(log(TWICE), TARGETS, which_logs=False), rel=1e-12)
+
+
+TWICE = pa.concat_tables([TABLE, TABLE])
+
+
+def test_a_whole_day_and_a_shard_of_another_mixture_keep_what_needs_none() -> None:
+    shard = summarise(log(TABLE.slice(0, 300)), TARGETS, counts={"a": 1, "b": 1, "c": 1})
+    assert not (summarise(log(), TARGETS) + shard).crossed
+
+
+def test_summaries_of_different_questions_cannot_be_added() -> None:
+    ours = summarise(log(), TARGETS)
+    with pytest.raises(UsageError, match="different questions"):
+        ours + summarise(log(), {"target": "t"})
+    with pytest.raises(UsageError, match="different estimators"):
+        ours + summarise(log(), TARGETS, also=[Balanced(Shrink("clip", 2.0))])
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ({"a": 1, "b": 2}, "'a', 'b', 'c'"),
+        ({"a": 1, "b": 2, "c": 0}, "above 0"),
+        ({"a": 1, "b": 2, "c": float("nan")}, "above 0"),
+    ],
+)
+def test_counts_must_fit_the_loggers(counts: dict[str, float], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        summarise(log(), TARGETS, counts=counts)
+
+
+def test_bad_rows_are_refused_before_they_are_saved() -> None:
+    bad = TABLE.set_column(1, "reward", pa.array([None, *TABLE["reward"].to_pylist()[1:]]))
+    with pytest.raises(LogError, match="the reward is null"):
+        summarise(log(bad), TARGETS, counts=COUNTS)
+    kept = summarise(log(bad, on_fault="drop"), TARGETS)
+    found = evaluate(log(bad, on_fault="drop"), TARGETS, engine=kept, which_logs=False)
+    assert sum(found.rows.values()) == 599
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.integers(1, 10**6), min_size=1))
+def test_shares_are_the_same_whatever_the_unit(counts: dict[str, int]) -> None:
+    assert same_shares(counts, {k: n * 7 for k, n in counts.items()})
+    first = next(iter(counts))
+    if len(counts) > 1:
+        assert not same_shares(counts, counts | {first: counts[first] + 1})
+
+
+# --- files ------------------------------------------------------------------------------
+
+
+def damaged(path: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
+    """Change what a saved file says, and write it again."""
+    table = pq.read_table(path)
+    meta, lines = json.loads(table.schema.metadata[KEY]), table.to_pylist()
+    change(meta, lines)
+    schema = table.schema.with_metadata({KEY: json.dumps(meta).encode()})
+    pq.write_table(pa.Table.from_pylist(lines, schema=schema), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda meta, _: meta.update(format=99), "format 99"),
+        (lambda meta, _: meta.pop("terms"), "damaged"),
+        (lambda meta, _: meta["terms"].pop(), "damaged"),
+        (lambda meta, _: meta["terms"][0][0].update(os="rm"), "damaged"),
+        (lambda meta, _: meta.update(terms=[[["nested"]]]), "damaged"),
+        (lambda meta, _: meta.update(scattered=10**9), "damaged"),
+        (lambda meta, _: meta.update(tails=[10**6, 0, 0, 0]), "damaged"),
+        (lambda meta, _: meta.update(manifest={}), "damaged"),
+        (lambda meta, _: meta.update(manifest={"x": 1}), "damaged"),
+        (lambda meta, _: meta.update(targets=7), "damaged"),
+        (lambda _, lines: lines[0].update(rows=-1), "damaged"),
+        (lambda _, lines: lines[0].update(logger=None), "damaged"),
+        (lambda _, lines: lines[0].update(logger="b"), "damaged"),
+        (lambda _, lines: lines[0]["means"].pop(), "damaged"),
+        (lambda _, lines: lines[0]["means"].__setitem__(0, float("inf")), "damaged"),
+        (lambda _, lines: lines[0]["scatter"].__setitem__(0, -1.0), "damaged"),
+        (lambda _, lines: lines[0]["scatter"].__setitem__(1, 1e9), "damaged"),
+        (lambda _, lines: lines[0]["tails"][0].reverse(), "damaged"),
+        (lambda _, lines: lines[0]["histograms"][0].__setitem__(0, 10**9), "damaged"),
+        (lambda _, lines: lines[0]["histograms"][0].pop(), "damaged"),
+        (lambda _, lines: lines.clear(), "damaged"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(
+    change: Callable[[dict[str, Any], list[dict[str, Any]]], None], why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "day.parquet"
+    summarise(log(), TARGETS).save(path)
+    damaged(path, change)
+    with pytest.raises(SourceError, match=why):
+        Summary.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all", b"\x80\x04K*."])
+def test_what_is_no_saved_file_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "day.parquet"
+    path.write_bytes(content)
+    with pytest.raises(SourceError):
+        Summary.load(path)
+    with pytest.raises(SourceError):
+        from_result(path, log(), TARGETS)
+    pq.write_table(TABLE, path)
+    with pytest.raises(SourceError, match=r"Summary\.save"):
+        Summary.load(path)
+    with pytest.raises(SourceError, match="poolwise sql"):
+        from_result(path, log(), TARGETS)
+
+
+def test_a_file_that_cannot_be_written_or_found_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PoolwiseError, match="cannot write"):
+        summarise(log(), TARGETS).save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SourceError):
+        Summary.load(tmp_path / "none.parquet")
+
+
+def test_the_same_summary_is_the_same_file(tmp_path: Path) -> None:
+    summary = summarise(log(), TARGETS)
+    for name in ("one", "two"):
+        summary.save(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    Summary.load(tmp_path / "one").save(tmp_path / "three")
+    assert Summary.load(tmp_path / "three").rows == COUNTS
+
+
+# --- a warehouse's answer ---------------------------------------------------------------
+
+
+def answer(path: Path, asked: Log, table: pa.Table = TABLE, **targets: str) -> Path:
+    """What DuckDB answers to the printed query, as a file of the format of its name."""
+    options = {
+        ".parquet": "FORMAT parquet",
+        ".csv": "FORMAT csv, HEADER",
+        ".json": "FORMAT json",
+    }
+    with duckdb.connect() as connection:
+        connection.register("my_log", table)
+        query = query_text(asked, "my_log", targets or TARGETS, "duckdb")
+        connection.execute(f"COPY ({query}) TO '{path}' ({options[path.suffix]})")
+    return path
+
+
+def far_away(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
+    """The log as somebody has it who cannot read its rows."""
+    return Log(
+        **{
+            "table": "my_log",
+            "logger": "logger",
+            "reward": "reward",
+            "propensity": "p",
+            "propensities": {k: f"p_{k}" for k in LOGGERS},
+            **roles,
+        }
+    )
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+@pytest.mark.parametrize("roles", [{}, {"propensities": None}, {"on_fault": "drop"}])
+def test_an_answer_is_evaluated_like_the_rows(
+    ending: str, roles: dict[str, Any], tmp_path: Path
+) -> None:
+    path = answer(tmp_path / f"answer.{ending}", far_away(**roles))
+    summary = from_result(path, far_away(**roles), TARGETS)
+    found = evaluate(far_away(**roles), TARGETS, engine=summary, which_logs=False)
+    assert_same(found, whole(**roles), rel=1e-9)
+    mixture = found["target"].mixture
+    assert mixture is None or mixture.tail is None  # a query returns no tails
+
+
+def test_an_answer_may_have_changed_its_case_and_its_types(tmp_path: Path) -> None:
+    path = answer(tmp_path / "answer.csv", far_away())
+    with path.open() as file:
+        lines = [{k.upper(): v for k, v in line.items()} for line in csv.DictReader(file)]
+    shouted = tmp_path / "answer.json"
+    shouted.write_text(json.dumps(lines))
+    summary = from_result(shouted, far_away(), TARGETS)
+    assert_same(finished(summary), whole(), rel=1e-9)
+
+
+def test_answers_of_two_days_add_up_to_what_needs_no_mixture(tmp_path: Path) -> None:
+    days = [
+        from_result(answer(tmp_path / f"{k}.csv", far_away(), part), far_away(), TARGETS)
+        for k, part in enumerate(shards([333]))
+    ]
+    both = days[0] + days[1]
+    found = evaluate(both.narrowed(far_away()), TARGETS, "naive", engine=both, which_logs=False)
+    assert numbers_of(found, "half") == pytest.approx(
+        [whole()["half"].estimates["naive"].value], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "targets"),
+    [
+        (far_away(reward="p"), TARGETS),
+        (far_away(log_probabilities=True), TARGETS),
+        (far_away(propensities={"a": "p_a", "b": "p_b"}), TARGETS),
+        (far_away(), {"target": "t"}),
+        (far_away(), {"target": "t", "half": "t / 3"}),
+    ],
+)
+def test_the_answer_to_another_question_is_refused(
+    other: Log, targets: dict[str, Any], tmp_path: Path
+) -> None:
+    path = answer(tmp_path / "answer.parquet", far_away())
+    with pytest.raises(SourceError, match="another question"):
+        from_result(path, other, targets)
+
+
+def test_an_answer_with_bad_rows_is_not_used(tmp_path: Path) -> None:
+    rewards = TABLE["reward"].to_pylist()
+    bad = TABLE.set_column(1, "reward", pa.array([None, None, *rewards[2:]]))
+    path = answer(tmp_path / "answer.parquet", far_away(), bad)
+    with pytest.raises(LogError, match="breaks a rule") as caught:
+        from_result(path, far_away(), TARGETS)
+    assert sum(fault.rows for fault in caught.value.faults) == 2
+    assert "--on-fault drop" in str(caught.value)
+
+
+def test_an_answer_without_a_logger_is_told(tmp_path: Path) -> None:
+    some = TABLE.filter(pa.compute.field("logger") != "b")
+    path = answer(tmp_path / "answer.parquet", far_away(), some)
+    with pytest.raises(LogError, match="logger 'b': the logger has no rows"):
+        from_result(path, far_away(), TARGETS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[0].pop("sum_0"),
+        lambda lines: lines[0].update(sum_0="much"),
+        lambda lines: lines[0].update(rows=0),
+        lambda lines: lines.append(dict(lines[0])),
+    ],
+)
+def test_a_damaged_answer_is_one_clear_error(
+    change: Callable[[list[dict[str, Any]]], None], tmp_path: Path
+) -> None:
+    path = answer(tmp_path / "answer.json", far_away())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(SourceError):
+        from_result(path, far_away(), TARGETS)
+
+
+def test_files_of_both_kinds_add_up(tmp_path: Path) -> None:
+    first, second = shards([333])
+    summarise(log(first), TARGETS).save(tmp_path / "first.parquet")
+    answer(tmp_path / "second.parquet", far_away(), second)
+    paths = [tmp_path / "first.parquet", tmp_path / "second.parquet"]
+    both = from_files(paths, far_away(), TARGETS)
+    assert both.rows == COUNTS
+    found = evaluate(both.narrowed(log()), TARGETS, engine=both, which_logs=False)
+    assert {o.tail for o in found["target"].loggers.values()} == {None}  # an answer has none
+    alone = from_files(paths[1:], far_away(), TARGETS)
+    found = evaluate(far_away(), TARGETS, engine=alone, which_logs=False)
+    assert_same(found, evaluate(log(second), TARGETS, which_logs=False), rel=1e-9)
+    with pytest.raises(UsageError, match="no file"):
+        from_files([], far_away(), TARGETS)
+
+
+def test_the_question_does_not_hang_on_where_the_rows_are() -> None:
+    assert question(far_away(), TARGETS) == question(log(), TARGETS)

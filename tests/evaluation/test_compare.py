@@ -1,0 +1,477 @@
+"""Comparison: exact where the truth is a finite sum, seeded where it must be drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.exact import FiniteProblem
+from poolwise.errors import LogError, RefusedError, UsageError
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
+from poolwise.estimators.ips import Balanced, Naive
+from poolwise.evaluation import contrasts
+from poolwise.evaluation.beside import MOST
+from poolwise.evaluation.compare import compare
+from poolwise.evaluation.contrasts import Candidates, united
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.moments import FloatArray, Moments
+from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
+from tests.support.toys import toy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolwise.evaluation.contrasts import Comparable
+    from poolwise.evaluation.ranking import Comparison
+    from poolwise.log.log import Log
+    from poolwise.moments.terms import Factor, Needs
+
+T2 = toy("T2")
+PAIR = {"t": T2.target, "2": T2.loggers["2"]}
+
+
+def united_moments(
+    problem: FiniteProblem, targets: Mapping[str, FloatArray], needs: Needs
+) -> dict[str, Moments]:
+    """Exact moments of the terms of several targets; rewards are 0 or 1."""
+    rewards = np.stack([np.zeros_like(problem.reward), np.ones_like(problem.reward)])
+    chances = np.stack([1 - problem.reward, problem.reward])
+
+    def column(factor: Factor, own: FloatArray) -> FloatArray:
+        if factor.name == "reward":
+            return rewards
+        if factor.name == "ratio":
+            return problem.loggers[factor.logger] / problem.mixture + 0 * rewards
+        below = own if factor.name == "weight" else problem.mixture
+        return targets[factor.target] / below + 0 * rewards
+
+    found = {}
+    for logger, own in problem.loggers.items():
+        joint = problem.context_prob[:, None] * own * chances
+        rows = [np.prod([column(f, own) for f in t.factors], axis=0) for t in needs.terms]
+        means = np.array([np.sum(joint * row) for row in rows])
+        centred = [row - mean for row, mean in zip(rows, means, strict=True)]
+        count = problem.counts[logger]
+        scatter = count * np.array([[np.sum(joint * a * b) for b in centred] for a in centred])
+        low, high = (np.array([f(row) for row in rows]) for f in (np.min, np.max))
+        found[logger] = Moments(needs.terms, count, means, scatter, low, high, ddof=0)
+    return found
+
+
+def exact_candidates(
+    estimator: Comparable, targets: Mapping[str, FloatArray], problem: FiniteProblem = T2
+) -> Candidates:
+    needs = estimator.needs(tuple(problem.loggers), crossed=True)
+    names = tuple(targets)
+    moments = united_moments(problem, targets, united(needs, names, crossed=True))
+    return Candidates(estimator, needs, moments, names, crossed=True)
+
+
+def test_a_paired_difference_is_as_sure_as_the_catalogue_says() -> None:
+    candidates = exact_candidates(Balanced(), PAIR)
+    spread = candidates.spread([candidates.paired("t", "2")])
+    assert spread.values[0] == pytest.approx(0.026, rel=1e-12)
+    assert spread.errors[0] ** 2 == pytest.approx(0.00027861, abs=5e-9)
+    singles = candidates.spread([candidates.single(name) for name in PAIR])
+    assert (singles.errors**2).sum() == pytest.approx(0.00804914, abs=5e-9)
+    # the variance of a difference, from the covariance of its ends
+    covariance = singles.covariance
+    difference = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+    assert difference == pytest.approx(spread.errors[0] ** 2, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "estimator", [Naive(), Balanced(), SelfNormalised(), Calibrated()], ids=lambda e: e.name
+)
+def test_the_estimate_of_one_target_is_that_of_the_estimator(estimator: Comparable) -> None:
+    candidates = exact_candidates(estimator, PAIR)
+    spread = candidates.spread([candidates.single("t")])
+    exact = T2.exact(estimator)
+    assert spread.values[0] == pytest.approx(exact.value, rel=1e-9)
+    assert spread.errors[0] ** 2 == pytest.approx(exact.variance, rel=1e-9)
+    paired = candidates.spread([candidates.paired("t", "2")])
+    assert paired.values[0] == pytest.approx(0.026, rel=1e-9)
+
+
+def random_problem(rng: np.random.Generator) -> tuple[FiniteProblem, dict[str, FloatArray]]:
+    def policy() -> FloatArray:
+        drawn: FloatArray = rng.dirichlet(np.ones(3), size=4) * 0.9 + 0.1 / 3
+        return drawn
+
+    reward = rng.random((4, 3))
+    problem = FiniteProblem(
+        context_prob=rng.dirichlet(np.ones(4)),
+        reward=reward,
+        target=policy(),
+        loggers={"a": policy(), "b": policy(), "c": policy()},
+        counts={"a": 30, "b": 50, "c": 20},
+        reward_variance=reward * (1 - reward),
+    )
+    near: FloatArray = 0.9 * problem.target + 0.1 * policy()
+    return problem, {"t": problem.target, "near": near}
+
+
+def test_columns_of_both_targets_never_hurt_a_difference() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(30):
+        problem, targets = random_problem(rng)
+        calibrated = exact_candidates(Calibrated(), targets, problem)
+        joint = calibrated.spread([calibrated.paired("t", "near")])
+        ends = calibrated.spread([calibrated.single("t"), calibrated.single("near")])
+        apart = np.array([1, -1]) @ ends.covariance @ np.array([1, -1])
+        balanced = exact_candidates(Balanced(), targets, problem)
+        plain = balanced.spread([balanced.paired("t", "near")])
+        assert joint.values[0] == pytest.approx(ends.values[0] - ends.values[1], rel=1e-7)
+        assert joint.errors[0] ** 2 <= apart * (1 + 1e-9)
+        assert joint.errors[0] <= plain.errors[0] * (1 + 1e-9)
+
+
+# ---- from rows
+
+
+def source(log: Log) -> pa.Table:
+    return log.source
+
+
+COUNTS = {"1": 400, "2": 600}
+LOG = replace(T2, counts=COUNTS).draw(np.random.default_rng(20170813))
+TABLE = source(LOG)
+TARGETS = {"t": "target_prob", "even": "1.0 / 3"}
+
+
+@pytest.mark.parametrize("estimator", ["calibrated", "balanced", "naive", "self-normalised"])
+def test_estimates_are_those_of_evaluate(estimator: str) -> None:
+    found = compare(LOG, TARGETS, estimator=estimator)
+    expected = evaluate(LOG, TARGETS, [estimator])
+    for name in TARGETS:
+        alone = expected[name].estimates[estimator]
+        assert found[name].estimate.value == pytest.approx(alone.value, rel=1e-9)
+        assert found[name].estimate.variance == pytest.approx(alone.variance, rel=1e-9)
+        interval = expected[name].intervals[estimator]
+        assert found[name].interval.lower < interval.lower
+        assert found[name].interval.upper > interval.upper
+
+
+def test_one_difference_has_the_interval_of_student() -> None:
+    """Rows by hand: balanced differences of 40 + 60 rows, one pair, so no multiplicity."""
+    log = T2.draw(np.random.default_rng(4))
+    table = source(log).to_pydict()
+    mixture = 0.4 * np.array(table["propensity_0"]) + 0.6 * np.array(table["propensity_1"])
+    gap = (np.array(table["target_prob"]) - 1 / 3) / mixture * np.array(table["reward"])
+    parts = [gap[np.array(table["logger"]) == i] for i in ("1", "2")]
+    pieces = [len(p) * p.var(ddof=1) / 100**2 for p in parts]
+    freedom = sum(pieces) ** 2 / sum(
+        v**2 / (len(p) - 1) for v, p in zip(pieces, parts, strict=True)
+    )
+    from scipy.stats import t as student
+
+    found = compare(log, TARGETS, baseline="even", estimator="balanced").difference("t")
+    half = student.ppf(0.975, freedom) * math.sqrt(sum(pieces))
+    assert found.value == pytest.approx(gap.mean(), rel=1e-9)
+    assert found.std_error == pytest.approx(math.sqrt(sum(pieces)), rel=1e-9)
+    assert found.interval.upper - found.value == pytest.approx(half, rel=1e-9)
+    ratio = found.value / found.std_error
+    assert found.p_value == pytest.approx(2 * student.sf(abs(ratio), freedom), rel=1e-6)
+    assert found.adjusted == found.p_value
+
+
+def test_a_logger_is_a_baseline_by_its_label() -> None:
+    by_label = compare(LOG, {"t": "target_prob"}, baseline="2")
+    by_column = compare(LOG, {"t": "target_prob", "two": "propensity_1"}, baseline="two")
+    assert by_label.difference("t").value == pytest.approx(by_column.difference("t").value)
+    assert [r.target for r in by_label.ranking] == ["t", "2"]
+    # t is better by 0.026; these thousand rows show it with an error of some 0.004
+    assert by_label.difference("t").verdict == "better"
+    assert abs(by_label.difference("t").value - 0.026) < 4 * by_label.difference("t").std_error
+    assert by_label["2"].worse_than == ("t",)
+    assert (by_label["t"].group, by_label["2"].group) == (1, 2)
+    assert by_label.sentence == "Against '2': 't' is shown to be better."
+
+
+def test_identical_targets_differ_by_nothing() -> None:
+    found = compare(LOG, {"t": "target_prob", "twin": "0.5 * target_prob * 2"}, baseline="t")
+    twin = found.difference("twin")
+    assert (twin.value, twin.std_error, twin.p_value) == (0.0, 0.0, 1.0)
+    assert twin.verdict == "identical"
+    assert "the same policy" in found.sentence
+    assert found["t"].group == found["twin"].group == 1
+    assert "nan" not in str(found).lower()
+
+
+def test_weights_that_do_not_vary_are_not_the_same_for_that() -> None:
+    mixture = "0.4 * propensity_0 + 0.6 * propensity_1"  # a balanced weight of 1 on each row
+    found = compare(LOG, {"mix": mixture, "half": f"0.5 * ({mixture})"})
+    assert found.difference("mix", "half").verdict == "better"
+
+
+def test_without_rewards_nothing_is_claimed() -> None:
+    table = TABLE.set_column(3, "reward", pa.array(np.zeros(1000)))
+    for bounds in (None, (0.0, 1.0)):
+        log = replace(LOG, source=table, reward_range=bounds)
+        found = compare(log, TARGETS, baseline="2")
+        assert {d.verdict for d in found.pairs} == {"undecided"}
+        assert {d.p_value for d in found.pairs} == {1.0}
+        assert all(d.interval.upper > d.interval.lower for d in found.pairs)
+        assert all(r.interval.upper > r.interval.lower for r in found.ranking)
+        assert "nan" not in f"{found}{found.to_json()}".lower()
+
+
+def test_own_propensities_suffice_and_it_is_said() -> None:
+    log = replace(LOG, propensities=None)
+    found = compare(log, TARGETS)
+    assert found["t"].estimate.value == pytest.approx(
+        compare(LOG, TARGETS, estimator="naive")["t"].estimate.value
+    )
+    assert [w["code"] for w in found.warnings] == ["calibrated-as-naive"]
+    with pytest.raises(UsageError, match="propensities"):
+        compare(log, TARGETS, baseline="2")
+
+
+def test_a_log_of_one_row_and_a_target_that_nobody_logged() -> None:
+    table = TABLE.take([0, *range(400, 1000)])
+    assert compare(replace(LOG, source=table), TARGETS)["t"].estimate.variance < math.inf
+    with pytest.raises(RefusedError, match="'never'"):
+        compare(LOG, {**TARGETS, "never": "0.0"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"baseline": "evn"}, "did you mean 'even'"),
+        ({"estimator": "weighted"}, "in pairs"),
+        ({"estimator": "calibratd"}, "did you mean 'calibrated'"),
+        ({"level": 95}, "between 0 and 1"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare(LOG, TARGETS, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="two targets"):
+        compare(LOG, {"t": "target_prob"})
+
+
+# ---- many targets
+
+
+def many_targets(table: pa.Table, size: int) -> tuple[pa.Table, dict[str, str]]:
+    rng = np.random.default_rng(5)
+    for k in range(size):
+        table = table.append_column(f"t_{k}", pa.array(rng.uniform(0.05, 1, len(table))))
+    return table, {f"target {k}": f"t_{k}" for k in range(size)}
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_matrix_products_give_the_moments_of_the_judge(offset: float) -> None:
+    counts = {"a": 60, "b": 40}
+    table, targets = many_targets(
+        random_table(np.random.default_rng(3), counts, offset=offset), 3
+    )
+    log = log_of(table)
+    needs = united(Calibrated().needs(("a", "b"), crossed=True), list(targets), crossed=True)
+    with DuckDB().open(log, targets) as rows, Reference().open(log, targets) as judge:
+        assert_moments_agree(rows.moments(needs), judge.moments(needs))
+
+
+def test_matrix_products_refuse_bad_rows_or_drop_them() -> None:
+    table, targets = many_targets(random_table(np.random.default_rng(3), {"a": 60, "b": 40}), 3)
+    bad = table.set_column(1, "reward", pa.array([None, *table["reward"].to_pylist()[1:]]))
+    needs = united(Calibrated().needs(("a", "b"), crossed=True), list(targets), crossed=True)
+    with DuckDB().open(log_of(bad), targets) as rows, pytest.raises(LogError, match="reward"):
+        rows.moments(needs)
+    with DuckDB().open(log_of(bad, on_fault="drop"), targets) as rows:
+        assert sum(m.count for m in rows.moments(needs).values()) == 99
+
+
+def test_many_targets_give_the_answer_of_few() -> None:
+    table, targets = many_targets(TABLE, 22)  # more than one block of terms
+    log = replace(LOG, source=table)
+    wide = compare(log, targets, baseline="target 0")
+    pair = compare(log, {k: targets[k] for k in ("target 0", "target 1")}, baseline="target 0")
+    for found in (wide, pair):
+        assert found.difference("target 1").value == pytest.approx(
+            pair.difference("target 1").value, rel=1e-9
+        )
+    assert wide.difference("target 1").std_error == pytest.approx(
+        pair.difference("target 1").std_error, rel=1e-9
+    )
+    assert len(wide.pairs) == 22 * 21 / 2
+    for each in wide.pairs:  # simultaneous, so wider than 1.96 errors, below Bonferroni's
+        half = (each.interval.upper - each.value) / each.std_error
+        assert 3.0 < half < 3.9
+
+
+def test_clusters_widen_a_difference() -> None:
+    """Ten copies of every row are one row: the clustered error must not shrink by √10."""
+    table = pa.concat_tables([TABLE] * 10)
+    table = table.append_column("user", pa.array(np.tile(np.arange(1000), 10)))
+    once = compare(LOG, TARGETS, baseline="even", estimator="balanced").difference("t")
+    log = replace(LOG, source=table, cluster="user")
+    many = compare(log, TARGETS, baseline="even", estimator="balanced").difference("t")
+    rowwise = compare(
+        replace(log, cluster=None), TARGETS, baseline="even", estimator="balanced"
+    )
+    assert rowwise.difference("t").std_error == pytest.approx(
+        once.std_error / math.sqrt(10), rel=1e-2
+    )
+    # 200 buckets know an error to one in twenty; four of those
+    assert many.std_error == pytest.approx(once.std_error, rel=0.2)
+
+
+def balanced_candidates(log: Log, policies: FloatArray) -> Candidates:
+    """Candidates from rows in memory: a test of coverage has no time for queries."""
+    columns = {name: source(log)[name].to_numpy() for name in ("context", "action", "reward")}
+    probs = [source(log)[f"propensity_{k}"].to_numpy() for k in range(2)]
+    labels = source(log)["logger"].to_numpy(zero_copy_only=False)
+    sizes = {i: int((labels == i).sum()) for i in ("1", "2")}
+    mixture = (sizes["1"] * probs[0] + sizes["2"] * probs[1]) / len(labels)
+    weights = policies[:, columns["context"], columns["action"]] / mixture
+    names = tuple(f"t{k:02}" for k in range(len(policies)))
+    needs = Balanced().needs(("1", "2"), crossed=True)
+    terms = united(needs, names, crossed=True).terms
+    values = {t: weights[names.index(t.factors[0].target)] for t in terms}
+    rows = np.stack(
+        [values[t] * (columns["reward"] if len(t.factors) == 2 else 1.0) for t in terms]
+    )
+    moments = {}
+    for logger in sizes:
+        mine = rows[:, labels == logger]
+        means, low, high = mine.mean(axis=1), mine.min(axis=1), mine.max(axis=1)
+        scatter = (mine - means[:, None]) @ (mine - means[:, None]).T
+        moments[logger] = Moments(terms, mine.shape[1], means, scatter, low, high)
+    return Candidates(Balanced(), needs, moments, names, crossed=True)
+
+
+def test_intervals_cover_twenty_targets_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals that hold one by one would hold together in some 72 of 100 logs."""
+    monkeypatch.setattr(contrasts, "DIRECTIONS", 4_000)
+    rng = np.random.default_rng(12)
+    problem = replace(T2, counts={"1": 200, "2": 300})
+    policies = rng.dirichlet(np.ones(3), size=(20, 2))
+    truth = np.einsum("x,kxy,xy->k", T2.context_prob, policies, T2.reward)
+    together = alone = 0
+    replications = 400
+    for _ in range(replications):
+        found = balanced_candidates(problem.draw(rng), policies)
+        spread = found.spread([found.single(name) for name in found.targets])
+        miss = np.abs(spread.values - truth)
+        together += bool((miss <= spread.half_widths(spread.critical(0.95, rng))).all())
+        alone += bool((miss <= spread.half_widths(1.959964)).all())
+    error = math.sqrt(0.95 * 0.05 / replications)  # 0.011
+    assert abs(together / replications - 0.945) < 3 * error
+    assert alone / replications < 0.82  # 0.72, and four standard errors of 0.023
+
+
+# ---- what is shown
+
+
+def shown(comparison: Comparison) -> dict[str, object]:
+    found: dict[str, object] = json.loads(comparison.to_json())
+    return found
+
+
+def test_all_renderings_start_from_the_same_numbers() -> None:
+    found = compare(LOG, TARGETS, baseline="2")
+    rows = found.to_dicts()
+    assert [row["rank"] for row in rows] == [1, 2, 3]
+    assert found.to_arrow().to_pylist() == rows
+    assert found.to_pandas().to_dict("records") == rows
+    assert found.to_polars().to_dicts() == rows
+    assert shown(found)["baseline"] == "2"
+    assert shown(compare(LOG, TARGETS))["baseline"] is None
+    text = str(found)
+    for name in ("t", "even", "2"):
+        assert name in text
+        assert name in found._repr_html_()
+    assert found.sentence in text
+    assert max(map(len, as_lines(text))) <= 80
+
+
+def as_lines(text: str) -> list[str]:
+    """Lines of the tables; sentences are as long as they are."""
+    return [line for line in text.splitlines() if not line.startswith("Against")]
+
+
+def test_loggers_trained_on_these_logs_are_an_alarm() -> None:
+    found = compare(replace(LOG, trained_on={"2": ["1"]}), TARGETS)
+    assert ("trained-on-own-log", "alarm") in {(f.code, f.severity) for f in found.findings}
+
+
+def test_mixtures_are_not_estimated_in_a_comparison() -> None:
+    unknown = replace(LOG, propensities=None, estimate_mixture=True)
+    with pytest.raises(UsageError, match="does not estimate mixtures"):
+        compare(unknown, TARGETS)
+
+
+THREE = {"new": "t", "old": "p_a", "mixed": "0.5 * t + 0.5 * p_b"}
+
+
+def clustered(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
+    table = random_table(np.random.default_rng(91), {"a": 300, "b": 200})
+    users = pa.array(np.arange(500) // 3 % 90)
+    return log_of(table.append_column("user", users), **roles)
+
+
+@pytest.mark.parametrize(
+    ("roles", "options"),
+    [
+        ({}, {}),
+        ({"propensities": None}, {}),
+        ({"cluster": "user"}, {}),
+        ({}, {"interval": "jackknife"}),
+        ({"reward_range": (-100.0, 100.0)}, {"interval": "bernstein"}),
+    ],
+    ids=["rows", "own", "clusters", "jackknife", "guaranteed"],
+)
+def test_an_evaluation_compares_its_targets_as_compare_does(
+    roles: dict[str, Any], options: dict[str, Any]
+) -> None:
+    log = clustered(**roles)
+    beside = evaluate(log, THREE, **options).comparison
+    alone = compare(log, THREE)
+    assert beside is not None
+    assert [r.target for r in beside.ranking] == [r.target for r in alone.ranking]
+    for mine, theirs in zip(beside.pairs, alone.pairs, strict=True):
+        assert (mine.target, mine.other, mine.verdict) == (
+            theirs.target,
+            theirs.other,
+            theirs.verdict,
+        )
+        assert mine.value == pytest.approx(theirs.value, rel=1e-9)
+        assert mine.std_error == pytest.approx(theirs.std_error, rel=1e-9)
+        assert mine.interval.lower == pytest.approx(theirs.interval.lower, rel=1e-9)
+
+
+def test_clusters_that_were_asked_to_be_rows_are_compared_as_rows() -> None:
+    as_rows = evaluate(clustered(cluster="user"), THREE, interval="student").comparison
+    rows = evaluate(clustered(), THREE).comparison
+    assert as_rows is not None
+    assert rows is not None
+    assert as_rows.pairs == rows.pairs
+    assert as_rows.pairs[0].std_error > 0
+
+
+def test_what_an_evaluation_does_not_compare() -> None:
+    log = clustered()
+    assert evaluate(log, THREE, "weighted").comparison is None  # not in pairs
+    assert (
+        evaluate(log, {"a": "t", "b": "p_a"}, engine=Reference()).comparison is None
+    )  # not for free
+    many = {f"t{k}": "t" for k in range(MOST + 1)}
+    assert evaluate(log, many, "balanced").comparison is None
+    assert evaluate(clustered(propensities=None), {"t": "t"}).comparison is None
+
+
+def test_a_comparison_beside_an_evaluation_holds_no_rows() -> None:
+    found = evaluate(clustered(cluster="user"), THREE)
+    size = len(pickle.dumps(found))
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - made here
+    assert again.comparison == found.comparison
+    assert size < 2_000_000

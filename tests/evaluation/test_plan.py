@@ -1,0 +1,402 @@
+"""Planning: predictions against exact variances, and the best split against a grid."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.exact import FiniteProblem
+from poolwise.engines.single_rows import sample_terms
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.calibrated import Calibrated
+from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.evaluation import plan as planning
+from poolwise.evaluation.design import (
+    RowSample,
+    balanced_variance,
+    best_plan,
+    best_split,
+    calibrated_variance,
+    less_target,
+    naive_variance,
+    rows_needed,
+    weighted_variance,
+)
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.outlook import AS_NOW, BEST
+from poolwise.evaluation.plan import plan
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from tests.support.toys import toy
+
+if TYPE_CHECKING:
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import FloatArray
+
+T2 = toy("T2")
+ALONE = Calibrated(columns=("loggers",))
+
+
+def exact_sample(problem: FiniteProblem) -> RowSample:
+    """Every context, action and reward with its chance under the mixture; rewards 0 or 1."""
+    mixture = problem.mixture
+    chance = problem.context_prob[:, None] * mixture
+    shares = np.stack([chance * (1 - problem.reward), chance * problem.reward])
+    rewards = np.stack([np.zeros_like(mixture), np.ones_like(mixture)])
+    weight = np.broadcast_to(problem.target / mixture, rewards.shape)
+    ratios = [np.broadcast_to(p / mixture, rewards.shape) for p in problem.loggers.values()]
+    return RowSample(
+        shares.ravel(),
+        (weight * rewards).ravel(),
+        weight.ravel(),
+        np.stack([r.ravel() for r in ratios], axis=1),
+    )
+
+
+def three_loggers() -> FiniteProblem:
+    rng = np.random.default_rng(6)
+    reward = rng.random((4, 3))
+
+    def policy() -> FloatArray:
+        drawn: FloatArray = rng.dirichlet(np.ones(3), size=4) * 0.9 + 0.1 / 3
+        return drawn
+
+    return FiniteProblem(
+        context_prob=rng.dirichlet(np.ones(4)),
+        reward=reward,
+        target=policy(),
+        loggers={"a": policy(), "b": policy(), "c": policy()},
+        counts={"a": 30, "b": 50, "c": 20},
+        reward_variance=reward * (1 - reward),
+    )
+
+
+PROBLEMS = {"T2": T2, "three": three_loggers()}
+
+
+def counts_of(problem: FiniteProblem) -> FloatArray:
+    return np.array([float(n) for n in problem.counts.values()])
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("added", [(0, 0, 0), (100, 0, 0), (0, 2000, 0), (5, 5, 400)])
+def test_predicted_variances_are_exact(name: str, added: tuple[int, ...]) -> None:
+    problem = PROBLEMS[name]
+    sample = exact_sample(problem)
+    divergence = np.array(list(problem.divergence.values()))
+    counts = counts_of(problem) + np.array(added[: len(problem.counts)])
+    later = replace(
+        problem, counts={i: int(n) for i, n in zip(problem.counts, counts, strict=True)}
+    )
+    predicted: list[tuple[Estimator, float]] = [
+        (Naive(), naive_variance(divergence, counts)),
+        (Weighted(), weighted_variance(divergence, counts)),
+        (Balanced(), balanced_variance(sample, counts)),
+        (Calibrated(), calibrated_variance(sample, counts)),
+        (ALONE, calibrated_variance(sample, counts, target_column=False)),
+    ]
+    for estimator, variance in predicted:
+        assert variance == pytest.approx(later.exact(estimator).variance, rel=1e-9)
+
+
+def simplex(steps: int) -> list[FloatArray]:
+    grid = range(steps + 1)
+    return [
+        np.array([a, b, steps - a - b]) / steps for a in grid for b in grid if a + b <= steps
+    ]
+
+
+@pytest.mark.parametrize("extra", [10.0, 300.0, 1e5])
+@pytest.mark.parametrize("column", [True, False, None])
+def test_no_split_of_a_grid_beats_the_best(extra: float, column: bool | None) -> None:  # noqa: FBT001 - a parameter of a test
+    problem = PROBLEMS["three"]
+    sample, counts = exact_sample(problem), counts_of(problem)
+
+    def loss(split: FloatArray) -> float:
+        now = counts + extra * split
+        if column is None:
+            return float(np.sum(sample.shares * sample.outcome**2 / (sample.ratios @ now)))
+        return calibrated_variance(sample, now, target_column=column)
+
+    found = best_split(sample, counts, extra, target_column=column, start=counts / counts.sum())
+    assert found.sum() == pytest.approx(1)
+    assert (found >= 0).all()
+    grid = [loss(split) for split in simplex(40)]
+    assert loss(found) <= min(grid) * (1 + 1e-4)
+    assert loss(found) < loss(counts / counts.sum())
+
+
+def test_the_variance_of_calibrated_is_convex_in_the_rows() -> None:
+    problem = PROBLEMS["three"]
+    sample, counts = exact_sample(problem), counts_of(problem)
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        left, right = counts + rng.exponential(100, size=(2, 3))
+        middle = calibrated_variance(sample, (left + right) / 2)
+        ends = calibrated_variance(sample, left) + calibrated_variance(sample, right)
+        assert middle <= ends / 2 * (1 + 1e-9)
+
+
+def test_rows_needed_are_enough_and_not_too_many() -> None:
+    counts, split = np.array([40.0, 60.0]), np.array([0.0, 1.0])
+    needed = rows_needed(lambda c: c.sum() >= 12_345, counts, split)
+    assert 12_245 <= needed <= 12_245 * 1.002
+    assert rows_needed(lambda _: True, counts, split) == 0
+    assert rows_needed(lambda _: False, counts, split) == math.inf
+
+
+def test_the_best_plan_needs_the_fewest_rows() -> None:
+    problem = PROBLEMS["three"]
+    sample, counts = exact_sample(problem), counts_of(problem)
+    wanted = calibrated_variance(sample, counts) / 5
+
+    def reached(now: FloatArray) -> bool:
+        return calibrated_variance(sample, now) <= wanted
+
+    def split_for(extra: float, start: FloatArray) -> FloatArray:
+        return best_split(sample, counts, extra, target_column=True, start=start)
+
+    rows, split = best_plan(reached, counts, split_for)
+    assert reached(counts + rows * split)
+    others = [rows_needed(reached, counts, s) for s in simplex(12)]
+    assert rows <= min(others) * 1.005  # searches are right to one in a thousand each
+    assert rows < 0.95 * rows_needed(reached, counts, counts / counts.sum())
+
+
+# ---- from rows
+
+LARGE = replace(T2, counts={"1": 8_000, "2": 12_000})
+LOG = LARGE.draw(np.random.default_rng(20170813))
+
+
+def test_a_plan_from_rows_agrees_with_the_exact_one() -> None:
+    """The half-width after the planned rows, by exact variances, is the one wanted."""
+    found = plan(LOG, "target_prob", half_width=0.004)
+    estimators = {e.name: e for e in (Calibrated(), Balanced(), Weighted(), Naive())}
+    assert list(found.estimates) == list(estimators)
+    for option in found.options:
+        added = {i: round(option.rows * option.split.get(i, 0.0)) for i in LARGE.counts}
+        later = replace(LARGE, counts={i: n + added[i] for i, n in LARGE.counts.items()})
+        half = 1.96 * later.exact(estimators[option.estimator]).std_error
+        # a variance from 20,000 rows of kurtosis below 10 has an error of 2%: half of it
+        # in the half-width, and four of those; naive from the 8,000 rows of "1" has 3%
+        assert half == pytest.approx(0.004, rel=0.06), option
+        assert half <= 0.004 * 1.06
+
+
+def test_a_width_that_is_there_needs_no_rows() -> None:
+    found = plan(LOG, "target_prob", half_width=0.5)
+    assert {o.rows for o in found.options} == {0.0}
+    assert "already reached" in found.sentence
+    assert "reached" in str(found)
+
+
+def test_a_fixed_mix_scales_as_one_over_rows() -> None:
+    now = plan(LOG, "target_prob", half_width=1.0).half_width_now("balanced")
+    found = plan(LOG, "target_prob", half_width=now / 2, estimators=["balanced"])
+    assert found.option("balanced", AS_NOW).rows == pytest.approx(60_000, rel=0.01)
+    interval = evaluate(LOG, "target_prob", ["balanced"])["target"].intervals["balanced"]
+    assert now == pytest.approx((interval.upper - interval.lower) / 2)
+
+
+def test_better_loggers_need_fewer_rows() -> None:
+    found = plan(LOG, "target_prob", half_width=0.002)
+    for name in found.estimates:
+        best = found.option(name).rows
+        assert best <= min(found.option(name, s).rows for s in (AS_NOW, "1", "2"))
+        assert found.option(name, "2").rows < found.option(name, "1").rows
+    by_estimator = [found.option(e).rows for e in ("calibrated", "balanced", "naive")]
+    assert all(a < b for a, b in pairwise(by_estimator))
+
+
+def test_a_sample_of_rows_keeps_the_loggers_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = (BALANCED_REWARD.bind("t"), BALANCED_WEIGHT.bind("t"), ratio("1"), ratio("2"))
+    with DuckDB().open(LOG, {"t": "target_prob"}) as rows:
+        values, shares = sample_terms(rows, terms, 3_000)
+        again, _ = sample_terms(rows, terms, 3_000)
+    assert 2_000 < len(shares) < 4_000
+    np.testing.assert_array_equal(values, again)
+    assert shares.sum() == pytest.approx(1)
+    assert set(np.round(1 / shares).astype(int)) != {len(shares)}  # by logger, not even
+    # mean of both ratios and of the weight is 1 over the mixture
+    means = values[1:] @ shares
+    spread = np.sqrt((values[1:] ** 2) @ shares / len(shares))
+    assert (np.abs(means - 1) < 4 * spread).all()
+    monkeypatch.setattr(planning, "SAMPLE_ROWS", 3_000)
+    part = plan(LOG, "target_prob", half_width=0.004)
+    monkeypatch.undo()
+    whole = plan(LOG, "target_prob", half_width=0.004)
+    # now's variance is known from all rows; only its change rests on the sample
+    assert part.option("calibrated", "2").rows == pytest.approx(
+        whole.option("calibrated", "2").rows, rel=0.1
+    )
+    assert any("of 20,000 rows" in s for s in part.assumptions)
+
+
+def test_a_logger_that_cannot_play_the_target_never_gets_there() -> None:
+    problem = replace(toy("T3"), counts={"1": 500, "2": 500})
+    reward = problem.reward
+    problem = replace(problem, reward_variance=0.04 + 0 * reward)  # two-point noise
+    log = problem.draw(np.random.default_rng(3))
+    found = plan(log, "target_prob", half_width=0.005)
+    assert found.option("balanced", "1").rows == math.inf
+    assert found.option("calibrated", "2").rows == math.inf
+    assert 0 < found.option("calibrated").rows < math.inf
+    assert set(found.option("calibrated").split) == {"1", "2"}
+    assert {o.words for o in found.options if o.estimator == "naive"} == {"never"}
+    assert "biased" in found.option("naive").reason
+    assert [w["code"] for w in found.warnings] == ["weighted-refused"]
+    with pytest.raises(RefusedError):
+        plan(log, "target_prob", half_width=0.005, estimators=["weighted"])
+
+
+def test_rows_without_spread_predict_nothing() -> None:
+    table: pa.Table = LOG.source
+    none = table.set_column(3, "reward", pa.array(np.zeros(len(table))))
+    found = plan(replace(LOG, source=none), "target_prob", half_width=0.01)
+    assert {o.words for o in found.options} == {"unknown"}
+    assert "no spread" in found.sentence
+    assert "nan" not in f"{found}{found.to_json()}{found._repr_html_()}".lower()
+
+
+def test_own_propensities_plan_naive() -> None:
+    found = plan(replace(LOG, propensities=None), "target_prob", half_width=0.01)
+    assert list(found.estimates) == ["naive"]
+    assert 0 < found.option("naive").rows < math.inf
+    with pytest.raises(RefusedError):
+        plan(
+            replace(LOG, propensities=None), "target_prob", half_width=1, estimators="balanced"
+        )
+
+
+def test_clusters_need_more_rows() -> None:
+    table: pa.Table = LOG.source
+    users = pa.concat_tables([table] * 5).append_column(
+        "user", pa.array(np.tile(np.arange(len(table)), 5))
+    )
+    log = replace(LOG, source=users, cluster="user")
+    found = plan(log, "target_prob", half_width=0.004, estimators=["balanced"])
+    once = plan(LOG, "target_prob", half_width=0.004, estimators=["balanced"])
+    # five copies of a row are one row: in all, five times as many rows are needed
+    total, single = (
+        100_000 + found.option("balanced").rows,
+        20_000 + once.option("balanced").rows,
+    )
+    assert total / 5 == pytest.approx(single, rel=0.3)  # the jackknife's error is 1 in 10
+    assert any("clusters" in s for s in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"half_width": 0}, "positive"),
+        ({"half_width": math.nan}, "positive"),
+        ({"half_width": 0.1, "level": 95}, "between 0 and 1"),
+        ({"half_width": 0.1, "estimators": ["balancd"]}, "did you mean 'balanced'"),
+        ({"half_width": 0.1, "estimators": []}, "there are calibrated"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(LOG, "target_prob", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one target"):
+        plan(LOG, {"a": "target_prob", "b": "0.5"}, half_width=0.1)
+
+
+def test_all_renderings_start_from_the_same_numbers() -> None:
+    found = plan(LOG, {"new": "target_prob"}, half_width=0.004)
+    rows = found.to_dicts()
+    assert len(rows) == 4 * 4  # estimators; as now, two loggers, best
+    assert found.to_arrow().to_pylist() == rows
+    assert found.to_pandas().to_dict("records") == rows
+    assert found.to_polars().to_dicts() == rows
+    nested = json.loads(found.to_json())
+    assert nested["target"] == "new"
+    assert nested["options"][3]["source"] == BEST
+    assert sum(nested["options"][3]["split"].values()) == pytest.approx(1)
+    assert found.sentence in str(found)
+    assert found.option("calibrated").words in found._repr_html_()
+
+
+# ---- many loggers
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_calibrated_on_the_target_alone_is_balanced_of_what_is_left(name: str) -> None:
+    problem = PROBLEMS[name]
+    counts = counts_of(problem)
+    found = balanced_variance(less_target(exact_sample(problem), counts), counts)
+    exact = problem.exact(Calibrated(columns=("target",))).variance
+    assert found == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_target_of_even_weights_leaves_all() -> None:
+    problem = replace(T2, target=T2.mixture)  # a balanced weight of 1 on every row
+    sample = exact_sample(problem)
+    assert less_target(sample, counts_of(problem)).outcome.tolist() == sample.outcome.tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "share", "best", "alone"),
+    [
+        (True, 2, 91, (92, 99, 316)),
+        (True, 50, 4519, (4771, 5101, 21388)),
+        (False, 5, 372, (385, 409, 1519)),
+    ],
+)
+def test_fits_in_one_pass_find_the_rows_that_two_passes_found(
+    column: bool,  # noqa: FBT001 - a parameter of a test
+    share: int,
+    best: int,
+    alone: tuple[int, ...],
+) -> None:
+    problem = PROBLEMS["three"]
+    sample, counts = exact_sample(problem), counts_of(problem)
+    wanted = calibrated_variance(sample, counts, target_column=column) / share
+
+    def reached(now: FloatArray) -> bool:
+        return calibrated_variance(sample, now, target_column=column) <= wanted
+
+    def split_for(extra: float, start: FloatArray) -> FloatArray:
+        return best_split(sample, counts, extra, target_column=column, start=start)
+
+    assert best_plan(reached, counts, split_for)[0] == best
+    assert tuple(rows_needed(reached, counts, split) for split in np.eye(3)) == alone
+
+
+def test_a_plan_of_many_loggers_is_that_of_the_target_column_alone() -> None:
+    """Seventy loggers of two policies: more than calibrated gives columns to."""
+    labels = [f"{k}" for k in range(70)]
+    problem = replace(
+        T2,
+        loggers={i: T2.loggers["1" if k < 28 else "2"] for k, i in enumerate(labels)},
+        counts=dict.fromkeys(labels, 100),
+    )
+    log = problem.draw(np.random.default_rng(8))
+    found = plan(log, "target_prob", half_width=0.004, estimators=["calibrated"])
+    assert [w["code"] for w in found.warnings] == ["many-loggers"]
+    assert any("a second moment" in s for s in found.assumptions)
+    alone = Calibrated(columns=("target",))
+    for source in (AS_NOW, "0", "69", BEST):
+        option = found.option("calibrated", source)
+        added = {i: round(option.rows * option.split.get(i, 0.0)) for i in labels}
+        later = replace(problem, counts={i: 100 + added[i] for i in labels})
+        # a variance from 7,000 rows has an error of 4%: half of it here, and four of those
+        assert 1.96 * later.exact(alone).std_error == pytest.approx(0.004, rel=0.08), source
+    assert found.option("calibrated").rows <= found.option("calibrated", AS_NOW).rows
+
+
+def test_many_loggers_are_planned_from_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "FEWEST_ROWS", 1_000)
+    monkeypatch.setattr(planning, "SAMPLE_WORK", 2_000 * 2**2)
+    found = plan(LOG, "target_prob", half_width=0.004, estimators=["balanced"])
+    (said,) = (s for s in found.assumptions if "of 20,000 rows" in s)
+    taken = int(said.split("from ")[1].split(" of")[0].replace(",", ""))
+    assert 1_500 < taken < 2_500  # a sample of 2,000 has an error of 42

@@ -1,0 +1,215 @@
+"""Every rendering starts from the same dictionaries, so none can disagree."""
+
+from __future__ import annotations
+
+import json
+import math
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from poolwise import Log, compare, evaluate
+from poolwise.report.tables import Grid, as_text, show
+from tests.support.reference import PAPER, log_of, random_table
+
+if TYPE_CHECKING:
+    from poolwise.evaluation.results import Evaluation
+
+ESTIMATE = {"estimator", "value", "std_error", "lower", "upper", "level"}
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
+    return evaluate(
+        log_of(table), {"new": "t", "old": "p_a"}, PAPER, level=0.9, truth={"new": 1.0}
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Evaluation:
+    """Names that would be markup, and numbers that JSON cannot say."""
+    rows = {"logger": ["<b>&[red]x"], "reward": [1.0], "p": [0.5], "t": [0.5]}
+    log = Log(pa.table(rows), logger="logger", reward="reward", propensity="p")
+    return evaluate(log, {"<script>[bold]": "t"})
+
+
+def test_the_nested_dictionary_has_the_promised_names(evaluation: Evaluation) -> None:
+    found = evaluation.to_dict()
+    assert set(found) == {"targets", "loggers", "warnings", "fingerprint", "comparison"}
+    targets = found["targets"]
+    assert isinstance(targets, list)
+    assert [t["target"] for t in targets] == ["new", "old"]
+    for target in targets:
+        assert [e["estimator"] for e in target["estimates"]] == list(PAPER)
+        for estimate in target["estimates"]:
+            assert set(estimate) == ESTIMATE | {"shares"}
+            assert set(estimate["shares"]) == {"a", "b"}
+            assert estimate["level"] == 0.9
+            assert estimate["lower"] < estimate["value"] < estimate["upper"]
+    loggers = found["loggers"]
+    assert isinstance(loggers, list)
+    assert [(row["logger"], row["rows"]) for row in loggers] == [("a", 60), ("b", 40)]
+
+
+def test_the_truth_stands_beside_the_target_that_has_one(evaluation: Evaluation) -> None:
+    new, old = json.loads(evaluation.to_json())["targets"]
+    assert new["truth"] == 1.0
+    assert "truth" not in old
+
+
+def test_json_says_the_same_as_the_dictionary(evaluation: Evaluation) -> None:
+    assert json.loads(evaluation.to_json()) == evaluation.to_dict()
+    assert json.loads(evaluation.to_json(indent=None)) == evaluation.to_dict()
+
+
+def test_what_is_infinite_is_null_in_json(hostile: Evaluation) -> None:
+    def fail(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = json.loads(hostile.to_json(), parse_constant=fail)
+    (target,) = text["targets"]
+    (naive,) = [e for e in target["estimates"] if e["estimator"] == "naive"]
+    assert naive["value"] == 1.0
+    assert naive["std_error"] is None
+    assert naive["upper"] is None
+    (flat,) = [row for row in hostile.to_dicts() if row["estimator"] == "naive"]
+    assert flat["std_error"] == math.inf
+
+
+def test_every_frame_has_the_flat_dictionaries(evaluation: Evaluation) -> None:
+    flat = evaluation.to_dicts()
+    assert len(flat) == 6
+    assert set(flat[0]) == ESTIMATE | {"target"}
+    assert evaluation.to_arrow().to_pylist() == flat
+    assert evaluation.to_pandas().to_dict("records") == flat
+    assert evaluation.to_polars().to_dicts() == flat
+
+
+def test_the_flat_dictionaries_are_those_of_the_estimates(evaluation: Evaluation) -> None:
+    for row in evaluation.to_dicts():
+        result = evaluation[str(row["target"])]
+        estimate = result.estimates[str(row["estimator"])]
+        interval = result.intervals[str(row["estimator"])]
+        assert row["value"] == estimate.value
+        assert row["std_error"] == math.sqrt(estimate.variance)
+        assert (row["lower"], row["upper"]) == (interval.lower, interval.upper)
+
+
+def test_the_table_shows_what_people_ask_for(evaluation: Evaluation) -> None:
+    text = str(evaluation)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    for word in ("naive", "balanced", "weighted", "90%", "divergence", "effective", "share"):
+        assert word in text.replace("diver-", "divergence")
+    for name in ("new", "old", "100 rows of 2 loggers", "true value is 1.0000"):
+        assert name in text
+    for estimate in evaluation["new"].estimates.values():
+        assert str(estimate) in text
+    lines = [line.split()[:2] for line in text.splitlines()]
+    assert lines.count(["a", "60"]) == lines.count(["b", "40"]) == 2  # once for each target
+
+
+def test_the_table_says_whether_the_interval_has_the_truth(evaluation: Evaluation) -> None:
+    lines = [line for line in str(evaluation).splitlines() if line.strip().startswith("naive")]
+    inside = 1.0 in evaluation["new"].intervals["naive"]
+    assert lines[0].split()[-1] == ("yes" if inside else "no")
+
+
+def test_markup_in_names_is_shown_and_not_obeyed(hostile: Evaluation) -> None:
+    text, page = str(hostile), hostile._repr_html_()
+    assert "<script>[bold]" in text
+    assert "<b>&[red]x" in text
+    assert "<script>" not in page
+    assert "&lt;script&gt;[bold]" in page
+    assert "&lt;b&gt;&amp;[red]x" in page
+    assert "<b>&" not in page
+
+
+def test_the_page_of_a_notebook_has_the_numbers_of_the_table(evaluation: Evaluation) -> None:
+    page = evaluation._repr_html_()
+    assert page.count("<table") >= 4
+    assert page.count("<table") == page.count("</table>")
+    for estimate in evaluation["new"].estimates.values():
+        assert str(estimate) in page
+
+
+def test_warnings_name_their_target_where_there_are_several(hostile: Evaluation) -> None:
+    assert {"code", "message"} <= set(hostile.warnings[0])
+    codes = [w["code"] for w in hostile.warnings]
+    assert "no-cross-propensities" in codes
+    table = random_table(np.random.default_rng(71), {"a": 1})
+    both = evaluate(log_of(table, ["a"]), {"one": "t", "two": "p"})
+    messages = [str(w["message"]) for w in both.warnings]
+    assert any(m.startswith("Target 'one': ") for m in messages)
+    assert any(m.startswith("Target 'two': ") for m in messages)
+
+
+def test_one_target_alone_is_called_target() -> None:
+    table = random_table(np.random.default_rng(72), {"a": 5, "b": 5})
+    assert list(evaluate(log_of(table), "t").targets) == ["target"]
+    with pytest.raises(KeyError):
+        _ = evaluate(log_of(table), "t")["other"]
+
+
+def test_one_cause_makes_one_finding() -> None:
+    log = log_of(
+        random_table(np.random.default_rng(73), {"a": 400, "b": 400}), propensities=None
+    )
+    found = evaluate(log, {"one": "p", "two": "0.5 * p"})
+    told = [str(w["code"]) for w in found.warnings]
+    assert told.count("no-cross-propensities") == 1
+    assert not [code for code in told if code.endswith(("-refused", "-as-naive"))]
+    (cause,) = [f for f in found.findings if f.code == "no-cross-propensities"]
+    for name in ("balanced or self-normalised", "calibrated and weighted", "'a', 'b'"):
+        assert name in str(cause)
+    asked = evaluate(log, {"one": "p"}, ["weighted", "naive"])
+    assert [w["code"] for w in asked.warnings if "as-naive" in str(w["code"])] == [
+        "weighted-as-naive"
+    ]
+
+
+def test_the_comparison_is_that_of_compare(evaluation: Evaluation) -> None:
+    table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
+    same = compare(log_of(table), {"new": "t", "old": "p_a"}, estimator="naive", level=0.9)
+    assert evaluation.comparison is not None
+    assert evaluation.to_dict()["comparison"] == same.to_dict()
+    text = json.loads(evaluation.to_json())["comparison"]
+    assert [t["target"] for t in text["targets"]] == [r.target for r in same.ranking]
+
+
+def test_one_target_has_nothing_to_be_compared_with() -> None:
+    table = random_table(np.random.default_rng(72), {"a": 5, "b": 5})
+    found = evaluate(log_of(table), "t")
+    assert found.comparison is None
+    assert "comparison" not in found.to_dict()
+
+
+def test_many_long_names_fit_a_terminal_and_only_labels_are_coloured() -> None:
+    names = [f"logger {k} of a system that has been in production for long" for k in range(20)]
+    rows = [[name, "1,000,000", "98.3%", "8.34e+09", "391", "1.3", "14.4"] for name in names]
+    header = [
+        "logger",
+        "rows",
+        "weighted\nshare",
+        "diver-\ngence",
+        "effective\nrows",
+        "mean",
+        "max",
+    ]
+    warning = {"code": "x", "severity": "alarm", "message": "[bold]words"}
+    text = as_text([Grid("", header, rows)], [warning])
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 3 * len(names) + 5
+    assert all(f"logger {k} of a" in text for k in range(20))
+    alike = [[name, "1"] for name in ("x" * 40 + "1" + "y" * 40, "x" * 40 + "2" + "y" * 40)]
+    assert "1yyy" in as_text([Grid("", ["logger", "rows"], alike)], [])  # else one for both
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system="standard")
+    show([], [warning], console)
+    assert out.getvalue() == "\x1b[1;31malarm (x): \x1b[0m[bold]words\n"

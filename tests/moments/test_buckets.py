@@ -1,0 +1,256 @@
+"""Resampling by bucket, against rows that are really left out or drawn again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from poolwise import evaluate
+from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import LogError
+from poolwise.estimators.ips import Balanced
+from poolwise.intervals.student import student
+from poolwise.moments.buckets import Split, bootstrap, freedom_of, jackknife, resampled
+from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    REWARD,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+    second_moment,
+)
+from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
+
+if TYPE_CHECKING:
+    from poolwise.moments.moments import FloatArray, IntArray
+
+TERMS = (WEIGHTED_REWARD, WEIGHT, REWARD)
+SIZES = (5, 1, 9, 3)  # of the buckets; one bucket has a single row
+
+
+def moments(values: FloatArray) -> Moments:
+    """Two terms with a scatter, and a third one of which only the mean is known."""
+    centred = values[:, :2] - values[:, :2].mean(axis=0)
+    nothing = np.array([np.nan])
+    return Moments(
+        TERMS,
+        len(values),
+        values.mean(axis=0),
+        centred.T @ centred,
+        np.concatenate([values[:, :2].min(axis=0), nothing]),
+        np.concatenate([values[:, :2].max(axis=0), nothing]),
+    )
+
+
+def drawn(seed: int, offset: float = 0.0) -> list[FloatArray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(offset, 1.0, (size, 3)) for size in SIZES]
+
+
+def assert_close(found: Moments, expected: Moments, digits: float = 1e-12) -> None:
+    assert found.count == expected.count
+    np.testing.assert_allclose(found.means, expected.means, rtol=digits)
+    np.testing.assert_allclose(found.scatter, expected.scatter, rtol=digits, atol=1e-12)
+    np.testing.assert_array_equal(found.lowest, expected.lowest)
+    np.testing.assert_array_equal(found.largest, expected.largest)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_many_groups_merge_at_once_as_they_do_one_by_one(offset: float) -> None:
+    parts = drawn(1, offset)
+    found = pooled(map(moments, parts))
+    assert_close(found, moments(np.concatenate(parts)), 1e-9 if offset else 1e-12)
+    assert_close(found, reduce(add, map(moments, parts)), 1e-9 if offset else 1e-12)
+
+
+def test_empty_groups_change_nothing_among_many() -> None:
+    nothing = np.full(3, np.nan)
+    empty = Moments(TERMS, 0, nothing, np.full((2, 2), np.nan), nothing, nothing)
+    parts = [moments(values) for values in drawn(2)]
+    assert_close(pooled([empty, *parts, empty]), pooled(parts))
+
+
+def test_groups_of_different_terms_do_not_merge_among_many() -> None:
+    parts = [moments(values) for values in drawn(3)]
+    other = parts[0].select({WEIGHT: WEIGHT, WEIGHTED_REWARD: WEIGHTED_REWARD})
+    with pytest.raises(ValueError, match="different terms"):
+        pooled([*parts, other])
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1, 0), (0, 2, 0, 3), (4, 1, 2, 1), (0, 0, 1, 0)])
+def test_a_sample_has_the_moments_of_its_rows(times: tuple[int, ...]) -> None:
+    parts = {"a": drawn(4), "b": drawn(5, 3.0)}
+    buckets = [{i: moments(p[g]) for i, p in parts.items()} for g in range(len(SIZES))]
+    (found,) = resampled(buckets, np.array([times], dtype=np.float64))
+    for logger, values in parts.items():
+        again = [v for v, n in zip(values, times, strict=True) for _ in range(n)]
+        expected = moments(np.concatenate(again)).recounted(sum(SIZES))
+        assert_close(found[logger], expected)
+
+
+def test_a_logger_none_of_whose_rows_are_taken_stays_as_it_is() -> None:
+    buckets = [{"a": moments(values)} for values in drawn(6)]
+    buckets[2]["b"] = moments(drawn(7)[0])
+    (found,) = resampled(buckets, np.array([[1.0, 1.0, 0.0, 1.0]]))
+    assert_close(found["b"], buckets[2]["b"])
+
+
+def test_rows_that_are_all_alike_have_no_spread_in_any_sample() -> None:
+    values = np.full((3, 3), 0.75)
+    buckets = [{"a": moments(values)} for _ in range(7)]
+    for sample in Split(buckets).without_each:
+        np.testing.assert_array_equal(sample["a"].means, [0.75, 0.75, 0.75])
+        np.testing.assert_array_equal(sample["a"].scatter, np.zeros((2, 2)))
+
+
+def test_bootstrap_draws_buckets_and_not_rows() -> None:
+    """Equal buckets: nothing changes however they are drawn, though rows differ."""
+    values = drawn(8)[2]
+    same = {"a": balanced(moments(values))}
+    found = bootstrap(Balanced(), Split([same] * 9), np.random.default_rng(1), replicates=20)
+    np.testing.assert_allclose(found, values[:, 0].mean(), rtol=1e-12)
+
+
+def balanced(found: Moments) -> Moments:
+    """The same numbers as terms that the balanced estimator reads."""
+    return found.select({BALANCED_REWARD: WEIGHTED_REWARD, BALANCED_WEIGHT: WEIGHT})
+
+
+def test_jackknife_of_the_mean_is_the_familiar_variance() -> None:
+    values = drawn(9)[2]
+    rows = [{"a": balanced(moments(values[k : k + 1]))} for k in range(len(values))]
+    found = jackknife(Balanced(), Split(rows))
+    expected = values[:, 0].var(ddof=1) / len(values)
+    assert found.variance == pytest.approx(expected, rel=1e-12)
+    assert found.freedom == len(values) - 1
+
+
+# Buckets by the kernel.
+
+BUCKETS = 8
+
+NEEDS = Needs(
+    means=(REWARD, second_moment("a")),
+    groups=((BALANCED_REWARD, BALANCED_WEIGHT), (WEIGHTED_REWARD, WEIGHT)),
+    extremes=(REWARD, WEIGHT),
+    tails=(WEIGHT,),
+    histograms=(WEIGHT,),
+).bind("target")
+
+
+def dealt(table: pa.Table, *, clustered: bool) -> IntArray:
+    """The bucket of each row, as DuckDB deals them."""
+    if not clustered:
+        return (np.arange(len(table)) + 1) % BUCKETS
+    with duckdb.connect() as connection:
+        connection.register("log", table)
+        query = f'SELECT hash(CAST("user" AS VARCHAR)) % {BUCKETS} FROM log'
+        return np.array([b for (b,) in connection.execute(query).fetchall()])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("clustered", [False, True])
+def test_each_bucket_has_the_moments_of_its_rows(*, compiled: bool, clustered: bool) -> None:
+    table = random_table(np.random.default_rng(60), {"a": 250, "b": 150})
+    users = np.random.default_rng(61).integers(0, 40, 400)
+    table = table.append_column("user", pa.array(users))
+    log = log_of(table, cluster="user" if clustered else None)
+    targets = {"target": "t"}
+    with DuckDB(compiled=compiled).open(log, targets) as rows:
+        whole, means = rows.bucketed([NEEDS, Needs(means=NEEDS.means)], BUCKETS)
+    of = dealt(table, clustered=clustered)
+    numbers = sorted(set(of.tolist()))
+    assert len(numbers) > BUCKETS / 2
+    with Reference().open(log, targets) as judge:
+        expected = [judge.of_rows(np.flatnonzero(of == b), NEEDS) for b in numbers]
+    assert len(whole) == len(means) == len(numbers)
+    for found, only, exact in zip(whole, means, expected, strict=True):
+        assert_moments_agree(found, exact)
+        for logger, m in only.items():
+            assert set(m.terms) == set(NEEDS.means)
+            np.testing.assert_array_equal(m.means, [found[logger].mean(t) for t in m.terms])
+            assert m.scatter.shape == (0, 0)
+
+
+def test_a_bad_row_is_refused_where_rows_are_split() -> None:
+    table = random_table(np.random.default_rng(62), {"a": 25, "b": 15})
+    bad = table["reward"].to_numpy().copy()
+    bad[7] = np.nan
+    log = log_of(table.set_column(1, "reward", pa.array(bad)))
+    with (
+        DuckDB().open(log, {"target": "t"}) as rows,
+        pytest.raises(LogError, match="the reward is infinite or NaN"),
+    ):
+        rows.bucketed([NEEDS], BUCKETS)
+
+
+def test_weights_are_judged_the_same_whether_rows_are_split_or_not() -> None:
+    table = random_table(np.random.default_rng(63), {"a": 700, "b": 500}, orders=2)
+    targets = {"target": "t", "other": "p_a"}
+    plain, split = (
+        evaluate(log_of(table), targets, interval=i) for i in ("student", "jackknife")
+    )
+    for name in targets:
+        for found, expected in (
+            (split[name].mixture, plain[name].mixture),
+            *((split[name].loggers[i], plain[name].loggers[i]) for i in ("a", "b")),
+        ):
+            assert found is not None
+            assert expected is not None
+            assert found.tail == expected.tail
+            assert found.histogram == expected.histogram
+        assert split[name].estimates["balanced"].value == pytest.approx(
+            plain[name].estimates["balanced"].value, rel=1e-12
+        )
+
+
+# Degrees of freedom.
+
+
+def test_equal_buckets_have_one_degree_less_than_they_are() -> None:
+    gaps = np.array([1.0, -1.0] * 10)
+    assert freedom_of(np.full(20, 7.0), gaps) == pytest.approx(19.0)
+
+
+def test_uneven_buckets_have_as_many_degrees_as_they_are_worth() -> None:
+    gaps = np.array([1.0, -1.0, 1.0, -1.0])
+    # ten rows squared, over the sum of their squares
+    assert freedom_of(np.array([4.0, 4.0, 1.0, 1.0]), gaps) == pytest.approx(100 / 34 - 1)
+
+
+def test_one_bucket_that_moves_the_estimate_alone_leaves_few_degrees() -> None:
+    gaps = np.array([19.0, *[-1.0] * 19])
+    expected = 2 * 380**2 / (130_340 - 380**2 / 20)  # squares add up to 380, their own so
+    found = freedom_of(np.full(20, 3.0), gaps)
+    assert found == pytest.approx(expected)
+    assert found < 2.4
+    assert freedom_of(np.full(20, 3.0), 1e-200 * gaps) == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"), [([50, 50] + [1] * 18, 0.95), ([30] * 3 + [1] * 30, 0.92)]
+)
+def test_intervals_of_uneven_clusters_cover(sizes: list[int], share: float) -> None:
+    """With a degree less than there are buckets, it is fewer."""
+    rng = np.random.default_rng(77)
+    covered, before, samples = 0, 0, 250
+    for _ in range(samples):
+        buckets = []
+        for size in sizes:
+            values = np.repeat(rng.normal(size=(1, 3)), size, axis=0)
+            values += rng.normal(0.0, 0.1, values.shape)
+            buckets.append({"a": balanced(moments(values))})
+        found = jackknife(Balanced(), Split(buckets))
+        covered += 0.0 in student(found, 0.95)
+        before += 0.0 in student(replace(found, freedom=len(sizes) - 1.0), 0.95)
+    assert before < covered - 0.02 * samples
+    assert covered / samples > share - 3 * np.sqrt(share * (1 - share) / samples)

@@ -1,0 +1,183 @@
+"""The rules that keep the repository readable, held by tests.
+
+Imports point one way, modules stay short, no file names the machine it was
+written on, and the public names are decided rather than accumulated.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "poolwise"
+MOST_LINES = 400
+
+# A package imports only packages above it.  `data` holds no code.
+PACKAGES = (
+    "errors",
+    "text",
+    "log",
+    "moments",
+    "rows",
+    "engines",
+    "estimators",
+    "intervals",
+    "diagnosis",
+    "report",
+    "evaluation",
+    "learning",
+    "formats",
+    "paper",
+    "cli",
+)
+
+# Written so that none of them matches itself.
+FORBIDDEN = (
+    re.compile(r"/(?:work|root)/"),
+    re.compile(r"index[-_]url"),
+    re.compile(r"\"?(?:resolved|registry)\"?\s*[:=]\s*\"https?:"),
+)
+
+
+def floor(module: str) -> int | None:
+    """Place of a module's package in PACKAGES; None if it has none."""
+    package = module.split(".", maxsplit=1)[0]
+    return PACKAGES.index(package) if package in PACKAGES else None
+
+
+def read_modules(package: Path) -> dict[str, str]:
+    """Source text of each module below a package, by its name within it."""
+    return {_name(path, package): path.read_text("utf-8") for path in package.rglob("*.py")}
+
+
+def _name(path: Path, package: Path) -> str:
+    parts = path.relative_to(package).with_suffix("").parts
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts) or PACKAGE
+
+
+def imported(module: str, modules: Mapping[str, str], *, package: bool) -> Iterator[str]:
+    """Modules of ours that one module imports, wherever in its text."""
+    parents = module.split(".") if module != PACKAGE else []
+    for node in ast.walk(ast.parse(modules[module])):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = node.level - package  # a package is its own first parent
+            inside = [PACKAGE, *parents[: len(parents) - up]] if node.level else []
+            base = inside + (node.module.split(".") if node.module else [])
+            names = [[*base, alias.name] for alias in node.names]
+            names = [n if ".".join(n[1:]) in modules else base for n in names]
+        else:
+            continue
+        yield from (".".join(n[1:]) or PACKAGE for n in names if n[0] == PACKAGE)
+
+
+def broken_rules(modules: Mapping[str, str]) -> list[str]:
+    """Modules outside the packages, and imports of a package from below."""
+    inside = [module for module in modules if module != PACKAGE]
+    rules = [f"{m} is in none of the packages" for m in inside if floor(m) is None]
+    for module in inside:
+        package = any(m.startswith(f"{module}.") for m in modules)
+        for other in sorted(set(imported(module, modules, package=package)) - {PACKAGE}):
+            here, there = floor(module), floor(other)
+            if there is None:
+                rules.append(f"{module} imports {other}, which is in none of the packages")
+            elif here is not None and there > here:
+                rules.append(f"{module} imports {other}, which is below it")
+    return sorted(rules)
+
+
+# What is left of the move; each line goes with the module that it names.
+STILL = {
+    "diagnosis.findings imports evaluation.results, which is below it",
+    "diagnosis.trained imports evaluation.results, which is below it",
+    "report.files imports evaluation.score_log, which is below it",
+    "rows.mixture imports estimators.calibrated, which is below it",
+    "rows.mixture imports estimators.ips, which is below it",
+    "rows.mixture imports estimators.model, which is below it",
+    "rows.scored imports engines.answer, which is below it",
+}
+
+
+def test_imports_point_one_way() -> None:
+    assert set(broken_rules(read_modules(ROOT / "src" / PACKAGE))) <= STILL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import poolwise.cli.options",
+        "import numpy, poolwise.cli.options as face",
+        "from poolwise.cli import options",
+        "from poolwise.cli.options import pairs",
+        "from ..cli import options",
+        "from ..cli.options import pairs",
+        "def late():\n    from poolwise.cli import options",
+        "if TYPE_CHECKING:\n    from poolwise.cli.options import pairs",
+    ],
+)
+def test_an_import_from_below_is_seen_in_every_spelling(text: str) -> None:
+    modules = {"moments": "", "moments.terms": text, "cli": "", "cli.options": ""}
+    assert broken_rules(modules) == ["moments.terms imports cli.options, which is below it"]
+
+
+def test_a_module_outside_the_packages_is_named() -> None:
+    assert broken_rules({"helpers": ""}) == ["helpers is in none of the packages"]
+    assert broken_rules({"cli": "from poolwise.gone import x"}) == [
+        "cli imports gone, which is in none of the packages"
+    ]
+
+
+def test_modules_stay_short() -> None:
+    modules = read_modules(ROOT / "src" / PACKAGE)
+    lines = {module: len(text.splitlines()) for module, text in modules.items()}
+    assert {module: count for module, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in tracked_files()
+        for number, line in enumerate(text_of(path).splitlines(), start=1)
+        if any(pattern.search(line) for pattern in FORBIDDEN)
+    ]
+    assert found == []
+
+
+def tracked_files() -> list[Path]:
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("not in a git checkout")
+    listing = subprocess.run(
+        [git, "-C", ROOT, "ls-files", "-z"], check=True, capture_output=True, text=True
+    ).stdout
+    paths = [ROOT / name for name in listing.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def text_of(path: Path) -> str:
+    """Text of a file; nothing of a file that is not text."""
+    raw = path.read_bytes()
+    return "" if b"\0" in raw else raw.decode("utf-8", errors="replace")
+
+
+def test_public_names_are_decided_not_accumulated() -> None:
+    package = importlib.import_module(PACKAGE)
+    names = list(getattr(package, "__all__", []))
+    if not names:
+        pytest.skip("no public names yet")
+    assert names == sorted(set(names))
+    assert [name for name in names if not hasattr(package, name)] == []

@@ -1,0 +1,211 @@
+"""The documentation: every block of code runs, every command works, the site builds.
+
+Blocks of Python are doctests, which pytest collects by itself; here it is held that
+none escapes.  Commands run in a folder with small logs of the columns they name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import poolwise
+import poolwise as pw
+from poolwise.evaluation.check import query_text
+from poolwise.paper import toy
+from poolwise.paper.datasets import data_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
+EXAMPLES = {"digits": "", "multilabel": "scene.npz", "open_bandit": "obd_small.parquet"}
+LONGEST = 280  # seconds; an example takes a tenth of it where nothing else runs
+
+
+class Command(NamedTuple):
+    """A command of the documentation, and the page that shows it."""
+
+    page: str
+    text: str
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def fences(page: Path) -> list[tuple[str, str]]:
+    """Language and text of every block between fences."""
+    return FENCE.findall(page.read_text("utf-8"))
+
+
+def commands() -> Iterator[Command]:
+    for page in PAGES:
+        shell = [text for language, text in fences(page) if language == "sh"]
+        if page.name == "README.md":
+            shell += INDENTED.findall(FENCE.sub("", page.read_text("utf-8")))
+        for block in shell:
+            for line in re.sub(r"\\\n\s*", "", block).splitlines():
+                text = line.split(" # ")[0].strip()
+                if text.startswith("poolwise "):
+                    yield Command(name_of(page), text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_of_python_is_a_doctest(page: Path) -> None:
+    for language, text in fences(page):
+        assert language in {"pycon", "python", "sh", "text"}, language
+        if language in {"pycon", "python"}:
+            assert text.startswith(">>> "), text
+            assert text.endswith("\n\n"), f"a blank line must end the output:\n{text}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that commands of the documentation name."""
+    place = tmp_path_factory.mktemp("docs")
+    (place / "logs").mkdir()
+    (place / "raw").mkdir()
+    rng = np.random.default_rng(6)
+    policies = {"v1": [0.5, 0.3, 0.2], "v2": [0.2, 0.3, 0.5], "candidate": [0.1, 0.2, 0.7]}
+    for logger, rows in (("v1", 400), ("v2", 200)):
+        item = rng.choice(3, size=rows, p=policies[logger])
+        probabilities = {f"p_{name}": np.array(p)[item] for name, p in policies.items()}
+        table = pa.table(
+            {
+                "policy": [logger] * rows,
+                "item": item,
+                "click": rng.binomial(1, np.array([0.1, 0.2, 0.4])[item]),
+                "p": probabilities[f"p_{logger}"],
+                "user_id": rng.integers(60, size=rows),
+                "age": rng.integers(18, 80, size=rows),
+                "hour": rng.integers(24, size=rows),
+                **probabilities,
+            }
+        )
+        pq.write_table(table, place / "logs" / f"{logger}.parquet")
+        bare = table.drop(["p", *probabilities])
+        pq.write_table(bare, place / "raw" / f"{logger}.parquet")
+    (place / "our").mkdir()
+    lines = ["from poolwise import Table"]
+    lines += [f"{name} = Table({dict(enumerate(p))})" for name, p in policies.items()]
+    (place / "our" / "policies.py").write_text("\n".join(lines))
+    _write_result(place)
+    return place
+
+
+def _write_result(place: Path) -> None:
+    """What a warehouse would return for the query that the documentation prints."""
+    log = pw.Log(
+        table="my_table",
+        logger="policy",
+        reward="click",
+        propensities={"v1": "p_v1", "v2": "p_v2"},
+    )
+    query = query_text(log, "my_table", {"candidate": "p_candidate"}, "duckdb")
+    with duckdb.connect() as warehouse:
+        warehouse.execute(f"CREATE VIEW my_table AS FROM '{place}/logs/*.parquet'")
+        warehouse.execute(f"COPY ({query}) TO '{place}/result.parquet'")
+
+
+def test_the_documentation_has_commands_of_every_kind() -> None:
+    verbs = {command.text.split()[1] for command in commands()}
+    assert verbs >= {"evaluate", "check", "sql", "demo", "reproduce"}
+
+
+@pytest.mark.parametrize(
+    "command", sorted(set(commands())), ids=lambda c: f"{c.page}: {c.text}"
+)
+def test_a_command_works(command: Command, folder: Path) -> None:
+    scripts = Path(sys.executable).parent
+    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+    done = subprocess.run(
+        ["bash", "-c", command.text],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written = command.text.partition(" > ")[2]
+    assert (folder / written).read_text("utf-8") if written else done.stdout
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str) -> None:
+    data = EXAMPLES[name]
+    if data and not (data_folder() / data).is_file():
+        pytest.skip(f"{data} is not in the folder that POOLWISE_DATA names")
+    done = subprocess.run(
+        [sys.executable, DOCS / "examples" / f"{name}.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "calibrated" in done.stdout or "naive" in done.stdout
+
+
+def test_every_example_is_tested_and_described() -> None:
+    page = (DOCS / "examples.md").read_text("utf-8")
+    found = {path.stem for path in (DOCS / "examples").glob("*.py")}
+    assert found == set(EXAMPLES)
+    assert all(f"examples/{name}.py" in page for name in found)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text("utf-8"), re.MULTILINE)
+    names = {place.rpartition(".")[2] for place in listed}
+    assert set(poolwise.__all__) <= names
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", settings, re.MULTILINE)
+    assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in PAGES[1:])
+
+
+def test_the_table_of_the_toy_is_what_the_command_prints() -> None:
+    page = (DOCS / "paper.md").read_text("utf-8").replace("*", "")
+    for number in toy.numbers():
+        cells = f"| {number.paper} | {number.ours:.4f} | {number.exact} |"
+        assert cells in page, number.what
+
+
+def test_the_site_builds_without_a_warning_and_asks_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the group `docs` is not installed")
+    pytest.importorskip("latex2mathml", reason="the group `docs` is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text("utf-8")
+        assert not re.findall(r"<(?:script|img|iframe)[^>]*\bsrc=\"https?:", text), page
+        assert not re.findall(r"<link[^>]*\bhref=\"https?:", text), page
+        assert "arithmatex" not in text, page
+        assert "$$" not in text, page
+    assert "<math" in (tmp_path / "formulas.html").read_text("utf-8")

@@ -1,0 +1,343 @@
+"""A query reads what it names; the rest of the machine stays closed to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from poolwise import Log, evaluate
+from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import PoolwiseError, UsageError
+from poolwise.rows.guard import Reads, close_doors, lock, reads_of
+from tests.support.reference import log_of, random_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TABLE: pa.Table = random_table(np.random.default_rng(30), {"a": 30, "b": 20})
+SECRET = "correct horse battery staple"  # noqa: S105 - the bait
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A log, and beside it a file that nobody named."""
+    pq.write_table(TABLE, tmp_path / "log.parquet")
+    (tmp_path / "secret.txt").write_text(SECRET, "utf-8")
+    (tmp_path / "secret.csv").write_text(f"a\n{SECRET}\n", "utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as opened:
+        yield opened
+
+
+def rows_of(log: Log) -> dict[str, int]:
+    return dict(evaluate(log, "t").rows)
+
+
+READ = {
+    "FROM 'a.parquet'": ["a.parquet"],
+    "SELECT * FROM a.parquet": ["a.parquet"],
+    "FROM read_csv(['a.csv', 'b.csv'], header = true)": ["a.csv", "b.csv"],
+    "WITH x AS (FROM 'a.json') SELECT *, (SELECT max(b) FROM 'b.tsv') FROM x": [
+        "a.json",
+        "b.tsv",
+    ],
+    "FROM 'a.parquet' WHERE k IN (FROM 'b.parquet')": ["a.parquet", "b.parquet"],
+    "FROM 'a.csv' UNION ALL BY NAME FROM 'b.csv.gz'": ["a.csv", "b.csv.gz"],
+    "WITH RECURSIVE r AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM r WHERE i < 3) FROM r": [],
+    "SELECT i FROM range(5) t(i), unnest([1, 2]) u(j)": [],
+    "VALUES (1, 'FROM ''no.csv''')": [],
+    "FROM 's3://bucket/logs/*.parquet'": ["s3://bucket/logs/*.parquet"],
+    "FROM 'https://example.org/a.csv?version=2'": ["https://example.org/a.csv?version=2"],
+}
+
+
+@pytest.mark.parametrize("select", READ)
+def test_the_files_of_a_select_are_those_it_names(
+    select: str, connection: duckdb.DuckDBPyConnection
+) -> None:
+    assert sorted(reads_of(connection, select).files) == READ[select]
+
+
+REFUSED = {
+    "SELECT * FROM read_text('secret.txt')": "read_text()",
+    "SELECT * FROM read_blob('secret.txt')": "read_blob()",
+    "SELECT *, (SELECT content FROM read_text('secret.txt')) FROM 'log.parquet'": "read_text()",
+    "WITH x AS (FROM read_text('secret.txt')) FROM x": "read_text()",
+    "FROM 'log.parquet' WHERE EXISTS (FROM glob('*'))": "glob()",
+    "FROM 'log.parquet' ORDER BY (SELECT 1 FROM sniff_csv('secret.csv'))": "sniff_csv()",
+    "FROM 'log.parquet' QUALIFY row_number() OVER (ORDER BY (FROM glob('*'))) = 1": "glob()",
+    "FROM 'secret.txt'": "the table 'secret.txt'",
+    "FROM '/etc/passwd'": "the table '/etc/passwd'",
+    "FROM query('FROM read_text(''secret.txt'')')": "query()",
+    "FROM query_table('duckdb_settings')": "query_table()",
+    "FROM read_parquet('log' || '.parquet')": "a path that is not written out",
+    "FROM read_csv(getvariable('x'))": "a path that is not written out",
+    "FROM read_csv(['secret.csv', upper('x')])": "a path that is not written out",
+    "FROM duckdb_settings()": "duckdb_settings()",
+    "FROM duckdb_secrets()": "duckdb_secrets()",
+    "FROM pragma_database_list": "the table 'pragma_database_list'",
+    "FROM information_schema.tables": "the table 'information_schema.tables'",
+    "FROM enable_logging()": "enable_logging()",
+    "SELECT getenv('HOME')": "getenv()",
+    "SELECT main.current_setting('temp_directory')": "current_setting()",
+    "SELECT write_log('x')": "write_log()",
+    "FROM (DESCRIBE 'log.parquet')": "DESCRIBE",
+    "FROM (SHOW ALL TABLES)": "SHOW",
+    "FROM TABLE_THAT_IS_A_VARIABLE": "the table 'TABLE_THAT_IS_A_VARIABLE'",
+    "WITH x AS (SELECT 1) SELECT (WITH y AS (SELECT 2) FROM y), z.* FROM y z": "the table 'y'",
+}
+TABLE_THAT_IS_A_VARIABLE = TABLE
+
+
+@pytest.mark.parametrize("select", REFUSED)
+def test_what_a_select_does_beyond_reading_files_is_refused_by_name(
+    select: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match="reads files that it names") as caught:
+        evaluate(log_of(select), "t")
+    assert REFUSED[select] in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_everything_refused_is_said_at_once(connection: duckdb.DuckDBPyConnection) -> None:
+    with pytest.raises(UsageError) as caught:
+        reads_of(connection, "SELECT getenv('A'), getenv('B') FROM glob('*'), nowhere")
+    listed = str(caught.value).partition("has: ")[2].split(", ")
+    assert sorted(listed) == ["getenv()", "glob()", "the table 'nowhere'"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ATTACH 'other.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET threads = 1",
+        "PRAGMA database_list",
+        "COPY (SELECT 1) TO 'out.csv'",
+        "SELECT 1; ATTACH 'other.db'",
+    ],
+)
+def test_statements_that_change_something_are_refused(
+    text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.iterdir())
+    with pytest.raises(PoolwiseError):
+        evaluate(log_of(text), "t")
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("verb", ["INSERT INTO y VALUES (1)", "DELETE FROM y"])
+def test_a_select_cannot_change_something_on_its_way(
+    verb: str, connection: duckdb.DuckDBPyConnection
+) -> None:
+    """DuckDB 2 runs such a query as a SELECT; older ones cannot parse it."""
+    with pytest.raises(PoolwiseError, match=rf"has: {verb[:6]}|needs a SELECT"):
+        reads_of(connection, f"WITH x AS ({verb} RETURNING *) FROM x")
+
+
+ROLES = {
+    "(SELECT content FROM read_text('secret.txt'))": "scalar SQL expression",
+    "reward + (SELECT 1 FROM 'secret.csv')": "scalar SQL expression",
+    "exists(FROM glob('*'))": "scalar SQL expression",
+    "length(getenv('HOME'))": r"reward is an expression of one row.*has getenv\(\)",
+    "length(current_setting('temp_directory'))": r"has current_setting\(\)",
+    "length(read_text('secret.txt'))": r"has read_text\(\)",
+}
+
+
+@pytest.mark.parametrize("expression", ROLES)
+def test_a_role_cannot_reach_beyond_its_row(
+    expression: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match=ROLES[expression]):
+        evaluate(log_of("log.parquet", reward=expression), "t")
+
+
+def test_the_refusal_names_the_target_too() -> None:
+    with pytest.raises(UsageError, match=r"targets\['new'\].*getenv\(\)"):
+        evaluate(log_of(TABLE), {"new": "length(getenv('HOME')) / 100"})
+
+
+def opens(log: Log, query: str) -> list[tuple[object, ...]]:
+    """What DuckDB answers to a query of ours, once a log is open."""
+    with DuckDB().open(log, {"target": "t"}) as rows:
+        return rows.connection.execute(query).fetchall()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "FROM read_text('secret.txt')",
+        "FROM 'secret.csv'",
+        "FROM glob('*')",
+        "FROM read_text('/etc/hostname')",
+        "COPY (SELECT 1) TO 'out.csv'",
+        "ATTACH 'other.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SET allowed_paths = ['secret.txt']",
+        "SET threads = 1",
+        "FROM TABLE_THAT_IS_A_VARIABLE",
+        "FROM 'https://example.org/a.csv'",
+    ],
+)
+@pytest.mark.parametrize("source", ["log.parquet", "FROM 'log.parquet'", TABLE], ids=type)
+def test_an_open_log_is_closed_to_everything_else(
+    query: str, source: object, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second fence holds by itself, whatever passes the first."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(duckdb.Error):
+        opens(log_of(source), query)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "log.parquet",
+        "secret.csv",
+        "secret.txt",
+    ]
+
+
+EXPECTED = {"a": 30, "b": 20}
+
+
+def test_relative_paths_links_and_globs_stay_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = folder / "elsewhere" / "day=1"
+    logs.mkdir(parents=True)
+    (folder / "log.parquet").rename(logs / "log.parquet")
+    (folder / "link.parquet").symlink_to(logs / "log.parquet")
+    (folder / "linked").symlink_to(folder / "elsewhere", target_is_directory=True)
+    monkeypatch.chdir(folder)
+    for source in (
+        "link.parquet",
+        "./link.parquet",
+        "*.parquet",
+        "linked",
+        "linked/**/*.parquet",
+        "elsewhere/../linked/day=*/l?g.parquet",
+        "FROM 'linked/*/*.parquet'",
+        "FROM read_parquet(['link.parquet'], hive_partitioning = true)",
+        f"FROM '{logs}/[l]og.parquet'",
+        f"FROM 'file://{logs}/log.parquet'",
+    ):
+        assert rows_of(log_of(source)) == EXPECTED, source
+
+
+def test_a_glob_opens_its_files_and_not_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    pq.write_table(TABLE, "not-mine.parquet")
+    log = log_of("lo*.parquet")
+    assert opens(log, "SELECT count(*) FROM 'log.parquet'") == [(50,)]
+    with pytest.raises(duckdb.PermissionException):
+        opens(log, "FROM 'not-mine.parquet'")
+
+
+def test_a_link_to_another_file_is_not_a_way_out(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    (folder / "logs" / "way-out.csv").symlink_to(folder / "secret.csv")
+    with duckdb.connect(config={"temp_directory": str(folder / "logs")}) as connection:
+        close_doors(connection, [Reads()])
+        with pytest.raises(duckdb.PermissionException):
+            connection.execute(f"FROM '{folder}/logs/way-out.csv'")
+
+
+def test_of_a_remote_glob_what_comes_before_the_star_is_open(
+    monkeypatch: pytest.MonkeyPatch, connection: duckdb.DuckDBPyConnection
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        "poolwise.rows.guard.load_extension", lambda _c, name, _s: loaded.append(name)
+    )
+    files = ["s3://b/logs/2*/x.parquet", "https://h/a.csv?x=1", "az://c/log.parquet"]
+    close_doors(connection, [Reads(files=files)])
+    assert loaded == ["httpfs", "azure"]
+    for path in ["s3://b/logs/2025/x.parquet", *files[1:]]:
+        assert not is_closed(connection, path)
+    for path in ["s3://b/x.parquet", "s3://b/logs/../x.csv", "https://h/a.csv", "az://c/x.csv"]:
+        assert is_closed(connection, path)
+
+
+def is_closed(connection: duckdb.DuckDBPyConnection, path: str) -> bool:
+    """Whether DuckDB refuses a path outright; an open one it cannot reach without network."""
+    with pytest.raises(duckdb.Error) as caught:
+        connection.execute(f"FROM read_csv('{path}')")
+    return isinstance(caught.value, duckdb.PermissionException)
+
+
+def test_policies_in_python_and_sorting_on_disk_still_work(folder: Path) -> None:
+    """What poolwise writes for itself lies in its own folder, which stays open."""
+    path = folder / "many.parquet"
+    many = pa.concat_tables([TABLE] * 2_000).combine_chunks()
+    pq.write_table(many.append_column("x", pa.array(np.arange(100_000.0))), path)
+    log = Log(
+        f"SELECT * FROM '{path}' ORDER BY x",
+        reward="reward",
+        logger="logger",
+        propensity="p",
+        action="x",
+        context=["x"],
+    )
+    found = evaluate(log, lambda batch: np.full(len(batch), 0.5), "naive")
+    assert found.rows == {"a": 60_000, "b": 40_000}
+    with DuckDB(memory_limit="60MB", threads=1).open(log, {"target": "t"}) as rows:
+        query = "SELECT count(*) FROM (SELECT DISTINCT repeat(x::VARCHAR, 20) FROM log)"
+        assert rows.connection.execute(query).fetchall() == [(100_000,)]
+
+
+def test_a_frame_is_read_and_its_variable_is_not() -> None:
+    mine = TABLE
+    assert rows_of(log_of(mine)) == EXPECTED
+    with pytest.raises(UsageError, match="the table 'mine'"):
+        evaluate(log_of("SELECT * FROM mine"), "t")
+
+
+def test_settings_are_closed_and_locked(connection: duckdb.DuckDBPyConnection) -> None:
+    close_doors(connection, [])
+    lock(connection)
+    names = (
+        "enable_external_access",
+        "python_enable_replacements",
+        "autoinstall_known_extensions",
+        "autoload_known_extensions",
+    )
+    asked = ", ".join(f"current_setting('{name}')" for name in names)
+    assert connection.execute(f"SELECT {asked}").fetchall() == [(False,) * len(names)]
+    with pytest.raises(duckdb.Error, match="locked"):
+        connection.execute("SET threads = 1")
+
+
+def test_a_deep_select_is_refused_or_read_and_never_a_traceback(
+    connection: duckdb.DuckDBPyConnection,
+) -> None:
+    for depth in (50, 900):
+        text = f"SELECT {' + '.join(['a'] * depth)} AS a FROM 'log.parquet'"
+        try:
+            assert reads_of(connection, text).files == ["log.parquet"]
+        except UsageError as error:
+            assert "nested too deeply" in str(error)  # noqa: PT017 - either is right
+
+
+def test_nothing_changes_for_the_process(folder: Path) -> None:
+    """The fence is around one connection; other uses of DuckDB are none of its business."""
+    log = log_of(str(folder / "log.parquet"))
+    evaluate(log, "t")
+    with duckdb.connect() as other:
+        assert other.execute(f"FROM read_text('{folder}/secret.txt')").fetchall()

@@ -1,0 +1,259 @@
+"""Reward models: fitted without the row they predict, asked batch by batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.log.log import Log
+from poolwise.log.policies import Table
+from poolwise.log.policy import Uniform
+from poolwise.rows import learn as learned
+from poolwise.rows.learn import Folds, with_folds
+from poolwise.rows.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
+from tests.support.toys import toy
+
+if TYPE_CHECKING:
+    from poolwise.engines.exact import FiniteProblem
+    from poolwise.evaluation.results import TargetResult
+
+
+def target_of(problem: FiniteProblem) -> Table:
+    rows = {
+        x: {y: float(p) for y, p in enumerate(probs)} for x, probs in enumerate(problem.target)
+    }
+    return Table(rows, context="context")
+
+
+def family(rng: np.random.Generator, rows: int) -> FiniteProblem:
+    """A random problem of the noise-free family (METHODS, part G, family E)."""
+    from poolwise.engines.exact import FiniteProblem
+
+    def softmax(scores: Any) -> Any:  # noqa: ANN401 - an array
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    taste = rng.normal(size=(20, 8))
+    context = rng.dirichlet(np.full(20, 2.0))
+    loggers = {}
+    for k in range(3):
+        far = rng.uniform(0, 2.5)
+        loggers[f"v{k}"] = softmax((2 - far) * taste + far * rng.normal(size=taste.shape))
+    score = -1 + 0.8 * taste + 0.7 * rng.normal(size=taste.shape)
+    score += 0.5 * rng.normal(size=(20, 1))
+    share = rng.dirichlet(np.full(3, 1.5))
+    counts = {f"v{k}": max(20, int(rows * share[k])) for k in range(3)}
+    reward = 10 / (1 + np.exp(-score))
+    return FiniteProblem(context, reward, softmax(2 * taste), loggers, counts)
+
+
+def rows_of(log: Log, model: RewardModel, target: Table) -> pa.Table:
+    """The rows as the query sees them, with what the model filled in."""
+    with DuckDB().open(log, {"t": target}, model_extra(model, {"t": target})) as rows:
+        table: pa.Table = rows.connection.sql("FROM scored").to_arrow_table()
+        return table
+
+
+def result(log: Log, target: Any, model: Any, *names: str) -> TargetResult:  # noqa: ANN401
+    chosen = list(names) or None
+    return evaluate(log, {"t": target}, chosen, model=model, which_logs=False)["t"]
+
+
+def test_a_row_is_never_predicted_by_a_model_that_saw_it() -> None:
+    # every row has a context and a reward of its own: a model of the nearest neighbour
+    # that has seen the row predicts it without error
+    size = 50
+    table = pa.table(
+        {
+            "x": np.arange(size, dtype=float),
+            "item": ["a"] * size,
+            "reward": np.arange(size) * 1.0,
+            "p": np.ones(size),
+        }
+    )
+    log = Log(table, reward="reward", propensity="p", action="item", context=["x"])
+    model = RewardModel(KNeighborsRegressor(n_neighbors=1))
+    found = rows_of(log, model, Table({"a": 1.0}))
+    gap = np.abs(np.asarray(found["reward"]) - np.asarray(found[PREDICTED_REWARD]))
+    assert gap.min() == 1.0  # the neighbour next door, which is in another fold
+    assert len(found) == size
+
+
+def test_rows_of_a_cluster_are_in_one_fold() -> None:
+    size = 60
+    table = pa.table(
+        {
+            "user": np.repeat(np.arange(size // 3), 3),
+            "x": np.repeat(np.arange(size // 3), 3) * 1.0,
+            "item": ["a"] * size,
+            "reward": np.repeat(np.arange(size // 3), 3) * 1.0,
+            "p": np.ones(size),
+        }
+    )
+    roles = {"reward": "reward", "propensity": "p", "action": "item", "context": ["x"]}
+    model = RewardModel(KNeighborsRegressor(n_neighbors=1))
+    for cluster, least in (("user", 1.0), (None, 0.0)):
+        found = rows_of(Log(table, cluster=cluster, **roles), model, Table({"a": 1.0}))  # type: ignore[arg-type]
+        gap = np.abs(np.asarray(found["reward"]) - np.asarray(found[PREDICTED_REWARD]))
+        assert gap.min() == least  # without clusters a user's other rows give the answer away
+
+
+@pytest.mark.parametrize("stride", [1, 3, 5])  # 5: as many as folds
+def test_every_fold_has_its_part_of_every_logger_and_of_the_sample(stride: int) -> None:
+    labels = np.array(["a"] * 100 + ["b"] * 31)
+    batches = [
+        pa.record_batch({learned.LABEL: labels[k : k + 7].tolist()}) for k in range(0, 131, 7)
+    ]
+    rows = pa.Table.from_batches(with_folds(batches, Folds(5, stride))).to_pandas()
+    for _, group in rows.groupby(learned.LABEL):
+        sizes = np.bincount(group[learned.FOLD], minlength=5)
+        assert sizes.max() - sizes.min() <= stride
+        sampled = group[group[learned.PLACE] % stride == 0]
+        assert np.ptp(np.bincount(sampled[learned.FOLD], minlength=5)) <= 1
+
+
+def test_a_tabular_model_fills_in_the_mean_of_the_other_folds() -> None:
+    problem = replace(toy("T2"), counts={"1": 400, "2": 600})
+    log = problem.draw(np.random.default_rng(2))
+    found = rows_of(log, RewardModel(DecisionTreeRegressor()), target_of(problem)).to_pandas()
+    source = pa.table(log.source).to_pandas()  # in the same order
+    found = found.assign(context=source["context"], action=source["action"])
+    assert (found["reward"] == source["reward"]).all()
+    fold = found.groupby("logger").cumcount() % 5
+    for row in (0, 17, 399, 400, 999):
+        alike = (found.context == found.context[row]) & (found.action == found.action[row])
+        others = found.reward[alike & (fold != fold[row])]
+        assert found[PREDICTED_REWARD][row] == pytest.approx(others.mean(), rel=1e-12)
+    values = found["poolwise_predicted_value_0"]
+    assert abs(values.mean() - problem.value) < 4 * 0.02  # 0.02: of 1,000 rows
+
+
+def test_estimates_do_not_depend_on_batches_or_on_where_rows_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = toy("T2")
+    log, target = problem.draw(np.random.default_rng(2)), target_of(toy("T2"))
+    model = RewardModel(DecisionTreeRegressor(random_state=0))
+    whole = result(log, target, model, "doubly-robust").estimates["doubly-robust"]
+    rows = log.source
+    monkeypatch.setattr("poolwise.rows.scored.SCORING_ROWS", 2048)
+    monkeypatch.setattr("poolwise.rows.learn.BATCH_ROWS", 2048)
+    monkeypatch.setattr("poolwise.rows.reward_model.CELLS", 64)
+    parts = result(replace(log, source=rows), target, model, "doubly-robust")
+    assert parts.estimates["doubly-robust"].value == pytest.approx(whole.value, rel=1e-12)
+
+
+def test_a_query_is_read_once_and_learned_from_twice() -> None:
+    source = (
+        "SELECT 'a' AS item, (range % 7)::DOUBLE AS x, random() AS reward, 1.0 AS p "
+        "FROM range(500)"
+    )
+    log = Log(source, reward="reward", propensity="p", action="item", context=["x"])
+    found = result(log, Table({"a": 1.0}), DecisionTreeRegressor(), "doubly-robust-naive")
+    assert 0.4 < found.estimates["doubly-robust-naive"].value < 0.6
+
+
+def test_cross_fitted_doubly_robust_beats_balanced_where_rewards_have_no_noise() -> None:
+    errors = {"balanced": [], "doubly-robust": [], "calibrated": []}  # type: dict[str, list[float]]
+    model = RewardModel(DecisionTreeRegressor(min_samples_leaf=2, random_state=0))
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        problem = family(rng, 1000)
+        found = result(problem.draw(rng), target_of(problem), model, *errors)
+        for name, estimate in found.estimates.items():
+            assert abs(estimate.value - problem.value) < 4.5 * estimate.std_error, name
+            errors[name].append(estimate.variance)
+    ratios = np.divide(errors["doubly-robust"], errors["balanced"])
+    # METHODS, part G: mean squared error 0.130 of balanced (median of ten problems)
+    assert np.median(ratios) < 0.35
+    assert np.median(np.divide(errors["calibrated"], errors["balanced"])) < 0.35
+
+
+def test_a_classifier_predicts_the_probability_of_a_reward() -> None:
+    problem = replace(toy("T2"), counts={"1": 400, "2": 600})
+    log = problem.draw(np.random.default_rng(4))
+    model = RandomForestClassifier(20, min_samples_leaf=5, random_state=0)
+    found = result(log, target_of(problem), model).estimates["doubly-robust"]
+    assert abs(found.value - 0.576) < 4 * found.std_error
+    tens = replace(log, reward="10 * reward")
+    with pytest.raises(UsageError, match="not all rewards are 0 or 1"):
+        result(tens, target_of(problem), DecisionTreeClassifier())
+
+
+def test_rewards_that_are_all_equal_need_no_model() -> None:
+    log = replace(toy("T2").draw(np.random.default_rng(4)), reward="reward * 0 + 1")
+    for model in (DecisionTreeClassifier(), LinearRegression()):
+        found = result(log, target_of(toy("T2")), model, "doubly-robust", "direct-method")
+        assert [e.value for e in found.estimates.values()] == pytest.approx([1.0, 1.0])
+
+
+def test_text_is_encoded_and_interactions_let_a_line_fit_every_action() -> None:
+    rng = np.random.default_rng(0)
+    size = 400
+    x, item = rng.random(size), rng.integers(2, size=size)
+    kind = np.where(rng.random(size) < 0.5, "new", "old")
+    reward = np.where(item == 0, x, 1 - x) + (kind == "new")
+    table = pa.table(
+        {"x": x, "kind": kind, "item": item, "reward": reward, "p": np.full(size, 0.5)}
+    )
+    log = Log(table, reward="reward", propensity="p", action="item")  # context: all the rest
+    target = Table({0: 0.2, 1: 0.8})
+    errors = []
+    for interactions in (False, True):
+        model = RewardModel(LinearRegression(), interactions=interactions)
+        found = rows_of(log, model, target)
+        errors.append(np.ptp(np.asarray(found["reward"]) - np.asarray(found[PREDICTED_REWARD])))
+    assert errors[0] > 0.1
+    assert errors[1] < 1e-9
+
+
+def test_a_large_log_is_sampled_and_the_result_says_so() -> None:
+    problem = replace(toy("T2"), counts={"1": 800, "2": 1200})
+    log = problem.draw(np.random.default_rng(4))
+    model = RewardModel(DecisionTreeRegressor(), rows=500)
+    found = evaluate(log, {"t": target_of(problem)}, ["doubly-robust"], model=model)
+    (note,) = [f for f in found.findings if f.code == "model-sampled"]
+    assert "fitted to 500 of 2,000 rows" in note.message
+    estimate = found["t"].estimates["doubly-robust"]
+    assert abs(estimate.value - 0.576) < 4 * estimate.std_error
+
+
+def test_a_target_that_is_only_a_column_is_refused_with_the_reason() -> None:
+    log = toy("T2").draw(np.random.default_rng(4))
+    with pytest.raises(RefusedError, match="probability of every action under target 't'"):
+        result(log, "target_prob", DecisionTreeRegressor(), "doubly-robust")
+    found = evaluate(log, {"t": "target_prob"}, model=DecisionTreeRegressor())
+    assert [f.code for f in found.findings] == ["model-refused"]
+    assert "doubly-robust" not in found["t"].estimates
+
+
+def test_labels_of_the_target_must_be_those_of_the_log() -> None:
+    log = toy("T2").draw(np.random.default_rng(4))
+    with pytest.raises(UsageError, match="'a', 'b', but the log has 0, 1, 2"):
+        result(log, Uniform(["a", "b"]), DecisionTreeRegressor())
+
+
+def test_faults_of_a_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, target = toy("T2").draw(np.random.default_rng(4)), target_of(toy("T2"))
+    with pytest.raises(UsageError, match="is no reward model"):
+        result(log, target, "linear")
+    with pytest.raises(UsageError, match="two folds"):
+        RewardModel(LinearRegression(), folds=1)
+    with pytest.raises(ModelError, match="reward model could not be fitted"):
+        result(log, target, KNeighborsRegressor(n_neighbors=-1))
+    with pytest.raises(UsageError, match="say which column is `action`"):
+        result(replace(log, action=None), target, LinearRegression())
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.base", None)
+    with pytest.raises(MissingExtraError, match=r"poolwise\[sklearn\]"):
+        fit_one(LinearRegression(), np.ones((2, 1)), np.array([0.0, 1.0]))

@@ -1,0 +1,209 @@
+"""A real Spark cluster on this machine: a master and two workers, started for the tests.
+
+The workers' Python imports a small module first that can make reading slow and write down
+who read what, so that a test can end a worker in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from poolwise.engines.spark import Spark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+PATIENCE = 60.0  # seconds that a loaded machine may take to start a Java process
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # these processes do not live long
+ROOT = Path(__file__).parents[3]
+SLOW = """\
+import os, time
+from pathlib import Path
+
+folder = Path(os.environ["POOLWISE_TEST_FOLDER"])
+
+def slowed(read):
+    def slow(reader, piece, size):
+        if (folder / "slow").exists():
+            name = f"{os.getppid()}-{Path(piece.path).stem}-{piece.group}"
+            (folder / "read" / name).touch()
+            time.sleep(0.25)
+        return read(reader, piece, size)
+    return slow
+
+from poolwise.engine.feed import ParquetReader
+ParquetReader.read = slowed(ParquetReader.read)
+"""
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {PATIENCE:g} s for {what}")
+        time.sleep(0.05)
+
+
+def says(told: Path, text: str) -> bool:
+    return text in told.read_text("utf-8")
+
+
+@dataclass
+class Cluster:
+    """A master and its workers, each a process that this object started."""
+
+    folder: Path
+    stack: ExitStack
+    port: int = 0
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def master(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        (self.folder / "read").mkdir()
+        (self.folder / "sitecustomize.py").write_text(SLOW, "utf-8")
+        self.port = free_port()
+        told = self._run("master.Master", "--port", str(self.port), "--webui-port", "0")[1]
+        wait_until(partial(says, told, "I have been elected leader"), "the master")
+        self.start_workers(2)
+
+    def start_workers(self, number: int = 1) -> None:
+        size = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
+        started = [self._run("worker.Worker", *size, self.master) for _ in range(number)]
+        for process, told in started:
+            wait_until(partial(says, told, "Successfully registered"), "a worker")
+            self.workers.append(process)
+
+    @property
+    def reads(self) -> list[str]:
+        """What was read slowly, each with the process that read it."""
+        return sorted(path.name for path in (self.folder / "read").iterdir())
+
+    @contextmanager
+    def slowly(self) -> Iterator[None]:
+        """Have workers take their time, and write down what they do."""
+        for path in (self.folder / "read").iterdir():
+            path.unlink()
+        (self.folder / "slow").touch()
+        try:
+            yield
+        finally:
+            (self.folder / "slow").unlink()
+
+    def kill_worker(self) -> None:
+        """End a worker and its executor without a word, as a lost machine does."""
+        worker = self.workers.pop(0)
+        lost = [
+            psutil.Process(worker.pid),
+            *psutil.Process(worker.pid).children(recursive=True),
+        ]
+        for process in lost:
+            process.kill()
+        worker.wait()
+
+    def _run(self, name: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        told = self.folder / f"{name}-{len(self.workers)}-{time.monotonic_ns()}.txt"
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+        extra = {
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_DIRS": str(self.folder),
+            "SPARK_WORKER_DIR": str(self.folder),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        }
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", *arguments],
+            cwd=self.folder,
+            env={**os.environ, **extra},
+            stdout=self.stack.enter_context(told.open("wb")),
+            stderr=subprocess.STDOUT,
+        )
+        self.stack.callback(end, process)
+        return process, told
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that we started, and those that it started."""
+    if process.poll() is not None:
+        return
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in children:
+        if child.is_running():
+            child.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    pytest.importorskip("pyspark", reason="Spark's tests need pyspark: poolwise[spark]")
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        pytest.skip("Spark's tests need Java 17 or newer")
+    with ExitStack() as stack:
+        found = Cluster(tmp_path_factory.mktemp("spark"), stack)
+        found.start()
+        yield found
+
+
+@pytest.fixture(scope="session")
+def session(cluster: Cluster) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.extraJavaOptions": QUICK,
+        "spark.executor.memory": "700m",
+        "spark.executorEnv.POOLWISE_TEST_FOLDER": str(cluster.folder),
+        "spark.executorEnv.PYTHONPATH": f"{cluster.folder}:{ROOT}",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(cluster.folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master(cluster.master).appName("tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        started = builder.getOrCreate()
+    started.sparkContext.setLogLevel("ERROR")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def spark(session: SparkSession) -> Spark:
+    return Spark(session)

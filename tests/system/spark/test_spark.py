@@ -1,0 +1,404 @@
+"""Spark gives DuckDB's numbers from files, tables and frames, and when it loses a machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import csv
+
+from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.spark import Spark
+from poolwise.engines.spark_files import SparkFileRows
+from poolwise.engines.split import split
+from poolwise.errors import (
+    EngineError,
+    LogError,
+    MissingColumnError,
+    PolicyError,
+    SourceError,
+    UsageError,
+)
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.moments import pooled
+from poolwise.moments.terms import WEIGHT, Needs
+from poolwise.rows.reader import Piece
+from tests.engines import test_moments_numbers as numbers
+from tests.support.reference import (
+    Reference,
+    assert_moments_agree,
+    assert_same,
+    log_of,
+    random_table,
+)
+from tests.system.spark.conftest import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from poolwise.engines.base import Engine, Rows
+    from poolwise.log.log import Log
+    from poolwise.log.policy import Batch, PolicyLike
+    from poolwise.moments.moments import Moments
+    from tests.system.spark.conftest import Cluster
+
+TARGETS = {"target": "t"}
+NEEDS = numbers.all_needs(["a", "b"])
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    rng = np.random.default_rng(1)
+    found = random_table(rng, {"a": 3_000, "b": 2_000})
+    found = found.append_column("user", pa.array(rng.integers(0, 400, 5_000)))
+    return found.append_column("item", pa.array(rng.integers(0, 2, 5_000)))
+
+
+@pytest.fixture(scope="module")
+def folder(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("logs")
+    for k in range(4):
+        part = table.slice(k * 1_250, 1_250)
+        pq.write_table(part, found / f"{k}.parquet", row_group_size=250)
+    return found
+
+
+@dataclass(frozen=True)
+class OnFiles:
+    """Spark, with the frame of a log written to files first."""
+
+    spark: Spark
+    folder: Path
+
+    @contextmanager
+    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[Rows]:
+        path = self.folder / f"{len(list(self.folder.iterdir()))}.parquet"
+        pq.write_table(log.source, path, row_group_size=700)
+        with self.spark.open(replace(log, source=str(path)), targets) as rows:
+            assert isinstance(rows, SparkFileRows)
+            assert rows.files
+            yield rows
+
+
+@pytest.fixture(params=["tables", "files"])
+def engine(request: pytest.FixtureRequest, session: SparkSession, tmp_path: Path) -> Engine:
+    spark = Spark(session, task_rows=1_000)
+    return OnFiles(spark, tmp_path) if request.param == "files" else spark
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        numbers.test_a_hand_sized_log_has_the_moments_of_its_rows,
+        numbers.test_a_log_probability_of_minus_infinity_is_a_probability_of_zero,
+        numbers.test_a_logger_that_cannot_play_an_action_has_an_unsupported_row,
+        numbers.test_the_own_propensity_may_stand_in_the_cross_propensities,
+    ],
+)
+def test_numbers_that_every_engine_gives(law: Callable[[Engine], None], engine: Engine) -> None:
+    law(engine)
+
+
+def test_spark_sql_reads_again_where_one_centre_is_far_from_every_logger(spark: Spark) -> None:
+    numbers.test_each_logger_is_centred_on_its_own(spark, offset=1e8)
+
+
+def test_files_tables_and_frames_have_the_moments_of_the_judge(
+    session: SparkSession, spark: Spark, table: pa.Table, folder: Path
+) -> None:
+    judge = numbers.moments(Reference(), log_of(table), NEEDS)
+    session.createDataFrame(table).createOrReplaceTempView("logs")
+    roles = log_of(table)
+    sources = [
+        replace(roles, source=str(folder)),
+        replace(roles, source=[str(folder / "[01].parquet"), str(folder / "[23].parquet")]),
+        replace(roles, source=None, table="logs"),
+        replace(roles, source="SELECT * FROM logs -- all of them"),
+        replace(roles, source=session.table("logs")),
+    ]
+    for log in sources:
+        assert_moments_agree(numbers.moments(spark, log, NEEDS), judge)
+
+
+def test_a_wide_query_is_split_and_gives_the_same(
+    spark: Spark, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = numbers.moments(Reference(), log_of(table), NEEDS)
+    monkeypatch.setattr("poolwise.engines.spark_tables.WIDEST", 12)
+    assert len(split(NEEDS, 12)) > 2
+    assert_moments_agree(numbers.moments(spark, log_of(table), NEEDS), judge)
+
+
+@pytest.mark.parametrize("most", [5, 8, 20, 1_000])
+def test_every_pair_mean_and_extreme_is_asked_for_in_some_part(most: int) -> None:
+    needs = numbers.all_needs(["a", "b", "c"], ["first", "second"])
+    parts = split(needs, most)
+    asked = [pair for part in parts for pair in part.pairs]
+    assert sorted(asked) == needs.pairs  # each once
+    assert {t for part in parts for t in part.terms} == set(needs.terms)
+    assert sorted(t for part in parts for t in part.extremes) == list(needs.extremes)
+    for part in parts:
+        assert len(part.terms) + len(part.pairs) + 2 * len(part.extremes) <= most
+        assert {t for pair in part.pairs for t in pair} <= set(part.terms)
+
+
+def test_evaluations_are_those_of_duckdb(
+    session: SparkSession, spark: Spark, table: pa.Table, folder: Path, tmp_path: Path
+) -> None:
+    csv.write_csv(table, tmp_path / "log.csv")
+    by_logger = {k: table.filter(pc.equal(table["logger"], k)).drop(["logger"]) for k in "ab"}
+    for label, rows in by_logger.items():
+        pq.write_table(rows, tmp_path / f"{label}.parquet")
+    session.createDataFrame(table).write.mode("overwrite").saveAsTable("logged")
+    roles = log_of(table)
+    expected = evaluate(roles, TARGETS, engine=DuckDB())
+    labelled = {k: str(tmp_path / f"{k}.parquet") for k in by_logger}
+    for log in (
+        replace(roles, source=str(folder / "*.parquet")),
+        replace(roles, source=None, table="logged"),
+        replace(roles, source=str(tmp_path / "log.csv")),
+        replace(roles, source=labelled, logger=None),
+    ):
+        assert_same(evaluate(log, TARGETS, engine=spark), expected)
+
+
+def test_expressions_mean_what_they_mean_to_duckdb(
+    spark: Spark, table: pa.Table, folder: Path
+) -> None:
+    log = replace(
+        log_of(table), source=str(folder), reward="reward / 4 + item", on_fault="drop"
+    )
+    targets = {"half": "t / 2", "some": "CASE WHEN user % 3 = 0 THEN t ELSE p END"}
+    expected = evaluate(log, targets, "calibrated", engine=DuckDB())
+    assert_same(evaluate(log, targets, "calibrated", engine=spark), expected)
+
+
+def test_labels_may_hold_anything(spark: Spark) -> None:
+    labels = ("it's", "b\\c `d`")
+    table = random_table(np.random.default_rng(2), dict.fromkeys(labels, 50))
+    log, needs = log_of(table, labels), numbers.all_needs(labels)
+    judge = numbers.moments(Reference(), log, needs)
+    assert_moments_agree(numbers.moments(spark, log, needs), judge)
+
+
+def test_a_logger_is_left_out(engine: Engine, table: pa.Table) -> None:
+    needs = numbers.all_needs(["b"])
+    with engine.open(log_of(table), TARGETS) as rows:
+        found = rows.without("a").moments(needs)
+    with Reference().open(log_of(table), TARGETS) as judge:
+        assert_moments_agree(found, judge.without("a").moments(needs))
+
+
+@pytest.mark.parametrize("unit", [None, "user"])
+def test_buckets_add_up_to_all_rows(
+    spark: Spark, table: pa.Table, folder: Path, unit: str | None
+) -> None:
+    log = replace(log_of(table), source=str(folder), cluster=unit)
+    with spark.open(log, TARGETS) as rows:
+        (buckets,) = rows.bucketed([NEEDS], 7)
+    judge = numbers.moments(Reference(), log_of(table), NEEDS)
+    assert len(buckets) == 7
+    summed = {k: pooled(b[k] for b in buckets) for k in judge}
+    assert_moments_agree({k: replace(m, tails={}) for k, m in summed.items()}, judge)
+
+
+def test_rows_of_a_cluster_share_a_bucket(spark: Spark, table: pa.Table) -> None:
+    log = replace(log_of(table), cluster="CASE WHEN user < 100 THEN 'few' ELSE 'many' END")
+    with spark.open(log, TARGETS) as rows:
+        (buckets,) = rows.bucketed([Needs(means=(WEIGHT.bind("target"),))], 50)
+    few = sum(user < 100 for user in table["user"].to_pylist())
+    found = {sum(m.count for m in bucket.values()) for bucket in buckets}
+    assert found in ({few, 5_000 - few}, {5_000})
+
+
+def test_policies_in_python_are_scored_by_the_workers_once(
+    session: SparkSession, spark: Spark, table: pa.Table, cluster: Cluster
+) -> None:
+    called = cluster.folder / "called"
+    called.mkdir()
+
+    def by_user(batch: Batch) -> Any:  # noqa: ANN401 - an array
+        (called / str(uuid.uuid4())).touch()
+        return np.where(batch["user"] % 2 == batch.action, 0.75, 0.25)
+
+    log = replace(log_of(table), action="item", context=["user"])
+    expected = evaluate(log, {"target": by_user}, engine=DuckDB())
+    for path in called.iterdir():
+        path.unlink()
+    parted = replace(log, source=session.createDataFrame(table).repartition(3))
+    assert_same(evaluate(parted, {"target": by_user}, engine=spark), expected)
+    assert len(list(called.iterdir())) == 3
+
+
+def test_a_policy_that_fails_on_a_worker_says_what_it_says_here(
+    spark: Spark, table: pa.Table
+) -> None:
+    log = replace(log_of(table), action="item", context=["user"])
+    too_large: Any = lambda batch: np.full(len(batch), 1.5)  # noqa: E731 - sent to workers
+    with pytest.raises(PolicyError, match=r"target 'target'.*outside \[0, 1\]") as caught:
+        evaluate(log, {"target": too_large}, engine=spark)
+    assert caught.value.rows[0] == 0
+    lock: Any = threading.Lock()
+    with pytest.raises(UsageError, match="cannot be sent to Spark's workers"):
+        evaluate(log, {"target": lambda _: lock}, engine=spark)
+
+
+def test_bad_rows_are_counted_by_logger(engine: Engine, table: pa.Table) -> None:
+    rewards = table["reward"].to_numpy().copy()
+    rewards[[3, 7]] = np.nan
+    bad = table.set_column(table.column_names.index("reward"), "reward", pa.array(rewards))
+    with pytest.raises(LogError) as expected:
+        evaluate(log_of(bad), TARGETS, engine=DuckDB())
+    with pytest.raises(LogError) as found:
+        evaluate(log_of(bad), TARGETS, engine=engine)
+    told = [(f.rule, f.logger, f.rows) for f in found.value.faults]
+    assert told == [(f.rule, f.logger, f.rows) for f in expected.value.faults]
+    assert sum(f.rows for f in found.value.faults) == 2
+    dropped = evaluate(log_of(bad, on_fault="drop"), TARGETS, "naive", engine=engine)
+    assert sum(dropped.rows.values()) == 4_998
+
+
+def test_text_and_division_by_zero_are_faults_not_crashes(spark: Spark) -> None:
+    table = random_table(np.random.default_rng(3), {"a": 5, "b": 5})
+    table = table.append_column("text", pa.array(["1.5"] * 9 + ["much"]))
+    log = log_of(table, reward="text")
+    with pytest.raises(LogError, match="1 row: the reward is null or not a number"):
+        evaluate(log, TARGETS, engine=spark)
+    with pytest.raises(LogError, match="the probability of target 'target' is null"):
+        evaluate(log_of(table), {"target": "t / (p - p)"}, engine=spark)
+
+
+def test_what_is_not_there_is_named(spark: Spark, table: pa.Table, tmp_path: Path) -> None:
+    roles = log_of(table)
+    with pytest.raises(MissingColumnError, match="did you mean 't'"):
+        evaluate(roles, {"target": "tt"}, engine=spark)
+    with pytest.raises(SourceError, match=r"table 'no\.such'"):
+        evaluate(replace(roles, source=None, table="no.such"), TARGETS, engine=spark)
+    with pytest.raises(SourceError, match=r"none\.parquet"):
+        evaluate(replace(roles, source=str(tmp_path / "none.parquet")), TARGETS, engine=spark)
+    elsewhere = replace(roles, source=None, table="logs", connection=object())
+    with pytest.raises(UsageError, match="connection"):
+        evaluate(elsewhere, TARGETS, engine=spark)
+    with pytest.raises(EngineError, match="Spark refused the query"):
+        evaluate(roles, {"target": "no_function(t)"}, engine=spark)
+
+
+def test_a_file_that_workers_do_not_see_is_named(
+    spark: Spark, table: pa.Table, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = [[Piece("/nowhere/0.parquet", 0, 250)]]
+    monkeypatch.setattr("poolwise.engines.spark_files.tasks_of", lambda *_: hidden)
+    with pytest.raises(SourceError, match=r"'/nowhere/0\.parquet': Spark's worker on"):
+        evaluate(replace(log_of(table), source=str(folder)), TARGETS, engine=spark)
+
+
+def bits(found: Mapping[str, Moments]) -> bytes:
+    return pickle.dumps([(m.count, m.means, m.scatter, m.tails) for m in found.values()])
+
+
+def while_a_worker_dies(cluster: Cluster, work: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """What work gives, although a worker is killed once three things have been read."""
+    with cluster.slowly(), ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        try:
+            wait_until(lambda: len(cluster.reads) >= 3 or future.done(), "the first reads")
+            assert not future.done()
+            cluster.kill_worker()
+            found = future.result()
+        finally:
+            cluster.start_workers()
+    assert len({name.split("-")[0] for name in cluster.reads}) >= 2  # one alone did not do it
+    return found
+
+
+def test_a_lost_worker_changes_no_bit_of_what_files_give(
+    session: SparkSession, cluster: Cluster, table: pa.Table, folder: Path
+) -> None:
+    log, needs = replace(log_of(table), source=str(folder)), NEEDS
+    with Spark(session, task_rows=1).open(log, TARGETS) as rows:
+        before = rows.moments(needs)
+        after = while_a_worker_dies(cluster, lambda: rows.moments(needs))
+    assert bits(after) == bits(before)
+    assert_moments_agree(after, numbers.moments(Reference(), log_of(table), needs))
+
+
+def test_a_lost_worker_changes_nothing_of_what_policies_give(
+    session: SparkSession, cluster: Cluster, table: pa.Table, spark: Spark
+) -> None:
+    folder = cluster.folder
+
+    def slow(batch: Batch) -> Any:  # noqa: ANN401 - an array
+        if (folder / "slow").exists():
+            (folder / "read" / f"{os.getppid()}-{uuid.uuid4()}").touch()
+            time.sleep(0.3)
+        return np.where(batch["user"] % 2 == batch.action, 0.75, 0.25)
+
+    frame = session.createDataFrame(table).repartition(8)
+    log = replace(log_of(table), source=frame, action="item", context=["user"])
+    before = evaluate(replace(log, source=table), {"target": slow}, "naive", engine=DuckDB())
+    after = while_a_worker_dies(
+        cluster,
+        lambda: evaluate(log, {"target": slow}, "naive", engine=spark, which_logs=False),
+    )
+    assert_same(after, before)
+
+
+def test_the_session_that_runs_is_used_and_left_running(
+    session: SparkSession, table: pa.Table
+) -> None:
+    with Spark().open(log_of(table), TARGETS) as rows:
+        assert rows.counts == {"a": 3_000, "b": 2_000}
+    assert session.range(3).count() == 3
+    with (
+        pytest.raises(UsageError, match="stop it before you ask for 'spark://elsewhere:7077'"),
+        Spark(master="spark://elsewhere:7077").open(log_of(table), TARGETS),
+    ):
+        pass
+
+
+def test_what_spark_needs_is_named_where_it_is_missing(
+    table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = pytest.importorskip("pyspark.sql")
+    monkeypatch.setattr(sql.SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(UsageError, match="Java"), Spark().open(log_of(table), TARGETS):
+        pass
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(ImportError, match=r"poolwise\[spark\]"):
+        evaluate(log_of(table), TARGETS, engine=Spark())
+
+
+@pytest.mark.usefixtures("cluster")  # which skips where there is no Java
+def test_a_session_that_was_started_is_stopped(folder: Path) -> None:
+    """In a process of its own, as the command line does it."""
+    code = f"""
+from poolwise.engine.spark import Spark
+from poolwise.log import Log
+from pyspark import SparkContext
+log = Log({str(folder)!r}, logger="logger", reward="reward", propensity="p")
+with Spark(master="local[1]").open(log, {{"target": "t"}}) as rows:
+    print(rows.session.sparkContext.master)
+print(SparkContext._active_spark_context)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines() == ["local[1]", "None"]
