@@ -31,9 +31,9 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.diagnosis.agreement import Check
     from collections.abc import Mapping, Sequence
 
+    from poolwise.diagnosis.agreement import Check
     from poolwise.diagnosis.tails import TailIndex
     from poolwise.intervals.student import Interval
     from poolwise.moments.buckets import Buckets
