@@ -30,7 +30,7 @@ from poolwise.moments.terms import (
     unsupported_weight,
     weight_moment,
 )
-from poolwise.rows.rules import Table, column, good
+from poolwise.rows.rules import RoleColumns, column, good
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ PAIR = Needs((REWARD,), ((REWARD * BALANCED_WEIGHT, WEIGHT),), (WEIGHT,), (WEIGH
 FIRST, SECOND = PAIR.scattered
 
 
-def table(**roles: Any) -> Table:  # noqa: ANN401 - any role of a table
+def table(**roles: Any) -> RoleColumns:  # noqa: ANN401 - any role of a table
     """Two loggers and two targets; other roles as given."""
     known: dict[str, Any] = {
         "relation": exp.to_table("log"),
@@ -51,10 +51,10 @@ def table(**roles: Any) -> Table:  # noqa: ANN401 - any role of a table
         "targets": {"one": column("t1"), "two": column("t2")},
         "labels": ("a", "b"),
     }
-    return Table(**(known | roles))
+    return RoleColumns(**(known | roles))
 
 
-def steps_of(query: exp.Select, of: Table) -> dict[str, str]:
+def steps_of(query: exp.Select, of: RoleColumns) -> dict[str, str]:
     """The text of each common table expression but the first, and of the query itself."""
     outer = query.copy()
     for steps in list(outer.find_all(exp.With)):

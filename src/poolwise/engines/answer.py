@@ -21,7 +21,7 @@ from poolwise.errors import Fault, LogError, RefusedError, UsageError, nearest
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import Needs, Term, unite
 from poolwise.rows.rules import (
-    Table,
+    RoleColumns,
     check_query,
     counts_query,
     example_query,
@@ -201,7 +201,7 @@ COMMAS = (
 class QueryRows(ABC):
     """An open log; answers what `engines.base.Rows` promises."""
 
-    table: Table
+    table: RoleColumns
 
     @abstractmethod
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ class QueryRows(ABC):
         """How many of the largest values this database can return; 0 for none."""
         return 0
 
-    def _count(self, table: Table) -> dict[str | None, int]:
+    def _count(self, table: RoleColumns) -> dict[str | None, int]:
         lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
         return {line["logger"]: int(line["rows"]) for line in lines}
 
@@ -296,7 +296,7 @@ class QueryRows(ABC):
         """The same rows without those of one logger, and without it in the mixture."""
         return replace(self, table=without(self.table, logger))
 
-    def _answer(self, table: Table, needs: Needs) -> list[dict[str, Moments]]:
+    def _answer(self, table: RoleColumns, needs: Needs) -> list[dict[str, Moments]]:
         request = Request(table, needs, self.counts, self._pilot(needs), tail=self._tail)
         groups = self._ask(request)
         if any(g.bad for g in groups):

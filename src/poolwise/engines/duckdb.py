@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.terms import Needs
     from poolwise.rows.reader import Layout
-    from poolwise.rows.rules import Table
+    from poolwise.rows.rules import RoleColumns
 
 STREAM_ROWS = 131_072  # rows of one batch that DuckDB hands to the kernel
 
@@ -337,10 +337,10 @@ class DuckDBRows(QueryRows):
             return None
         return frame_of(self.frame, columns, label.name, workers(self.engine.threads))
 
-    def _count(self, table: Table) -> dict[str | None, int]:
+    def _count(self, table: RoleColumns) -> dict[str | None, int]:
         return super()._count(table) if self._coded is None else self._coded.counts
 
-    def _stream(self, reading: Pass, table: Table) -> Sums:
+    def _stream(self, reading: Pass, table: RoleColumns) -> Sums:
         """All rows through DuckDB, as batches."""
         query = exp.select("*").from_(rows_name(table))
         for name, step in row_steps(table):

@@ -19,7 +19,7 @@ from poolwise.errors import RefusedError
 from poolwise.log.log import ONLY_LOGGER
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of
-from poolwise.rows.rules import Table, double, number, string
+from poolwise.rows.rules import RoleColumns, double, number, string
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -116,7 +116,9 @@ def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
     )
 
 
-def with_manifest(table: Table, counts: Mapping[str, float], present: Collection[str]) -> Table:
+def with_manifest(
+    table: RoleColumns, counts: Mapping[str, float], present: Collection[str]
+) -> RoleColumns:
     """The same rows, weighted against the mixture that `counts` make.
 
     Only the loggers that are `present` must have rows here.
@@ -136,7 +138,7 @@ def with_manifest(table: Table, counts: Mapping[str, float], present: Collection
     )
 
 
-def _label(table: Table) -> Expression:
+def _label(table: RoleColumns) -> Expression:
     return exp.cast(table.logger.copy(), "varchar")
 
 

@@ -22,7 +22,7 @@ from sqlglot import exp
 
 from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 from poolwise.rows.rules import (
-    Table,
+    RoleColumns,
     case,
     column,
     count_where,
@@ -58,7 +58,7 @@ class Request:
             DuckDB can.
     """
 
-    table: Table
+    table: RoleColumns
     needs: Needs
     counts: Mapping[str, int] | None = None
     common: Centres | None = None
@@ -112,7 +112,7 @@ def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
     return steps
 
 
-def _totals(table: Table) -> exp.Select:
+def _totals(table: RoleColumns) -> exp.Select:
     """Row counts in one line, for the mixture of a query that must stand alone."""
     counts = [
         count_where(column("logger").eq(string(label))).as_(f"n_{place}", quoted=True)
@@ -121,7 +121,7 @@ def _totals(table: Table) -> exp.Select:
     return exp.select(*counts).from_(rows_name(table))
 
 
-def _probs(table: Table) -> exp.Select:
+def _probs(table: RoleColumns) -> exp.Select:
     """Probabilities; logarithms are taken back relative to the row's largest.
 
     A factor common to all probabilities of a row leaves every weight unchanged, and
@@ -196,7 +196,7 @@ def _ratios(request: Request) -> exp.Select:
     return exp.select(*kept, *values).from_(inner.subquery("mixed"))
 
 
-def _factor(factor: Factor, table: Table) -> Expression:
+def _factor(factor: Factor, table: RoleColumns) -> Expression:
     mixed = column("mixture")
     if factor.name in {"weight", "balanced_weight"}:
         prob = column(f"t_{list(table.targets).index(factor.target)}")
@@ -217,7 +217,7 @@ def _factor(factor: Factor, table: Table) -> Expression:
     return case(positive, mixed / _not_zero(prob.copy()), number(UNSUPPORTED))
 
 
-def _of_model(factor: Factor, table: Table) -> Expression:
+def _of_model(factor: Factor, table: RoleColumns) -> Expression:
     if factor.name == "predicted_value":
         return column(f"v_{list(table.predicted_values).index(factor.target)}")
     predicted = column("predicted_reward")
@@ -245,7 +245,7 @@ def _not_zero(divisor: Expression) -> Expression:
     return exp.func("nullif", divisor, number(0.0))
 
 
-def factor_name(factor: Factor, table: Table) -> str:
+def factor_name(factor: Factor, table: RoleColumns) -> str:
     """Short SQL name of a row column: labels may hold anything, so they stay out."""
     if factor.name in {"reward", "overlap", "predicted_reward", "residual"}:
         return factor.name

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.rules import Table
+    from poolwise.rows.rules import RoleColumns
 
 Connection = Any  # drivers share methods, but no type
 SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -232,7 +232,7 @@ def _columns(session: Session, relation: Expression) -> dict[str, str]:
     return session.columns(query.sql(dialect=session.dialect))
 
 
-def spelled(table: Table, columns: Collection[str]) -> Table:
+def spelled(table: RoleColumns, columns: Collection[str]) -> RoleColumns:
     """Every column as the database spells it: quoted names have a case there."""
     by_lower = {name.lower(): name for name in columns}
 
@@ -244,7 +244,7 @@ def spelled(table: Table, columns: Collection[str]) -> Table:
     return _changed(table, lambda value: value.copy().transform(name), {"relation", "bucket"})
 
 
-def _readable(table: Table, kinds: Mapping[str, str], dialect: str) -> Table:
+def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> RoleColumns:
     """Flags as 0 and 1, and words as null where numbers belong, as DuckDB reads them."""
 
     def as_number(value: Expression) -> Expression:
@@ -260,8 +260,8 @@ def _readable(table: Table, kinds: Mapping[str, str], dialect: str) -> Table:
 
 
 def _changed(
-    table: Table, change: Callable[[Expression], Expression], kept: Collection[str]
-) -> Table:
+    table: RoleColumns, change: Callable[[Expression], Expression], kept: Collection[str]
+) -> RoleColumns:
     """A table whose expressions are changed, but for some."""
 
     def of(value: Any) -> Any:  # noqa: ANN401 - any field of a table

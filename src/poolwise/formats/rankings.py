@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from poolwise.errors import EngineError, Fault, LogError, MissingColumnError, UsageError
 from poolwise.log.log import Log, Source
-from poolwise.rows.rules import Table, case, number, string
+from poolwise.rows.rules import RoleColumns, case, number, string
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,7 +272,7 @@ ADVICE = (
 
 
 def _shape(
-    connection: duckdb.DuckDBPyConnection, table: Table, units: _Units, request: str
+    connection: duckdb.DuckDBPyConnection, table: RoleColumns, units: _Units, request: str
 ) -> tuple[_Shape, list[Fault]]:
     """Measure the lists, and count the requests that are not whole."""
     from sqlglot import exp
@@ -304,7 +304,7 @@ def _text(connection: duckdb.DuckDBPyConnection, query: exp.Select) -> str:
     return f"WITH log AS (\n{body}\n)\nFROM (\n{query.sql(dialect='duckdb', pretty=True)}\n)"
 
 
-def _query(table: Table, units: _Units, shape: _Shape, model: Model) -> exp.Select:
+def _query(table: RoleColumns, units: _Units, shape: _Shape, model: Model) -> exp.Select:
     """Rows whose probabilities are those of what their reward depends on.
 
     Rewards are multiplied by the length of a list, so that a mean over rows is the value of
@@ -324,7 +324,7 @@ def _query(table: Table, units: _Units, shape: _Shape, model: Model) -> exp.Sele
 KEYS = ('"request"', '"position"', '"logger"', '"cluster"', '"reward"')
 
 
-def _probabilities(table: Table) -> dict[str, Expression]:
+def _probabilities(table: RoleColumns) -> dict[str, Expression]:
     """Every probability of a row, by the name it gets."""
     propensities = {f"propensity_{k}": p for k, p in enumerate(table.propensities.values())}
     if not propensities and table.propensity is not None:
@@ -338,7 +338,7 @@ def _double(expression: Expression) -> Expression:
     return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
 
 
-def _steps(table: Table, units: _Units, shape: _Shape, scale: int) -> exp.Select:
+def _steps(table: RoleColumns, units: _Units, shape: _Shape, scale: int) -> exp.Select:
     """Each position as it was logged: roles under fixed names, probabilities as logarithms."""
     from sqlglot import exp
 

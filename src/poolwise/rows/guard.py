@@ -21,7 +21,7 @@ from poolwise.errors import SourceError, UsageError
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.rows.rules import Table
+    from poolwise.rows.rules import RoleColumns
 
 # Table functions that read files, each with the extension that has it; none if built in.
 READERS: Mapping[str, str] = {
@@ -192,7 +192,7 @@ def _constants(argument: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def refuse_reaching(table: Table) -> None:
+def refuse_reaching(table: RoleColumns) -> None:
     """Refuse roles that reach beyond their row: to files, to settings, to other tables."""
     from sqlglot import exp
 
@@ -205,7 +205,7 @@ def refuse_reaching(table: Table) -> None:
             raise UsageError(f"{role} is an expression of one row, and this one has {listed}")
 
 
-def _roles(table: Table) -> Iterator[tuple[str, Expression]]:
+def _roles(table: RoleColumns) -> Iterator[tuple[str, Expression]]:
     for role, value in vars(table).items():
         if isinstance(value, Mapping):
             yield from ((f"{role}[{name!r}]", part) for name, part in value.items())

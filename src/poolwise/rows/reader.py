@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poolwise.log.policy import AnyArray
-    from poolwise.rows.rules import Table
+    from poolwise.rows.rules import RoleColumns
 
 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]
@@ -190,7 +190,7 @@ def _codes(labels: pa.ChunkedArray, loggers: Sequence[str]) -> AnyArray:
     return np.concatenate(found) if len(found) != 1 else found[0]
 
 
-def plain_columns(table: Table) -> dict[str, str] | None:
+def plain_columns(table: RoleColumns) -> dict[str, str] | None:
     """The source's column for each number of the layout, if each is a column as it is."""
     values = {
         "reward": table.reward,
@@ -215,7 +215,9 @@ def readable(feed: ParquetFeed) -> bool:
     return all(_has(schema, feed.columns.values(), feed.logger) for schema in schemas)
 
 
-def feed_of(table: Table, files: Files | None, loggers: tuple[str, ...]) -> ParquetFeed | None:
+def feed_of(
+    table: RoleColumns, files: Files | None, loggers: tuple[str, ...]
+) -> ParquetFeed | None:
     """The files of a log, where they can be read as they are."""
     columns, label = plain_columns(table), table.logger
     if files is None or columns is None:
@@ -339,7 +341,7 @@ class Layout:
         )
 
 
-def layout_of(table: Table, counts: Mapping[str, int]) -> Layout:
+def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
     """The layout of a table whose rows have been counted."""
     total = sum(counts.values())
     return Layout(

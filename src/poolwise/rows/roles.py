@@ -22,7 +22,7 @@ from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
 from poolwise.rows.learn import NOTHING, Extra
-from poolwise.rows.rules import Table, column, number, string
+from poolwise.rows.rules import RoleColumns, column, number, string
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
@@ -47,7 +47,7 @@ class Roles:
         columns: All columns of the source.
     """
 
-    table: Table
+    table: RoleColumns
     scored: Mapping[str, Policy]
     needed: tuple[str, ...]
     queried: tuple[str, ...]
@@ -112,7 +112,7 @@ def assign(
     known = {str(label): value for label, value in (log.propensities or {}).items()}
     usable = log.crossed or extra.mixture
     crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
-    table = Table(
+    table = RoleColumns(
         relation=relation,
         logger=_logger(log, look),
         reward=look.value(log.reward, "reward"),

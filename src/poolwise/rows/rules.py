@@ -22,7 +22,7 @@ LARGEST_DOUBLE = sys.float_info.max
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class RoleColumns:
     """Where the rows are and which expression plays which role.
 
     Attributes:
@@ -107,7 +107,7 @@ def case(when: Expression, then: Expression, otherwise: Expression) -> Expressio
     return exp.Case().when(when, then).else_(otherwise)
 
 
-def rows(table: Table) -> exp.Select:
+def rows(table: RoleColumns) -> exp.Select:
     """Roles under fixed names, as text and doubles."""
     select = exp.select(
         exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
@@ -131,7 +131,7 @@ def rows(table: Table) -> exp.Select:
     return select.from_(table.relation.copy())
 
 
-def row_steps(table: Table) -> list[tuple[str, exp.Select]]:
+def row_steps(table: RoleColumns) -> list[tuple[str, exp.Select]]:
     """The rows under fixed names; bad ones are left out where the table says so."""
     steps = [("rows", rows(table))]
     if table.drop:
@@ -139,12 +139,12 @@ def row_steps(table: Table) -> list[tuple[str, exp.Select]]:
     return steps
 
 
-def rows_name(table: Table) -> str:
+def rows_name(table: RoleColumns) -> str:
     """The last of these steps."""
     return "kept" if table.drop else "rows"
 
 
-def without(table: Table, logger: str) -> Table:
+def without(table: RoleColumns, logger: str) -> RoleColumns:
     """The rows of the other loggers, as if this one had never been."""
     others = exp.cast(table.logger.copy(), "varchar").neq(string(logger))
     return replace(
@@ -155,7 +155,7 @@ def without(table: Table, logger: str) -> Table:
     )
 
 
-def own(table: Table) -> Expression:
+def own(table: RoleColumns) -> Expression:
     """The probability that the row's own logger gives, from `propensities`."""
     choice = exp.Case()
     for place, label in enumerate(table.propensities):
@@ -165,12 +165,12 @@ def own(table: Table) -> Expression:
     return choice
 
 
-def propensity(table: Table) -> Expression:
+def propensity(table: RoleColumns) -> Expression:
     """The probability under the logger that wrote the row, wherever it stands."""
     return column("propensity") if table.propensity is not None else own(table)
 
 
-def rules(table: Table) -> list[Rule]:
+def rules(table: RoleColumns) -> list[Rule]:
     """Every rule a row must keep, in the order in which they are reported."""
     scale = "log-probability" if table.log_probabilities else "probability"
     found = [Rule("the logger is null", column("logger").is_(exp.null()), ("logger",))]
@@ -205,7 +205,7 @@ def rules(table: Table) -> list[Rule]:
     return found
 
 
-def _own_name(table: Table) -> str:
+def _own_name(table: RoleColumns) -> str:
     return "log-propensity" if table.log_probabilities else "propensity"
 
 
@@ -222,7 +222,9 @@ def _not_below(value: Expression, top: float) -> Expression:
     return exp.Not(this=exp.paren(value <= number(top)))
 
 
-def _probability_rules(prob: Expression, what: str, role: str, table: Table) -> list[Rule]:
+def _probability_rules(
+    prob: Expression, what: str, role: str, table: RoleColumns
+) -> list[Rule]:
     """Null, NaN, too small and too large are different mistakes: name each."""
     high, low = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
@@ -241,7 +243,7 @@ def _probability_rules(prob: Expression, what: str, role: str, table: Table) -> 
     ]
 
 
-def _range_rules(prob: Expression, what: str, role: str, table: Table) -> list[Rule]:
+def _range_rules(prob: Expression, what: str, role: str, table: RoleColumns) -> list[Rule]:
     if table.log_probabilities:  # -infinity is a probability of zero
         return [
             Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
@@ -254,7 +256,7 @@ def _range_rules(prob: Expression, what: str, role: str, table: Table) -> list[R
     ]
 
 
-def _replay_rule(table: Table) -> Rule:
+def _replay_rule(table: RoleColumns) -> Rule:
     mine, its_own = column("propensity"), own(table)
     # infinities and NaN are told above; but -infinity is the logarithm of a fine probability
     bounded = its_own.copy() if table.log_probabilities else exp.func("abs", its_own.copy())
@@ -269,7 +271,7 @@ def _replay_rule(table: Table) -> Rule:
     )
 
 
-def good(table: Table) -> Expression:
+def good(table: RoleColumns) -> Expression:
     """True of rows that keep every rule: the same rules, written to be fast."""
     top, bottom = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     mine = propensity(table)
@@ -299,12 +301,12 @@ def good(table: Table) -> Expression:
     return exp.func("coalesce", exp.and_(*keep), exp.false())
 
 
-def _within(name: str, top: float, table: Table) -> list[Expression]:
+def _within(name: str, top: float, table: RoleColumns) -> list[Expression]:
     upper = column(name) <= number(top)
     return [upper] if table.log_probabilities else [column(name) >= number(0.0), upper]
 
 
-def counts_query(table: Table) -> exp.Select:
+def counts_query(table: RoleColumns) -> exp.Select:
     """Rows of each logger; reads one column, unless bad rows must be left out."""
     if table.drop:
         query = exp.select(column("logger")).from_("rows").with_("rows", as_=rows(table))
@@ -316,7 +318,7 @@ def counts_query(table: Table) -> exp.Select:
     return outer.from_(query.subquery("labels")).group_by(column("logger"))
 
 
-def check_query(table: Table) -> exp.Select:
+def check_query(table: RoleColumns) -> exp.Select:
     """How many rows of each logger break each rule, all in one pass."""
     select = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
     bad = exp.Not(this=good(table))
@@ -327,7 +329,7 @@ def check_query(table: Table) -> exp.Select:
     return query.with_("rows", as_=rows(table))
 
 
-def example_query(table: Table, rule: Rule, logger: str | None) -> exp.Select:
+def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Select:
     """One row of a logger that breaks a rule."""
     broken = exp.func("coalesce", rule.broken.copy(), exp.false())  # docs/decisions/0012
     query = exp.select("*").from_("rows").where(broken).limit(1)
@@ -343,7 +345,7 @@ def example_query(table: Table, rule: Rule, logger: str | None) -> exp.Select:
     return select.with_("rows", as_=rows(table).select(*raw))
 
 
-def role_text(table: Table, role: str) -> str:
+def role_text(table: RoleColumns, role: str) -> str:
     """What the user calls a column of `rows`."""
     if role == "own":
         return "its logger's own"
@@ -351,7 +353,7 @@ def role_text(table: Table, role: str) -> str:
     return role if expression is None else _text(expression)
 
 
-def _expression(table: Table, role: str) -> Expression | None:
+def _expression(table: RoleColumns, role: str) -> Expression | None:
     """What a column of `rows` was made of, if the user gave it."""
     kind, _, place = role.partition("_")
     listed = {"p": table.propensities, "t": table.targets, "v": table.predicted_values}
