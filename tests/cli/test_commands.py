@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import poolwise
@@ -276,19 +277,62 @@ def test_the_demo_as_json_has_the_truth(run: Run) -> None:
     assert target["truth"] == pytest.approx(digits_truth()["candidate"])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
+ROLE_OPTIONS = ["reward", "logger", "propensity", "propensities", "target", "log-probabilities"]
+ROW_OPTIONS = ["cluster", "trained-on", "on-fault", "reward-range"]
+READ_OPTIONS = ["action", "context", "trust", "reader-option"]
+ENGINE_OPTIONS = ["engine", "master"]
+OPTIONS = {
+    "evaluate": [
+        *ROLE_OPTIONS, "estimator", "level", "interval", "sides", *ROW_OPTIONS, "which-logs",
+        "moments", *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts", "json",
+    ],
+    "compare": [
+        *ROLE_OPTIONS, "baseline", "estimator", "level", *ROW_OPTIONS, *READ_OPTIONS,
+        *ENGINE_OPTIONS, "json",
+    ],
+    "plan": [
+        *ROLE_OPTIONS, "half-width", "level", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS,
+        "json",
+    ],
+    "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
+    "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
+    "sql": [*ROLE_OPTIONS, "dialect", "on-fault"],
+    "demo": ["html", "charts", "json"],
+    "reproduce": ["data", "out"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_lists_every_option_in_order_with_a_sentence(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
-    assert "Usage" in result.output
     assert ESCAPE not in result.output
+    listed = result.output.partition("Options:")[2]
+    flags = re.findall(r"^  --([\w-]+)", listed, re.MULTILINE)
+    assert flags == [*OPTIONS[command], "help"]
+    sentences = re.split(r"^  --.*?(?:  +|\n)", listed, flags=re.MULTILINE)[1:]
+    assert all(re.match(r"\s*[\w`]", sentence) for sentence in sentences)
+
+
+def test_the_options_of_all_commands_are_tested() -> None:
+    assert set(get_command(app).commands) == set(OPTIONS)  # type: ignore[attr-defined]
+
+
+def test_options_of_the_rows_reach_compare_and_plan(run: Run, path: str) -> None:
+    named = [path, *CROSSED, *TARGET]
+    for command in ("compare", "plan"):
+        more = ["--half-width", "0.1"] if command == "plan" else ["--target", "old=p_a"]
+        wrong = run(command, *named, *more, "--reward-range", "1")
+        assert (wrong.status, "LOWER,UPPER" in wrong.err) == (2, True)
+        lost = run(command, *named, *more, "--cluster", "user")
+        assert (lost.status, "user" in lost.err) == (2, True)
 
 
 def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
     """`--help` answers at once because nothing slow is imported for it."""
     code = """
 import sys
-from poolwise.cli import main
+from poolwise.cli.commands import main
 try:
     main()
 except SystemExit as end:
@@ -371,4 +415,4 @@ def test_options_of_the_reader_and_of_engines_are_read(run: Run, tmp_path: Path)
     lost = run("evaluate", str(path), *roles, "--master", "local[2]")
     assert (lost.status, "--engine spark" in lost.err) == (2, True)
     nothing = run("evaluate", *roles)
-    assert (nothing.status, "name the logs" in nothing.err) == (2, True)
+    assert (nothing.status, "LOGS" in nothing.err) == (2, True)

@@ -10,60 +10,46 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from poolwise import __version__
 from poolwise.cli.options import (
-    Action,
     AsJson,
-    Baseline,
-    Charts,
-    Cluster,
-    Context,
-    Dialect,
-    EngineName,
-    EngineOption,
-    Estimators,
+    EngineOptions,
     Experiment,
-    Html,
     IntervalMethod,
     Level,
-    Logger,
-    LogScale,
-    Master,
-    MomentsFiles,
-    OnFault,
     OnFaultOption,
     OptionalSources,
-    Propensities,
-    Propensity,
-    ReaderOptions,
-    Reward,
-    RewardRange,
+    ReadOptions,
+    ReportOptions,
+    Roles,
+    RowOptions,
     Sides,
     Sources,
-    Targets,
-    TrainedOn,
-    Trust,
-    WhichLogs,
     build_log,
-    chosen_engine,
     command_text,
     from_moments,
-    read_targets,
+    grouped,
     scored_command,
 )
-from poolwise.cli.terminal import print_found, save_found, terminal, watched
 from poolwise.errors import LogError, PoolwiseError, UsageError
 
-NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # of what takes stdout
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from poolwise.evaluation.results import Evaluation, Presented
+
+NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
 app = typer.Typer(
     name="poolwise",
-    help="What would the new policy have earned? Ask every log you have.",
+    help="Estimate what new policies would have earned, from the logs of other policies.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,8 +57,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(flag: bool) -> None:
+    if flag:
         typer.echo(f"poolwise {__version__}")
         raise typer.Exit
 
@@ -87,198 +73,146 @@ def options(
 
 
 @app.command()
+@grouped
 def evaluate(
-    context: typer.Context,
-    reward: Reward,
+    *,
+    command: typer.Context,
     logs: OptionalSources = None,
-    logger: Logger = None,
-    propensity: Propensity = None,
-    propensities: Propensities = None,
-    target: Targets = None,
-    estimator: Estimators = None,
+    roles: Roles,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="calibrated, naive, balanced, weighted, self-normalised. Repeatable.",
+        ),
+    ] = None,
     level: Level = 0.95,
-    interval: Annotated[
-        IntervalMethod, typer.Option(help="How intervals are made.")
-    ] = IntervalMethod.AUTO,
-    sides: Annotated[Sides, typer.Option(help="Which bounds.")] = Sides.TWO,
-    cluster: Cluster = None,
-    trained_on: TrainedOn = None,
-    on_fault: OnFaultOption = OnFault.RAISE,
-    log_probabilities: LogScale = False,
-    reward_range: RewardRange = None,
-    which_logs: WhichLogs = None,
-    moments: MomentsFiles = None,
-    action: Action = None,
-    columns: Context = None,
-    trust: Trust = False,
-    reader_option: ReaderOptions = None,
-    engine: EngineOption = EngineName.DUCKDB,
-    master: Master = None,
-    html: Html = None,
-    charts: Charts = None,
+    interval: Annotated[IntervalMethod, typer.Option(help="Method of the intervals.")] = "auto",
+    sides: Annotated[
+        Sides, typer.Option(help="Two-sided interval, lower or upper bound.")
+    ] = "two",
+    rows: RowOptions,
+    which_logs: Annotated[
+        bool | None,
+        typer.Option(
+            "--which-logs/--no-which-logs",
+            help="Report standard errors with each log left out (default for small logs).",
+        ),
+    ] = None,
+    moments: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read saved moments, or the result of the query that `poolwise sql` prints, "
+            "instead of LOGS. Repeatable: several files are added up.",
+        ),
+    ] = None,
+    read: ReadOptions,
+    engine: EngineOptions,
+    report: ReportOptions,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what new policies would have earned."""
-    roles = (logs or [], reward, logger, propensity, propensities)
-    log = build_log(
-        *roles,
-        cluster=cluster,
-        trained_on=trained_on,
-        on_fault=on_fault.value,
-        log_probabilities=log_probabilities,
-        reward_range=reward_range,
-        action=action,
-        context=columns,
-        reader_options=reader_option,
-        trust=trust,
-        moments=bool(moments),
-    )
+    log = build_log(logs or [], roles, rows, read, moments=bool(moments))
     from poolwise.evaluation.evaluate import evaluate as run
     from poolwise.report.files import refuse_report
 
-    refuse_report(html, charts, log, moments or ())
-    targets = read_targets(target, trust=trust)
-    reader = chosen_engine(engine, master)
+    refuse_report(report.html, report.charts, log, moments or ())
+    targets = roles.targets(trust=read.trust)
+    reader = engine.start()
     if moments:
         log, reader = from_moments(moments, log, targets)
-    with watched():
-        found = run(
+    with _progress():
+        evaluation = run(
             log,
             targets,
             estimator or None,
             level=level,
-            interval=interval.value,
-            sides=sides.value,
+            interval=interval,
+            sides=sides,
             which_logs=which_logs,
             engine=reader,
         )
-    save_found(found, html, charts, command_text(context))
-    print_found(found, as_json=as_json)
+    _save(evaluation, report, command_text(command))
+    _print(evaluation, as_json=as_json)
 
 
 @app.command()
+@grouped
 def compare(
+    *,
     logs: Sources,
-    reward: Reward,
-    logger: Logger = None,
-    propensity: Propensity = None,
-    propensities: Propensities = None,
-    target: Targets = None,
-    baseline: Baseline = None,
+    roles: Roles,
+    baseline: Annotated[
+        str | None, typer.Option(help="Target or logger that the others are compared with.")
+    ] = None,
     estimator: Annotated[str, typer.Option(help="Estimator of all targets.")] = "calibrated",
     level: Level = 0.95,
-    cluster: Cluster = None,
-    on_fault: OnFaultOption = OnFault.RAISE,
-    log_probabilities: LogScale = False,
-    action: Action = None,
-    columns: Context = None,
-    trust: Trust = False,
-    reader_option: ReaderOptions = None,
-    engine: EngineOption = EngineName.DUCKDB,
-    master: Master = None,
+    rows: RowOptions,
+    read: ReadOptions,
+    engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
     """Compare several new policies, pair by pair, on the same rows."""
-    roles = (logs, reward, logger, propensity, propensities)
-    log = build_log(
-        *roles,
-        cluster=cluster,
-        on_fault=on_fault.value,
-        log_probabilities=log_probabilities,
-        action=action,
-        context=columns,
-        reader_options=reader_option,
-        trust=trust,
-    )
-    targets = read_targets(target, trust=trust)
+    log = build_log(logs, roles, rows, read)
+    targets = roles.targets(trust=read.trust)
     from poolwise.evaluation.compare import compare as run
 
-    with watched():
-        found = run(
+    with _progress():
+        comparison = run(
             log,
             targets,
             baseline=baseline,
             estimator=estimator,
             level=level,
-            engine=chosen_engine(engine, master),
+            engine=engine.start(),
         )
-    print_found(found, as_json=as_json)
+    _print(comparison, as_json=as_json)
 
 
 @app.command()
+@grouped
 def plan(
+    *,
     logs: Sources,
-    reward: Reward,
+    roles: Roles,
     half_width: Annotated[float, typer.Option(help="Wanted half-width of the interval.")],
-    logger: Logger = None,
-    propensity: Propensity = None,
-    propensities: Propensities = None,
-    target: Targets = None,
     level: Level = 0.95,
-    on_fault: OnFaultOption = OnFault.RAISE,
-    log_probabilities: LogScale = False,
-    action: Action = None,
-    columns: Context = None,
-    trust: Trust = False,
-    reader_option: ReaderOptions = None,
-    engine: EngineOption = EngineName.DUCKDB,
-    master: Master = None,
+    rows: RowOptions,
+    read: ReadOptions,
+    engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many more rows, from which logger, reach a wanted precision."""
-    roles = (logs, reward, logger, propensity, propensities)
-    log = build_log(
-        *roles,
-        on_fault=on_fault.value,
-        log_probabilities=log_probabilities,
-        action=action,
-        context=columns,
-        reader_options=reader_option,
-        trust=trust,
-    )
-    targets = read_targets(target, trust=trust)
+    """Compute how many more rows, from which logger, reach a wanted precision."""
+    log = build_log(logs, roles, rows, read)
+    targets = roles.targets(trust=read.trust)
     if len(targets) > 1:
-        raise UsageError("plan for one target at a time")
+        raise UsageError(f"plan takes one --target, got {len(targets)}")
     from poolwise.evaluation.plan import plan as run
 
-    reader = chosen_engine(engine, master)
-    with watched():
-        found = run(log, targets, half_width=half_width, level=level, engine=reader)
-    print_found(found, as_json=as_json)
+    reader = engine.start()
+    with _progress():
+        outlook = run(log, targets, half_width=half_width, level=level, engine=reader)
+    _print(outlook, as_json=as_json)
 
 
 @app.command()
+@grouped
 def check(
+    *,
     logs: Sources,
-    reward: Reward,
-    logger: Logger = None,
-    propensity: Propensity = None,
-    propensities: Propensities = None,
-    target: Targets = None,
-    log_probabilities: LogScale = False,
-    action: Action = None,
-    columns: Context = None,
-    trust: Trust = False,
-    reader_option: ReaderOptions = None,
-    engine: EngineOption = EngineName.DUCKDB,
-    master: Master = None,
+    roles: Roles,
+    read: ReadOptions,
+    engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
     """Count the rows that break a rule, and do nothing else."""
-    roles = (logs, reward, logger, propensity, propensities)
-    log = build_log(
-        *roles,
-        log_probabilities=log_probabilities,
-        action=action,
-        context=columns,
-        reader_options=reader_option,
-        trust=trust,
-    )
+    log = build_log(logs, roles, read=read)
     from poolwise.evaluation.check import check as run
 
-    targets = read_targets(target, trust=trust, none=True)
-    with watched():
-        report = run(log, targets, engine=chosen_engine(engine, master))
+    targets = roles.targets(trust=read.trust, optional=True)
+    with _progress():
+        report = run(log, targets, engine=engine.start())
     if report.faults and not as_json:
         raise LogError(report.faults)
     typer.echo(report.to_json() if as_json else str(report))
@@ -287,101 +221,77 @@ def check(
 
 
 @app.command()
+@grouped
 def score(
+    *,
     logs: Sources,
-    reward: Reward,
-    action: Annotated[str, typer.Option(help="Column of the logged action.")],
+    roles: Roles,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write.")],
-    logger: Logger = None,
-    propensity: Propensity = None,
-    propensities: Propensities = None,
-    target: Targets = None,
-    columns: Context = None,
-    log_probabilities: LogScale = False,
-    trust: Trust = False,
-    reader_option: ReaderOptions = None,
+    read: ReadOptions,
 ) -> None:
     """Write the log with the probabilities of policies in Python, once, for later use."""
-    roles = (logs, reward, logger, propensity, propensities)
-    log = build_log(
-        *roles,
-        log_probabilities=log_probabilities,
-        action=action,
-        context=columns,
-        reader_options=reader_option,
-        trust=trust,
-    )
-    targets = read_targets(target, trust=trust)
+    log = build_log(logs, roles, read=read)
+    targets = roles.targets(trust=read.trust)
     from poolwise.evaluation.score_log import score_log
 
-    with watched():
+    with _progress():
         scored = score_log(log, targets, out)
-    typer.echo(f"wrote {out}; it evaluates with:\n{scored_command(scored, out)}")
+    typer.echo(f"wrote {out}; evaluate it with:\n{scored_command(scored, out)}")
 
 
 @app.command()
+@grouped
 def sql(
+    *,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Table, view or SELECT.")],
-    reward: Reward,
-    logger: Logger = None,
-    propensity: Propensity = None,
-    propensities: Propensities = None,
-    target: Targets = None,
-    dialect: Dialect = "duckdb",
-    on_fault: OnFaultOption = OnFault.RAISE,
-    log_probabilities: LogScale = False,
+    roles: Roles,
+    dialect: Annotated[
+        str, typer.Option(help="duckdb, spark, postgres, bigquery, snowflake, ...")
+    ] = "duckdb",
+    on_fault: OnFaultOption = "raise",
 ) -> None:
     """Print the query whose result is all that an evaluation needs."""
-    roles = ((), reward, logger, propensity, propensities)
-    log = build_log(
-        *roles,
-        on_fault=on_fault.value,
-        log_probabilities=log_probabilities,
-        moments=True,
-    )
+    log = build_log((), roles, RowOptions(on_fault=on_fault), moments=True)
     from poolwise.evaluation.check import query_text
 
-    typer.echo(query_text(log, table, read_targets(target), dialect))
+    typer.echo(query_text(log, table, roles.targets(), dialect))
 
 
 @app.command()
-def demo(
-    context: typer.Context, html: Html = None, charts: Charts = None, as_json: AsJson = False
-) -> None:
-    """Evaluate a new policy on the bundled log, whose truth is known."""
+@grouped
+def demo(*, command: typer.Context, report: ReportOptions, as_json: AsJson = False) -> None:
+    """Evaluate a new policy on the bundled log, whose true value is known."""
     from poolwise.evaluation.evaluate import evaluate as run
     from poolwise.formats.digits import TARGETS, digits_log, digits_truth
     from poolwise.report.files import refuse_report
     from poolwise.report.sentence import lesson
 
     log = digits_log()
-    refuse_report(html, charts, log)
+    refuse_report(report.html, report.charts, log)
     evaluation = run(log, TARGETS, truth=digits_truth())
-    save_found(evaluation, html, charts, command_text(context))
-    print_found(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
+    _save(evaluation, report, command_text(command))
+    _print(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
 
 
 @app.command()
 def reproduce(
-    what: Annotated[
-        Experiment, typer.Argument(help="Which part of the paper.")
-    ] = Experiment.TOY,
+    what: Annotated[Experiment, typer.Argument(help="Part of the paper.")] = "toy",
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets; $POOLWISE_DATA otherwise.")
+        Path | None, typer.Option(help="Folder of the data sets; by default $POOLWISE_DATA.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for tables and charts; 'reproduction' if not said."),
+        typer.Option(help="Folder for tables and charts; by default 'reproduction'."),
     ] = None,
 ) -> None:
     """Recompute the numbers of Agarwal et al. (KDD 2017), claim by claim."""
     from poolwise.paper.run import run
 
-    run(what.value, data, out, console=terminal())
+    run(what, data, out, console=_console())
 
 
 def main() -> None:
-    """Run the command line; our own errors become a message, not a traceback."""
+    """Run the command line; print our own errors as messages, without a traceback."""
     try:
         app(standalone_mode=True)
     except PoolwiseError as error:
@@ -393,6 +303,52 @@ def main() -> None:
     except OSError as error:
         if error.errno not in NO_OUTPUT:
             raise
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - else Python tries again
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - Python flushes it at exit
         sys.stderr.write(f"poolwise: cannot write the output: {error.strerror}\n")
         sys.exit(2)
+
+
+def _print(result: Presented, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
+    """Print a result as tables and sentences, or as JSON."""
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    from rich.text import Text
+
+    from poolwise.report.tables import show
+
+    console = _console()
+    show(result.grids(), result.warnings, console)
+    for sentence in (*result.sentences, *sentences):
+        console.print(Text(sentence))
+
+
+def _save(evaluation: Evaluation, report: ReportOptions, command: str) -> None:
+    """Write the report and the charts that the options name."""
+    if report.html is not None:
+        evaluation.save(report.html, command=command)
+    if report.charts is not None:
+        from poolwise.report.files import save_charts
+
+        save_charts(evaluation.charts(), report.charts)
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """Show a progress bar with the remaining time, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    from poolwise.rows.output import shown
+
+    with shown(Console(stderr=True)):
+        yield
+
+
+def _console() -> Console:
+    """Return a console: colour on a terminal, plain text of 80 columns in a pipe."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 80, soft_wrap=False)

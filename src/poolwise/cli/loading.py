@@ -1,9 +1,9 @@
-"""Named policies: how the command line says which policy it means.
+"""Policies that the command line names: a column, a Python object, or a model in a file.
 
 A policy is a column or an SQL expression, a Python object named ``module:attribute``, or a
 scikit-learn model in a file.  Importing a module runs its code, and naming it is consent.
-Opening a file must not run anything: skops files are read type by type, and a pickle, which
-is a program, is loaded only by those who say that they trust it.
+Opening a file must not run code: skops files are read type by type, and a pickle, which is
+a program, is loaded only with ``--trust``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from poolwise.errors import MissingExtraError, UsageError, nearest
 from poolwise.log.policies import as_policy
@@ -29,18 +29,19 @@ WORD = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 OBJECT = re.compile(rf"(?P<module>{WORD}):(?P<attribute>{WORD})")
 PICKLES = (".pkl", ".pickle", ".joblib", ".cloudpickle", ".dill")
 CONVERT = "skops.io.dump(model, 'model.skops')"
+TRUST = "If you trust its author, pass --trust"
 
 
 def named_policy(text: str, *, trust: bool = False) -> PolicyLike:
-    """The policy that a word of the command line stands for.
+    """Return the policy that a word of the command line names.
 
     Args:
-        text: ``module:attribute``, the path of a ``.skops`` file, of a pickle, or anything
-            else, which is a column or an SQL expression and comes back as it is.
+        text: ``module:attribute``, the path of a ``.skops`` file or of a pickle, or anything
+            else, which is a column or an SQL expression and is returned unchanged.
         trust: Also load pickles, and types that skops does not know: both can run any code.
 
     Raises:
-        UsageError: There is no such thing, it is not a policy, or it must be trusted first.
+        UsageError: There is no such object or file, it is not a policy, or it needs `trust`.
         MissingExtraError: The file needs a package that is not installed.
 
     Examples:
@@ -51,27 +52,23 @@ def named_policy(text: str, *, trust: bool = False) -> PolicyLike:
             ...
         poolwise.errors.UsageError: poolwise.log.log:Log.name: Log has no attribute 'name'
     """
-    match = OBJECT.fullmatch(text)
+    match, ending = OBJECT.fullmatch(text), Path(text).suffix.lower()
     if match:
-        return _checked(text, _made(text, _found(text, match["module"], match["attribute"])))
-    ending = Path(text).suffix.lower()
-    if ending == ".skops":
-        return _checked(text, _from_skops(text, _content(text), trust=trust))
-    if ending in PICKLES:
-        return _checked(text, _from_pickle(text, ending, trust=trust))
-    return text
-
-
-def _checked(text: str, value: Any) -> PolicyLike:  # noqa: ANN401 - whatever was found
+        value = _called(text, _attribute(text, match["module"], match["attribute"]))
+    elif ending == ".skops":
+        value = _from_skops(text, _content(text), trust=trust)
+    elif ending in PICKLES:
+        value = _from_pickle(text, ending, trust=trust)
+    else:
+        return text
     try:
-        as_policy(value)
+        as_policy(cast("Any", value))
     except UsageError as error:
         raise UsageError(f"{text}: {error}") from None
-    policy: PolicyLike = value
-    return policy
+    return cast("PolicyLike", value)
 
 
-def _found(text: str, module: str, attribute: str) -> object:
+def _attribute(text: str, module: str, attribute: str) -> object:
     value: object = _imported(text, module)
     for name in attribute.split("."):
         if not hasattr(value, name):
@@ -84,10 +81,7 @@ def _found(text: str, module: str, attribute: str) -> object:
 
 
 def _imported(text: str, module: str) -> ModuleType:
-    """A module from the packages of Python, or else from the current folder.
-
-    In that order, so that a file that lies about cannot stand in for a package.
-    """
+    """Import a module; installed packages come before files of the current folder."""
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)
@@ -101,21 +95,22 @@ def _imported(text: str, module: str) -> ModuleType:
             f"{text}: there is no module {error.name!r}, neither installed nor in this folder"
         ) from None
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{text}: importing {module} failed with {said}") from error
+        raise UsageError(
+            f"{text}: importing {module} failed with {_described(error)}"
+        ) from error
 
 
-def _made(text: str, value: Any) -> object:  # noqa: ANN401 - whatever was found
-    """A class or a function without arguments makes the policy; the rest is one."""
-    maker = inspect.isfunction(value) and not inspect.signature(value).parameters
-    if not (maker or inspect.isclass(value)):
+def _called(text: str, value: Any) -> object:  # noqa: ANN401 - any object of a module
+    """Call a class or a function without parameters; return other objects unchanged."""
+    factory = inspect.isfunction(value) and not inspect.signature(value).parameters
+    if not (factory or inspect.isclass(value)):
         return value
     try:
-        made: object = value()
+        return value()
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{text}: calling it without arguments failed with {said}") from error
-    return made
+        raise UsageError(
+            f"{text}: calling it without arguments failed with {_described(error)}"
+        ) from error
 
 
 def _content(path: str) -> bytes:
@@ -138,16 +133,15 @@ def _from_skops(path: str, content: bytes, *, trust: bool) -> object:
         raise UsageError(f"{path} is not a model that skops can read: {error}") from error
     raise UsageError(
         f"{path} holds types that skops does not know: {', '.join(unknown)}. "
-        "Building them can run code. If you know who wrote the file, say --trust"
+        f"Loading them can run code. {TRUST}"
     )
 
 
 def _from_pickle(path: str, ending: str, *, trust: bool) -> object:
     if not trust:
         raise UsageError(
-            f"{path} is a pickle, and loading a pickle runs whatever program is in it. "
-            f"Where the model was made, save it with {CONVERT} and name that file; or, if you "
-            "know who wrote this one, say --trust"
+            f"{path} is a pickle, and loading a pickle runs the program in it. Save the model "
+            f"with {CONVERT} and name that file. {TRUST}"
         )
     content = _content(path)
     try:
@@ -161,5 +155,8 @@ def _from_pickle(path: str, ending: str, *, trust: bool) -> object:
             raise MissingExtraError("joblib", "sklearn") from None
         raise UsageError(f"{path} needs {error.name!r}, which is not installed") from error
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} cannot be loaded: {said}") from error
+        raise UsageError(f"{path} cannot be loaded: {_described(error)}") from error
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
