@@ -34,6 +34,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.outlook import AS_NOW, BEST
 from poolwise.evaluation.plan import plan
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from poolwise.text import count_text
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -250,7 +251,12 @@ def test_a_logger_that_cannot_play_the_target_never_gets_there() -> None:
     assert found.option("calibrated", "2").rows == math.inf
     assert 0 < found.option("calibrated").rows < math.inf
     assert set(found.option("calibrated").split) == {"1", "2"}
-    assert {o.words for o in found.options if o.estimator == "naive"} == {"never"}
+    assert {o.rows for o in found.options if o.estimator == "naive"} == {math.inf}
+    new_rows = {row[0]: row[1:] for row in found.grids()[0].rows}
+    naive = list(found.estimates).index("naive")
+    assert {cells[naive] for source, cells in new_rows.items() if "now" not in source} == {
+        "never"
+    }
     assert "biased" in found.option("naive").reason
     assert [w["code"] for w in found.warnings] == ["weighted-refused"]
     with pytest.raises(RefusedError):
@@ -261,7 +267,8 @@ def test_rows_without_spread_predict_nothing() -> None:
     table: pa.Table = LOG.source
     none = table.set_column(3, "reward", pa.array(np.zeros(len(table))))
     found = plan(replace(LOG, source=none), "target_prob", half_width=0.01)
-    assert {o.words for o in found.options} == {"unknown"}
+    *options, _ = found.grids()[0].rows
+    assert {cell for row in options for cell in row[1:]} == {"unknown"}
     assert "no spread" in found.sentence
     assert "nan" not in f"{found}{found.to_json()}{found._repr_html_()}".lower()
 
@@ -322,7 +329,7 @@ def test_all_renderings_start_from_the_same_numbers() -> None:
     assert nested["options"][3]["source"] == BEST
     assert sum(nested["options"][3]["split"].values()) == pytest.approx(1)
     assert found.sentence in str(found)
-    assert found.option("calibrated").words in found._repr_html_()
+    assert count_text(found.option("calibrated").rows) in found._repr_html_()
 
 
 # ---- many loggers

@@ -105,13 +105,13 @@ def test_the_table_shows_what_people_ask_for(evaluation: Evaluation) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     for word in ("naive", "balanced", "weighted", "90%", "divergence", "effective", "share"):
-        assert word in text.replace("diver-", "divergence")
+        assert word in text
     for name in ("new", "old", "100 rows of 2 loggers", "true value is 1.0000"):
         assert name in text
     for estimate in evaluation["new"].estimates.values():
         assert str(estimate) in text
-    lines = [line.split()[:2] for line in text.splitlines()]
-    assert lines.count(["a", "60"]) == lines.count(["b", "40"]) == 2  # once for each target
+    logs = [grid.rows for grid in evaluation.grids() if grid.title == "Logs"]
+    assert [[row[:2] for row in rows] for rows in logs] == [[["a", "60"], ["b", "40"]]] * 2
 
 
 def test_the_table_says_whether_the_interval_has_the_truth(evaluation: Evaluation) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from poolwise.report.sentence import (
     answer,
-    behind_leader,
+    behind_best,
     carriers,
     findings_of,
     leading,
@@ -155,7 +155,7 @@ def compared(*verdicts: str) -> dict[str, Any]:
 
 
 def test_differences_are_told_from_the_one_in_front() -> None:
-    (behind,) = behind_leader(compared("better")["comparison"])
+    (behind,) = behind_best(compared("better")["comparison"])
     assert (behind["target"], behind["other"], behind["verdict"]) == ("0", "x", "worse")
     assert (behind["lower"], behind["difference"], behind["upper"]) == (-1.25, -0.5, 0.25)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from poolwise.evaluation.results import Presented, Row
 from poolwise.intervals.student import student
-from poolwise.report.tables import Grid
-from poolwise.text import count_text, percent, short
+from poolwise.report.tables import BEST_SPLIT, Grid, needed_rows, plan_tables
+from poolwise.text import percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate
 
 AS_NOW = "(as now)"
-BEST = "(best split)"
+BEST = BEST_SPLIT
 NO_SPREAD = "the rows at hand show no spread, so nothing can be predicted"
 FEW = 5  # loggers that a sentence lists
 
@@ -44,13 +44,6 @@ class Option:
     rows: float
     split: Mapping[str, float]
     reason: str = ""
-
-    @property
-    def words(self) -> str:
-        """The number of rows in a table."""
-        if math.isinf(self.rows):
-            return "unknown" if self.reason == NO_SPREAD else "never"
-        return count_text(self.rows) if self.rows else "reached"
 
 
 @dataclass(frozen=True)
@@ -106,14 +99,14 @@ class Plan(Presented):
             reasons = {e: self.option(e).reason for e in self.estimates}
             said = "; ".join(f"{e}: {reason}" for e, reason in reasons.items())
             return f"No number of rows is known to reach {wanted} ({said})."
-        found = self.option(first)
-        if not found.rows:
-            now = short(self.half_width_now(first))
-            return f"{first.capitalize()} has already reached {wanted}: it stands at {now}."
+        best, mixed = self.option(first), self.option(first, AS_NOW)
+        now = self.half_width_now(first)
+        if not best.rows:
+            return f"{first.capitalize()} has already reached {wanted}: it is {short(now)} now."
         return (
-            f"{first.capitalize()} needs {found.words} more rows for {wanted}, if they come "
-            f"{_split_words(found)}; with the loggers mixed as they are now, "
-            f"{self.option(first, AS_NOW).words}."
+            f"{first.capitalize()} needs {needed_rows(best.rows, now)} more rows for {wanted}, "
+            f"if they come {_split_words(best)}; with the loggers mixed as they are now, "
+            f"{needed_rows(mixed.rows, now)}."
         )
 
     def to_dicts(self) -> list[Row]:
@@ -154,31 +147,7 @@ class Plan(Presented):
 
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
-        return [rows_grid(self), split_grid(self)]
-
-
-def rows_grid(plan: Plan) -> Grid:
-    """New rows by where they come from, one column per estimator."""
-    names = list(plan.estimates)
-    sources = list(dict.fromkeys(o.source for o in plan.options))
-    rows = [[s, *(plan.option(n, s).words for n in names)] for s in sources]
-    rows.append(["half-width now", *(short(plan.half_width_now(n)) for n in names)])
-    total = count_text(sum(plan.rows.values()))
-    title = (
-        f"{plan.target}: new rows for a {100 * plan.level:g}% half-width of "
-        f"{short(plan.half_width)}; the log has {total}"
-    )
-    return Grid(title, ["new rows from", *names], rows)
-
-
-def split_grid(plan: Plan) -> Grid:
-    """The best split of new rows, one column per estimator."""
-    names = list(plan.estimates)
-    rows = [
-        [i, percent(n / sum(plan.rows.values())), *(_part(plan.option(e), i) for e in names)]
-        for i, n in plan.rows.items()
-    ]
-    return Grid("Best split of the new rows", ["logger", "share now", *names], rows)
+        return plan_tables(self.to_dict())
 
 
 def _split_words(option: Option) -> str:
@@ -188,9 +157,3 @@ def _split_words(option: Option) -> str:
         return "in the best split"
     *most, last = [f"{percent(round(share, 3))} from {i!r}" for i, share in parts]
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _part(option: Option, logger: str) -> str:
-    if not 0 < option.rows < math.inf:
-        return "-"
-    return percent(round(option.split.get(logger, 0.0), 3))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.evaluation.results import Presented, Row
-from poolwise.report.tables import Grid
-from poolwise.text import count_text, interval_text, p_text, with_error
+from poolwise.report.tables import Grid, comparison_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +183,7 @@ class Comparison(Presented):
 
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
-        return [ranking_grid(self), *([differences_grid(self)] if self.baseline else [])]
+        return comparison_tables(self.to_dict())
 
 
 def _flat(found: Difference) -> Row:
@@ -201,36 +200,6 @@ def _flat(found: Difference) -> Row:
     }
 
 
-def ranking_grid(comparison: Comparison) -> Grid:
-    """Targets in the order of their estimates."""
-    header = ["target", "estimate", f"{100 * comparison.level:g}% interval,\nall together"]
-    header += ["group", "better\nthan", "worse\nthan"]
-    rows = []
-    for ranked in comparison.ranking:
-        estimate, interval = ranked.estimate, ranked.interval
-        row = [ranked.target, with_error(estimate.value, estimate.std_error)]
-        row += [interval_text(interval.lower, interval.upper, estimate.std_error)]
-        row += [str(ranked.group), str(len(ranked.better_than)), str(len(ranked.worse_than))]
-        rows.append(row)
-    total, loggers = count_text(sum(comparison.rows.values())), len(comparison.rows)
-    plural = "s" if loggers != 1 else ""
-    title = f"{comparison.estimator}: {total} rows of {loggers} logger{plural}"
-    return Grid(title, header, rows)
-
-
-def differences_grid(comparison: Comparison) -> Grid:
-    """Every target less the baseline."""
-    header = ["target", "difference", f"{100 * comparison.level:g}% interval,\nall together"]
-    header += ["p", "p, all\ntogether", "verdict"]
-    rows = []
-    for found in comparison.differences:
-        row = [found.target, with_error(found.value, found.std_error)]
-        row += [interval_text(found.interval.lower, found.interval.upper, found.std_error)]
-        row += [p_text(found.p_value), p_text(found.adjusted), found.verdict]
-        rows.append(row)
-    return Grid(f"Less {comparison.baseline}, in pairs", header, rows)
-
-
 def _against(comparison: Comparison) -> str:
     """Who beats the baseline."""
     by_verdict: dict[str, list[str]] = {}
@@ -239,7 +208,7 @@ def _against(comparison: Comparison) -> str:
     words = {
         "better": "shown to be better",
         "worse": "shown to be worse",
-        "undecided": "not told apart from it by these rows",
+        "undecided": "not significantly different from it",
         "identical": "the same policy on every logged row",
     }
     parts = [
@@ -263,7 +232,8 @@ def _leader(comparison: Comparison) -> str:
         whom = "every target that plays otherwise" if alike else "every other target"
         return f"{first} and was shown to be better than {whom}."
     shown = f", and was shown to be better than {len(beaten)} of {len(rivals)} others"
-    return f"{first}{shown if beaten else ''}; these rows do not tell it from {_list(open_to)}."
+    alike_text = f"it is not significantly different from {_list(open_to)}"
+    return f"{first}{shown if beaten else ''}; {alike_text}."
 
 
 def _repeated(comparison: Comparison) -> list[str]:

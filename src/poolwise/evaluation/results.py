@@ -6,7 +6,6 @@ everything else follows from these.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from poolwise.diagnosis.overlap import Diagnosis
-from poolwise.report.tables import Grid, as_html, as_text
-from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
+from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -84,11 +82,10 @@ class Presented:
         return pl.DataFrame(self.to_dicts())
 
     def __str__(self) -> str:
-        return "\n\n".join([as_text(self.grids(), self.warnings), *self.sentences])
+        return as_text(self.grids(), self.warnings, self.sentences)
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
-        return as_html(self.grids(), self.warnings) + said
+        return as_html(self.grids(), self.warnings, self.sentences)
 
 
 def finite(value: object) -> object:
@@ -100,9 +97,6 @@ def finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-MIXTURE = "(mixture)"  # label of the line of all loggers together
 
 
 class Comparing(Protocol):
@@ -200,7 +194,13 @@ class Evaluation(Presented):
 
     def to_dict(self) -> Row:
         """Everything, nested; the names are part of the public face."""
-        found: Row = {
+        if self.comparison is None:
+            return self._uncompared()
+        return self._uncompared() | {"comparison": self.comparison.to_dict()}
+
+    def _uncompared(self) -> Row:
+        """Return everything but the comparison, which takes longer than all the rest."""
+        return {
             "targets": [self._target(name) for name in self.targets],
             "loggers": [
                 {"logger": i, "rows": n, "mean_reward": self.mean_reward[i]}
@@ -209,9 +209,6 @@ class Evaluation(Presented):
             "warnings": self.warnings,
             "fingerprint": self.fingerprint,
         }
-        if self.comparison is not None:
-            found["comparison"] = self.comparison.to_dict()
-        return found
 
     def _target(self, name: str) -> Row:
         result = self.targets[name]
@@ -232,7 +229,7 @@ class Evaluation(Presented):
 
     def grids(self) -> list[Grid]:
         """All tables, in the order in which they are read."""
-        return [grid for name in self.targets for grid in target_grids(self, name)]
+        return evaluation_tables(self._uncompared())
 
     def charts(self) -> dict[str, alt.LayerChart]:
         """The charts of the report by name, as Altair objects that can be changed."""
@@ -253,97 +250,3 @@ class Evaluation(Presented):
 
         refuse_output(path, HTML)
         write_whole(Path(path), page(self.to_dict(), command=command).encode())
-
-
-def estimates_grid(evaluation: Evaluation, name: str) -> Grid:
-    """Estimates of one target, one line per estimator."""
-    result = evaluation.targets[name]
-    truth = evaluation.truth.get(name)
-    header = ["estimator", "estimate", f"{100 * evaluation.level:g}% interval"]
-    rows = []
-    for estimator, estimate in result.estimates.items():
-        interval = result.intervals[estimator]
-        row = [
-            estimator,
-            with_error(estimate.value, estimate.std_error),
-            interval_text(interval.lower, interval.upper, estimate.std_error),
-        ]
-        if truth is not None:
-            row.append("yes" if truth in interval else "no")
-        rows.append(row)
-    if truth is not None:
-        header.append("has the truth")
-    total = count_text(sum(evaluation.rows.values()))
-    loggers = len(evaluation.rows)
-    known = f"; its true value is {truth:.4f}" if truth is not None else ""
-    plural = "s" if loggers != 1 else ""
-    return Grid(f"{name}: {total} rows of {loggers} logger{plural}{known}", header, rows)
-
-
-def loggers_grid(evaluation: Evaluation, name: str) -> Grid:
-    """How each log covers one target."""
-    result = evaluation.targets[name]
-    share = _shown_share(result)
-    header = ["logger", "rows", "diver-\ngence", "effective\nrows", "mean\nweight"]
-    header += ["largest\nweight"]
-    sizes = {**evaluation.rows, MIXTURE: sum(evaluation.rows.values())}
-    rows = []
-    for label, overlap in _covers(result).items():
-        row = [label, count_text(sizes[label]), short(overlap.divergence)]
-        row += [count_text(overlap.effective_rows), short(overlap.mean_weight)]
-        rows.append([*row, short(overlap.largest_weight)])
-    if share is not None:
-        header.insert(2, f"{share}\nshare")
-        parts = result.estimates[share].shares
-        for row in rows:
-            row.insert(2, percent(parts[row[0]]) if row[0] in parts else "")
-    return Grid("", header, rows)
-
-
-def _covers(result: TargetResult) -> dict[str, Overlap]:
-    """The weights against each logger, and those against all of them."""
-    mixture = {} if result.mixture is None else {MIXTURE: result.mixture}
-    return {**result.loggers, **mixture}
-
-
-def evidence_grid(evaluation: Evaluation, name: str) -> Grid:
-    """What each log says alone, what its weights hide, and what is lost without it."""
-    result = evaluation.targets[name]
-    alone, without = result.diagnosis.alone, result.diagnosis.without
-    left_out = list(result.diagnosis.with_all)
-    header = ["logger", "estimate\nalone", "tail\nindex", "unsup-\nported"]
-    header += [f"{estimator} ±\nwithout it" for estimator in left_out]
-    rows = []
-    for label, overlap in _covers(result).items():
-        own = alone.get(label)
-        row = [label, "" if own is None else with_error(own.value, own.std_error)]
-        row += [_tail(overlap), percent(overlap.unsupported)]
-        errors = without.get(label, {})
-        rows.append([*row, *(short(errors[e]) if e in errors else "" for e in left_out)])
-    return Grid("", header, rows)
-
-
-def _tail(overlap: Overlap) -> str:
-    if overlap.tail is None:
-        return "?"
-    return "none" if overlap.tail.discrete else f"{overlap.tail.value:.2f}"
-
-
-def checks_grid(evaluation: Evaluation, name: str) -> Grid:
-    """Whether the logs agree with each other and with their probabilities."""
-    checks = evaluation.targets[name].diagnosis.checks.values()
-    rows = [[c.name, short(c.statistic), p_text(c.p_value)] for c in checks]
-    return Grid("", ["agreement", "statistic", "p-value"], rows)
-
-
-def target_grids(evaluation: Evaluation, name: str) -> list[Grid]:
-    """The tables of one target, estimates first."""
-    grids = [estimates_grid, loggers_grid, evidence_grid]
-    if evaluation.targets[name].diagnosis.checks:
-        grids.append(checks_grid)
-    return [grid(evaluation, name) for grid in grids]
-
-
-def _shown_share(result: TargetResult) -> str | None:
-    """The estimator whose shares are worth showing: rows already say naive's."""
-    return "weighted" if "weighted" in result.estimates else None

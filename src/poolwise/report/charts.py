@@ -20,7 +20,7 @@ from poolwise.report.marks import (
     rows_axis,
     styled,
 )
-from poolwise.report.sentence import Found, behind_leader, recommended
+from poolwise.report.sentence import Facts, behind_best, recommended
 from poolwise.report.weights_chart import weights
 from poolwise.text import interval_text, percent, short, with_error
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 REACH = 6  # an axis goes this many times the width of what matters beyond it
 
 
-def all_charts(found: Found) -> dict[str, Chart]:
+def all_charts(found: Facts) -> dict[str, Chart]:
     """Every chart by name; those of one target carry its number if there are several."""
     charts = {"estimates": estimates(found)}
-    targets: Sequence[Found] = found["targets"]
+    targets: Sequence[Facts] = found["targets"]
     if len(targets) > 1:
         charts["targets"] = side_by_side(found)
     if "comparison" in found:
@@ -47,9 +47,9 @@ def all_charts(found: Found) -> dict[str, Chart]:
     return charts
 
 
-def estimates(found: Found) -> Chart:
+def estimates(found: Facts) -> Chart:
     """Every estimate with its interval; the recommended one stands out."""
-    targets: Sequence[Found] = found["targets"]
+    targets: Sequence[Facts] = found["targets"]
     several = len(targets) > 1
     points = [_estimate(t, e, several=several) for t in targets for e in t["estimates"]]
     names = list(dict.fromkeys(str(p["estimator"]) for p in points))
@@ -73,7 +73,7 @@ def estimates(found: Found) -> Chart:
     )
 
 
-def side_by_side(found: Found) -> Chart:
+def side_by_side(found: Facts) -> Chart:
     """The recommended estimate of every target, the highest first.
 
     Where the targets were compared, intervals hold together.
@@ -83,7 +83,7 @@ def side_by_side(found: Found) -> Chart:
     points.sort(key=lambda p: -number_of(p["x"]))
     ends = _ends([e for _, e in best if e is not None])
     if "comparison" in found:
-        ranked: Sequence[Found] = found["comparison"]["targets"]
+        ranked: Sequence[Facts] = found["comparison"]["targets"]
         name = found["comparison"]["estimator"]
         points = [_interval(r["target"], name, r["value"], r) for r in ranked]
         ends = _ends(ranked)
@@ -97,9 +97,9 @@ def side_by_side(found: Found) -> Chart:
     )
 
 
-def differences(found: Found) -> Chart:
+def differences(found: Facts) -> Chart:
     """Every other target less the one in front; those that were shown to differ stand out."""
-    behind = behind_leader(found["comparison"])
+    behind = behind_best(found["comparison"])
     name = found["comparison"]["estimator"]
     points = [
         _interval(d["target"], name, d["difference"], d, known=d["verdict"] != "undecided")
@@ -118,7 +118,7 @@ def differences(found: Found) -> Chart:
 
 
 def _interval(
-    label: object, estimator: str, value: float, found: Found, *, known: bool = True
+    label: object, estimator: str, value: float, found: Facts, *, known: bool = True
 ) -> Point:
     """One line of a forest, from a comparison."""
     lower, upper, error = found["lower"], found["upper"], found["std_error"]
@@ -135,7 +135,7 @@ def _interval(
     }
 
 
-def logs(found: Found, target: Found) -> Chart:
+def logs(found: Facts, target: Facts) -> Chart:
     """What each log gives in rows, and what it gives in evidence."""
     import altair as alt
 
@@ -165,7 +165,7 @@ def logs(found: Found, target: Found) -> Chart:
     return styled(alt.layer(line, dots), 34 * max(len(rows), 2))
 
 
-def agreement(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
+def agreement(found: Facts, target: Facts) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
     """What each log says alone, beside the recommended estimate from all of them."""
     points = [_alone(i) for i in target["loggers"] if "value" in i]
     best = recommended(target)
@@ -183,7 +183,7 @@ def agreement(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF
 OF_TARGET = {"logs": logs, "weights": weights, "agreement": agreement}
 
 
-def _estimate(target: Found, estimate: Found, *, several: bool) -> Point:
+def _estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
     """One line of a forest."""
     value, error = estimate["value"], estimate["std_error"]
     lower, upper = estimate["lower"], estimate["upper"]
@@ -201,7 +201,7 @@ def _estimate(target: Found, estimate: Found, *, several: bool) -> Point:
     }
 
 
-def _alone(entry: Found) -> Point:
+def _alone(entry: Facts) -> Point:
     """The estimate of one log; its bar is two standard errors to each side."""
     value, error = entry["value"], entry["std_error"]
     known = math.isfinite(error)
@@ -285,7 +285,7 @@ def _finite(number: float, otherwise: float | None = None) -> float | None:
     return number if math.isfinite(number) else otherwise
 
 
-def _ends(estimates: Iterable[Found]) -> list[float]:
+def _ends(estimates: Iterable[Facts]) -> list[float]:
     """All finite numbers that a few estimates name."""
     ends = [float(e[k]) for e in estimates for k in ("lower", "value", "upper")]
     return list(filter(math.isfinite, ends))

@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from poolwise.report import sections
+from poolwise.report import tables
 from poolwise.report.charts import OF_TARGET, all_charts
 from poolwise.report.marks import PALETTE
 from poolwise.report.sentence import (
-    Found,
+    Facts,
     answer,
     findings_of,
     leading,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from poolwise.report.marks import Chart
-    from poolwise.report.tables import Grid
 
 FORMULAS = {
     "naive": "The mean, over all rows, of reward × weight. The weight of a row is the "
@@ -105,7 +104,7 @@ LICENCE = (
 FEW = 2  # findings of one kind that are shown at once
 
 
-def page(found: Found, *, command: str = "") -> str:
+def page(found: Facts, *, command: str = "") -> str:
     """The whole report as HTML."""
     charts = all_charts(found)
     body = [
@@ -129,13 +128,13 @@ def page(found: Found, *, command: str = "") -> str:
     )
 
 
-def _title(found: Found) -> str:
+def _title(found: Facts) -> str:
     names = [str(t["target"]) for t in found["targets"]]
     what = names[0] if len(names) == 1 else f"{len(names)} targets"
     return f"{what}: off-policy evaluation"
 
 
-def _answer(found: Found) -> str:
+def _answer(found: Facts) -> str:
     target = leading(found)
     grave = [str(w["severity"]) for w in findings_of(found, target["target"])]
     kind = next((k for k in ("alarm", "warning") if k in grave), "sound")
@@ -151,7 +150,7 @@ def _answer(found: Found) -> str:
     )
 
 
-def _estimates(found: Found) -> str:
+def _estimates(found: Facts) -> str:
     known = any("truth" in t for t in found["targets"])
     keys = '<span class="key accent"></span> recommended (★) '
     keys += '<span class="key muted"></span> other estimators '
@@ -162,13 +161,13 @@ def _estimates(found: Found) -> str:
         names = dict.fromkeys(e["estimator"] for t in found["targets"] for e in t["estimates"])
         text += f"Of each target, from above: {escape(', '.join(names))}. "
     chart = _figure("estimates", "Estimates with their intervals", f"{text}{keys}")
-    table = _table(sections.estimates(found), "Estimates")
+    table = "".join(tables.estimates(found, t).html() for t in found["targets"])
     if len(found["targets"]) > 1:
         table = _folded("All numbers", table)
     return _section("Estimates", "What each estimator says of the same rows.", chart + table)
 
 
-def _of_each_target(found: Found) -> list[str]:
+def _of_each_target(found: Facts) -> list[str]:
     """Three sections, in which each of several targets has a folder of its own."""
     parts = {
         "logs": ("Which logs help", "A large log of a very different policy may tell little."),
@@ -189,16 +188,16 @@ def _of_each_target(found: Found) -> list[str]:
     return made
 
 
-def _logs(found: Found, target: Found, chart: str) -> str:
+def _logs(found: Facts, target: Facts, chart: str) -> str:
     caption = (
         "Share of each log in all rows, and in the weighting of least variance. In the table, "
         "'without it' is the standard error that would be left if the log were thrown away."
     )
     figure = _figure(chart, f"Share of each log, {target['target']}", escape(caption))
-    return figure + _table(sections.logs(found, target), "Which logs help")
+    return figure + tables.logs(found, target).html()
 
 
-def _weights(_: Found, target: Found, chart: str) -> str:
+def _weights(_: Facts, target: Facts, chart: str) -> str:
     counted = any(i["histogram"] for i in target["loggers"])
     caption = (
         "How many rows have weights of which size. The mean weight should be 1 (dashed); bars "
@@ -207,17 +206,15 @@ def _weights(_: Found, target: Found, chart: str) -> str:
         else "The mean weight should be 1 (dashed); the largest says how much one row can do."
     )
     figure = _figure(chart, f"Weights by logger, {target['target']}", escape(caption))
-    return figure + _table(sections.weights(target), "Weights")
+    return figure + tables.weights(target).html()
 
 
-def _agreement(_: Found, target: Found, chart: str) -> str:
+def _agreement(_: Facts, target: Facts, chart: str) -> str:
     caption = (
         "Estimate of each log alone, two standard errors to each side, and of all together."
     )
     figure = _figure(chart, f"Estimate of each log, {target['target']}", escape(caption))
-    body = figure + _table(sections.alone(target), "Estimates of each log")
-    if target["checks"]:
-        body += _table(sections.checks(target), "Tests of agreement", kind="words")
+    body = figure + "".join(grid.html() for grid in tables.agreement(target))
     if "typical" in target:
         low, high = target["typical"]["lower"], target["typical"]["upper"]
         text = interval_text(low, high, (high - low) / 4)
@@ -225,7 +222,7 @@ def _agreement(_: Found, target: Found, chart: str) -> str:
     return body
 
 
-def _targets(found: Found) -> str:
+def _targets(found: Facts) -> str:
     title = "Targets side by side"
     if "comparison" in found:
         return _section(title, found["comparison"]["sentence"], _compared(found))
@@ -235,10 +232,10 @@ def _targets(found: Found) -> str:
         "poolwise compare, or poolwise.compare in Python."
     )
     figure = _figure("targets", title, "")
-    return _section(title, text, figure + _table(sections.side_by_side(found), title))
+    return _section(title, text, figure + tables.side_by_side(found).html())
 
 
-def _compared(found: Found) -> str:
+def _compared(found: Facts) -> str:
     """Estimates, and differences in pairs, whose intervals hold together."""
     comparison = found["comparison"]
     first = comparison["targets"][0]["target"]
@@ -258,7 +255,7 @@ def _compared(found: Found) -> str:
         f"<p>{escape(text)}</p>\n{_paragraphs(grave)}"
         + _figure("targets", "Targets, the highest first", "Estimates, the highest first.")
         + _figure("differences", f"Differences from {first}", f"{escape(words)}{keys}")
-        + _table(sections.ranking(comparison), "Targets side by side")
+        + "".join(grid.html() for grid in tables.comparison_tables(comparison))
     )
 
 
@@ -287,7 +284,7 @@ def _paragraphs(texts: Iterable[str]) -> str:
     return "".join(f"<p>{escape(text)}</p>\n" for text in texts)
 
 
-def _method(found: Found, command: str) -> str:
+def _method(found: Facts, command: str) -> str:
     names = [e["estimator"] for t in found["targets"] for e in t["estimates"]]
     terms = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n" for name, text in formulas(names)
@@ -299,7 +296,6 @@ def _method(found: Found, command: str) -> str:
         f"<h3>Estimators</h3>\n<dl>\n{terms}</dl>\n"
         f"<h3>Words</h3>\n{_list(TERMS)}"
         f"<h3>Assumptions</h3>\n{_list(ASSUMPTIONS)}"
-        f"<h3>Rows</h3>\n{_table(sections.rows_by_logger(found), 'Rows of each logger')}"
         f"<h3>Fingerprint of the data</h3>\n<p><code>{escape(found['fingerprint'])}</code></p>"
         f"\n<p>{escape(FINGERPRINT)}</p>\n"
         f"<h3>Versions</h3>\n<p>{escape(', '.join(versions()))}</p>\n{again}"
@@ -329,18 +325,6 @@ def _figure(chart: str, label: str, caption: str) -> str:
     return (
         f'<figure aria-label="{escape(label)}">\n'
         f'<div class="chart" data-spec="chart-{chart}"></div>\n{below}\n</figure>\n'
-    )
-
-
-def _table(grid: Grid, label: str, *, kind: str = "") -> str:
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in grid.header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>\n"
-        for row in grid.rows
-    )
-    return (
-        f'<div class="scroll {kind}" role="region" tabindex="0" aria-label="{escape(label)}">'
-        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
     )
 
 

@@ -12,33 +12,33 @@ from typing import Any
 
 from poolwise.text import count_text, interval_text, percent, places_for, short, with_error
 
-Found = Mapping[str, Any]  # a nested dictionary of results
+Facts = Mapping[str, Any]  # a nested dictionary of results
 RECOMMENDED = "calibrated"
 CARRIED = 0.9  # logs carry an answer if they hold this share of it
 
 
-def recommended(target: Found) -> Found | None:
+def recommended(target: Facts) -> Facts | None:
     """The estimate to quote: calibrated, else the first; None if there is none.
 
     >>> recommended({"estimates": [{"estimator": "naive"}, {"estimator": "calibrated"}]})
     {'estimator': 'calibrated'}
     """
-    estimates: Sequence[Found] = target["estimates"]
+    estimates: Sequence[Facts] = target["estimates"]
     named = [e for e in estimates if e["estimator"] == RECOMMENDED]
     return next(iter([*named, *estimates]), None)
 
 
-def leading(found: Found) -> Found:
+def leading(found: Facts) -> Facts:
     """The target whose recommended estimate is highest."""
     return max(found["targets"], key=_height)
 
 
-def _height(target: Found) -> float:
+def _height(target: Facts) -> float:
     best = recommended(target)
     return -math.inf if best is None or math.isnan(best["value"]) else best["value"]
 
 
-def findings_of(found: Found, target: str) -> list[Found]:
+def findings_of(found: Facts, target: str) -> list[Facts]:
     """Findings of one target and of the log, the gravest first."""
     if len(found["targets"]) == 1:
         return list(found["warnings"])
@@ -51,7 +51,7 @@ def findings_of(found: Found, target: str) -> list[Found]:
     ]
 
 
-def carriers(target: Found) -> list[str]:
+def carriers(target: Facts) -> list[str]:
     """The fewest logs that hold nine tenths of the weighting of least variance.
 
     >>> shares = {"a": 0.05, "b": 0.44, "c": 0.51}
@@ -73,7 +73,7 @@ def carriers(target: Found) -> list[str]:
 FLIPPED = {"better": "worse", "worse": "better"}
 
 
-def behind_leader(comparison: Found) -> list[Found]:
+def behind_best(comparison: Facts) -> list[Facts]:
     """Every other target less the one in front, in the order of the estimates."""
     first = comparison["targets"][0]["target"]
     return [
@@ -91,11 +91,11 @@ def behind_leader(comparison: Found) -> list[Found]:
     ]
 
 
-def rivals(found: Found) -> str:
+def rivals(found: Facts) -> str:
     """Whether the one in front is really in front, where the targets were compared."""
     if "comparison" not in found:
         return ""
-    verdicts = [d["verdict"] for d in behind_leader(found["comparison"])]
+    verdicts = [d["verdict"] for d in behind_best(found["comparison"])]
     others, beaten = len(verdicts), verdicts.count("worse")
     if beaten == others:
         whom = "the other one" if others == 1 else f"all {others} others"
@@ -106,7 +106,7 @@ def rivals(found: Found) -> str:
     return f"In pairs {shown}these rows do not tell it from {others - beaten}."
 
 
-def answer(found: Found) -> str:
+def answer(found: Facts) -> str:
     """What the leading target would have earned, as surely as the findings allow."""
     target = leading(found)
     best = recommended(target)
@@ -126,17 +126,17 @@ def answer(found: Found) -> str:
     return f"{said}.{_hedge(found, name)}"
 
 
-def _verb(found: Found, name: str) -> str:
+def _verb(found: Facts, name: str) -> str:
     graves = {w["severity"] for w in findings_of(found, name)}
     return "might have earned" if "alarm" in graves else "would have earned"
 
 
-def _earned(best: Found) -> str:
+def _earned(best: Facts) -> str:
     value, error = best["value"], best["std_error"]
     return f"{with_error(value, error)} per row ({_bounds(best)})"
 
 
-def _bounds(best: Found) -> str:
+def _bounds(best: Facts) -> str:
     """How far the interval goes, in words where it has one side only."""
     lower, upper, error = best["lower"], best["upper"], best["std_error"]
     level, places = f"{100 * best['level']:g}%", places_for(error)
@@ -149,13 +149,13 @@ def _bounds(best: Found) -> str:
     return f"{level} interval {interval_text(lower, upper, error)}"
 
 
-def best_logger(found: Found) -> Found | None:
+def best_logger(found: Facts) -> Facts | None:
     """The logger with the highest mean reward in its own log."""
     known = [i for i in found["loggers"] if math.isfinite(i["mean_reward"])]
     return max(known, key=lambda i: i["mean_reward"], default=None)
 
 
-def _against(found: Found, best: Found) -> str:
+def _against(found: Facts, best: Facts) -> str:
     """The estimate beside what the best logger earned in its own log."""
     logger = best_logger(found)
     bounded = math.isfinite(best["lower"]) or math.isfinite(best["upper"])
@@ -172,7 +172,7 @@ def _against(found: Found, best: Found) -> str:
     return f"{size} {'more' if gap > 0 else 'less'} than {whom}"
 
 
-def _carried(target: Found) -> str:
+def _carried(target: Facts) -> str:
     total, logs = len(target["loggers"]), carriers(target)
     if not logs or total == 1:
         return ""
@@ -180,27 +180,27 @@ def _carried(target: Found) -> str:
     return f"{len(logs)} of {total} logs {verb} that answer"
 
 
-def _hedge(found: Found, name: str) -> str:
+def _hedge(found: Facts, name: str) -> str:
     """What the gravest findings make of the sentence before."""
     severities = [w["severity"] for w in findings_of(found, name)]
     alarms, warnings = severities.count("alarm"), severities.count("warning")
     if alarms:
-        return f" Do not rely on it: {_counted(alarms, 'alarm')} below must be settled first."
+        return f" Do not rely on it: {counted(alarms, 'alarm')} below must be settled first."
     if warnings:
-        return f" Take it with care: {_counted(warnings, 'warning')} below may limit it."
+        return f" Take it with care: {counted(warnings, 'warning')} below may limit it."
     return ""
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> _counted(1, "alarm"), _counted(2, "alarm")
+    >>> counted(1, "alarm"), counted(2, "alarm")
     ('1 alarm', '2 alarms')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def truth_text(target: Found) -> str:
+def truth_text(target: Facts) -> str:
     """Whether the quoted interval has the true value, where somebody knows it."""
     best = recommended(target)
     if best is None or "truth" not in target:
@@ -211,7 +211,7 @@ def truth_text(target: Found) -> str:
     return f"The true value is known: {truth:.{places}f}, {where} the interval."
 
 
-def lesson(found: Found) -> str:
+def lesson(found: Facts) -> str:
     """Two sentences on what an evaluation teaches about pooling, from its numbers."""
     target = found["targets"][0]
     by_name = {e["estimator"]: e for e in target["estimates"]}

@@ -1,13 +1,19 @@
-"""Tables of text: one grid, shown in a terminal, in a notebook or in a pipe.
+"""Tables of results: one set for the terminal, the notebook and the page.
 
-A grid holds words only; every number in it was written by `format`.
+Every table is built from the nested dictionary that `to_dict` of a result returns, and
+holds text only; the functions of `text` write the numbers.
 """
 
 from __future__ import annotations
 
 import html
+import math
+from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
+
+from poolwise.report.sentence import Facts, behind_best, counted, recommended
+from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,20 +21,30 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 80
-LABEL = 41  # letters of a label that a terminal shows
+LABEL = 41  # letters of a row label that a terminal shows
 STYLES = {"alarm": "bold red", "warning": "yellow", "note": "cyan"}
+MIXTURE = "(mixture)"  # label of the row of all loggers together
+BEST_SPLIT = "(best split)"  # source of the best split in the dictionary of a plan
+UNKNOWN = "–"
+VERDICTS = {
+    "better": "better",
+    "worse": "worse",
+    "undecided": "not significant",
+    "identical": "same policy",
+    "": UNKNOWN,
+}
 
 
+@dataclass(frozen=True)
 class Grid:
-    """A small table of text: header, rows, and which columns are numbers."""
+    """A table of text: title, header and rows; a header may hold line breaks."""
 
-    def __init__(
-        self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
-    ) -> None:
-        self.title, self.header, self.rows = title, list(header), [list(r) for r in rows]
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
     def rich(self) -> RenderableType:
-        """As rich shows it."""
+        """Return the table as a rich renderable."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -39,26 +55,30 @@ class Grid:
             title_justify="left",
             pad_edge=False,
         )
-        for place, name in enumerate(self.header):
-            side: Literal["left", "right"] = "left" if place == 0 else "right"
+        for index, name in enumerate(self.header):
+            side: Literal["left", "right"] = "left" if index == 0 else "right"
             table.add_column(Text(name), justify=side, overflow="fold")
         for label, row in zip(_short_labels([r[0] for r in self.rows]), self.rows, strict=True):
             table.add_row(Text(label), *map(Text, row[1:]))
         return table
 
     def html(self) -> str:
-        """As a notebook shows it; everything is escaped."""
-        head = "".join(f"<th>{html.escape(h)}</th>" for h in self.header)
+        """Return the table as HTML, with every text escaped."""
+        head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in self.header)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>"
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n"
             for row in self.rows
         )
-        caption = f"<caption>{html.escape(self.title)}</caption>"
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        title = html.escape(self.title)
+        return (
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{title}">'
+            f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n"
+            f"<tbody>\n{body}</tbody></table></div>\n"
+        )
 
 
 def _short_labels(labels: Sequence[str]) -> list[str]:
-    """Labels without their middle where they are long, so that a line stays a line or two.
+    """Cut the middle out of long labels, unless two labels would become equal.
 
     >>> _short_labels(["the policy of the first week of January, retrained", "b"])
     ['the policy of the fi…f January, retrained', 'b']
@@ -68,37 +88,295 @@ def _short_labels(labels: Sequence[str]) -> list[str]:
     return cut if len(set(cut)) == len(set(labels)) else list(labels)
 
 
-def show(
-    grids: Sequence[Grid], warnings: Sequence[Mapping[str, object]], console: Console
-) -> None:
-    """Print tables, and warnings below them."""
+def show(grids: Sequence[Grid], warnings: Sequence[Facts], console: Console) -> None:
+    """Print tables, then findings."""
     from rich.text import Text
 
     for grid in grids:
         console.print(grid.rich())
     for warning in warnings:
-        severity = str(warning.get("severity", "warning"))
+        severity = str(warning["severity"])
         label = (f"{severity} ({warning['code']}): ", STYLES[severity])
         console.print(Text.assemble(label, str(warning["message"])))
 
 
-def as_text(grids: Sequence[Grid], warnings: Sequence[Mapping[str, object]]) -> str:
-    """Tables and warnings as plain text, 80 columns wide."""
+def as_text(
+    grids: Sequence[Grid], warnings: Sequence[Facts] = (), sentences: Sequence[str] = ()
+) -> str:
+    """Return tables, findings and sentences as plain text, 80 columns wide."""
     from rich.console import Console
 
     out = StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, highlight=False)
-    show(grids, warnings, console)
+    show(grids, warnings, Console(file=out, width=WIDTH, color_system=None, highlight=False))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join(lines).strip("\n")
+    return "\n\n".join(["\n".join(lines).strip("\n"), *sentences])
 
 
-def as_html(grids: Sequence[Grid], warnings: Sequence[Mapping[str, object]]) -> str:
-    """Tables and warnings for a notebook."""
+def as_html(
+    grids: Sequence[Grid], warnings: Sequence[Facts] = (), sentences: Sequence[str] = ()
+) -> str:
+    """Return tables, findings and sentences as HTML for a notebook."""
     tables = "".join(grid.html() for grid in grids)
     items = "".join(
-        f"<li>{html.escape(str(w.get('severity', 'warning')))} "
-        f"(<b>{html.escape(str(w['code']))}</b>): {html.escape(str(w['message']))}</li>"
+        f"<li>{html.escape(str(w['severity']))} (<b>{html.escape(str(w['code']))}</b>): "
+        f"{html.escape(str(w['message']))}</li>"
         for w in warnings
     )
-    return f"<div>{tables}{f'<ul>{items}</ul>' if items else ''}</div>"
+    findings = f"<ul>{items}</ul>" if items else ""
+    text = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+    return f"<div>{tables}{findings}{text}</div>"
+
+
+def evaluation_tables(evaluation: Facts) -> list[Grid]:
+    """Tables of each target of an evaluation, in reading order."""
+    return [grid for t in evaluation["targets"] for grid in _target_tables(evaluation, t)]
+
+
+def _target_tables(evaluation: Facts, target: Facts) -> list[Grid]:
+    tables = [estimates(evaluation, target), logs(evaluation, target), weights(target)]
+    return [*tables, *agreement(target)]
+
+
+def estimates(evaluation: Facts, target: Facts) -> Grid:
+    """Estimates of one target; a star marks the recommended one."""
+    rows = [_estimate(target, estimate) for estimate in target["estimates"]]
+    header = ["estimator", "estimate", _interval_header(target["estimates"])]
+    if len(rows) > 1:
+        header[0] = "estimator (★ recommended)"
+        best = target["estimates"].index(recommended(target))
+        rows[best][0] += " ★"
+    title = f"{target['target']}: {_rows_text(evaluation)}"
+    if "truth" in target:
+        header.append("covers truth")
+        title += f"; its true value is {target['truth']:.4f}"
+    return Grid(title, header, rows)
+
+
+def _estimate(target: Facts, estimate: Facts) -> list[str]:
+    row = [str(estimate["estimator"]), *_with_interval(estimate["value"], estimate)]
+    if "truth" in target:
+        inside = estimate["lower"] <= target["truth"] <= estimate["upper"]
+        row.append("yes" if inside else "no")
+    return row
+
+
+def _rows_text(result: Facts) -> str:
+    sizes = [logger["rows"] for logger in result["loggers"]]
+    return f"{count_text(sum(sizes))} rows of {counted(len(sizes), 'logger')}"
+
+
+def logs(evaluation: Facts, target: Facts) -> Grid:
+    """Rows, share and divergence of each log, and standard errors with the log left out."""
+    by_logger = {i["logger"]: i for i in evaluation["loggers"]}
+    errors = {e["estimator"]: e["std_error"] for e in target["estimates"]}
+    left_out = [e for e in errors if any(_without(e) in i for i in target["loggers"])]
+    header = ["logger", "rows", "mean\nreward", "share", "divergence"]
+    header += [f"{estimator} ±\nwithout it" for estimator in left_out]
+    rows = []
+    for entry in target["loggers"]:
+        log = by_logger[entry["logger"]]
+        row = [entry["logger"], count_text(log["rows"]), _short(log["mean_reward"])]
+        row += [_percent(entry.get("best_share", math.nan)), _short(entry["divergence"])]
+        rows.append([*row, *(_loss(entry, e, errors[e]) for e in left_out)])
+    return Grid("Logs", header, rows)
+
+
+def _without(estimator: str) -> str:
+    return f"{estimator}_std_error_without"
+
+
+def _loss(entry: Facts, estimator: str, error: float) -> str:
+    """Write the standard error without a log, and its relative increase.
+
+    >>> _loss({"naive_std_error_without": 0.03}, "naive", 0.02)
+    '0.03 (+50%)'
+    """
+    without = entry.get(_without(estimator), math.nan)
+    if not (math.isfinite(without) and 0 < error < math.inf):
+        return _short(without)
+    return f"{short(without)} ({without / error - 1:+.0%})"
+
+
+def weights(target: Facts) -> Grid:
+    """Size, tail and support of the weights against each logger and their mixture."""
+    header = ["logger", "effective\nrows", "mean\nweight", "largest\nweight"]
+    header += ["largest\nshare", "tail\nindex", "unsupported"]
+    entries = [(str(i["logger"]), i) for i in target["loggers"]]
+    entries += [(MIXTURE, target["mixture"])] if "mixture" in target else []
+    rows = [
+        [
+            label,
+            _count(entry["effective_rows"]),
+            _short(entry["mean_weight"]),
+            _short(entry["largest_weight"]),
+            _percent(entry["largest_share"]),
+            _tail(entry),
+            _percent(entry["unsupported"]),
+        ]
+        for label, entry in entries
+    ]
+    return Grid("Weights", header, rows)
+
+
+def _tail(entry: Facts) -> str:
+    """Write the tail index, marked where it exceeds the threshold for these rows."""
+    index = entry["tail_index"]
+    if index is None:
+        return "?"
+    if entry["tail_discrete"]:
+        return "none"
+    return f"{index:.2f}{' heavy' if index > entry['tail_threshold'] else ''}"
+
+
+def agreement(target: Facts) -> list[Grid]:
+    """Estimate of each log by itself, and the tests of agreement."""
+    single = [
+        [i["logger"], with_error(i["value"], i["std_error"])]
+        for i in target["loggers"]
+        if "value" in i
+    ]
+    tests = [
+        [c["name"], _short(c["statistic"]), p_text(c["p_value"])] for c in target["checks"]
+    ]
+    grids = [
+        Grid("Single logs", ["logger", "single-log estimate"], single),
+        Grid("Tests of agreement", ["test", "statistic", "p-value"], tests),
+    ]
+    return [grid for grid in grids if grid.rows]
+
+
+def side_by_side(evaluation: Facts) -> Grid:
+    """Recommended estimate of every target, the highest first."""
+    best = [(t, e) for t in evaluation["targets"] if (e := recommended(t)) is not None]
+    best.sort(key=lambda pair: -pair[1]["value"])
+    header = ["target", "estimator", "estimate", _interval_header([e for _, e in best])]
+    rows = [
+        [str(t["target"]), str(e["estimator"]), *_with_interval(e["value"], e)] for t, e in best
+    ]
+    return Grid("Recommended estimates", header, rows)
+
+
+def comparison_tables(comparison: Facts) -> list[Grid]:
+    """Ranking of the targets, then paired differences from the baseline or the best."""
+    return [ranking(comparison), differences(comparison)]
+
+
+def ranking(comparison: Facts) -> Grid:
+    """Targets in the order of their estimates."""
+    header = ["target", "estimate", _simultaneous(comparison)]
+    header += ["group", "better\nthan", "worse\nthan"]
+    rows = []
+    for entry in comparison["targets"]:
+        row = [entry["target"], *_with_interval(entry["value"], entry), str(entry["group"])]
+        rows.append([*row, *(str(len(entry[k])) for k in ("better_than", "worse_than"))])
+    return Grid(f"{comparison['estimator']}: {_rows_text(comparison)}", header, rows)
+
+
+def differences(comparison: Facts) -> Grid:
+    """Difference of each target from the baseline or, without one, from the best target."""
+    header = ["target", "difference", _simultaneous(comparison), "p", "adjusted\np", "verdict"]
+    baseline = comparison["baseline"]
+    pairs = _from_baseline(comparison) if baseline else behind_best(comparison)
+    rows = [
+        [
+            pair["target"],
+            *_with_interval(pair["difference"], pair),
+            p_text(pair["p_value"]),
+            p_text(pair["adjusted"]),
+            VERDICTS[pair["verdict"]],
+        ]
+        for pair in pairs
+    ]
+    other = baseline or f"the best, {comparison['targets'][0]['target']}"
+    return Grid(f"Difference from {other} (paired)", header, rows)
+
+
+def _from_baseline(comparison: Facts) -> list[Facts]:
+    names = ("std_error", "lower", "upper")
+    return [
+        {**entry, **{name: entry[f"difference_{name}"] for name in names}}
+        for entry in comparison["targets"]
+        if entry["target"] != comparison["baseline"]
+    ]
+
+
+def _simultaneous(comparison: Facts) -> str:
+    return f"simultaneous\n{100 * comparison['level']:g}% interval"
+
+
+def plan_tables(plan: Facts) -> list[Grid]:
+    """Rows that each source needs, then the best split of new rows."""
+    options = {(o["estimator"], o["source"]): o for o in plan["options"]}
+    names = list(dict.fromkeys(estimator for estimator, _ in options))
+    return [_new_rows(plan, options, names), _best_split(plan, options, names)]
+
+
+def _new_rows(
+    plan: Facts, options: Mapping[tuple[str, str], Facts], names: Sequence[str]
+) -> Grid:
+    sources = dict.fromkeys(source for _, source in options)
+    rows = [[s, *(_needed(options[name, s]) for name in names)] for s in sources]
+    widths = [short(options[name, BEST_SPLIT]["half_width_now"]) for name in names]
+    total = count_text(sum(i["rows"] for i in plan["loggers"]))
+    title = (
+        f"{plan['target']}: new rows for a {100 * plan['level']:g}% half-width of "
+        f"{short(plan['half_width'])}; the log has {total}"
+    )
+    return Grid(title, ["new rows from", *names], [*rows, ["half-width now", *widths]])
+
+
+def _needed(option: Facts) -> str:
+    return needed_rows(option["rows"], option["half_width_now"])
+
+
+def needed_rows(rows: float, half_width_now: float) -> str:
+    """Write a number of new rows; it is unknown if the present rows show no spread.
+
+    >>> needed_rows(1200.0, 0.1), needed_rows(0.0, 0.1), needed_rows(math.inf, 0.1)
+    ('1,200', 'reached', 'never')
+    """
+    if math.isinf(rows):
+        return "never" if math.isfinite(half_width_now) else "unknown"
+    return count_text(rows) if rows else "reached"
+
+
+def _best_split(
+    plan: Facts, options: Mapping[tuple[str, str], Facts], names: Sequence[str]
+) -> Grid:
+    total = sum(i["rows"] for i in plan["loggers"])
+    rows = [
+        [
+            i["logger"],
+            percent(i["rows"] / total),
+            *(_part(options[name, BEST_SPLIT], i["logger"]) for name in names),
+        ]
+        for i in plan["loggers"]
+    ]
+    return Grid("Best split of the new rows", ["logger", "share now", *names], rows)
+
+
+def _part(option: Facts, logger: str) -> str:
+    if not 0 < option["rows"] < math.inf:
+        return UNKNOWN
+    return percent(round(option["split"].get(logger, 0.0), 3))
+
+
+def _interval_header(estimates: Sequence[Facts]) -> str:
+    return f"{100 * estimates[0]['level']:g}% interval" if estimates else "interval"
+
+
+def _with_interval(value: float, entry: Facts) -> list[str]:
+    error = entry["std_error"]
+    return [with_error(value, error), interval_text(entry["lower"], entry["upper"], error)]
+
+
+def _short(number: float) -> str:
+    return UNKNOWN if math.isnan(number) else short(number)
+
+
+def _count(number: float) -> str:
+    return count_text(number) if math.isfinite(number) else UNKNOWN
+
+
+def _percent(share: float) -> str:
+    return percent(share) if math.isfinite(share) else UNKNOWN

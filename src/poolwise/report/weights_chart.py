@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import altair as alt
 
     from poolwise.report.marks import Chart, Point
-    from poolwise.report.sentence import Found
+    from poolwise.report.sentence import Facts
 
 KINDS = {"mean weight": "mean_weight", "largest weight": "largest_weight"}
 BAR = 0.75  # a bar goes from 3/4 of a power of two to 3/2 of it: 1 is well within one
@@ -39,7 +39,7 @@ TALL = 0.6  # of a panel: the rest is for the name of the logger
 FEW = 6  # panels that may be taller
 
 
-def weights(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
+def weights(found: Facts, target: Facts) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
     """How the weights against each logger spread, on a logarithmic scale."""
     covers = [(str(i["logger"]), i) for i in target["loggers"]]
     covers += [(MIXTURE, target["mixture"])] if "mixture" in target else []
@@ -47,7 +47,7 @@ def weights(found: Found, target: Found) -> Chart:  # noqa: ARG001 - all of OF_T
     return _panels(covers) if counted else _ranges(covers)
 
 
-def _panels(covers: Sequence[tuple[str, Found]]) -> Chart:
+def _panels(covers: Sequence[tuple[str, Facts]]) -> Chart:
     """One histogram below the other."""
     import altair as alt
 
@@ -84,7 +84,7 @@ def _panels(covers: Sequence[tuple[str, Found]]) -> Chart:
     return styled(alt.layer(*layers), count * (90 if count <= FEW else 64))
 
 
-def octaves(bins: Sequence[Found]) -> dict[float, float]:
+def octaves(bins: Sequence[Facts]) -> dict[float, float]:
     """Share of the rows in each bar, by its left end; small weights are left out.
 
     >>> octaves([{"lower": low, "rows": 1} for low in (0.0, 0.5, 0.75, 1.0, 1.5)])
@@ -112,7 +112,7 @@ def _bar(label: str, left: float, share: float, base: float, peak: float) -> Poi
     }
 
 
-def _dots(covers: Sequence[tuple[str, Found]]) -> list[Point]:
+def _dots(covers: Sequence[tuple[str, Facts]]) -> list[Point]:
     return [
         {"row": label, "x": entry[key], "kind": kind, "size": short(entry[key])}
         for label, entry in covers
@@ -134,7 +134,7 @@ def _marked(dots: Sequence[Point]) -> Any:  # noqa: ANN401 - altair's layers hav
     return marks.encode(color=colour, tooltip=tips)
 
 
-def _names(covers: Sequence[tuple[str, Found]], base: Sequence[float]) -> list[Any]:
+def _names(covers: Sequence[tuple[str, Facts]], base: Sequence[float]) -> list[Any]:
     """The logger of each panel, and how many weights are too small for it."""
     import altair as alt
 
@@ -155,7 +155,7 @@ def _names(covers: Sequence[tuple[str, Found]], base: Sequence[float]) -> list[A
     ]
 
 
-def smallest(bins: Sequence[Found]) -> str:
+def smallest(bins: Sequence[Facts]) -> str:
     """How many weights are zero, or so small that no bar shows them.
 
     >>> smallest([{"lower": 0.0, "upper": 0.0, "rows": 1}, {"lower": 1.0, "rows": 3}])
@@ -202,7 +202,7 @@ def _one(base: Sequence[float] = (0.0,)) -> Any:  # noqa: ANN401 - altair's laye
     return rule.encode(x="x:Q")
 
 
-def _ranges(covers: Sequence[tuple[str, Found]]) -> Chart:
+def _ranges(covers: Sequence[tuple[str, Facts]]) -> Chart:
     """Mean and largest weight, where nobody counted the others."""
     import altair as alt
 
