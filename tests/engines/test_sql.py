@@ -14,6 +14,7 @@ import sqlglot
 from sqlglot import exp
 
 from poolwise.engines.answer import decode
+from poolwise.engines.dialects import NAMES
 from poolwise.engines.printed import standalone_query
 from poolwise.engines.sql import Request
 from poolwise.errors import UsageError
@@ -30,6 +31,8 @@ from poolwise.moments.terms import (
     second_moment,
 )
 from poolwise.rows.roles import assign
+from tests.support import queries
+from tests.support.postgres import load, server
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
 
 if TYPE_CHECKING:
@@ -37,16 +40,6 @@ if TYPE_CHECKING:
 
     from poolwise.moments.moments import Moments
 
-DIALECTS = (
-    "duckdb",
-    "spark",
-    "postgres",
-    "bigquery",
-    "snowflake",
-    "trino",
-    "clickhouse",
-    "databricks",
-)
 TARGETS = {"target": "t", "other": "t / 2"}
 NEEDS = Needs(
     (REWARD, second_moment("a"), second_moment("b")),
@@ -55,7 +48,7 @@ NEEDS = Needs(
 ).bind("target")
 SCRIPT = """
 from poolwise import Log
-from poolwise.border import query_text
+from poolwise.evaluation.check import query_text
 log = Log("x", logger="l", reward="r", propensity="p", propensities={"a": "pa", "b": "pb"})
 print(query_text(log, "table_of_logs", {"one": "t1", "two": "t2", "three": "t3"}, "duckdb"))
 """
@@ -73,23 +66,53 @@ def run(text: str, source: pa.Table) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
+def run_postgres(text: str, source: pa.Table) -> list[dict[str, Any]]:
+    with server().connect() as connection:
+        load(connection, source, "log")
+        result = connection.execute(text)
+        names = [d[0] for d in result.description]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+RUNS = {"duckdb": run, "postgres": run_postgres}
+
+
 def by_text(
-    source: pa.Table, chosen: Log, needs: Needs, targets: Mapping[str, str]
+    source: pa.Table,
+    chosen: Log,
+    needs: Needs,
+    targets: Mapping[str, str],
+    dialect: str = "duckdb",
 ) -> dict[str, Moments]:
     """Run the text of the query and read its answer as an engine would."""
-    text = standalone_query(chosen, "log", targets, needs, "duckdb")
+    text = standalone_query(chosen, "log", targets, needs, dialect)
     request = Request(assign(chosen, targets, None, exp.to_table("log")).table, needs)
-    groups = [decode(request, line) for line in run(text, source)]
+    groups = [decode(request, line) for line in RUNS[dialect](text, source)]
     assert not any(group.bad for group in groups)
     return {str(group.logger): group.moments for group in groups}
 
 
+@pytest.mark.parametrize("dialect", NAMES)
+def test_the_printed_query_is_the_reviewed_one(dialect: str) -> None:
+    """Rewrite the files with `python -m tests.support.queries`, and read the difference."""
+    reviewed = (queries.FOLDER / f"{dialect}.sql").read_text("utf-8")
+    first, second = (
+        [tree.sql(dialect) for tree in sqlglot.parse(text, dialect=dialect) if tree]
+        for text in (reviewed, queries.printed(dialect))
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("dialect", RUNS)
+@pytest.mark.parametrize("needs", [NEEDS, queries.NEEDS], ids=["few", "all"])
 @pytest.mark.parametrize("offset", [0.0, 1e6])
-def test_the_printed_query_gives_the_moments_of_the_engine(offset: float) -> None:
+def test_the_printed_query_gives_the_moments_of_the_engine(
+    offset: float, needs: Needs, dialect: str
+) -> None:
     source = random_table(np.random.default_rng(30), {"a": 800, "b": 500}, offset=offset)
-    found = by_text(source, log(), NEEDS, {"target": "t"})
+    found = by_text(source, log(), needs, {"target": "t"}, dialect)
     with Reference().open(log_of(source), {"target": "t"}) as rows:
-        assert_moments_agree(found, rows.moments(NEEDS))
+        assert_moments_agree(found, rows.moments(needs))
 
 
 def test_the_printed_query_serves_log_probabilities() -> None:
@@ -140,7 +163,7 @@ def test_the_query_is_the_same_text_in_every_process() -> None:
     assert texts.pop().startswith("WITH")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("logs", [False, True], ids=["probabilities", "logarithms"])
 def test_every_dialect_can_read_its_own_query(dialect: str, *, logs: bool) -> None:
     text = query_text(log(log_probabilities=logs), "my_log", TARGETS, dialect)
@@ -177,7 +200,7 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_names(name: str, dialect: str) -> None:
     from poolwise.log.policy import Column

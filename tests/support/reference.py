@@ -146,7 +146,7 @@ class ReferenceRows:
         if factor.name == "weight":
             return self._ratio(self._target(factor, rows), self._own(rows))
         if factor.name == "balanced_weight":
-            return self._ratio(self._target(factor, rows), self._mixture(rows))
+            return _shrunk(self._ratio(self._target(factor, rows), self._mixture(rows)), factor)
         if factor.name == "overlap":
             smallest = np.min([self._policy(k, rows) for k in self.counts], axis=0)
             return self._ratio(smallest, self._own(rows))
@@ -214,6 +214,16 @@ def exact_moments(values: Mapping[Term, FloatArray], needs: Needs) -> Moments:
     largest = np.where(extremes, [values[t].max() for t in terms], np.nan)
     tails = {t: np.sort(values[t])[::-1] for t in needs.tails}
     return Moments(terms, count, means, scatter, lowest, largest, tails=tails)
+
+
+def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
+    if factor.rule == "clip":
+        return np.minimum(weight, factor.bound)
+    if factor.rule == "switch":
+        return np.where(weight <= factor.bound, weight, 0.0)
+    if factor.rule == "optimistic":
+        return factor.bound * weight / (weight**2 + factor.bound)
+    return weight
 
 
 def broken_rules(row: Row, log: Log, targets: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Answers: lines of the query's result become moments.
+"""Answer: lines of the aggregate query become moments; the base class of databases.
 
-The centres that were subtracted come back out here, and a line whose centre was too
-far from its mean to keep the digits is recognised.
+Decoding adds the subtracted centres back, and detects a centre so far from the mean that
+the scatter lost digits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from poolwise.engines.sql import Request, moments_query, places
-from poolwise.errors import Fault, LogError, RefusedError, UsageError, nearest
-from poolwise.moments.moments import Moments, pooled
-from poolwise.moments.terms import Needs, Term, unite
+from poolwise.engines.sql import Request, moments_query
+from poolwise.errors import Fault, LogError, UsageError, nearest
+from poolwise.moments.moments import Moments, pooled, refuse_infinite
+from poolwise.moments.terms import Needs, unite
 from poolwise.rows.rules import (
     RoleColumns,
     check_query,
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
     from sqlglot import exp
     from sqlglot.expressions import Expr as Expression
 
+    from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
 
-Line = Mapping[str, Any]  # what a database returns
+Line = Mapping[str, Any]  # one line of a database's answer
 
 
 @dataclass(frozen=True)
 class Group:
-    """What one line of the answer says.
+    """One line of the answer.
 
     Attributes:
-        logger: Label; None where the rows have none.
-        bucket: Number of the bucket; 0 where rows were not split.
+        logger: Label; None where it is NULL.
+        bucket: Number of the bucket; 0 without buckets.
         bad: Rows that break a rule.
-        moments: Their moments.
+        moments: Moments of the rows.
     """
 
     logger: str | None
@@ -59,157 +60,124 @@ class Group:
 
 
 def decode(request: Request, line: Line) -> Group:
-    """Turn one line of the answer into moments, taking the centres back out."""
-    terms, place = request.needs.terms, places(request)
-    count = int(line["rows"] or 0)
+    """Turn one line of the answer into moments, adding the centres back."""
+    terms, index, count = request.needs.terms, request.index, int(line["rows"] or 0)
+    centres = _centres(request, line)
+    offsets = _numbers(line, "sum", range(len(terms))) / count
+    lowest, largest = np.full((2, len(terms)), np.nan)
+    extremes = [index[term] for term in request.needs.extremes]
+    lowest[extremes] = _numbers(line, "lowest", extremes) + centres[extremes]
+    largest[extremes] = _numbers(line, "largest", extremes) + centres[extremes]
     logger = line["logger"]
-    centres = np.array([_centre(request, line, t) for t in terms])
-    sums = np.array([_float(line[f"sum_{k}"]) for k in range(len(terms))])
-    offsets = sums / count
-    size = len(request.needs.scattered)
-    scatter = np.full((size, size), np.nan)
-    with np.errstate(all="ignore"):  # a log with infinite rewards is refused afterwards
-        for left, right in request.needs.pairs:
-            i, j = place[left], place[right]
-            raw = _float(line[f"scatter_{i}_{j}"])
-            scatter[i, j] = scatter[j, i] = raw - count * offsets[i] * offsets[j]
-    diagonal = np.einsum("ii->i", scatter)
-    np.maximum(diagonal, 0.0, out=diagonal)  # rounding may leave -1e-20; keeps nan
-    lowest, largest = np.full(len(terms), np.nan), np.full(len(terms), np.nan)
-    for term in request.needs.extremes:
-        k = place[term]
-        lowest[k] = _float(line[f"lowest_{k}"]) + centres[k]
-        largest[k] = _float(line[f"largest_{k}"]) + centres[k]
-    tails = {
-        t: np.sort(np.array(line[f"tail_{place[t]}"], dtype=np.float64))[::-1]
-        + centres[place[t]]
-        for t in request.needs.tails
-        if f"tail_{place[t]}" in line
-    }
     return Group(
         None if logger is None else str(logger),
         int(line.get("bucket") or 0),
         int(line["bad"] or 0),
-        Moments(terms, count, centres + offsets, scatter, lowest, largest, tails=tails),
+        Moments(
+            terms,
+            count,
+            centres + offsets,
+            _scatter(request, line, count, offsets),
+            lowest,
+            largest,
+        ),
     )
 
 
+def _numbers(line: Line, name: str, columns: Iterable[int]) -> FloatArray:
+    return np.array([_float(line[f"{name}_{k}"]) for k in columns], dtype=np.float64)
+
+
 def _float(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
+    return math.nan if value is None else float(value)
 
 
-def _centre(request: Request, line: Line, term: Term) -> float:
-    """What was subtracted from a term before it was averaged."""
-    column = f"centre_{places(request)[term]}"
-    if column in line:
-        return _float(line[column])
-    return (request.common or {}).get(term, 0.0)
+def _centres(request: Request, line: Line) -> FloatArray:
+    """The number that was subtracted from each term."""
+    if not request.self_centred:
+        return np.array([(request.centres or {}).get(t, 0.0) for t in request.needs.terms])
+    centres = np.zeros(len(request.needs.terms))
+    scattered = range(len(request.needs.scattered))  # they come first
+    centres[list(scattered)] = _numbers(line, "centre", scattered)
+    return centres
+
+
+def _scatter(request: Request, line: Line, count: int, offsets: FloatArray) -> FloatArray:
+    """Scatter around the means; infinite where a sum is not a finite double."""
+    size, index = len(request.needs.scattered), request.index
+    scatter = np.full((size, size), np.nan)  # NaN marks a pair that was not requested
+    with np.errstate(all="ignore"):
+        for left, right in request.needs.pairs:
+            i, j = index[left], index[right]
+            value = _float(line[f"scatter_{i}_{j}"]) - count * offsets[i] * offsets[j]
+            scatter[i, j] = scatter[j, i] = math.inf if np.isnan(value) else value
+    diagonal = np.einsum("ii->i", scatter)
+    np.maximum(diagonal, 0.0, out=diagonal)  # rounding may leave -1e-20; keeps NaN
+    return scatter
 
 
 WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a row
 
 
-def off_centre(request: Request, group: Group) -> bool:
-    """Whether some scatter lost digits because its centre was far from the mean.
+def off_centre(request: Request, moments: Moments) -> bool:
+    """Whether a scatter lost digits because its centre was far from the mean.
 
-    The loss is the ratio of the distance squared to the variance: at 100 some two of
+    The loss is the ratio of the squared distance to the variance: at 100 about two of
     sixteen digits, and a sum of 1e8 rows loses another four.
     """
-    moments, place = group.moments, places(request)
-    for term in request.shifted:
-        k = place[term]
-        centre = _centre(request, {}, term)
-        gap = moments.count * (moments.means[k] - centre) ** 2
-        if gap > WELL_CENTRED * moments.scatter[k, k] and gap > 0:
-            return True
-    return False
+    size = len(request.needs.scattered)
+    distance = (moments.means - _centres(request, {}))[:size]
+    gap = moments.count * distance**2
+    return bool(((gap > WELL_CENTRED * np.diag(moments.scatter)) & (gap > 0)).any())
 
 
-def own_centres(request: Request, groups: Iterable[Group]) -> dict[str, dict[Term, float]]:
-    """The means that a pass found, as centres for the next."""
-    return {str(g.logger): {t: g.moments.mean(t) for t in request.shifted} for g in groups}
-
-
-def refuse_overflow(request: Request, groups: Iterable[Group]) -> None:
-    """Refuse sums that left the range of doubles: they would end as NaN."""
-    place = places(request)
+def whole(groups: Iterable[Group]) -> list[Moments]:
+    """Moments of each logger, all its buckets together."""
+    by_logger: dict[str | None, list[Moments]] = {}
     for group in groups:
-        m = group.moments
-        pairs = [(place[i], place[j]) for i, j in request.needs.pairs]
-        with np.errstate(over="ignore"):  # equal rows: no scatter, yet a square out of range
-            squares = [m.means[i] * m.means[j] for i, j in pairs]
-        if not np.isfinite([*m.means, *squares, *(m.scatter[i, j] for i, j in pairs)]).all():
-            raise _overflow(group.logger)
+        by_logger.setdefault(group.logger, []).append(group.moments)
+    return [pooled(buckets) for buckets in by_logger.values()]
 
 
-def refuse_infinite(found: Mapping[str, Moments]) -> None:
-    """Refuse moments that left the range of doubles; a scatter nobody asked for is nan."""
-    for logger, m in found.items():
-        if not m.bounded:
-            raise _overflow(logger)
-
-
-def _overflow(logger: str | None) -> RefusedError:
-    return RefusedError(
-        "overflow",
-        f"weights times rewards of logger {logger!r} are too large for doubles: some "
-        "propensity is absurdly small, or some reward absurdly large. Check both columns, and "
-        "rescale the rewards if they are right.",
-    )
-
-
-def by_bucket(groups: Iterable[Group]) -> list[dict[str, Moments]]:
-    """Moments of each logger, bucket by bucket, in the order of the buckets."""
-    found: dict[int, dict[str, Moments]] = {}
+def by_bucket(groups: Iterable[Group], loggers: Iterable[str]) -> list[dict[str, Moments]]:
+    """Moments of each logger, bucket by bucket, in the order of buckets and loggers."""
+    buckets: dict[int, dict[str, Moments]] = {}
     for group in groups:
-        found.setdefault(group.bucket, {})[str(group.logger)] = group.moments
-    return [found[bucket] for bucket in sorted(found)]
-
-
-def merged_groups(groups: Iterable[Group]) -> list[Group]:
-    """One group per logger: all its buckets together."""
-    found: dict[str | None, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.logger, []).append(group)
-    return [
-        Group(logger, 0, sum(g.bad for g in parts), pooled(g.moments for g in parts))
-        for logger, parts in found.items()
-    ]
+        buckets.setdefault(group.bucket, {})[str(group.logger)] = group.moments
+    order = list(loggers)
+    return [{i: b[i] for i in order if i in b} for _, b in sorted(buckets.items())]
 
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
-MOST_LOGGERS = 2_000  # a column with more labels is an identifier or a time
+MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
 CHANGED = Fault(
     "the log changed while it was read: its rows are no longer those that were counted",
     "",
     0,
-    advice="Evaluate rows that nobody writes to any more, such as those before today.",
+    advice="Evaluate rows that no longer change, such as those before today.",
 )
 NO_ROWS = Fault("the log has no rows", "", 0)
-LONGEST_EXAMPLE = 60  # letters of a value that is no number
-ADVICE = (
-    "Correct these rows where they are written, or leave them out with on_fault='drop' "
-    "(--on-fault drop)."
-)
+LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
+ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
 COMMAS = (
-    "Decimal commas of a CSV file are read with --reader-option decimal_separator=, "
-    "(reader_options={'decimal_separator': ','})."
+    "For a CSV file with decimal commas, pass reader_options={'decimal_separator': ','} "
+    "(--reader-option decimal_separator=,)."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class QueryRows(ABC):
-    """An open log; answers what `engines.base.Rows` promises."""
+    """An open log in a database: implements `engines.base.Rows` by queries."""
 
     table: RoleColumns
 
     @abstractmethod
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
-        """Run a query: one mapping of names to values for each line of the answer."""
+        """Run a query and return each line of the answer as a mapping by column."""
 
     @abstractmethod
     def _bucket(self, buckets: int) -> Expression:
-        """A number below `buckets`: the same for all rows of a cluster, else row by row."""
+        """Return a number below `buckets`, equal for all rows of a cluster."""
 
     @property
     def by_kernel(self) -> bool:
@@ -218,11 +186,6 @@ class QueryRows(ABC):
     @property
     def rereadable(self) -> bool:
         return True
-
-    @property
-    def _tail(self) -> int:
-        """How many of the largest values this database can return; 0 for none."""
-        return 0
 
     def _count(self, table: RoleColumns) -> dict[str | None, int]:
         lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
@@ -235,20 +198,18 @@ class QueryRows(ABC):
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        found = self._count(self.table)
-        labels = self.table.labels or sorted(label for label in found if label is not None)
+        counts = self._count(self.table)
+        labels = self.table.labels or sorted(label for label in counts if label is not None)
         if len(labels) > MOST_LOGGERS:
-            what = role_text(self.table, "logger")
             raise UsageError(
-                f"{what!r} has {len(labels):,} different labels, for {sum(found.values()):,} "
-                f"rows: is it the logger, the policy that chose the action of a row? At most "
-                f"{MOST_LOGGERS:,} loggers are evaluated together."
+                f"the logger column {role_text(self.table, 'logger')!r} must have at most "
+                f"{MOST_LOGGERS:,} labels, got {len(labels):,} in {sum(counts.values()):,} "
+                "rows: name the column of the policy that chose the action"
             )
-        strange = set(found) - set(labels)
-        empty = [label for label in labels if label not in found]
-        if strange or (empty and not self.table.drop) or not found:
+        absent = [label for label in labels if label not in counts]
+        if set(counts) - set(labels) or (absent and not self.table.drop) or not counts:
             raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
-        return {label: found[label] for label in labels if label in found}
+        return {label: counts[label] for label in labels if label in counts}
 
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger, with one example each."""
@@ -258,87 +219,81 @@ class QueryRows(ABC):
         if not lines:
             return (NO_ROWS,)
         faults = [
-            self._fault(place, line)
-            for place in range(len(rules(self.table)))
+            self._fault(k, line)
+            for k in range(len(rules(self.table)))
             for line in lines
-            if line[f"rule_{place}"]
+            if line[f"rule_{k}"]
         ]
         present = {line["logger"] for line in lines}
-        strange = sorted(str(label) for label in present - set(self.table.labels))
+        unknown = sorted(str(label) for label in present - set(self.table.labels))
         faults += [
-            Fault("the logger has no rows", label, 0, advice=_meant(label, strange))
+            Fault("the logger has no rows", label, 0, advice=_similar(label, unknown))
             for label in self.table.labels
             if label not in present
         ]
         return tuple(faults)
 
-    def _fault(self, place: int, line: Mapping[str, Any]) -> Fault:
-        rule = rules(self.table)[place]
+    def _fault(self, number: int, line: Line) -> Fault:
+        rule = rules(self.table)[number]
         logger = line["logger"]
         example = self._lines(example_query(self.table, rule, logger))[0]
-        shown = {role_text(self.table, role): _shown(example, role) for role in rule.role}
-        commas = any(re.fullmatch(r"[+-]?\d+,\d+", str(value)) for value in shown.values())
+        values = {role_text(self.table, role): _example(example, role) for role in rule.role}
+        commas = any(re.fullmatch(r"[+-]?\d+,\d+", str(value)) for value in values.values())
         advice = COMMAS if commas else ADVICE
-        return Fault(rule.text, logger or "", int(line[f"rule_{place}"]), shown, advice)
+        return Fault(rule.text, logger or "", int(line[f"rule_{number}"]), values, advice)
+
+    def without(self, logger: str) -> Self:
+        """Exclude one logger from the rows and from the mixture."""
+        return replace(self, table=without(self.table, logger))
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
-        """Moments of each logger, centred well enough to keep their digits."""
+        """Return the moments of each logger, centred well enough to keep their digits."""
         return self._answer(self.table, needs)[0]
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
-        """Moments of each bucket and logger, for each of several needs, from one query."""
+        """Return moments of each bucket and logger, for each of several needs."""
         table = replace(self.table, bucket=self._bucket(buckets))
-        found = self._answer(table, unite(needs))
-        names = [{term: term for term in asked.terms} for asked in needs]
-        return [[{i: m.select(n) for i, m in b.items()} for b in found] for n in names]
-
-    def without(self, logger: str) -> Self:
-        """The same rows without those of one logger, and without it in the mixture."""
-        return replace(self, table=without(self.table, logger))
+        answer = self._answer(table, unite(needs))
+        names = [{term: term for term in one.terms} for one in needs]
+        return [[{i: m.select(n) for i, m in b.items()} for b in answer] for n in names]
 
     def _answer(self, table: RoleColumns, needs: Needs) -> list[dict[str, Moments]]:
-        request = Request(table, needs, self.counts, self._pilot(needs), tail=self._tail)
+        """Query around the pilot's centres, and again if they are too far off."""
+        request = Request(table, needs, self.counts, self._pilot(needs))
         groups = self._ask(request)
-        if any(g.bad for g in groups):
+        if any(group.bad for group in groups):
             raise LogError(self.check())
-        refuse_overflow(request, groups)
-        merged = merged_groups(groups)
-        if any(off_centre(request, g) for g in merged):
-            centres = own_centres(request, merged)
-            request = replace(request, common=None, by_logger=centres)
-            groups = self._ask(request)
-        return [
-            {i: by_logger[i] for i in self.counts if i in by_logger}
-            for by_logger in by_bucket(groups)
-        ]
+        for group in groups:
+            refuse_infinite({str(group.logger): group.moments})
+        if any(off_centre(request, moments) for moments in whole(groups)):
+            groups = self._ask(replace(request, centres=None))
+        return by_bucket(groups, self.counts)
 
     def _pilot(self, needs: Needs) -> dict[Term, float]:
-        """A centre for each term, from the first rows."""
-        terms = Needs(groups=needs.groups).terms
+        """Mean of each term with a scatter in the first rows, as its centre."""
         usable = replace(self.table, drop=True)
-        request = Request(usable, Needs(means=terms), self.counts, {})
-        found = [g.moments for g in self._ask(request, PILOT_ROWS)]
-        means = pooled(found).means.tolist() if found else []
-        return {
-            t: float(c) for t, c in zip(terms, means, strict=False) if math.isfinite(float(c))
-        }
+        request = Request(usable, Needs(means=needs.scattered), self.counts, {})
+        groups = [group.moments for group in self._ask(request, PILOT_ROWS)]
+        if not groups:
+            return {}
+        first = pooled(groups)
+        return {t: first.mean(t) for t in first.terms if math.isfinite(first.mean(t))}
 
     def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
-        """Run the query of the moments and read its answer."""
+        """Run the query and decode its answer."""
         lines = self._lines(moments_query(request, limit=limit))
         return [decode(request, line) for line in lines]
 
 
-def _meant(label: str, strange: Sequence[str]) -> str:
-    """A label that the rows have and nobody named may be this one, mistyped."""
-    close = nearest(label, strange)
+def _similar(label: str, unknown: Sequence[str]) -> str:
+    """Suggest a label of the rows that may be a misspelling of this one."""
+    close = nearest(label, unknown)
     return f"Did you mean {close!r} where `propensities` say {label!r}?" if close else ""
 
 
-def _shown(example: Mapping[str, Any], role: str) -> object:
-    """A value as a number; as it stands in the source where it is none."""
-    value = example.get(role)
-    text = example.get(f"raw_{role}")
+def _example(line: Line, role: str) -> object:
+    """Return the numeric value, or the raw text if it is not numeric."""
+    value, text = line.get(role), line.get(f"raw_{role}")
     if value is not None or text is None:
         return value
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."

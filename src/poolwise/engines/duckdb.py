@@ -19,12 +19,12 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.answer import CHANGED, QueryRows, refuse_infinite
+from poolwise.engines.answer import CHANGED, QueryRows
 from poolwise.engines.parallel import Pass, kernel_for, workers
 from poolwise.engines.program import Program
 from poolwise.engines.sums import Sums, grouped, moments_of
 from poolwise.errors import EngineError, LogError
-from poolwise.moments.moments import LONGEST_TAIL, Moments
+from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.terms import unite
 from poolwise.rows.guard import lock, refuse_reaching
 from poolwise.rows.learn import NOTHING, Extra, Fill, learn
@@ -260,10 +260,6 @@ class DuckDBRows(QueryRows):
     @property
     def by_kernel(self) -> bool:
         return True
-
-    @property
-    def _tail(self) -> int:
-        return LONGEST_TAIL
 
     def _bucket(self, buckets: int) -> Expression:
         place: Expression = exp.Window(this=exp.RowNumber())

@@ -1,21 +1,20 @@
-"""The query: built once, for every engine and every dialect.
+"""SQL: the aggregate query, for databases in which poolwise cannot run Python.
 
-Each step is a named common table expression, every identifier is quoted by
-SQLGlot, and the order of columns never depends on a set, so that equal requests
-give equal text:
+Each step is a named common table expression, SQLGlot quotes every identifier, and the
+order of columns never depends on a set, so equal requests give equal text:
 
-    source -> rows (roles, cast) -> probs -> ratios -> terms -> one row per logger
+    source -> rows (roles, cast) -> probs -> ratios -> shared -> terms -> one line per logger
 
-Products are centred before they are summed: by centres that an earlier, small
-query found, or, where one query must do everything, by averages computed in it.
+Terms are centred before their products are summed: by centres from an earlier, small query,
+or by averages that the query computes itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass
-from functools import reduce
-from operator import mul
+from functools import cached_property, reduce
+from operator import add, mul
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
@@ -35,49 +34,41 @@ from poolwise.rows.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
 
-Centres = Mapping[Term, float]
-
-
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One aggregate query: what is asked, and the numbers it may take as known.
+    """One aggregate query.
 
     Attributes:
         table: The rows.
-        needs: Means, scatters and extremes that are wanted.
-        counts: Rows of each logger; None lets the query count them itself.
-        common: Centre of each term, the same for all loggers.
-        by_logger: Centre of each term, by logger. Without this and `common` the query
-            finds centres itself.
-        tail: How many of the largest values to return of terms that want them; only
-            DuckDB can.
+        needs: Means, scatters and extremes to return.
+        counts: Rows of each logger; None makes the query count them.
+        centres: Centre of each term, the same for all loggers; None makes the query compute
+            one per logger.
     """
 
     table: RoleColumns
     needs: Needs
     counts: Mapping[str, int] | None = None
-    common: Centres | None = None
-    by_logger: Mapping[str, Centres] | None = None
-    tail: int = 0
+    centres: Mapping[Term, float] | None = None
+
+    @cached_property
+    def index(self) -> dict[Term, int]:
+        """Number of each term in the names of the answer's columns."""
+        return {term: k for k, term in enumerate(self.needs.terms)}
 
     @property
-    def shifted(self) -> list[Term]:
-        """Terms that need a centre: those with a scatter."""
-        return sorted({t for pair in self.needs.pairs for t in pair})
-
-    @property
-    def joined(self) -> bool:
-        """Whether centres come from a table of their own, one line per logger."""
-        return self.common is None and bool(self.shifted)
+    def self_centred(self) -> bool:
+        """Whether the query computes centres, in a step of its own."""
+        return self.centres is None and bool(self.needs.scattered)
 
 
 def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
-    """One row per logger (and bucket): count, bad rows, means, scatters, extremes."""
+    """Return one line per logger (and bucket): count, bad rows, means, scatters, extremes."""
     query = _aggregate(request)
     for name, step in _steps(request, limit):
         query = query.with_(name, as_=step)
@@ -85,7 +76,7 @@ def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
 
 
 def columns_query(request: Request) -> exp.Select:
-    """The row columns themselves: the steps of the query of moments up to these."""
+    """Return the factors of each row: the steps of the moments query up to `ratios`."""
     query = exp.select("*").from_("ratios")
     for name, step in _steps(request, None):
         if name not in {"shared", "terms", "centres"}:
@@ -106,81 +97,69 @@ def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
         ("shared", _shared(request)),
         ("terms", _terms(request)),
     ]
-    if request.joined:
-        found = _centres(request) if request.by_logger is None else _centre_values(request)
-        steps.append(("centres", found))
+    if request.self_centred:
+        steps.append(("centres", _centres(request)))
     return steps
 
 
 def _totals(table: RoleColumns) -> exp.Select:
-    """Row counts in one line, for the mixture of a query that must stand alone."""
+    """Row counts in one line, for a query that computes the mixture's shares."""
     counts = [
-        count_where(column("logger").eq(string(label))).as_(f"n_{place}", quoted=True)
-        for place, label in enumerate(table.propensities)
+        count_where(column("logger").eq(string(label))).as_(f"n_{k}", quoted=True)
+        for k, label in enumerate(table.propensities)
     ]
     return exp.select(*counts).from_(rows_name(table))
 
 
 def _probs(table: RoleColumns) -> exp.Select:
-    """Probabilities; logarithms are taken back relative to the row's largest.
+    """Probabilities of each row; logarithms are exponentiated relative to the largest.
 
-    A factor common to all probabilities of a row leaves every weight unchanged, and
-    keeps those of structured actions, however small, from vanishing.
+    A factor common to all probabilities of a row leaves every weight unchanged, and keeps
+    tiny probabilities of structured actions from underflowing.
     """
     names = [f"p_{i}" for i in range(len(table.propensities))]
     names += [f"t_{i}" for i in range(len(table.targets))]
-    kept = [column("logger"), column("reward"), *map(column, table.predictions)]
+    carried = [column("logger"), column("reward"), *map(column, table.predictions)]
     if table.bucket is not None:
-        kept.append(column("bucket"))
+        carried.append(column("bucket"))
     if table.mixture is not None:
         names.append("estimated_mixture")
-    mine = propensity(table)
+    own = propensity(table)
     if table.log_probabilities:
-        tops = [mine.copy(), *(column(n) for n in names if n.startswith("p_"))]
+        tops = [own.copy(), *(column(n) for n in names if n.startswith("p_"))]
         top = exp.func("greatest", *tops) if len(tops) > 1 else tops[0]
         probs: list[Expression] = [
             exp.func("exp", column(n) - top.copy()).as_(n, quoted=True) for n in names
         ]
-        mine = exp.func("exp", exp.paren(mine - top.copy()))
+        own = exp.func("exp", exp.paren(own - top.copy()))
     else:
         probs = [column(n) for n in names]
     bad = case(good(table), exp.Literal.number(0), exp.Literal.number(1))
-    extra = [mine.as_("own", quoted=True), bad.as_("bad", quoted=True)]
-    return exp.select(*kept, *probs, *extra).from_(rows_name(table))
+    extra = [own.as_("own", quoted=True), bad.as_("bad", quoted=True)]
+    return exp.select(*carried, *probs, *extra).from_(rows_name(table))
 
 
-def mixture(request: Request) -> Expression:
+def _mixture(request: Request) -> Expression:
     """The loggers mixed in proportion to their rows."""
-    total: Expression
     if request.table.mixture is not None:
         return column("estimated_mixture")
+    labels = list(request.table.propensities)
     if request.counts is not None:
-        rows_in_all = sum(request.counts.values())
-        parts = [
-            number(request.counts.get(label, 0) / rows_in_all) * column(f"p_{place}")
-            for place, label in enumerate(request.table.propensities)
-        ]
-        return exp.paren(_sum(parts))
-    places = range(len(request.table.propensities))
-    sizes = [exp.cast(column(f"n_{i}", "totals"), "double") for i in places]
-    parts = [sizes[i] * column(f"p_{i}") for i in places]
-    total = exp.func("nullif", _sum([s.copy() for s in sizes]), number(0.0))
-    return exp.paren(exp.paren(_sum(parts)) / total)
-
-
-def _sum(parts: Sequence[Expression]) -> Expression:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+        total = sum(request.counts.values())
+        shares = [number(request.counts.get(label, 0) / total) for label in labels]
+        parts = [share * column(f"p_{k}") for k, share in enumerate(shares)]
+        return exp.paren(reduce(add, parts))
+    sizes = [exp.cast(column(f"n_{k}", "totals"), "double") for k in range(len(labels))]
+    parts = [size.copy() * column(f"p_{k}") for k, size in enumerate(sizes)]
+    return exp.paren(exp.paren(reduce(add, parts)) / _not_zero(reduce(add, sizes)))
 
 
 def _ratios(request: Request) -> exp.Select:
-    """Every row column that some term is a product of."""
+    """The factors that the terms are products of."""
     table = request.table
-    kept = [column("logger"), column("bad"), column("reward")]
+    carried = [column("logger"), column("bad"), column("reward")]
     if table.bucket is not None:
-        kept.append(column("bucket"))
+        carried.append(column("bucket"))
     factors = sorted({f for t in request.needs.terms for f in t.factors})
     values = [
         _factor(f, table).as_(factor_name(f, table), quoted=True)
@@ -189,19 +168,19 @@ def _ratios(request: Request) -> exp.Select:
     ]
     probs: list[Expression] = [exp.Star()]
     if table.propensities or table.mixture is not None:
-        probs.append(mixture(request).as_("mixture", quoted=True))
+        probs.append(_mixture(request).as_("mixture", quoted=True))
     inner = exp.select(*probs).from_("probs")
     if request.counts is None and table.propensities:
         inner = inner.join("totals", join_type="cross")
-    return exp.select(*kept, *values).from_(inner.subquery("mixed"))
+    return exp.select(*carried, *values).from_(inner.subquery("mixed"))
 
 
 def _factor(factor: Factor, table: RoleColumns) -> Expression:
     mixed = column("mixture")
     if factor.name in {"weight", "balanced_weight"}:
         prob = column(f"t_{list(table.targets).index(factor.target)}")
-        own = factor.name == "weight"
-        return _held_back(prob / _not_zero(column("own") if own else mixed), factor)
+        below = column("own") if factor.name == "weight" else mixed
+        return _shrunk(prob / _not_zero(below), factor)
     if factor.name in OF_MODEL:
         return _of_model(factor, table)
     if factor.name == "overlap":
@@ -224,8 +203,8 @@ def _of_model(factor: Factor, table: RoleColumns) -> Expression:
     return column("reward") - predicted if factor.name == "residual" else predicted
 
 
-def _held_back(weight: Expression, factor: Factor) -> Expression:
-    """The weight as the rule of a factor leaves it."""
+def _shrunk(weight: Expression, factor: Factor) -> Expression:
+    """Apply the factor's rule (clip, switch, optimistic) to its weight."""
     if not factor.rule:
         return weight
     weight, bound = exp.paren(weight), number(factor.bound)
@@ -246,7 +225,7 @@ def _not_zero(divisor: Expression) -> Expression:
 
 
 def factor_name(factor: Factor, table: RoleColumns) -> str:
-    """Short SQL name of a row column: labels may hold anything, so they stay out."""
+    """Name a factor's column by numbers: labels may hold any character."""
     if factor.name in {"reward", "overlap", "predicted_reward", "residual"}:
         return factor.name
     if factor.target:
@@ -256,13 +235,14 @@ def factor_name(factor: Factor, table: RoleColumns) -> str:
 
 
 def _stems(request: Request) -> dict[tuple[Factor, ...], str]:
-    """Products that the terms of several loggers share, by the column that holds them."""
-    stems = [_stem(term) for term in request.needs.terms]
-    shared = [s for s in dict.fromkeys(stems) if len(s) > 1 and stems.count(s) > 1]
-    return {stem: f"s_{place}" for place, stem in enumerate(shared)}
+    """Products that several terms have in common, with the names of their columns."""
+    uses = Counter(_stem(term) for term in request.needs.terms)
+    shared = [stem for stem, terms in uses.items() if len(stem) > 1 and terms > 1]
+    return {stem: f"s_{k}" for k, stem in enumerate(shared)}
 
 
 def _stem(term: Term) -> tuple[Factor, ...]:
+    """Factors of a term that are the same for all loggers."""
     return tuple(f for f in term.factors if not f.logger)
 
 
@@ -272,60 +252,42 @@ def _product(request: Request, factors: Sequence[Factor]) -> Expression:
 
 
 def _shared(request: Request) -> exp.Select:
-    """The row columns, with the products that several terms share computed once."""
+    """The factors, and products that several terms have in common, computed once."""
     stems = [_product(request, s).as_(name, quoted=True) for s, name in _stems(request).items()]
     return exp.select(exp.Star(), *stems).from_("ratios")
 
 
 def _terms(request: Request) -> exp.Select:
-    kept = [column("logger"), column("bad")]
+    """Value of each term in each row, less its centre where that is known."""
+    carried = [column("logger"), column("bad")]
     if request.table.bucket is not None:
-        kept.append(column("bucket"))
-    constant, stems = request.common or {}, _stems(request)
+        carried.append(column("bucket"))
+    centres, stems = request.centres or {}, _stems(request)
     values = []
-    for place, term in enumerate(request.needs.terms):
+    for term, k in request.index.items():
         stem = _stem(term)
         rest = [f for f in term.factors if f.logger]
         if stem in stems and rest:
             product: Expression = column(stems[stem]) * _product(request, rest)
         else:
             product = _product(request, term.factors)
-        if constant.get(term):
-            product = product - number(constant[term])
-        values.append(product.as_(f"x_{place}", quoted=True))
-    return exp.select(*kept, *values).from_("shared")
-
-
-def places(request: Request) -> dict[Term, int]:
-    """Number of each term in the names of the answer's columns."""
-    return {term: place for place, term in enumerate(request.needs.terms)}
+        if centres.get(term):
+            product = product - number(centres[term])
+        values.append(product.as_(f"x_{k}", quoted=True))
+    return exp.select(*carried, *values).from_("shared")
 
 
 def _centres(request: Request) -> exp.Select:
-    """Averages per logger, for a query that must find its own centres."""
-    place = places(request)
+    """Average of each term that has a scatter, by logger."""
     means = [
-        exp.Avg(this=column(f"x_{place[t]}")).as_(f"c_{place[t]}", quoted=True)
-        for t in request.shifted
+        exp.Avg(this=column(f"x_{k}")).as_(f"c_{k}", quoted=True)
+        for k in range(len(request.needs.scattered))  # they come first
     ]
     return exp.select(column("logger"), *means).from_("terms").group_by(column("logger"))
 
 
-def _centre_values(request: Request) -> exp.Select:
-    """Known centres as a small table, one line per logger."""
-    place = places(request)
-    lines = []
-    for logger, centre in sorted((request.by_logger or {}).items()):
-        names = [number(centre[t]).as_(f"c_{place[t]}", quoted=True) for t in request.shifted]
-        lines.append(exp.select(string(logger).as_("logger", quoted=True), *names))
-    union: exp.Query = lines[0]
-    for line in lines[1:]:
-        union = union.union(line, distinct=False)
-    return exp.select("*").from_(union.subquery("lines"))
-
-
 def _aggregate(request: Request) -> exp.Select:
-    """The outer query: one line per logger, and per bucket where there are buckets."""
+    """The outer query: one line per logger, or per logger and bucket."""
     keys = [column("logger", "terms")]
     if request.table.bucket is not None:
         keys.append(column("bucket", "terms"))
@@ -333,42 +295,35 @@ def _aggregate(request: Request) -> exp.Select:
         *(key.copy() for key in keys),
         exp.Count(this=exp.Star()).as_("rows", quoted=True),
         exp.Sum(this=column("bad", "terms")).as_("bad", quoted=True),
-        *_aggregates(request),
+        *(value.as_(name, quoted=True) for name, value in _aggregates(request)),
     ).from_("terms")
-    if request.joined:
+    if request.self_centred:
         same = column("logger", "terms").eq(column("logger", "centres"))
         query = query.join("centres", on=same, join_type="left")
     return query.group_by(*keys).order_by(*(key.copy() for key in keys))
 
 
-def _aggregates(request: Request) -> Iterator[Expression]:
-    """Means, scatters, extremes, tails, and the centres that were subtracted."""
-    place, needs = places(request), request.needs
-    value = _values(request)
-    for term in needs.terms:
-        yield exp.Sum(this=value[term].copy()).as_(f"sum_{place[term]}", quoted=True)
+def _aggregates(request: Request) -> Iterator[tuple[str, Expression]]:
+    """Sums, scatters, extremes and computed centres, by their names in the answer."""
+    index, needs = request.index, request.needs
+    values = {term: _centred(request, term) for term in index}
+    for term, k in index.items():
+        yield f"sum_{k}", exp.Sum(this=values[term].copy())
     for left, right in needs.pairs:
-        product = exp.Sum(this=value[left].copy() * value[right].copy())
-        yield product.as_(f"scatter_{place[left]}_{place[right]}", quoted=True)
+        product = values[left].copy() * values[right].copy()
+        yield f"scatter_{index[left]}_{index[right]}", exp.Sum(this=product)
     for term in needs.extremes:
-        yield exp.Min(this=value[term].copy()).as_(f"lowest_{place[term]}", quoted=True)
-        yield exp.Max(this=value[term].copy()).as_(f"largest_{place[term]}", quoted=True)
-    for term in needs.tails if request.tail else ():
-        most = [value[term].copy(), exp.convert(request.tail)]
-        yield exp.Anonymous(this="max", expressions=most).as_(
-            f"tail_{place[term]}", quoted=True
-        )
-    for term in request.shifted if request.joined else ():
-        centre = exp.Min(this=column(f"c_{place[term]}", "centres"))
-        yield centre.as_(f"centre_{place[term]}", quoted=True)
+        yield f"lowest_{index[term]}", exp.Min(this=values[term].copy())
+        yield f"largest_{index[term]}", exp.Max(this=values[term].copy())
+    if request.self_centred:
+        for k in range(len(needs.scattered)):
+            yield f"centre_{k}", exp.Min(this=column(f"c_{k}", "centres"))
 
 
-def _values(request: Request) -> dict[Term, Expression]:
-    """Each term, less its centre where that comes from a table of its own."""
-    centred = set(request.shifted) if request.joined else set()
-    found: dict[Term, Expression] = {}
-    for term, place in places(request).items():
-        raw = column(f"x_{place}", "terms")
-        centre = column(f"c_{place}", "centres")
-        found[term] = exp.paren(raw - centre) if term in centred else raw
-    return found
+def _centred(request: Request, term: Term) -> Expression:
+    """A term's column, less the centre that the query computed for it."""
+    k = request.index[term]
+    value = column(f"x_{k}", "terms")
+    if not request.self_centred or k >= len(request.needs.scattered):
+        return value
+    return exp.paren(value - column(f"c_{k}", "centres"))

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.answer import refuse_infinite
 from poolwise.engines.program import asked_pairs
-from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray, Moments
+from poolwise.moments.moments import (
+    LONGEST_TAIL,
+    FloatArray,
+    IntArray,
+    Moments,
+    refuse_infinite,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

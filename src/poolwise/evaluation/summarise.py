@@ -8,7 +8,7 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.engines.answer import QueryRows, refuse_overflow
+from poolwise.engines.answer import QueryRows
 from poolwise.engines.choose import as_engine
 from poolwise.engines.printed import read_result, relation_of, standalone_request
 from poolwise.engines.saved import question, with_manifest
@@ -17,6 +17,7 @@ from poolwise.engines.summary import Summary
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import needs_of
 from poolwise.evaluation.read import named_targets
+from poolwise.moments.moments import refuse_infinite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,9 +103,9 @@ def from_result(
     asked = question(log, named)
     refuse_missing(Path(path))
     groups = read_result(Path(path), request, asked.mark(needs))
-    refuse_overflow(request, groups.values())
     order = [label for label in request.table.labels if label in groups] or sorted(groups)
     moments = {label: groups[label].moments for label in order}
+    refuse_infinite(moments)
     counts = {label: m.count for label, m in moments.items()}
     return Summary(moments, asked, counts if log.crossed else {})
 

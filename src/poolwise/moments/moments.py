@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poolwise.errors import RefusedError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -145,6 +147,18 @@ def _asked(value: float, term: Term) -> float:
 
 
 MomentsByLogger = Mapping[str, Moments]
+
+
+def refuse_infinite(moments: MomentsByLogger) -> None:
+    """Raise RefusedError where means or scatters exceed the range of doubles."""
+    for logger, of_logger in moments.items():
+        if not of_logger.bounded:
+            raise RefusedError(
+                "overflow",
+                f"weights times rewards of logger {logger!r} exceed the range of doubles: "
+                "check for tiny propensities and huge rewards, and rescale the rewards if "
+                "both columns are right",
+            )
 
 
 def merge(left: Moments, right: Moments) -> Moments:
