@@ -104,7 +104,6 @@ def broken_rules(modules: Mapping[str, str]) -> list[str]:
 STILL = {
     "diagnosis.findings imports evaluation.results, which is below it",
     "diagnosis.trained imports evaluation.results, which is below it",
-    "report.files imports evaluation.score_log, which is below it",
     "rows.mixture imports estimators.calibrated, which is below it",
     "rows.mixture imports estimators.ips, which is below it",
     "rows.mixture imports estimators.model, which is below it",

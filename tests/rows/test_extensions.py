@@ -28,7 +28,6 @@ import pytest
 from poolwise import evaluate
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import PoolwiseError
-from poolwise.rows.guard import Reads, close_doors
 from poolwise.rows.sources import first_line
 from tests.support.reference import assert_same, log_of, random_table
 
@@ -106,18 +105,6 @@ def test_a_delta_table_gives_the_rows_of_its_newest_version(
     assert_same(found, expected, rel=1e-12)
     files = evaluate(log_of(tmp_path / "table"), "t")  # what not to do: old rows count, too
     assert dict(files.rows) == {"a": 60, "b": 40}
-
-
-def test_a_delta_table_reads_no_file_outside_of_its_folder(tmp_path: Path) -> None:
-    needs("delta")
-    folder = tmp_path / "table"
-    writer("deltalake").write_deltalake(folder, TABLE)
-    (inside,) = folder.glob("*.parquet")
-    inside.rename(tmp_path / "outside.parquet")
-    (commit,) = (folder / "_delta_log").glob("*.json")
-    text = commit.read_text("utf-8")
-    commit.write_text(text.replace(inside.name, "../outside.parquet"), "utf-8")
-    assert "may not be read" in refusal(f"SELECT * FROM delta_scan('{folder}')")
 
 
 def test_a_folder_that_is_no_delta_table_is_named_as_such(tmp_path: Path) -> None:
@@ -359,29 +346,6 @@ def test_the_command_line_ends_with_2_for_a_bucket_that_is_not_there(store: Stor
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("s3://nowhere/logs: there is no such bucket or file\n")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "opened"),
-    [
-        ("/lake/log", "/lake/log"),
-        ("/lake/log/metadata/00002-x.metadata.json", "/lake/log"),
-        ("file:///lake/log/metadata/v2.metadata.json", "/lake/log"),
-        ("/metadata/v2.metadata.json", "/metadata/v2.metadata.json"),  # never the root
-        ("file:///metadata/v2.metadata.json", "/metadata/v2.metadata.json"),
-        ("/lake/log/metadata/x/v2.metadata.json", "/lake/log/metadata/x/v2.metadata.json"),
-        ("/lake/log/metadata/secret.json", "/lake/log/metadata/secret.json"),
-    ],
-)
-def test_a_metadata_file_opens_the_folder_of_its_table(path: str, opened: str) -> None:
-    with duckdb.connect() as connection:
-        close_doors(connection, [Reads(folders=[path])])
-        setting = "SELECT current_setting(?)"
-        (folders,) = connection.execute(setting, ["allowed_directories"]).fetchall()[0]
-        (temporary,) = connection.execute(setting, ["temp_directory"]).fetchall()[0]
-    # DuckDB sorts them: which comes first depends on where the tests run
-    found = {folder.removeprefix("file://").rstrip("/") for folder in folders}
-    assert found == {opened, str(Path(temporary).absolute())}
 
 
 SAID = {

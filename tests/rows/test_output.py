@@ -109,10 +109,6 @@ def test_a_report_is_not_written_over_its_moments(folder: Path) -> None:
         ("link.parquet", "logs/log.parquet"),
         ("logs/log.parquet", "LINKED/log.parquet"),
         ("logs", "logs/log.parquet"),
-        ("logs", "logs/scored.parquet"),  # the next run would read it
-        ("logs", "logs/deep/scored.parquet"),
-        ("logs", "LINKED/scored.parquet"),
-        ("logs/*.parquet", "logs/scored.parquet"),
         ("*/log.parquet", "logs/log.parquet"),
         ("SELECT * FROM 'logs/log.parquet'", "logs/log.parquet"),
         (["logs/log.parquet", "other.csv"], "logs/log.parquet"),

@@ -91,12 +91,11 @@ def test_without_a_viewer_nothing_is_shown(
     assert capsys.readouterr() == ("", "")
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, long: float) -> str:
+def shown(long: float) -> str:
     """What a terminal gets to see of two stages."""
-    monkeypatch.setattr(progress, "LONG", long)
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80)
-    with progress.shown(console):
+    with progress.shown(console, long):
         for what in ("scoring", "reading"):
             with progress.stage(what, 10) as advance:
                 advance(5)
@@ -104,15 +103,13 @@ def shown(monkeypatch: pytest.MonkeyPatch, long: float) -> str:
     return text.getvalue()
 
 
-def test_a_bar_with_the_time_left_appears_where_work_is_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = shown(monkeypatch, long=-1.0)
+def test_a_bar_with_the_time_left_appears_where_work_is_long() -> None:
+    text = shown(long=-1.0)
     assert "scoring" in text
     assert "reading" in text
     assert "100%" in text
     assert "0:00:00" in text  # of the time that is left
 
 
-def test_short_work_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(monkeypatch, long=3600.0) == ""
+def test_short_work_shows_no_bar() -> None:
+    assert shown(long=3600.0) == ""

@@ -471,5 +471,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_file_that_a_select_names_and_nobody_has_is_named(tmp_path: Path) -> None:
     log = Log(f"SELECT * FROM '{tmp_path}/nope.parquet'", reward="r", propensity="p")
-    with pytest.raises(SourceError, match=r"no file '.*nope\.parquet'"):
+    with pytest.raises(SourceError, match=r"nope\.parquet"):
         evaluate(log, "t")

@@ -27,6 +27,7 @@ from poolwise.errors import EngineError, LogError
 from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.terms import unite
 from poolwise.rows.guard import lock, refuse_reaching
+from poolwise.rows.guessed import literal
 from poolwise.rows.learn import NOTHING, Extra, Fill, learn
 from poolwise.rows.output import stage
 from poolwise.rows.reader import (
@@ -41,7 +42,7 @@ from poolwise.rows.reader import (
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import row_steps, rows_name
 from poolwise.rows.scored import keep_batches, scored_batches, write_batches
-from poolwise.rows.sources import create_view, first_line, literal, plain_files
+from poolwise.rows.sources import create_view, first_line, plain_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,7 +147,7 @@ class DuckDB:
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config=self._config(folder)) as connection,
         ):
-            roles = _roles(log, targets, create_view(connection, log), extra)
+            roles = _roles(log, targets, create_view(connection, log, Path(folder)), extra)
             yield connection, Path(folder), roles
 
     def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:

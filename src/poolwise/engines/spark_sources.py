@@ -23,9 +23,9 @@ from sqlglot import exp
 from poolwise.engines.spark_tables import POLICY_FAILED, first_line
 from poolwise.errors import PolicyError, SourceError, UsageError
 from poolwise.log.log import SELECT
+from poolwise.rows.guessed import expanded
 from poolwise.rows.roles import PART_LOGGER
 from poolwise.rows.score import Scorer
-from poolwise.rows.sources import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,6 +7,8 @@ never fail: what cannot be read is told in words.
 from __future__ import annotations
 
 import html
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -54,8 +56,11 @@ def _elsewhere(log: Log) -> Iterator[str]:
 
 def _read(log: Log) -> Iterator[str]:
     """The tables one by one: what can be read is shown, even if the next one fails."""
-    with duckdb.connect() as connection:
-        create_view(connection, log)
+    with (
+        tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
+        duckdb.connect(config={"temp_directory": folder}) as connection,
+    ):
+        create_view(connection, log, Path(folder))
         lines = connection.execute("DESCRIBE log").fetchall()
     schema = {str(line[0]): str(line[1]) for line in lines if line[0] != PART_LOGGER}
     yield _columns(log, schema).html()

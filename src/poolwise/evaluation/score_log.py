@@ -11,21 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import duckdb
 from sqlglot import exp
 
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import PoolwiseError, UsageError
+from poolwise.errors import UsageError
 from poolwise.evaluation.read import named_targets
-from poolwise.rows.guard import reads_of
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
 from poolwise.rows.roles import PART_LOGGER
-from poolwise.rows.sources import READERS, expanded
+from poolwise.rows.sources import files_of
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from poolwise.log.log import Log, Part
+    from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.rows.roles import Roles
 
@@ -64,24 +62,6 @@ def score_log(
     with whole_file(place) as beside:
         roles, names = (engine or DuckDB()).score(log, named, beside, _names)
     return ScoredLog(_scored(log, roles, names, place), _targets(named, roles, names))
-
-
-def files_of(log: Log) -> list[str]:
-    """Paths and globs of all files that a log is read from, without reading them."""
-    return [path for part in log.parts for path in _files(part)]
-
-
-def _files(part: Part) -> list[str]:
-    if part.kind in READERS:
-        return [expanded(path, part.kind) for path in part.value]
-    if part.kind != "select":
-        return []
-    try:
-        with duckdb.connect() as connection:
-            reads = reads_of(connection, part.value)
-    except (PoolwiseError, duckdb.Error):  # whoever runs it will say what is wrong with it
-        return []
-    return [*reads.files, *(f"{folder}/**" for folder in reads.folders)]
 
 
 def _names(roles: Roles) -> dict[str, str]:

@@ -27,7 +27,7 @@ def refuse_report(
 ) -> None:
     """Refuse places where a report and charts cannot go, before anything is read."""
     if html is not None:
-        from poolwise.evaluation.score_log import files_of
+        from poolwise.rows.sources import files_of
 
         refuse_output(html, HTML, [*files_of(log), *moments])
     if charts is not None:

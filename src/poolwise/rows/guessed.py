@@ -1,301 +1,190 @@
-"""Guessed: what DuckDB makes up about a file, made sure before a number rests on it.
+"""Guessed types: CSV and JSON are read once, with the types that all rows have.
 
-CSV and JSON do not say what their columns are, so DuckDB guesses from the first rows and
-then rounds a later 0.49 to 0 without a word.  Here all rows are looked at, once, and what
-was found is written into the call that reads the file, so that no query guesses again.  A
-column whose name is taken gets a name that DuckDB made up; those are found here, too.
+These formats do not say what their columns are.  DuckDB guesses from the first rows and then
+rounds a late 0.49 to 0.  So it looks at all rows (``sample_size = -1``), which takes as long
+as reading them: the part is copied to a Parquet file, and every later pass reads that.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 
 from poolwise.errors import SourceError, UsageError
-from poolwise.rows.guard import FILE, reads_of
+from poolwise.rows.guard import require_select
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from poolwise.log.log import Log, Part
 
-
-ALL_ROWS = {"sample_size": -1}
-TYPES = {"types", "dtypes", "column_types"}  # DuckDB's names for one option
-DECIDED = {"columns", "all_varchar", "auto_detect", "names"}  # with these little is guessed
-WIDER = {frozenset({"BIGINT", "DOUBLE"}): "DOUBLE"}  # a type that holds the values of both
-NOTHING_FOUND = "(empty)"  # how DuckDB writes that there is no such character
+READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
+TYPED = {"types", "dtypes", "column_types", "columns", "all_varchar", "auto_detect", "names"}
+DECIDED = {"csv": {"sample_size"}, "json": {"sample_size", "columns"}}
 GUESSING = re.compile(r"read_(csv|json|ndjson)(_auto)?", re.IGNORECASE)
-MADE_UP = re.compile(r"(.+)_\d+", re.DOTALL)
+GUESSED_FILE = re.compile(r".\.(csv|tsv|json|jsonl|ndjson)(\.(gz|zst))?(\?.*)?$", re.IGNORECASE)
+Connection = duckdb.DuckDBPyConnection
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Files of one format, and how they are read.
-
-    Attributes:
-        connection: What reads them.
-        function: DuckDB's reader.
-        paths: Paths and globs.
-        options: Options of the reader.
-        written: A call as SQL: the function, a path or a list of them, and options.
-    """
-
-    connection: duckdb.DuckDBPyConnection
-    function: str
-    paths: Sequence[str]
-    options: Mapping[str, object]
-    written: Callable[[str, str | Sequence[str], Mapping[str, object]], str]
-
-    @property
-    def call(self) -> str:
-        return self.written(self.function, self.paths, self.options)
-
-    def named(self, names: Collection[str]) -> bool:
-        """Whether the options have one of these names, which ignore case."""
-        return any(name.lower() in names for name in self.options)
-
-    def with_options(self, more: Mapping[str, object]) -> Reading:
-        return replace(self, options={**self.options, **more})
-
-    def columns(self) -> dict[str, str]:
-        """Type of each column; nothing where the files cannot be read so."""
-        try:
-            return described(self.connection, self.call)
-        except duckdb.Error:
-            return {}
+def relation_of(connection: Connection, part: Part, log: Log, copy: Path) -> str:
+    """Files or a SELECT as a relation of SQL; `copy` is written where types are guessed."""
+    if part.kind == "select":
+        require_select(connection, part.value)
+        select = typed_select(connection, part.value)
+        # the text may end in a comment
+        return _copied(connection, f"({select})", copy) if select else f"(\n{part.value}\n)"
+    options = {"union_by_name": True, **log.reader_options}
+    if part.kind == "parquet":
+        return reader_call(part.kind, part.value, options)
+    options = _text_labels(connection, part, log, options)
+    call = reader_call(part.kind, part.value, options)
+    if DECIDED[part.kind] & {name.lower() for name in options}:
+        return _copied(connection, call, copy)
+    try:
+        whole = reader_call(part.kind, part.value, options | {"sample_size": -1})
+        return _copied(connection, whole, copy)
+    except duckdb.Error as reason:
+        if "Error when sniffing" not in str(reason):
+            raise
+        return _copied(connection, call, copy)  # whose error names the line
 
 
-def described(connection: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
+def reader_call(kind: str, paths: Sequence[str], options: Mapping[str, object]) -> str:
+    """The call of DuckDB's reader as SQL."""
+    for name in options:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"{name!r} is not an option of DuckDB's readers")
+    named = "".join(f", {name} = {literal(value)}" for name, value in options.items())
+    return f"{READERS[kind]}({literal([expanded(path, kind) for path in paths])}{named})"
+
+
+def expanded(path: str, kind: str) -> str:
+    """A path; for a folder, the glob of all files of the format below it."""
+    try:
+        folder = Path(path).is_dir()
+    except OSError as reason:  # no file can have this name
+        raise SourceError(f"{path[:100]!r}...", str(reason.strerror)) from reason
+    return f"{path.rstrip('/')}/**/*.{kind}" if folder else path
+
+
+def _copied(connection: Connection, relation: str, copy: Path) -> str:
+    connection.execute(f"COPY (FROM {relation}) TO {literal(str(copy))} (FORMAT parquet)")
+    return f"read_parquet({literal(str(copy))})"
+
+
+def _text_labels(
+    connection: Connection, part: Part, log: Log, options: dict[str, object]
+) -> dict[str, object]:
+    """Options that read labels of CSV as text, so that 1.1 and 1.10 stay distinct."""
+    if part.kind != "csv" or TYPED & {name.lower() for name in options}:
+        return options
+    labels = [name.strip('"').lower() for name in (log.logger, log.cluster) if name]
+    try:
+        columns = described(connection, reader_call(part.kind, part.value, options))
+        types = {name: "VARCHAR" for name in columns if name.lower() in labels}
+        typed = options | {"types": types}
+        described(connection, reader_call(part.kind, part.value, typed))
+    except duckdb.Error:  # the label is in the names of folders, or reading raises this again
+        return options
+    return typed if types else options
+
+
+def described(connection: Connection, relation: str) -> dict[str, str]:
     """Type of each column of a relation."""
     lines = connection.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     return {str(line[0]): str(line[1]) for line in lines}
 
 
-def settled_csv(reading: Reading, labels: Collection[str]) -> str:
-    """The call that reads CSV with the types that all rows have, and labels as text.
+def typed_select(connection: Connection, select: str) -> str | None:
+    """A SELECT whose readers of CSV and JSON look at all rows; None if it has no such reader.
 
-    What the user's options say stays as it is.
+    DuckDB's own parser finds the readers, also where a SELECT only names a file.
     """
-    if reading.named({"sample_size"}):
-        return _labelled(reading, labels).call
-    if not reading.named(DECIDED):
-        try:
-            pinned = _pinned(reading, labels)
-        except duckdb.Error as reason:
-            if "Error when sniffing" in str(reason):  # reading then says which line it is
-                return reading.call
-            pinned = None
-        if pinned is not None:
-            return pinned.call
-    return _labelled(reading.with_options(ALL_ROWS), labels).call
-
-
-def _labelled(reading: Reading, labels: Collection[str]) -> Reading:
-    """The same with labels as text, where the file has them."""
-    if reading.named(TYPES | DECIDED):
-        return reading
-    types = {name: "VARCHAR" for name in reading.columns() if name.lower() in labels}
-    texts = reading.with_options({"types": types})
-    return texts if types and texts.columns() else reading
-
-
-def _pinned(reading: Reading, labels: Collection[str]) -> Reading | None:
-    """The same with all that can be guessed written out; None where files differ too much."""
-    sniffed = [_sniffed(reading, path) for path in _files(reading)]
-    columns = _common([found.pop("columns") for found in sniffed])
-    if not columns or any(found != sniffed[0] for found in sniffed):
+    tree = _parsed(connection, select)
+    sample_size = _arguments(_reader(connection, "read_csv", "x")["function"])[-1]
+    readers = 0
+    nodes: list[Any] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "BASE_TABLE":
+                readers += _replace_file(connection, node)
+            elif node.get("type") == "TABLE_FUNCTION" and _guesses(node["function"]):
+                _arguments(node["function"]).append(sample_size)
+                readers += 1
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+    if not readers:
         return None
-    if not reading.named(TYPES):
-        columns |= {name: "VARCHAR" for name in columns if name.lower() in labels}
-    kept = {k: v for k, v in reading.options.items() if k.lower() not in TYPES}
-    pinned = replace(reading, options={**kept, **sniffed[0], "columns": columns})
-    return pinned if columns.items() <= pinned.columns().items() else None
+    query = "SELECT json_deserialize_sql(?::JSON)"
+    return str(connection.execute(query, [json.dumps(tree)]).fetchall()[0][0])
 
 
-def _files(reading: Reading) -> Iterator[str]:
-    for path in reading.paths:
-        if not re.search(r"[*?\[]", path):
-            yield path
-            continue
-        query = "SELECT file FROM glob(?)"
-        yield from (
-            str(line[0]) for line in reading.connection.execute(query, [path]).fetchall()
-        )
-
-
-def _sniffed(reading: Reading, path: str) -> dict[str, Any]:
-    """What DuckDB finds in all rows of one file, as options of the reader."""
-    call = reading.written("sniff_csv", path, {**reading.options, **ALL_ROWS})
-    result = reading.connection.execute(f"SELECT * FROM {call}")
-    names = [str(column[0]) for column in result.description or ()]
-    found = dict(zip(names, result.fetchall()[0], strict=True))
-    marks = {"delim": "Delimiter", "quote": "Quote", "escape": "Escape", "comment": "Comment"}
-    formats = {"dateformat": "DateFormat", "timestampformat": "TimestampFormat"}
-    return {
-        "auto_detect": False,
-        **{k: "" if found[v] == NOTHING_FOUND else found[v] for k, v in marks.items()},
-        **{k: found[v] for k, v in formats.items() if found[v]},
-        "skip": found["SkipRows"],
-        "header": found["HasHeader"],
-        "columns": {column["name"]: column["type"] for column in found["Columns"]},
-    }
-
-
-def _common(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Columns that hold those of every file; nothing where these are not the same."""
-    common = dict(tables[0]) if tables else {}
-    for table in tables[1:]:
-        if list(table) != list(common):
-            return {}
-        for name, kind in table.items():
-            both = frozenset({kind, common[name]})
-            wider = kind if len(both) == 1 else WIDER.get(both)
-            if wider is None:
-                return {}
-            common[name] = wider
-    return common
-
-
-def settled_json(reading: Reading) -> str:
-    """The call that reads JSON with the types that all rows have."""
-    if reading.named({"sample_size", "columns"}):
-        return reading.call
-    whole = reading.with_options(ALL_ROWS)
-    columns = whole.columns()
-    told = set(reading.options) - {"union_by_name"} or any("=" in p for p in reading.paths)
-    # a key that DuckDB renamed, a line that is no object, a format of dates: guess again
-    odd = any(MADE_UP.fullmatch(name) or name == "json" for name in columns)
-    dated = any(re.search("DATE|TIME", kind) for kind in columns.values())
-    pinned = reading.with_options({"columns": columns})
-    if not columns or told or odd or dated or pinned.columns() != columns:
-        return whole.call
-    return pinned.call
-
-
-def refuse_guesses(connection: duckdb.DuckDBPyConnection, select: str) -> None:
-    """Refuse a SELECT that reads a file whose first rows mislead about its types."""
-    for call in _guessing_calls(connection, _parsed(connection, select)):
-        plain, whole = _both_ways(connection, call)
-        try:
-            first, every = (described(connection, f"({text})") for text in (plain, whole))
-        except duckdb.Error:  # reading it will say so, with more words
-            continue
-        wrong = [name for name in first if first[name] != every.get(name)]
-        if wrong:
-            path, name = reads_of(connection, plain).files[0], wrong[0]
-            reader, quoted = str(call["function_name"]), path.replace("'", "''")
-            raise SourceError(
-                "the SELECT",
-                f"column {name!r} of {path!r} is {first[name]} by its first rows and "
-                f"{every.get(name, 'absent')} by all of them: DuckDB would round later values "
-                f"or stop at them. Write {reader}('{quoted}', sample_size = -1)",
-            )
-
-
-def _parsed(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:
-    """A query as DuckDB's parser sees it, complete enough to be written out again."""
-    (text,) = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchall()[0]
-    tree: dict[str, Any] = json.loads(text)
+def _parsed(connection: Connection, select: str) -> dict[str, Any]:
+    """The parse tree of a SELECT."""
+    try:
+        (text,) = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchall()[0]
+        tree: dict[str, Any] = json.loads(text)
+    except RecursionError:
+        raise UsageError(
+            "the SELECT is nested too deeply: write its rows to a file, and read that"
+        ) from None
+    if tree.get("error"):
+        raise SourceError("the SELECT", str(tree.get("error_message")))
     return tree
 
 
-def _guessing_calls(connection: duckdb.DuckDBPyConnection, tree: object) -> Iterator[Any]:
-    """Calls of readers that guess types and were not told any; a bare file name is one."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list):
-            waiting += node
-        elif isinstance(node, dict):
-            waiting += node.values()
-            if node.get("type") == "BASE_TABLE":
-                yield from _call_of_file(connection, node)
-            elif node.get("type") == "TABLE_FUNCTION" and _guesses(node["function"]):
-                yield node["function"]
+def _reader(connection: Connection, function: str, path: str) -> dict[str, Any]:
+    """The parse tree of a reader of all rows."""
+    select = f"SELECT * FROM {function}({literal(path)}, sample_size = -1)"
+    node: dict[str, Any] = _parsed(connection, select)["statements"][0]["node"]["from_table"]
+    return node
 
 
-def _guesses(call: Mapping[str, Any]) -> bool:
-    told = "|".join({*ALL_ROWS, *TYPES, *DECIDED})
-    named = re.search(f'"({told})"', json.dumps(call), re.IGNORECASE)
-    return bool(GUESSING.fullmatch(str(call["function_name"]))) and named is None
+def _arguments(call: dict[str, Any]) -> list[Any]:
+    """Arguments of a call in the parse trees of DuckDB 2 and 1."""
+    arguments: list[Any] = call["arguments" if "arguments" in call else "children"]
+    return arguments
 
 
-def _call_of_file(
-    connection: duckdb.DuckDBPyConnection, node: Mapping[str, Any]
-) -> Iterator[Any]:
+def _guesses(call: dict[str, Any]) -> bool:
+    options = "|".join({"sample_size", *TYPED})
+    typed = re.search(f'"({options})"', json.dumps(call), re.IGNORECASE)
+    return bool(GUESSING.fullmatch(str(call["function_name"]))) and typed is None
+
+
+def _replace_file(connection: Connection, node: dict[str, Any]) -> bool:
+    """Turn the name of a CSV or JSON file into a call of its reader, in place."""
     names = [node.get(f"{part}_name") for part in ("catalog", "schema", "table")]
-    path = ".".join(str(name) for name in names if name)
-    ending = FILE.search(path)
-    reader = re.search("csv|tsv|json", ending.group(1).lower()) if ending else None
-    if reader:
-        function = "read_json" if reader.group() == "json" else "read_csv"
-        quoted = path.replace("'", "''")
-        tree = _parsed(connection, f"SELECT * FROM {function}('{quoted}')")
-        yield tree["statements"][0]["node"]["from_table"]["function"]
+    path = ".".join(str(name) for name in names if name)  # FROM log.csv is a file, too
+    ending = GUESSED_FILE.search(path)
+    if ending is None:
+        return False
+    function = "read_json" if "json" in ending.group(1).lower() else "read_csv"
+    kept = {k: node[k] for k in ("alias", "sample", "column_name_alias") if node.get(k)}
+    alias = {"alias": Path(path).name.partition(".")[0]}  # as DuckDB names it
+    node.clear()
+    node.update(_reader(connection, function, path) | alias | kept)
+    return True
 
 
-def _both_ways(
-    connection: duckdb.DuckDBPyConnection, call: Mapping[str, Any]
-) -> tuple[str, str]:
-    """A SELECT of a reader's call as it is, and one that looks at all rows first."""
-    tree = _parsed(connection, "SELECT * FROM read_csv('x', sample_size = -1)")
-    table = tree["statements"][0]["node"]["from_table"]
-    key = "arguments" if "arguments" in table["function"] else "children"  # DuckDB 2 and 1
-    more = {**call, key: [*call[key], table["function"][key][-1]]}
-    texts = []
-    for function in (call, more):
-        table["function"] = function
-        query = "SELECT json_deserialize_sql(?::JSON)"
-        texts.append(str(connection.execute(query, [json.dumps(tree)]).fetchall()[0][0]))
-    return texts[0], texts[1]
+def literal(value: object) -> str:
+    """A Python value as DuckDB text.
 
-
-def header_names(reading: Reading) -> list[str]:
-    """The first line of each CSV file, before DuckDB renames what is in it."""
-    own = {"header", "union_by_name", *TYPES, *DECIDED}
-    kept = {k: v for k, v in reading.options.items() if k.lower() not in own}
-    found: list[str] = []
-    for path in _files(reading):
-        call = reading.written(
-            reading.function, path, {**kept, "header": False, "all_varchar": True}
-        )
-        try:
-            lines = reading.connection.execute(f"SELECT * FROM {call} LIMIT 1").fetchall()
-        except duckdb.Error:  # options that need a header
-            continue
-        found += [str(name) for line in lines for name in line]
-    return found
-
-
-def made_up(names: Sequence[str], given: Collection[str]) -> dict[str, str]:
-    """Names of columns that DuckDB made up, each with the name that was already taken.
-
-    >>> made_up(["click", "Click_1", "p", "p_1"], ["click", "Click", "p", "p_1"])
-    {'Click_1': 'Click'}
+    >>> literal(["it's", 1, True])
+    "['it''s', 1, true]"
     """
-    taken = {name.lower() for name in names}
-    found = {name: MADE_UP.fullmatch(name) for name in names if name not in given}
-    wanted = {name: match.group(1) for name, match in found.items() if match}
-    return {k: v for k, v in wanted.items() if v in given and v.lower() in taken}
-
-
-def refuse_repeats(connection: duckdb.DuckDBPyConnection, patterns: Sequence[str]) -> None:
-    """Refuse local files that more than one path or glob stands for."""
-    local = [p for p in patterns if not re.match(r"\w+://", p)]
-    if len(local) < 2:
-        return
-    seen: dict[Path, str] = {}
-    for pattern in local:
-        lines = connection.execute("SELECT file FROM glob(?)", [pattern]).fetchall()
-        for (name,) in lines:
-            file = Path(str(name)).resolve()
-            if file in seen:
-                raise UsageError(
-                    f"{str(name)!r} would be read twice, by {seen[file]!r} and {pattern!r}: "
-                    "its rows would count twice. Name each file once."
-                )
-            seen[file] = pattern
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    escaped = str(value).replace("'", "''")
+    return f"'{escaped}'"

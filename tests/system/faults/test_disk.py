@@ -20,7 +20,7 @@ SMALL = "30000"  # bytes that any file may have in these runs
 CUSTOM = """
 import numpy as np
 import poolwise as pw
-from poolwise.engine import scored
+from poolwise.rows import scored
 
 scored.MOST_HELD = 0  # as if there were too many rows to hold them
 class Mine(pw.Policy):

@@ -24,7 +24,7 @@ MOST_MEMORY = 2_000  # MB of the whole process: DuckDB's, the kernels' workspace
 EVALUATION = """
 import json, resource, sys
 import poolwise as pw
-from poolwise.engine.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB
 
 log = pw.Log(
     sys.argv[1], reward="reward", logger="logger", propensity="p",

@@ -275,7 +275,10 @@ def test_a_file_that_is_replaced_while_it_is_read(
 
     monkeypatch.setattr(engine, "layout_of", late)
     found = run("evaluate", str(path), *WORDS, "--json")
-    check_refused(found, "poolwise: ")
+    if form == "csv":  # read once, before it was replaced
+        check_answer(read_answer(found), expected(PLAIN), 1e-9)
+    else:
+        check_refused(found, "poolwise: ")
 
 
 def test_a_file_nobody_may_read(run: Run, tmp_path: Path) -> None:
