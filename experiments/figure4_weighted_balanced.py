@@ -1,7 +1,7 @@
 """Figure 4 of the paper: the weighted estimator against the balanced one.
 
-Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are kept
-there, so that a run which was stopped goes on where it was.
+Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are stored
+there, so that an interrupted run continues where it stopped.
 
     python experiments/figure4_weighted_balanced.py --data DIR --out DIR
 """

@@ -1,7 +1,7 @@
-"""Figure 5 of the paper: how many rows it takes to estimate the weights.
+"""Figure 5 of the paper: the number of rows that estimated weights need.
 
-Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are kept
-there, so that a run which was stopped goes on where it was.
+Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are stored
+there, so that an interrupted run continues where it stopped.
 
     python experiments/figure5_estimated_weights.py --data DIR --out DIR
 """

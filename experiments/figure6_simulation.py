@@ -1,7 +1,7 @@
 """Section 7.1 of the paper: simulated means and variances against the exact ones.
 
-Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are kept
-there, so that a run which was stopped goes on where it was.
+Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are stored
+there, so that an interrupted run continues where it stopped.
 
     python experiments/figure6_simulation.py --data DIR --out DIR
 """

@@ -1,7 +1,7 @@
-"""Beyond the paper: control variates against the best of all other estimators.
+"""Figure 7, not in the paper: control variates against the best of all other estimators.
 
-Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are kept
-there, so that a run which was stopped goes on where it was.
+Writes a CSV file and a chart (SVG and PNG) below ``--out``; finished cells are stored
+there, so that an interrupted run continues where it stopped.
 
     python experiments/figure7_control_variates.py --data DIR --out DIR
 """

@@ -1,7 +1,7 @@
 """The size of LYRL in the paper: 781,265 inputs x 16 outputs, all 56 cells, exactly.
 
-The documents are synthetic; the point is that enumeration runs at this size.  Prints
-seconds and peak memory.
+The documents are synthetic: the script times enumeration at this size, and prints seconds
+and peak memory.
 
     python experiments/full_size.py --out DIR
 """
@@ -14,13 +14,13 @@ import time
 from argparse import ArgumentParser
 from pathlib import Path
 
+from poolwise.paper.figures import write_csv
 from poolwise.paper.panels import panel
 from poolwise.paper.problem import FRACTIONS, Setting, lyrl_shaped
-from poolwise.paper.work import write_csv
 
 
 def main() -> None:
-    """Enumerate every cell, and write them."""
+    """Enumerate every cell and write the table."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("reproduction"))
     out = parser.parse_args().out

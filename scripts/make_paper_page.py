@@ -7,14 +7,16 @@ It copies five figures to docs/figures and rewrites the table of claims in docs/
 
 from __future__ import annotations
 
-import csv
 import shutil
 import sys
 from pathlib import Path
 
+from poolwise.paper.claims import TOY
+from poolwise.paper.figures import FIGURES, read_csv
+from poolwise.paper.page import claims_table
+
 DOCS = Path(__file__).parent.parent / "docs"
-FIGURES = ("figure1_dropping", "figure2_balanced", "figure3_weighted")
-FIGURES += ("figure4_weighted_balanced", "figure7_control_variates")
+SHOWN = (1, 2, 3, 4, 7)  # numbers of the figures in docs/paper.md
 START, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 
 
@@ -22,28 +24,14 @@ def main() -> None:
     """Copy the figures and rewrite the table."""
     source = Path(sys.argv[1])
     (DOCS / "figures").mkdir(exist_ok=True)
-    for name in FIGURES:
-        shutil.copyfile(source / f"{name}.svg", DOCS / "figures" / f"{name}.svg")
-    with (source / "claims.csv").open(newline="", encoding="utf-8") as file:
-        lines = table(list(csv.DictReader(file)))
+    for name in (f"{figure.stem}.svg" for figure in FIGURES if figure.number in SHOWN):
+        shutil.copyfile(source / name, DOCS / "figures" / name)
+    verdicts = [row for row in read_csv(source / "claims.csv") if row["figure"] != TOY]
     page = DOCS / "paper.md"
     before, _, rest = page.read_text("utf-8").partition(START)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{START}\n{lines}\n{END}{after}", encoding="utf-8")
-
-
-def table(rows: list[dict[str, str]]) -> str:
-    """One line per claim and place where it was tried."""
-    lines = ["| claim | where | verdict | found |", "|---|---|---|---|"]
-    said = ""
-    for row in rows:
-        if row["figure"] == "0":  # the toy has a table of its own above
-            continue
-        claim = "" if row["claim"] == said else f"{row['claim']} ({row['by']})"
-        said = row["claim"]
-        cells = [claim, row["where"], row["verdict_there"], row["found"]]
-        lines.append("| " + " | ".join(c.replace("|", "/") for c in cells) + " |")
-    return "\n".join(lines)
+    table = claims_table(verdicts)
+    page.write_text(f"{before}{START}\n{table}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

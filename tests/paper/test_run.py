@@ -10,14 +10,13 @@ from rich.console import Console
 from poolwise.errors import UsageError
 from poolwise.paper import run as module
 from poolwise.paper.claims import claims
-from poolwise.paper.figures import FIGURES
-from poolwise.paper.run import run
+from poolwise.paper.figures import FIGURES, read_csv
+from poolwise.paper.page import claims_table
+from poolwise.paper.run import Cell, Effort, run
 from poolwise.paper.toy import numbers
-from poolwise.paper.work import Bench, Effort, Store, read_csv
 from tests.support.synthetic import save_as
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from poolwise.paper.panels import Row
@@ -48,24 +47,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_figure_has_its_numbers_and_its_charts(written: Path) -> None:
     assert [figure.number for figure in FIGURES] == [1, 2, 3, 4, 5, 6, 7]
     for figure in FIGURES:
-        stem = figure.stem(written)
+        stem = written / figure.stem
         assert list(read_csv(stem.with_suffix(".csv"))[0]) == list(figure.columns)
         assert stem.with_suffix(".svg").read_text().startswith("<svg")
         assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_needs_nothing_from_elsewhere(written: Path) -> None:
-    html = (written / "reproduction.html").read_text()
-    assert len(re.findall("<svg", html)) == 7
-    assert not re.search(r"(src|href)=[\"']?http", html)
-    assert "<script" not in html
-    assert "24295041/5784325" in html
-    assert html.count("Cell by cell") == 5
+def test_the_page_has_every_figure_and_verdict(written: Path) -> None:
+    text = (written / "reproduction.md").read_text()
+    assert re.findall(r"\((figure\d_\w+\.svg)\)", text) == [f"{f.stem}.svg" for f in FIGURES]
+    assert all((written / f"{figure.stem}.svg").is_file() for figure in FIGURES)
+    assert "24295041/5784325" in text
+    verdicts = read_csv(written / "claims.csv")
+    assert claims_table(verdicts) in text
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [line[2] for line in lines] == [row["verdict_there"] for row in verdicts]
 
 
 def test_verdicts_come_from_the_csv_files(written: Path) -> None:
     tables = {name: read_csv(written / f"{name}.csv") for name in module.SOURCES}
-    found = {claim.text: claim.verdict for claim in claims(tables, numbers())}
+    found = {claim.text: claim.answer for claim in claims(tables, numbers())}
     assert found == {
         str(row["claim"]): row["verdict"] for row in read_csv(written / "claims.csv")
     }
@@ -73,45 +74,37 @@ def test_verdicts_come_from_the_csv_files(written: Path) -> None:
     tables["panels"][3]["balanced_naive"] = 1.25
     changed = {claim.text: claim for claim in claims(tables, numbers())}
     worse = changed["Balanced is never worse than naive."]
-    assert worse.verdict == "holds in part"
-    assert "15 of 16 cells" in worse.checks[0].found
-    assert "1.25 at fraction 0.05, r 1" in worse.checks[0].found
+    assert worse.answer == "holds in part"
+    assert "15 of 16 cells" in worse.verdicts[0].evidence
+    assert "1.25 at fraction 0.05, r 1" in worse.verdicts[0].evidence
 
 
 def test_a_large_z_score_is_no_match() -> None:
     row: Row = {"data": "scene", "fraction": 0.02, "r": 1.0, "estimator": "naive"}
     row |= {"replications": 500, "z_mean": 0.3, "z_variance": 4.5}
     (_, found) = claims({"simulation": [row]}, numbers())
-    assert found.verdict == "holds in part"
-    assert "+4.50: the variance of naive at fraction 0.02, r 1" in found.checks[0].found
+    assert found.answer == "holds in part"
+    assert "+4.50: the variance of naive at fraction 0.02, r 1" in found.verdicts[0].evidence
 
 
-class Interrupted:
-    """A store that is stopped after some cells."""
-
-    def __init__(self, folder: Path, cells: int) -> None:
-        self._store, self._left = Store(folder), cells
-
-    def get(self, key: str, settings: Mapping[str, str | int | float]) -> list[Row] | None:
-        return self._store.get(key, settings)
-
-    def put(self, key: str, settings: Mapping[str, str | int | float], rows: list[Row]) -> None:
-        if not self._left:
-            raise KeyboardInterrupt
-        self._left -= 1
-        self._store.put(key, settings, rows)
-
-
-def test_a_run_that_was_stopped_goes_on_and_finds_the_same(
+def test_an_interrupted_run_continues_and_gives_the_same(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_as(tmp_path, "scene")
     out = tmp_path / "out"
+    budget = iter(range(7))
+
+    def interrupted(cell: Cell, folder: Path) -> list[Row]:
+        if next(budget, None) is None:
+            raise KeyboardInterrupt
+        return rows(cell, folder)
+
+    rows = Cell.rows
     with monkeypatch.context() as patch:
-        patch.setattr(module, "Store", lambda folder: Interrupted(folder, cells=7))
+        patch.setattr(Cell, "rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run("scene", tmp_path, out, console=(console := quiet()), effort=LITTLE)
-    assert "same command goes on" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "same command again" in console.file.getvalue()  # type: ignore[attr-defined]
     assert len([*(out / "cells").rglob("*.json")]) == 7
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
     run("scene", tmp_path, out, console=quiet(), effort=LITTLE)
@@ -123,7 +116,7 @@ def test_finished_cells_are_not_computed_again(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_as(tmp_path, "scene")
-    monkeypatch.setattr(Bench, "problem", None)  # any work would fail
+    monkeypatch.setattr(module, "Setting", None)  # any work would fail
     run("scene", tmp_path, written, console=quiet(), effort=LITTLE)
 
 
@@ -135,11 +128,11 @@ def test_a_subset_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     save_as(tmp_path, "yeast")
     note = "This is a subset."
     monkeypatch.setattr(
-        "poolwise.paper.work.load", lambda *_: replace(load("yeast", tmp_path), note=note)
+        "poolwise.paper.run.load", lambda *_: replace(load("yeast", tmp_path), note=note)
     )
     run("lyrl", tmp_path, tmp_path / "out", console=(console := quiet()), effort=LITTLE)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
-    assert note in (tmp_path / "out" / "reproduction.html").read_text()
+    assert note in (tmp_path / "out" / "reproduction.md").read_text()
     assert "LYRL (subset)" in (tmp_path / "out" / "figure1_dropping.svg").read_text()
     for name in module.SOURCES:
         rows = read_csv(tmp_path / "out" / f"{name}.csv")

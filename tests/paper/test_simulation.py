@@ -11,7 +11,7 @@ from poolwise.paper import simulation
 from poolwise.paper.enumeration import Mix, exact_moments
 from poolwise.paper.panels import divergences, estimated_weights
 from poolwise.paper.problem import FIRST, SECOND, LabelProblem, Setting
-from poolwise.paper.simulation import Draws, Exact, exact_cells, mix_for, simulate_cell
+from poolwise.paper.simulation import Draws, ExactCell, exact_cells, mix_for, simulate_cell
 from tests.support.synthetic import small_data
 
 REPLICATIONS = 300
@@ -23,7 +23,7 @@ def problem() -> LabelProblem:
 
 
 @pytest.fixture(scope="module")
-def cell(problem: LabelProblem) -> Exact:
+def cell(problem: LabelProblem) -> ExactCell:
     return exact_cells(problem, (3.0,))[0]
 
 
@@ -34,7 +34,7 @@ def test_the_logs_have_exactly_the_ratio_asked_for(ratio: float) -> None:
     assert 1900 <= first + second <= 2000
 
 
-def test_known_slopes_have_the_variance_of_the_calibrated_estimator(cell: Exact) -> None:
+def test_known_slopes_have_the_variance_of_the_calibrated_estimator(cell: ExactCell) -> None:
     for name, columns in (("cv_loggers", ("loggers",)), ("cv_target", ("loggers", "target"))):
         calibrated = Calibrated(columns=columns).estimate(cell.moments)  # type: ignore[arg-type]
         known = cell.fixed[name]
@@ -48,11 +48,8 @@ def test_known_slopes_have_the_variance_of_the_calibrated_estimator(cell: Exact)
         assert variance / total**2 == pytest.approx(calibrated.variance, rel=1e-9)
 
 
-def test_logs_are_enlarged_until_estimates_are_near_normal(
-    cell: Exact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulation, "MOST_EXCESS", 1e-3)
-    larger = simulation.enlarged(cell)
+def test_logs_are_enlarged_until_estimates_are_near_normal(cell: ExactCell) -> None:
+    larger = simulation.enlarged(cell, most_excess=1e-3)
     times = larger.mix.counts[FIRST] / cell.mix.counts[FIRST]
     assert 1 < times <= simulation.MOST_TIMES
     for logger, m in larger.moments.items():
@@ -66,7 +63,7 @@ def test_logs_are_enlarged_until_estimates_are_near_normal(
 
 
 def test_simulated_means_and_variances_are_the_exact_ones(
-    problem: LabelProblem, cell: Exact
+    problem: LabelProblem, cell: ExactCell
 ) -> None:
     rows = simulate_cell(
         Draws(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
@@ -81,7 +78,7 @@ def test_simulated_means_and_variances_are_the_exact_ones(
         assert math.isnan(float(named[name]["z_mean"]))
 
 
-def test_a_wrong_variance_would_be_seen(problem: LabelProblem, cell: Exact) -> None:
+def test_a_wrong_variance_would_be_seen(problem: LabelProblem, cell: ExactCell) -> None:
     """The same draws, judged by a third too large a variance."""
     rows = simulate_cell(
         Draws(problem), cell, np.random.default_rng(1), replications=REPLICATIONS

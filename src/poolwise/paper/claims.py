@@ -1,112 +1,105 @@
-"""The paper's claims, each with a verdict computed from the CSV files.
+"""Claims of the paper and of this package, each with a verdict computed from the CSV files.
 
-A claim is checked in every data set apart.  It holds if it holds in all of them, and
-where it holds only in part, the verdict says where it does not.
+A claim is judged in each data set separately.  It holds if it holds in all of them; where it
+holds only in part, the evidence names the cells that contradict it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from poolwise.paper.checks import (
-    Checker,
-    Verdict,
-    all_bounds,
-    dropping,
-    dropping_balanced,
-    either_wins,
-    equal_sizes,
-    equals_gamma,
-    monotone,
-    never_above,
-    reaches_optimum,
-    simulated,
-)
 from poolwise.paper.figures import Source
 from poolwise.paper.panels import Row
+from poolwise.text import short
 
 if TYPE_CHECKING:
     from poolwise.paper.toy import Number
 
+Answer: TypeAlias = Literal["holds", "holds in part", "does not hold"]
+Judge: TypeAlias = Callable[[Sequence[Row]], tuple[Answer, str]]
 Tables: TypeAlias = Mapping[Source, Sequence[Row]]
+
+SLACK = 1e-12  # rounding of a ratio that cannot exceed 1
+GAMMA_SLACK = 1e-10
+MOST_Z = 4.0
+ENOUGH_ROWS = 300  # "a few hundred"
+REACHED = 1.05  # within 5% of the optimum
+VISIBLE_BIAS = 0.1  # of a standard error
 TARGET_BOUND = 0.6
-TOY, FULL_SIZE = 0, -1  # in the place of a figure's number
+TOY, FULL_SIZE = 0, -1  # used as the figure's number
 
 
 @dataclass(frozen=True)
-class Check:
-    """A claim in one data set.
+class Verdict:
+    """The answer to a claim in one data set.
 
     Attributes:
         where: The data set, or the part of the paper.
-        verdict: Whether it holds there.
-        found: What was found, in a sentence.
+        answer: Whether the claim holds there.
+        evidence: The numbers behind the answer, in a sentence.
     """
 
     where: str
-    verdict: Verdict
-    found: str
+    answer: Answer
+    evidence: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim with its checks.
+    """A claim with its verdicts.
 
     Attributes:
-        text: What is claimed.
-        source: Who claims it, and where.
+        text: The claim, in a sentence.
+        source: Its author and section.
         figure: The figure that shows it, or `TOY` or `FULL_SIZE`.
-        checks: One per data set.
+        verdicts: One per data set.
     """
 
     text: str
     source: str
     figure: int
-    checks: tuple[Check, ...]
+    verdicts: tuple[Verdict, ...]
 
     @property
-    def verdict(self) -> Verdict:
-        """What the checks say together."""
-        found = {check.verdict for check in self.checks}
-        return found.pop() if len(found) == 1 else "holds in part"
+    def answer(self) -> Answer:
+        """The answer over all data sets."""
+        answers = {verdict.answer for verdict in self.verdicts}
+        return answers.pop() if len(answers) == 1 else "holds in part"
+
+    def rows(self) -> Iterator[Row]:
+        """Rows of the CSV file, one per verdict."""
+        for verdict in self.verdicts:
+            yield {
+                "claim": self.text,
+                "by": self.source,
+                "figure": self.figure,
+                "verdict": self.answer,
+                "where": verdict.where,
+                "verdict_there": verdict.answer,
+                "evidence": verdict.evidence,
+            }
 
 
 def claims(tables: Tables, toy: Sequence[Number], full_size: Sequence[Row] = ()) -> list[Claim]:
-    """Every claim that the tables at hand can speak to."""
-    panels, weights, simulation = (by_place(tables.get(name, ())) for name in get_args(Source))
-    found = [_toy(toy)]
-    for text, source, figure, check in PANEL_CLAIMS:
-        found.append(Claim(text, source, figure, _checked(panels, check)))
-    found += [
-        Claim(
-            "Weights estimated from each log's own rows are optimal within a few hundred rows.",
-            "the paper, section 7.6",
-            5,
-            _checked(weights, reaches_optimum("own")),
-        ),
-        Claim(
-            "With divergences from the rows of all logs they do so, without bias to speak of.",
-            "ours",
-            5,
-            _checked(weights, reaches_optimum("pooled")),
-        ),
-        Claim(
-            "In simulations all estimators are unbiased, with the variances of the formulas.",
-            "the paper, section 7.1",
-            6,
-            _checked(simulation, simulated),
-        ),
-    ]
+    """Judge every claim that the given tables cover."""
+    judged = [_toy(toy)]
+    for source in get_args(Source):
+        places = by_place(tables.get(source, ()))
+        judged += [
+            Claim(text, author, figure, _verdicts(places, judge))
+            for text, (author, figure, judge) in CLAIMS[source].items()
+        ]
     text = "The exact computation runs at LYRL's full size, and every bound holds there."
-    checks = _checked(by_place(full_size), all_bounds)
-    found.append(Claim(text, "ours, synthetic documents", FULL_SIZE, checks))
-    return [claim for claim in found if claim.checks]
+    verdicts = _verdicts(by_place(full_size), all_bounds)
+    judged.append(Claim(text, "ours, synthetic documents", FULL_SIZE, verdicts))
+    return [claim for claim in judged if claim.verdicts]
 
 
 def by_place(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows of each data set and structure of the CRFs."""
+    """Group rows by data set and structure of the CRFs."""
     places: dict[str, list[Row]] = {}
     for row in rows:
         extra = ", pairwise CRFs" if row.get("structure") == "pairwise" else ""
@@ -114,100 +107,276 @@ def by_place(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return places
 
 
-def _checked(places: Mapping[str, Sequence[Row]], check: Checker) -> tuple[Check, ...]:
-    return tuple(Check(where, *check(rows)) for where, rows in places.items())
+def _verdicts(places: Mapping[str, Sequence[Row]], judge: Judge) -> tuple[Verdict, ...]:
+    return tuple(Verdict(where, *judge(rows)) for where, rows in places.items())
 
 
 def _toy(numbers: Sequence[Number]) -> Claim:
-    checks = [
-        Check(
+    verdicts = [
+        Verdict(
             n.what,
             "holds" if n.agrees else "does not hold",
             f"{n.paper} in the paper; exactly {n.exact} = {n.ours:.6f}. {n.note}".strip(),
         )
         for n in numbers
     ]
-    return Claim("The numbers of the toy example.", "the paper, Table 1", TOY, tuple(checks))
+    return Claim("The numbers of the toy example.", "the paper, Table 1", TOY, tuple(verdicts))
 
 
-PANEL_CLAIMS: tuple[tuple[str, str, int, Checker], ...] = (
-    (
-        "Dropping log 1 lowers the variance of naive for high v and small r.",
-        "the paper, section 7.2",
-        1,
-        dropping,
-    ),
-    (
-        "Dropping becomes less beneficial as v decreases.",
-        "the paper, section 7.2",
-        1,
-        monotone("drop_naive", "v", -1),
-    ),
-    (
-        "Dropping becomes less beneficial as r increases.",
-        "the paper, section 7.2",
-        1,
-        monotone("drop_naive", "r", 1),
-    ),
-    (
-        "Even balanced can improve by dropping log 1 (seen in the toy).",
-        "the paper, section 5",
-        1,
-        dropping_balanced,
-    ),
-    (
-        "Balanced is never worse than naive.",
-        "the paper, section 7.3",
-        2,
-        never_above("balanced_naive"),
-    ),
-    (
-        "Balanced gains more on naive as v grows.",
-        "the paper, section 7.3",
-        2,
-        monotone("balanced_naive", "v", -1),
-    ),
-    (
-        "Balanced gains less on naive as r grows.",
-        "the paper, section 7.3",
-        2,
-        monotone("balanced_naive", "r", 1),
-    ),
-    (
-        "Weighted is never worse than naive.",
-        "the paper, section 7.4",
-        3,
-        never_above("weighted_naive"),
-    ),
-    ("Weighted gains on naive by exactly gamma.", "the paper, section 6.1", 3, equals_gamma),
-    (
-        "Weighted gains more on naive as v grows.",
-        "the paper, section 7.4",
-        3,
-        monotone("weighted_naive", "v", -1),
-    ),
-    (
-        "Weighted gains most on naive where the logs are of equal size.",
-        "the paper, section 6.1",
-        3,
-        equal_sizes,
-    ),
-    (
-        "Weighted beats balanced when the loggers differ much, balanced when they are close.",
-        "the paper, section 7.5",
-        4,
-        either_wins,
-    ),
-    (
-        "Control variates on the loggers' columns are never worse than the best of the rest.",
-        "ours",
-        7,
-        never_above("cv_loggers_best"),
-    ),
-    (
-        "With the target's column as well they have at most 0.6 of that variance.",
-        "ours",
-        7,
-        never_above("cv_target_best", TARGET_BOUND),
-    ),
-)
+def overall(results: Iterable[bool]) -> Answer:
+    """Summarise results: the claim holds if all are true, in part if some are.
+
+    >>> overall([True, True]), overall([True, False]), overall([False])
+    ('holds', 'holds in part', 'does not hold')
+    """
+    values = list(results)
+    if all(values):
+        return "holds"
+    return "holds in part" if any(values) else "does not hold"
+
+
+def _number(row: Row, field: str) -> float:
+    return float(row[field])
+
+
+def _at(row: Row, field: str) -> str:
+    return f"{short(_number(row, field))} at fraction {row['fraction']}, r {row['r']:g}"
+
+
+def _range(rows: Sequence[Row], field: str) -> str:
+    low, high = (pick(rows, key=lambda row: _number(row, field)) for pick in (min, max))
+    return f"from {_at(low, field)} to {_at(high, field)}"
+
+
+def never_above(field: str, bound: float = 1.0) -> Judge:
+    """Judge whether the ratio stays at or below a bound in every cell."""
+
+    def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
+        good = [_number(row, field) <= bound + SLACK for row in rows]
+        return overall(good), f"{sum(good)} of {len(good)} cells, {_range(rows, field)}."
+
+    return judge
+
+
+def monotone(field: str, along: str, sign: int) -> Judge:
+    """Judge whether the ratio rises (sign 1) or falls (-1) from cell to cell."""
+
+    def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
+        steps = list(_steps(rows, along))
+        wrong = [s for s in steps if sign * _rise(s, field) < -SLACK]
+        good = len(steps) - len(wrong)
+        answer = overall([*(True for _ in range(good)), *(False for _ in wrong)])
+        return answer, f"{good} of {len(steps)} steps{_except(wrong, along)}."
+
+    return judge
+
+
+def _steps(rows: Sequence[Row], along: str) -> Iterator[tuple[Row, Row]]:
+    """Yield neighbouring cells along `v` or `r`, the other one fixed."""
+    fixed = "r" if along == "v" else "fraction"
+    for value in dict.fromkeys(row[fixed] for row in rows):
+        line = [row for row in rows if row[fixed] == value]
+        yield from pairwise(sorted(line, key=lambda row: _number(row, along)))
+
+
+def _rise(step: tuple[Row, Row], field: str) -> float:
+    left, right = step
+    return _number(right, field) - _number(left, field)
+
+
+def _except(wrong: Sequence[tuple[Row, Row]], along: str) -> str:
+    """Describe where the steps in the wrong direction are."""
+    if not wrong:
+        return ""
+    fixed = "r" if along == "v" else "fraction"
+    low = min(_number(left, along) for left, _ in wrong)
+    high = max(_number(right, along) for _, right in wrong)
+    others = sorted({_number(left, fixed) for left, _ in wrong})
+    named = f"{fixed} {others[0]:g}" + (f" to {others[-1]:g}" if len(others) > 1 else "")
+    return f"; the others lie between {along} {short(low)} and {short(high)}, at {named}"
+
+
+def dropping(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether dropping log 1 helps naive in some cells: exactly where v > 2 + r."""
+    helps = [row for row in rows if _number(row, "drop_naive") < 1]
+    exact = all((_number(r, "v") > 2 + _number(r, "r")) == (r in helps) for r in rows)
+    where = "; in exactly the cells where v > 2 + r" * exact
+    return overall([0 < len(helps) < len(rows), exact]), (
+        f"lowers the variance in {len(helps)} of {len(rows)} cells, "
+        f"{_range(rows, 'drop_naive')}{where}."
+    )
+
+
+def dropping_balanced(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether log 2 alone beats balanced on both logs in some cells."""
+    helps = [row for row in rows if _number(row, "drop_balanced") < 1 - SLACK]
+    return overall([bool(helps)]), (
+        f"lowers the variance in {len(helps)} of {len(rows)} cells, "
+        f"{_range(rows, 'drop_balanced')}."
+    )
+
+
+def equals_gamma(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether the ratio by enumeration equals the ratio by the formula."""
+    gaps = [abs(_number(r, "weighted_naive") / _number(r, "gamma") - 1) for r in rows]
+    evidence = f"largest relative difference {max(gaps):.1e}."
+    return overall(gap < GAMMA_SLACK for gap in gaps), evidence
+
+
+def equal_sizes(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether the ratio of each first logger is smallest for logs of equal size."""
+    lowest = {}
+    for fraction in dict.fromkeys(row["fraction"] for row in rows):
+        line = [row for row in rows if row["fraction"] == fraction]
+        lowest[fraction] = min(line, key=lambda row: _number(row, "weighted_naive"))["r"]
+    good = [r == 1 for r in lowest.values()]
+    return overall(good), f"smallest at r = 1 for {sum(good)} of {len(good)} first loggers."
+
+
+def either_wins(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether weighted wins where v is largest, balanced where it is smallest."""
+    wins = [row for row in rows if _number(row, "weighted_balanced") < 1]
+    far, near = (
+        [row for row in rows if row["fraction"] == end["fraction"]]
+        for end in (pick(rows, key=lambda row: _number(row, "v")) for pick in (max, min))
+    )
+    ends = []
+    for name, line in (("largest", far), ("smallest", near)):
+        won, v = sum(row in wins for row in line), short(_number(line[0], "v"))
+        ends.append(f"in {won} of {len(line)} at the {name} v, {v}")
+    return overall([all(r in wins for r in far), any(r not in wins for r in near)]), (
+        f"weighted wins in {len(wins)} of {len(rows)} cells, {' and '.join(ends)}; "
+        f"{_range(rows, 'weighted_balanced')}."
+    )
+
+
+def all_bounds(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether every bound on a ratio holds in every cell."""
+    fields = ("balanced_naive", "weighted_naive", "cv_loggers_best", "cv_target_best")
+    judged = {field: never_above(field)(rows) for field in fields}
+    judged["gamma"] = equals_gamma(rows)
+    evidence = "; ".join(f"{field}: {text.rstrip('.')}" for field, (_, text) in judged.items())
+    return overall(answer == "holds" for answer, _ in judged.values()), f"{evidence}."
+
+
+def _near_optimum(row: Row) -> bool:
+    return _number(row, "fixed_ratio") <= REACHED
+
+
+def _unbiased(row: Row) -> bool:
+    return abs(_number(row, "bias_sd")) <= VISIBLE_BIAS
+
+
+def reaches_optimum(rule: str) -> Judge:
+    """Judge variance (within 5% of the optimum) and bias (below a tenth of an error)."""
+
+    def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
+        ruled = [row for row in rows if row["rule"] == rule]
+        cells = [row for row in ruled if row["n"] == ENOUGH_ROWS]
+        worst = max(cells, key=lambda row: _number(row, "fixed_ratio"))
+        bias = max(cells, key=lambda row: abs(_number(row, "bias_sd")))
+        evidence = (
+            f"at {ENOUGH_ROWS} rows per log within 5% of the optimal variance for "
+            f"{sum(map(_near_optimum, cells))} of {len(cells)} first loggers (shares fixed), "
+            f"at worst {_number(worst, 'fixed_ratio'):.2f} times, fraction "
+            f"{worst['fraction']}; biased by a tenth of a standard error or more for "
+            f"{len(cells) - sum(map(_unbiased, cells))}, at worst "
+            f"{_number(bias, 'bias_sd'):+.2f} standard errors, fraction {bias['fraction']}; "
+            f"{_rows_needed(ruled)}"
+        )
+        return overall(_near_optimum(row) and _unbiased(row) for row in cells), evidence
+
+    return judge
+
+
+def _rows_needed(rows: Sequence[Row]) -> str:
+    """Name the size from which on all first loggers are near the optimum and unbiased."""
+    sizes = {int(row["n"]) for row in rows}
+    late = {int(row["n"]) for row in rows if not (_near_optimum(row) and _unbiased(row))}
+    enough = [size for size in sizes if size > max(late, default=0)]
+    if not enough:
+        return "not both for all at any size."
+    return f"both for all from {min(enough):,} rows on."
+
+
+def simulated(rows: Sequence[Row]) -> tuple[Answer, str]:
+    """Judge whether all simulated means and variances are within 4 standard errors."""
+    scores = list(_z_scores(rows))
+    score, row, of = max(scores, key=lambda entry: abs(entry[0]))
+    return overall(abs(z) <= MOST_Z for z, _, _ in scores), (
+        f"{len(scores)} z-scores, the largest {score:+.2f}: the {of} of {row['estimator']} "
+        f"at fraction {row['fraction']}, r {row['r']:g}; {row['replications']:,} replications."
+    )
+
+
+def _z_scores(rows: Sequence[Row]) -> Iterator[tuple[float, Row, str]]:
+    for row in rows:
+        for field, of in (("z_mean", "mean"), ("z_variance", "variance")):
+            if _number(row, field) == _number(row, field):  # NaN without an exact value
+                yield _number(row, field), row, of
+
+
+Entry: TypeAlias = tuple[str, int, Judge]  # source, figure and judge of a claim
+
+
+def _paper(section: str, figure: int, judge: Judge) -> Entry:
+    return f"the paper, section {section}", figure, judge
+
+
+def _ours(figure: int, judge: Judge) -> Entry:
+    return "ours", figure, judge
+
+
+CLAIMS: Mapping[Source, Mapping[str, Entry]] = {  # by source and text
+    "panels": {
+        "Dropping log 1 lowers the variance of naive for high v and small r.": _paper(
+            "7.2", 1, dropping
+        ),
+        "Dropping becomes less beneficial as v decreases.": _paper(
+            "7.2", 1, monotone("drop_naive", "v", -1)
+        ),
+        "Dropping becomes less beneficial as r increases.": _paper(
+            "7.2", 1, monotone("drop_naive", "r", 1)
+        ),
+        "Even balanced can improve by dropping log 1 (seen in the toy).": _paper(
+            "5", 1, dropping_balanced
+        ),
+        "Balanced is never worse than naive.": _paper("7.3", 2, never_above("balanced_naive")),
+        "Balanced gains more on naive as v grows.": _paper(
+            "7.3", 2, monotone("balanced_naive", "v", -1)
+        ),
+        "Balanced gains less on naive as r grows.": _paper(
+            "7.3", 2, monotone("balanced_naive", "r", 1)
+        ),
+        "Weighted is never worse than naive.": _paper("7.4", 3, never_above("weighted_naive")),
+        "Weighted gains on naive by exactly gamma.": _paper("6.1", 3, equals_gamma),
+        "Weighted gains more on naive as v grows.": _paper(
+            "7.4", 3, monotone("weighted_naive", "v", -1)
+        ),
+        "Weighted gains most on naive where the logs are of equal size.": _paper(
+            "6.1", 3, equal_sizes
+        ),
+        "Weighted beats balanced for distant loggers, balanced wins for close ones.": _paper(
+            "7.5", 4, either_wins
+        ),
+        "Control variates of the loggers are never worse than the best of the rest.": _ours(
+            7, never_above("cv_loggers_best")
+        ),
+        "With the target's column as well they have at most 0.6 of that variance.": _ours(
+            7, never_above("cv_target_best", TARGET_BOUND)
+        ),
+    },
+    "weights": {
+        "Weights estimated from each log's own rows are optimal in a few hundred rows.": _paper(
+            "7.6", 5, reaches_optimum("own")
+        ),
+        "With divergences from the rows of all logs they do so, without visible bias.": _ours(
+            5, reaches_optimum("pooled")
+        ),
+    },
+    "simulation": {
+        "Simulated estimators are all unbiased, with the variances of the formulas.": _paper(
+            "7.1", 6, simulated
+        ),
+    },
+}

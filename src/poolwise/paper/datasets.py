@@ -1,9 +1,8 @@
-"""Labelled data sets: the paper's three, and some with one class per row.
+"""Labelled data sets: the paper's three, and three with one class per row.
 
-A data set is read from a folder if it is there (`--data`, or the environment
-variable POOLWISE_DATA), as NumPy archive or as LibSVM text, and downloaded into
-that folder if it is not.  None is part of the package: their licences do not say
-that they may be.
+A data set is read from a folder (`--data`, or the environment variable POOLWISE_DATA), as
+NumPy archive or as LibSVM text, and downloaded into that folder if it is missing.  No data
+set is part of the package: their licences do not allow it explicitly.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ DEFAULT_FOLDER = Path("../shared/data")
 LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel/"
 ROOTS = ("CCAT", "ECAT", "GCAT", "MCAT")  # the top of the topic tree of RCV1
 RCV1_TRAIN = 23_149  # training documents of LYRL; fractions are of these
-SUBSET_SEED = 2004  # the subset comes in the order of its sources: shuffle before the split
+SUBSET_SEED = 2004  # the subset is sorted by source: shuffle before the split
 
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Contexts and what is right in each of them.
+    """Contexts and their labels.
 
     Attributes:
         contexts: Features, dense or sparse, shape (n, d).
@@ -53,7 +52,7 @@ class Labelled:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64] | slice) -> Labelled:
-        """Some of the rows."""
+        """Return the rows with these indices."""
         return Labelled(self.contexts[rows], self.labels[rows])
 
 
@@ -67,7 +66,7 @@ class Dataset:
         test: Rows whose contexts are the empirical distribution.
         label_names: Names of the labels or classes.
         fractions_of: Training rows of the full data set, which fractions refer to.
-        note: What a reader of any result must know; empty where all is as published.
+        note: Difference from the published data set, to print with results; or empty.
     """
 
     name: str
@@ -82,15 +81,14 @@ class Dataset:
 class Published:
     """A multi-label data set on the LibSVM page.
 
-    The page gives no checksums, so what is checked is the content: shapes, and a
-    SHA-256 over the label vectors in sorted order.  It does not depend on how a file is
-    compressed or its rows are ordered.
+    The page gives no checksums, so the content is checked: shapes, and a SHA-256 over the
+    label vectors in sorted order, which does not depend on compression or row order.
 
     Attributes:
         files: Training and test file.
         features: Number of features.
         labels: Number of labels.
-        sha256: Of the training and test labels, see `fingerprint`.
+        sha256: `fingerprint` of the training and test labels.
     """
 
     files: tuple[str, str]
@@ -124,12 +122,12 @@ NAMES = (*PUBLISHED, "lyrl", *MULTI_CLASS)
 
 
 def data_folder(folder: Path | str | None = None) -> Path:
-    """Where data sets are looked for: as given, else by POOLWISE_DATA, else the default."""
+    """Return the folder of the data sets: the argument, POOLWISE_DATA, or the default."""
     return Path(folder or os.environ.get(FOLDER) or DEFAULT_FOLDER)
 
 
 def load(name: str, folder: Path | str | None = None) -> Dataset:
-    """A data set by name, from the folder or, failing that, from its publisher."""
+    """Return a data set by name, from the folder or else from its publisher."""
     where = data_folder(folder)
     if name in MULTI_CLASS:
         return read_multi_class(where / f"multiclass_{name}.npz")
@@ -145,7 +143,7 @@ def load(name: str, folder: Path | str | None = None) -> Dataset:
 
 
 def read_multi_label(path: Path | str) -> Dataset:
-    """A NumPy archive with X_train, Y_train, X_test, Y_test and label_names."""
+    """Read a NumPy archive with X_train, Y_train, X_test, Y_test and label_names."""
     arrays = _archive(path, ("X_train", "Y_train", "X_test", "Y_test", "label_names"))
     train, test = (
         Labelled(arrays[f"X_{part}"].astype(np.float64), arrays[f"Y_{part}"])
@@ -156,7 +154,7 @@ def read_multi_label(path: Path | str) -> Dataset:
 
 
 def read_multi_class(path: Path | str) -> Dataset:
-    """A NumPy archive with X, y, class_names and n_train, the rows that come first."""
+    """Read a NumPy archive with X, y, class_names and n_train, the rows that come first."""
     arrays = _archive(path, ("X", "y", "class_names", "n_train"))
     rows = Labelled(arrays["X"].astype(np.float64), arrays["y"].astype(np.int64))
     split = int(arrays["n_train"])
@@ -168,11 +166,11 @@ def read_multi_class(path: Path | str) -> Dataset:
 
 
 def read_rcv1_subset(path: Path | str) -> Dataset:
-    """The 27,695 documents of the LYRL test set that are at hand, split in two.
+    """Read a subset of the LYRL test set, 27,695 documents, and split it in two.
 
     Fractions refer to the 23,149 training documents of the full collection, so that
     policies are trained on as many documents as in the paper; the largest fraction is
-    0.35, that is 8,102 documents, and all others are left for testing.
+    0.35, that is 8,102 documents, and all other documents are test rows.
     """
     from scipy.sparse import csr_array
 
@@ -202,7 +200,7 @@ def _archive(path: Path | str, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]
 
 
 def read_libsvm(path: Path | str, features: int, labels: int) -> Labelled:
-    """LibSVM's multi-label text, plain, .gz or .bz2: ``0,3 5:0.25 17:1``.
+    """Read LibSVM's multi-label text, plain, .gz or .bz2: ``0,3 5:0.25 17:1``.
 
     Labels count from 0, features from 1; a row without labels starts with a space.
     """
@@ -215,8 +213,8 @@ def read_libsvm(path: Path | str, features: int, labels: int) -> Labelled:
             str(path), n_features=features, zero_based=False, multilabel=True
         )
         bits = np.zeros((len(assigned), labels), dtype=np.uint8)
-        for row, found in enumerate(assigned):
-            bits[row, np.asarray(found, dtype=np.int64)] = 1
+        for row, indices in enumerate(assigned):
+            bits[row, np.asarray(indices, dtype=np.int64)] = 1
     except (OSError, ValueError, IndexError) as error:
         raise SourceError(
             str(path), f"it is not LibSVM text of {labels} labels: {error}"
@@ -232,17 +230,17 @@ def fetch(
     base: str = LIBSVM,
     published: Mapping[str, Published] = PUBLISHED,
 ) -> Dataset:
-    """A data set of the LibSVM page; files already in the folder are not asked for again."""
+    """Return a data set of the LibSVM page; download files that the folder lacks."""
     entry, parts = published[name], []
     for file, checksum in zip(entry.files, entry.sha256, strict=True):
         path = _retrieve(base + file, folder / file)
         rows = read_libsvm(path, entry.features, entry.labels)
-        found = fingerprint(rows)
-        if found != checksum:
+        actual = fingerprint(rows)
+        if actual != checksum:
             raise SourceError(
                 str(path),
-                f"its labels have the checksum {found}, not {checksum}: the file is damaged or "
-                "another version. Delete it to download it again.",
+                f"the checksum of its labels must be {checksum}, got {actual}: the file is "
+                "damaged or another version. Delete it to download it again.",
             )
         parts.append(rows)
     names = tuple(str(k) for k in range(entry.labels))
@@ -251,7 +249,7 @@ def fetch(
 
 
 def fingerprint(rows: Labelled) -> str:
-    """SHA-256 of shape and labels, whatever the order of the rows.
+    """Return the SHA-256 of shape and labels, independent of the order of the rows.
 
     >>> fingerprint(Labelled(np.zeros((2, 3)), np.array([[0, 1], [1, 0]])))[:12]
     '77dba61b97de'
@@ -268,7 +266,7 @@ def _retrieve(url: str, path: Path) -> Path:
         import pooch
     except ImportError as error:
         raise MissingExtraError("pooch", "datasets") from error
-    try:  # pooch writes beside and renames, so that a broken download leaves nothing
+    try:  # pooch writes a temporary file and renames it, so that no partial file remains
         pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent)
     except Exception as error:
         reason = f"it is not there, and {url} cannot be downloaded: {error}"
@@ -277,7 +275,7 @@ def _retrieve(url: str, path: Path) -> Path:
 
 
 def fetch_lyrl(folder: Path) -> Dataset:
-    """All of LYRL, through scikit-learn, which checks its checksums."""
+    """Return all of LYRL, through scikit-learn, which verifies checksums."""
     try:
         from sklearn.datasets import fetch_rcv1
     except ImportError as error:

@@ -1,12 +1,12 @@
 """Exact moments of large finite problems, a few contexts at a time.
 
-`FiniteProblem` holds every cell of a problem in memory, which a page of numbers
-does not mind.  Yeast has 917 x 16,384 cells, and the panels of the paper ask for
-56 mixtures of loggers.  Here the cells stream by in slabs, and each slab leaves a
-small matrix of sums behind from which the moments under every mixture follow.
+`FiniteProblem` holds every cell of a problem in memory, which suits small problems.
+Yeast has 917 x 16,384 cells, and the panels of the paper need 56 mixtures of loggers.
+Here the cells are read in slabs, and each slab is reduced to a small matrix of sums,
+from which the moments under every mixture follow.
 
 All terms are centred *before* they are squared: at 1 where the mean is known to be
-1, and at the target's value for rewards.  A variance is then no difference of large
+1, and at the target's value for rewards.  So no variance is a difference of large
 numbers.
 """
 
@@ -31,13 +31,13 @@ from poolwise.moments.terms import (
     ratio,
 )
 
-CELLS = 1 << 14  # of a slab: its columns then stay in the cache
-RUNS = 64  # groups of slabs summed up apart, so that the order of adding never changes
+CELLS = 1 << 14  # of a slab, so that its columns stay in the cache
+RUNS = 64  # groups of slabs with sums of their own, so that the order of adding is fixed
 
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    """Some contexts with all their actions.
+    """A few contexts with all their actions.
 
     Attributes:
         reward: Shape (x, Y).
@@ -51,7 +51,7 @@ class Slab:
 
 
 class Problem(Protocol):
-    """Anything whose cells can be visited slab by slab; contexts are equally likely."""
+    """A problem that gives its cells slab by slab; contexts are equally likely."""
 
     @property
     def contexts(self) -> int: ...
@@ -60,19 +60,19 @@ class Problem(Protocol):
     def loggers(self) -> Sequence[str]: ...
 
     def parts(self, cells: int) -> Iterable[slice]:
-        """Contexts of each slab, for slabs of about so many cells."""
+        """Return the contexts of each slab, for slabs of about so many cells."""
         ...
 
     def slab(self, part: slice) -> Slab: ...
 
     def value(self) -> float:
-        """True value of the target."""
+        """Return the true value of the target."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """One mixture of the loggers, and how to read terms off the sums of a problem.
+    """One mixture of the loggers, which derives its terms from the sums of a problem.
 
     The columns of a problem with loggers 1..J are t (r - U), t - p_J, p_1 - p_J, ...,
     p_{J-1} - p_J and p_J, where t is the target and U its value.  Each term, less its
@@ -95,29 +95,31 @@ class Mix:
         return np.array([0.0, 0.0, *self.shares[:-1], 1.0])
 
     def centred(self, value: float) -> dict[Term, FloatArray]:
-        """Coefficients of each term, less its centre."""
+        """Return the coefficients of each term, less its centre."""
         excess = np.array([0.0, 0.0, *self.shares[:-1], 0.0])  # mixture - p_J
         unit = np.eye(len(excess))
-        found = {
+        coefficients = {
             BALANCED_REWARD: unit[0] + value * (unit[1] - excess),
             BALANCED_WEIGHT: unit[1] - excess,
         }
-        for place, logger in enumerate(self.counts):
-            own = unit[2 + place] if place < len(self.counts) - 1 else 0.0 * excess
-            found[ratio(logger)] = own - excess
-        return found
+        for index, logger in enumerate(self.counts):
+            own = unit[2 + index] if index < len(self.counts) - 1 else 0.0 * excess
+            coefficients[ratio(logger)] = own - excess
+        return coefficients
 
     def centres(self, value: float) -> dict[Term, float]:
-        """What was subtracted from each term."""
+        """Return the centre of each term."""
         return {BALANCED_REWARD: value, BALANCED_WEIGHT: 1.0} | {
             ratio(logger): 1.0 for logger in self.counts
         }
 
 
-def exact_moments(problem: Problem, mixes: Sequence[Mix]) -> list[dict[str, Moments]]:
-    """Moments of each logger under each mixture: what an engine finds in endless rows."""
+def exact_moments(
+    problem: Problem, mixes: Sequence[Mix], cells: int = CELLS
+) -> list[dict[str, Moments]]:
+    """Return the moments of each logger under each mixture, as of infinitely many rows."""
     value = problem.value()
-    sums, own = _total(partial(_sums, mixes=mixes, value=value), problem)
+    sums, own = _total(partial(_sums, mixes=mixes, value=value), problem, cells)
     return [
         {
             logger: _moments(mix, logger, value, sums[m, i], float(own[i]))
@@ -136,7 +138,7 @@ def exact_fourth(
     combinations: Sequence[Sequence[Combination]],
     moments: Sequence[Mapping[str, Moments]],
 ) -> tuple[FloatArray, FloatArray]:
-    """Fourth central moments of one row, which the error of a variance hangs on.
+    """Return the fourth central moments of one row, which give the error of a variance.
 
     Args:
         problem: The problem.
@@ -150,13 +152,13 @@ def exact_fourth(
     """
     value = problem.value()
     parts, means = [], []
-    for mix, combos, found in zip(mixes, combinations, moments, strict=True):
+    for mix, combos, exact in zip(mixes, combinations, moments, strict=True):
         columns, centres = mix.centred(value), mix.centres(value)
         parts.append(np.array([sum(c * columns[t] for t, c in k.items()) for k in combos]))
         means.append(
             [
                 [sum(c * (m.mean(t) - centres[t]) for t, c in k.items()) for k in combos]
-                for m in found.values()
+                for m in exact.values()
             ]
         )
     task = partial(_fourth, mixes=mixes, value=value, parts=parts, means=np.array(means))
@@ -166,51 +168,53 @@ def exact_fourth(
 Task = Callable[[Slab], tuple[FloatArray, FloatArray]]
 
 
-def _total(task: Task, problem: Problem) -> tuple[FloatArray, FloatArray]:
-    """Mean over contexts of what a task leaves of each slab; the order is fixed."""
+def _total(task: Task, problem: Problem, cells: int = CELLS) -> tuple[FloatArray, FloatArray]:
+    """Average a task's sums over all contexts, in a fixed order."""
     from threadpoolctl import threadpool_limits
 
-    parts = list(problem.parts(CELLS))
+    parts = list(problem.parts(cells))
     runs = [parts[k::RUNS] for k in range(min(RUNS, len(parts)))]
     with threadpool_limits(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(partial(_run, task, problem), runs))
-    first, second = (np.sum(side, axis=0) for side in zip(*found, strict=True))
+        totals = list(pool.map(partial(_run, task, problem), runs))
+    first, second = (np.sum(side, axis=0) for side in zip(*totals, strict=True))
     return first / problem.contexts, second / problem.contexts
 
 
 def _run(task: Task, problem: Problem, parts: Sequence[slice]) -> tuple[FloatArray, FloatArray]:
     first, second = task(problem.slab(parts[0]))
     for part in parts[1:]:
-        more, besides = task(problem.slab(part))
-        first += more
-        second += besides
+        more_first, more_second = task(problem.slab(part))
+        first += more_first
+        second += more_second
     return first, second
 
 
 def _columns(slab: Slab, value: float) -> tuple[FloatArray, FloatArray]:
-    """Columns (see `Mix`), shape (J + 2, cells), and loggers, shape (J, cells)."""
+    """Return columns (see `Mix`), shape (J + 2, cells), and loggers, shape (J, cells)."""
     probs = np.stack([p.ravel() for p in slab.loggers.values()])
     if not (probs > 0).all():
-        raise RefusedError("no-support", "a logger gives probability 0 to some actions")
+        raise RefusedError(
+            "no-support", "every logger must give every action a positive probability"
+        )
     target, last = slab.target.ravel(), probs[-1]
     rewarded = target * (slab.reward.ravel() - value)
     return np.stack([rewarded, target - last, *(p - last for p in probs[:-1]), last]), probs
 
 
 def _own(columns: FloatArray, probs: FloatArray, value: float) -> FloatArray:
-    """Centred weighted reward of each logger, times its probability, shape (J, cells)."""
+    """Return centred weighted rewards times the logger's probability, shape (J, cells)."""
     target = columns[1] + probs[-1]
     return np.asarray(columns[0] + value * (target - probs))
 
 
 def _sums(slab: Slab, *, mixes: Sequence[Mix], value: float) -> tuple[FloatArray, FloatArray]:
-    """Products of columns over the squared mixture, under each logger; own variances."""
+    """Sum products of columns over the squared mixture, by logger; and own variances."""
     columns, probs = _columns(slab, value)
     left, right = np.triu_indices(len(columns))
     over = np.empty((len(mixes), *probs.shape))
-    for place, mix in enumerate(mixes):
+    for index, mix in enumerate(mixes):
         mixture = mix.mixture @ columns
-        np.divide(probs, mixture * mixture, out=over[place])
+        np.divide(probs, mixture * mixture, out=over[index])
     flat = over.reshape(-1, probs.shape[1]) @ (columns[left] * columns[right]).T
     sums = np.empty((len(mixes), len(probs), len(columns), len(columns)))
     sums[..., left, right] = sums[..., right, left] = flat.reshape(*sums.shape[:2], -1)
@@ -226,13 +230,13 @@ def _fourth(
     means: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
     columns, probs = _columns(slab, value)
-    found = np.empty(means.shape)
-    for place, mix in enumerate(mixes):
-        rows = (parts[place] @ columns) / (mix.mixture @ columns)
+    fourth = np.empty(means.shape)
+    for index, mix in enumerate(mixes):
+        rows = (parts[index] @ columns) / (mix.mixture @ columns)
         for logger, prob in enumerate(probs):
-            gap = rows - means[place, logger][:, None]
-            found[place, logger] = (gap * gap) ** 2 @ prob
-    return found, ((_own(columns, probs, value) ** 2 / probs) ** 2 / probs).sum(axis=1)
+            gap = rows - means[index, logger][:, None]
+            fourth[index, logger] = (gap * gap) ** 2 @ prob
+    return fourth, ((_own(columns, probs, value) ** 2 / probs) ** 2 / probs).sum(axis=1)
 
 
 def _moments(mix: Mix, logger: str, value: float, sums: FloatArray, own: float) -> Moments:
@@ -242,17 +246,17 @@ def _moments(mix: Mix, logger: str, value: float, sums: FloatArray, own: float) 
     combined = np.array([columns[t] for t in mixed])
     means = combined @ sums @ mix.mixture
     covariance = combined @ sums @ combined.T - np.outer(means, means)
-    place = [terms.index(t) for t in mixed]
+    indices = [terms.index(t) for t in mixed]
     scatter = np.full((len(terms), len(terms)), np.nan)
-    scatter[np.ix_(place, place)] = covariance
+    scatter[np.ix_(indices, indices)] = covariance
     alone = terms.index(WEIGHTED_REWARD)
     scatter[alone, alone] = own
-    found = dict(zip(mixed, means, strict=True))
+    centred = dict(zip(mixed, means, strict=True))
     unknown, count = np.full(len(terms), np.nan), mix.counts[logger]
     return Moments(
         terms,
         count,
-        np.array([found[t] + centres[t] if t in found else value for t in terms]),
+        np.array([centred[t] + centres[t] if t in centred else value for t in terms]),
         scatter * count,
         unknown,
         unknown,

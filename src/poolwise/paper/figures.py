@@ -1,15 +1,16 @@
-"""The figures: which numbers each one shows, as CSV and as chart.
+"""The figures, each as CSV file and as chart.
 
-Figures 1 to 5 are the paper's, 6 is the check that it describes in words, and 7
-shows the estimator that the paper asks for in its outlook.
+Figures 1 to 5 are the paper's, 6 is the simulation that it describes in words, and 7
+shows the estimator that the paper proposes as future work.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from poolwise.paper.work import write_csv
 from poolwise.report.files import write_whole
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ class Figure:
 
     Attributes:
         number: 1 to 7.
-        name: Of its files.
-        title: What it shows.
-        source: Which rows it is made of.
+        name: Last part of the names of its files.
+        title: Title, also of the axis of ratios.
+        source: Table that its rows come from.
         columns: Columns of its CSV file.
-        draw: Makes the chart of its rows.
-        caption: How to read it.
+        draw: Draws the chart of its rows.
+        caption: Explains how to read it.
     """
 
     number: int
@@ -64,27 +65,47 @@ class Figure:
     draw: Callable[[Sequence[Row], Figure], Chart]
     caption: str
 
-    def rows(self, rows: Sequence[Row]) -> list[Row]:
-        """The columns that this figure shows."""
-        return [{column: row[column] for column in self.columns} for row in rows]
-
-    def stem(self, folder: Path) -> Path:
-        return folder / f"figure{self.number}_{self.name}"
+    @property
+    def stem(self) -> str:
+        """Name of its files, without the ending."""
+        return f"figure{self.number}_{self.name}"
 
 
-def write_figure(figure: Figure, rows: Sequence[Row], folder: Path) -> str:
-    """Write CSV, SVG and PNG of one figure; the SVG is returned."""
+def write_figure(figure: Figure, rows: Sequence[Row], folder: Path) -> None:
+    """Write CSV, SVG and PNG of one figure."""
     import vl_convert
 
-    stem = figure.stem(folder)
-    shown = figure.rows(rows)
-    write_csv(stem.with_suffix(".csv"), shown)
+    path = folder / figure.stem
+    shown = [{column: row[column] for column in figure.columns} for row in rows]
+    write_csv(path.with_suffix(".csv"), shown)
     titled = [{**row, "panel": DATA_TITLES.get(str(row["data"]), row["data"])} for row in shown]
     spec = _styled(figure.draw(titled, figure)).to_json()
-    svg = vl_convert.vegalite_to_svg(spec)
-    write_whole(stem.with_suffix(".svg"), svg.encode())
-    write_whole(stem.with_suffix(".png"), vl_convert.vegalite_to_png(spec, scale=2))
-    return svg
+    write_whole(path.with_suffix(".svg"), vl_convert.vegalite_to_svg(spec).encode())
+    write_whole(path.with_suffix(".png"), vl_convert.vegalite_to_png(spec, scale=2))
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows with the same keys as CSV; numbers keep all their digits."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
+
+
+def read_csv(path: Path) -> list[Row]:
+    """Read rows that `write_csv` wrote; numeric text becomes a number."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _styled(chart: Chart) -> Chart:
@@ -148,7 +169,7 @@ def _baseline(at: float = 1.0) -> Chart:
 
 
 def _lines(rows: Sequence[Row], field: str, title: str, extra: Sequence[Chart] = ()) -> Chart:
-    """Lines of one ratio over the sizes of the logs, one panel per data set."""
+    """Draw one ratio over the sizes of the logs, one panel per data set."""
     import altair as alt
 
     base = alt.Chart().encode(x=_size_axis(), y=_ratio_axis(field, title), color=_fraction())
@@ -232,7 +253,7 @@ def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
         {**row, "z": row[field], "of": kind}
         for row in rows
         for field, kind in kinds.items()
-        if row[field] == row[field]  # without nan: estimated slopes have no exact value
+        if row[field] == row[field]  # NaN: estimated slopes have no exact value
     ]
     names = list(dict.fromkeys(str(row["estimator"]) for row in long))
     points = (
@@ -247,12 +268,12 @@ def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
             ),
         )
     )
-    jitter = {("mean", r): k for k, r in enumerate(dict.fromkeys(row["r"] for row in long))}
-    placed = [
-        {**row, "jitter": jitter["mean", row["r"]] + (9 if row["of"] == "variance" else 0)}
+    jitter = {r: k for k, r in enumerate(dict.fromkeys(row["r"] for row in long))}
+    spaced = [
+        {**row, "jitter": jitter[row["r"]] + (9 if row["of"] == "variance" else 0)}
         for row in long
     ]
-    layered = alt.layer(_baseline(4), _baseline(-4), points, data=_values(placed))
+    layered = alt.layer(_baseline(4), _baseline(-4), points, data=_values(spaced))
     layered = layered.properties(width=WIDTH + 30, height=HEIGHT)
     return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
 
@@ -265,7 +286,7 @@ FIGURES = (
         "panels",
         (*CELL, "drop_balanced", "drop_naive"),
         _draw_ratio,
-        "Below 1, throwing log 1 away lowers the variance of the naive estimator.",
+        "Below 1, dropping log 1 lowers the variance of the naive estimator.",
     ),
     Figure(
         2,
@@ -302,7 +323,7 @@ FIGURES = (
         WEIGHT_COLUMNS,
         _draw_weights,
         "One line per first logger. Top: the paper's measure, the variance that the estimated "
-        "shares would have if they were fixed. Below: what the estimate itself does.",
+        "shares would have if they were fixed. Below: error and bias of the estimate itself.",
     ),
     Figure(
         6,
@@ -320,6 +341,6 @@ FIGURES = (
         "panels",
         (*CELL, "var_best", "cv_loggers_best", "cv_target_best"),
         _draw_controls,
-        "Beyond the paper: what using the known means of the weights is worth.",
+        "An estimator of this package: the gain from the known means of the weights.",
     ),
 )

@@ -30,23 +30,23 @@ Row: TypeAlias = dict[str, float | int | str]
 
 
 def divergences(moments: MomentsByLogger) -> dict[str, float]:
-    """Exact divergence of the target from each logger."""
+    """Return the exact divergence of the target from each logger."""
     return {logger: m.var(WEIGHTED_REWARD) for logger, m in moments.items()}
 
 
-def estimators(known: Mapping[str, float]) -> dict[str, Estimator]:
-    """All estimators of a panel, the weighted one with its optimal shares."""
+def estimators(exact: Mapping[str, float]) -> dict[str, Estimator]:
+    """Return all estimators of a panel, weighted with its optimal shares."""
     return {
         "naive": Naive(),
         "balanced": Balanced(),
-        "weighted": Weighted(divergence="known", known=known),
+        "weighted": Weighted(divergence="known", known=exact),
         "cv_loggers": Calibrated(columns=("loggers",)),
         "cv_target": Calibrated(columns=("loggers", "target")),
     }
 
 
 def gamma(ratio: float, divergence_ratio: float) -> float:
-    r"""Variance of weighted over that of naive, by the paper's formula for two loggers.
+    r"""Return the variance of weighted over that of naive, by the formula for two loggers.
 
     $$\gamma = \frac{(r + 1)^2 v}{(r v + 1)(r + v)}$$
 
@@ -58,29 +58,29 @@ def gamma(ratio: float, divergence_ratio: float) -> float:
 
 
 def panel(problem: LabelProblem, fraction: float) -> list[Row]:
-    """All cells of one first logger, one for each ratio of the log sizes."""
-    found = exact_moments(problem, [mix_of(ratio) for ratio in RATIOS])
+    """Return the cells of one first logger, one for each ratio of the log sizes."""
+    by_ratio = exact_moments(problem, [mix_of(ratio) for ratio in RATIOS])
     return [
         {"fraction": fraction, "r": ratio, **cell(moments, ratio)}
-        for ratio, moments in zip(RATIOS, found, strict=True)
+        for ratio, moments in zip(RATIOS, by_ratio, strict=True)
     ]
 
 
 def cell(moments: MomentsByLogger, ratio: float) -> Row:
-    """Variances of one cell, and the ratios that the figures show."""
-    known = divergences(moments)
-    exact = {name: e.estimate(moments) for name, e in estimators(known).items()}
+    """Return the variances of one cell, and the ratios that the figures show."""
+    divergence = divergences(moments)
+    exact = {name: e.estimate(moments) for name, e in estimators(divergence).items()}
     var = {name: estimate.variance for name, estimate in exact.items()}
     alone = {i: Naive().estimate({i: m}).variance for i, m in moments.items()}
     best = min(*(var[name] for name in ("naive", "balanced", "weighted")), *alone.values())
-    v = known[FIRST] / known[SECOND]
+    v = divergence[FIRST] / divergence[SECOND]
     return {
         "n1": moments[FIRST].count,
         "n2": moments[SECOND].count,
         "v": v,
         "value": exact["naive"].value,
-        "divergence_1": known[FIRST],
-        "divergence_2": known[SECOND],
+        "divergence_1": divergence[FIRST],
+        "divergence_2": divergence[SECOND],
         **{f"var_{name}": variance for name, variance in var.items()},
         "var_log1": alone[FIRST],
         "var_log2": alone[SECOND],
@@ -97,14 +97,14 @@ def cell(moments: MomentsByLogger, ratio: float) -> Row:
 
 
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)  # rows of each log
-RULES = {"own": Weighted(divergence="own"), "pooled": Weighted(divergence="pooled")}
+SHARE_RULES = {"own": Weighted(divergence="own"), "pooled": Weighted(divergence="pooled")}
 MOST_ROWS = 2_000_000  # of each log over all replications
 MOST_REPLICATIONS = 2000
 FEWEST_REPLICATIONS = 400
 
 
 def replications_for(size: int) -> int:
-    """Many for small logs, fewer for large ones.
+    """Return the number of replications: many for small logs, fewer for large ones.
 
     >>> replications_for(10), replications_for(10_000)
     (2000, 400)
@@ -114,50 +114,50 @@ def replications_for(size: int) -> int:
 
 def estimated_weights(
     draws: Draws,
-    known: Mapping[str, float],
+    exact: Mapping[str, float],
     value: float,
     size: int,
     rng: np.random.Generator,
     *,
     replications: int = 0,
 ) -> list[Row]:
-    """One row per rule, for logs of one size.
+    """Return one row per rule for the shares, for logs of one size.
 
     Args:
-        draws: Where logs come from.
-        known: Exact divergences.
+        draws: Draws the logs.
+        exact: Exact divergences.
         value: True value of the target.
         size: Rows of each log.
         rng: Source of all randomness.
-        replications: How many; 0 for as many as the size deserves.
+        replications: Number of replications; 0 chooses by size.
     """
     mix = Mix({FIRST: size, SECOND: size})
-    optimal = Weighted(divergence="known", known=known)
-    rules = {"optimal": optimal, **RULES}
+    optimal = Weighted(divergence="known", known=exact)
+    rules = {"optimal": optimal, **SHARE_RULES}
     needs = reduce(or_, (rule.needs((FIRST, SECOND), crossed=True) for rule in rules.values()))
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
+    drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
     count = replications or replications_for(size)
     for moments in draws.moments(mix, needs.terms, count, rng):
         for name, rule in rules.items():
             estimate = rule.estimate(moments)
-            found[name].append((estimate.shares[FIRST], estimate.value))
-    best = np.array(found.pop("optimal"))[:, 1] - value
+            drawn[name].append((estimate.shares[FIRST], estimate.value))
+    best = np.array(drawn.pop("optimal"))[:, 1] - value
     return [
-        {"n": size, "rule": name, **_summary(np.array(pairs), best, value, known)}
-        for name, pairs in found.items()
+        {"n": size, "rule": name, **_summary(np.array(pairs), best, value, exact)}
+        for name, pairs in drawn.items()
     ]
 
 
 def _summary(
-    pairs: FloatArray, best: FloatArray, value: float, known: Mapping[str, float]
+    pairs: FloatArray, best: FloatArray, value: float, exact: Mapping[str, float]
 ) -> Row:
-    """Shares and estimates of one rule beside the errors of the optimal shares.
+    """Compare shares and estimates of one rule with the errors of the optimal shares.
 
-    Both come from the same rows, so that ratios and differences carry little noise.
+    Both use the same rows, so that ratios and differences have little noise.
     """
     share, errors = pairs[:, 0], pairs[:, 1] - value
-    optimum = 1 / sum(1 / divergence for divergence in known.values())
-    fixed = (share**2 * known[FIRST] + (1 - share) ** 2 * known[SECOND]) / optimum
+    optimum = 1 / sum(1 / divergence for divergence in exact.values())
+    fixed = (share**2 * exact[FIRST] + (1 - share) ** 2 * exact[SECOND]) / optimum
     gap = errors - best
     spread = float(best.std(ddof=1))
     return {

@@ -1,4 +1,4 @@
-"""The paper's set-up: CRFs trained on fractions of a data set, and its test inputs.
+"""The paper's problems: CRFs trained on fractions of a data set, and its test inputs.
 
 The first logger is trained on 2% to 20% of the training rows, the second on 30%,
 the target on 35%; the input distribution is that of the test rows, and the reward
@@ -30,18 +30,23 @@ FIRST, SECOND = "first", "second"  # the loggers
 FRACTIONS = (0.02, 0.05, 0.08, 0.11, 0.14, 0.17, 0.20)  # training rows of the first logger
 SECOND_FRACTION, TARGET_FRACTION = 0.30, 0.35
 RATIOS = (0.1, 0.25, 0.5, 1.0, 3.0, 5.0, 7.0, 9.0)  # rows of log 1 over rows of log 2
-ROWS = 1000  # of log 2; ratios of variances do not depend on it
-ORDER_SEED = 2017  # Scene's file is sorted by label: rows are shuffled before a part is taken
+SECOND_ROWS = 1000  # of log 2; ratios of variances do not depend on it
+ORDER_SEED = 2017  # Scene's file is sorted by label, so that rows are shuffled first
+FULL_SIZE = "lyrl-shaped"  # name of a synthetic data set
+FULL_ROWS = 781_265  # its test rows
+FULL_SEED = 781_265
+FULL_FEATURES, FULL_LABELS = 20, 4
+FULL_NOTE = f"{FULL_SIZE} is synthetic: it has the size of LYRL, to time the computation."
 
 
-def mix_of(ratio: float, rows: int = ROWS) -> Mix:
-    """Rows of both logs, for a ratio of their sizes."""
+def mix_of(ratio: float, rows: int = SECOND_ROWS) -> Mix:
+    """Return the rows of both logs, for a ratio of their sizes."""
     return Mix({FIRST: round(ratio * rows), SECOND: rows})
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A policy at the test inputs: what it says of them is computed once.
+    """A policy with its scores at the test inputs, which are computed once.
 
     Attributes:
         policy: The policy.
@@ -87,7 +92,7 @@ class LabelProblem:
         return Slab(self.rewards(part), self.target.distribution(part), loggers)
 
     def rewards(self, part: slice) -> FloatArray:
-        """Labels assigned correctly by every vector, shape (x, 2^q), built by doubling."""
+        """Count the labels each vector assigns correctly, shape (x, 2^q), by doubling."""
         truth = self.truth[part]
         rewards = np.empty((len(truth), 1 << truth.shape[1]))
         rewards[:, 0] = (~truth).sum(axis=1)
@@ -110,7 +115,7 @@ class Setting:
 
     Attributes:
         data: The data set.
-        structure: Of the CRFs.
+        structure: Structure of the CRFs.
         second: The second logger, at the test inputs.
         target: The target, at the test inputs.
     """
@@ -122,54 +127,46 @@ class Setting:
 
     @classmethod
     def of(cls, data: Dataset, structure: Structure = "unary") -> Setting:
-        """Train what all cells of a panel share."""
+        """Train the policies that all cells of a panel share."""
         second, target = (
             train(data, fraction, structure) for fraction in (SECOND_FRACTION, TARGET_FRACTION)
         )
         return cls(data, structure, second, target)
 
     def problem(self, fraction: float) -> LabelProblem:
-        """The problem whose first logger was trained on this fraction."""
+        """Return the problem whose first logger is trained on this fraction."""
         first = train(self.data, fraction, self.structure)
         truth = self.data.test.labels.astype(np.bool)
         return LabelProblem(truth, {FIRST: first, SECOND: self.second}, self.target)
 
 
 def training_rows(data: Dataset, fraction: float) -> Labelled:
-    """A fraction of the training rows; smaller fractions are parts of larger ones."""
+    """Return a fraction of the training rows; larger fractions contain smaller ones."""
     order = np.random.default_rng(ORDER_SEED).permutation(len(data.train))
     return data.train.take(order[: round(fraction * data.fractions_of)])
 
 
 def train(data: Dataset, fraction: float, structure: Structure) -> Scored:
-    """A CRF fitted to a fraction of the training rows, at the test inputs."""
+    """Return a CRF fitted to a fraction of the training rows, at the test inputs."""
     rows = training_rows(data, fraction)
     policy = CRFS[structure].fit(rows.contexts, rows.labels)
     return Scored(policy, policy.scores(data.test.contexts))
 
 
-NAME = "lyrl-shaped"
-TEST_ROWS = 781_265
-FEATURES = 20
-LABELS = 4
-SEED = 781_265
-NOTE = "LYRL-shaped is synthetic: it has the size of LYRL and shows that the computation runs."
-
-
-def lyrl_shaped(test_rows: int = TEST_ROWS, train_rows: int = RCV1_TRAIN) -> Dataset:
-    """A synthetic data set with as many rows and labels as LYRL."""
-    rng = np.random.default_rng(SEED)
-    weights = rng.normal(size=(FEATURES, LABELS))
-    biases = rng.normal(-1.0, 0.5, size=LABELS)
+def lyrl_shaped(test_rows: int = FULL_ROWS, train_rows: int = RCV1_TRAIN) -> Dataset:
+    """Return a synthetic data set with as many rows and labels as LYRL."""
+    rng = np.random.default_rng(FULL_SEED)
+    weights = rng.normal(size=(FULL_FEATURES, FULL_LABELS))
+    biases = rng.normal(-1.0, 0.5, size=FULL_LABELS)
     train, test = (_rows(size, weights, biases, rng) for size in (train_rows, test_rows))
-    names = tuple(f"label {k}" for k in range(LABELS))
-    return Dataset(NAME, train, test, names, train_rows, NOTE)
+    names = tuple(f"label {k}" for k in range(FULL_LABELS))
+    return Dataset(FULL_SIZE, train, test, names, train_rows, FULL_NOTE)
 
 
 def _rows(
     size: int,
-    weights: np.ndarray[tuple[int, int], np.dtype[np.float64]],
-    biases: np.ndarray[tuple[int], np.dtype[np.float64]],
+    weights: FloatArray,
+    biases: FloatArray,
     rng: np.random.Generator,
 ) -> Labelled:
     contexts = rng.normal(size=(size, len(weights)))

@@ -1,36 +1,221 @@
-"""Runs a reproduction: finds what is missing, computes it, writes what is shown.
+"""The run of a reproduction: compute the missing cells, write tables, figures and page.
 
-Finished cells are kept below ``cells``; a run that is stopped and started again
-computes only what is not there.
+Rows of a finished cell are stored as JSON below ``cells``, with the settings they depend on;
+a run that was interrupted and is started again computes only the missing cells.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
 
 from poolwise.errors import PoolwiseError, UsageError, nearest
-from poolwise.paper import problem as fullsize
 from poolwise.paper import toy
 from poolwise.paper.claims import Claim, claims
-from poolwise.paper.figures import FIGURES, Source, write_figure
+from poolwise.paper.datasets import Dataset, fingerprint, load
+from poolwise.paper.figures import FIGURES, Source, read_csv, write_csv, write_figure
 from poolwise.paper.page import page
-from poolwise.paper.work import Bench, Effort, Store, read_csv, write_csv
+from poolwise.paper.panels import SIZES, Row, divergences, estimated_weights, panel
+from poolwise.paper.problem import (
+    FRACTIONS,
+    FULL_ROWS,
+    FULL_SIZE,
+    RATIOS,
+    LabelProblem,
+    Setting,
+    Structure,
+    lyrl_shaped,
+)
+from poolwise.paper.simulation import (
+    MOST_EXCESS,
+    REPLICATIONS,
+    SIMULATED_ROWS,
+    Draws,
+    ExactCell,
+    exact_cells,
+    simulate_cell,
+)
 from poolwise.report.files import write_whole
-from poolwise.report.tables import show
+from poolwise.report.tables import Grid, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rich.console import Console
 
-    from poolwise.paper.panels import Row
-
 DATA = ("scene", "yeast", "lyrl")
-WHAT = ("toy", *DATA, "all")
-SOURCES: tuple[Source, ...] = ("panels", "weights", "simulation")
+EXPERIMENTS = ("toy", *DATA, "all")
+SOURCES: tuple[Source, ...] = get_args(Source)
+SEED = 2017
+FORMAT = 1  # of the stored cells; a new number discards all of them
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Amount of computation.
+
+    Attributes:
+        fractions: Training fractions of the first logger.
+        structures: Structures of the CRFs, for the panels.
+        replications: Replications of each simulated cell.
+        sizes: Rows of each log where weights are estimated.
+        weight_replications: Replications of each size; 0 chooses by size.
+        full_rows: Test rows of the problem of full size; 0 leaves it out.
+    """
+
+    fractions: tuple[float, ...] = FRACTIONS
+    structures: tuple[Structure, ...] = ("unary", "pairwise")
+    replications: int = REPLICATIONS
+    sizes: tuple[int, ...] = SIZES
+    weight_replications: int = 0
+    full_rows: int = FULL_ROWS
+
+
 FULL = Effort()
+Settings = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A unit of work.
+
+    Attributes:
+        key: Its name, also of its file.
+        settings: Everything else that its rows depend on.
+        compute: Computes its rows.
+    """
+
+    key: str
+    settings: Settings
+    compute: Callable[[], list[Row]]
+
+    def rows(self, folder: Path) -> list[Row]:
+        """Return the stored rows if their settings match; compute and store them otherwise."""
+        path = folder / f"{self.key}.json"
+        try:
+            stored = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            stored = {}
+        if stored.get("settings") != self.settings:
+            stored = {"settings": self.settings, "rows": self.compute()}
+            write_whole(path, json.dumps(stored, indent=1).encode())
+        rows: list[Row] = stored["rows"]
+        return rows
+
+
+class Bench:
+    """A data set with the policies trained on it; each is computed when first needed.
+
+    Attributes:
+        name: Name of the data set.
+        folder: Folder of the data sets.
+        effort: Amount of computation.
+    """
+
+    def __init__(self, name: str, folder: Path | None, effort: Effort) -> None:
+        self.name, self.folder, self.effort = name, folder, effort
+        # neighbouring cells share a problem, so that the last one is enough
+        self.setting = lru_cache(2)(lambda structure: Setting.of(self.data, structure))
+        self.problem = lru_cache(1)(self._problem)
+        self._exact = lru_cache(1)(self._exact_cells)
+
+    @cached_property
+    def data(self) -> Dataset:
+        if self.name == FULL_SIZE:
+            return lyrl_shaped(self.effort.full_rows)
+        return load(self.name, self.folder)
+
+    @property
+    def label(self) -> str:
+        """Name of the data set in the tables; a subset is marked."""
+        subset = self.data.note and self.name != FULL_SIZE
+        return f"{self.name}-subset" if subset else self.name
+
+    @cached_property
+    def _common(self) -> dict[str, str | int | float]:
+        prints = (fingerprint(part)[:16] for part in (self.data.train, self.data.test))
+        return {"format": FORMAT, "data": "-".join(prints), "seed": SEED}
+
+    def _problem(self, structure: Structure, fraction: float) -> LabelProblem:
+        return self.setting(structure).problem(fraction)
+
+    def _exact_cells(self, fraction: float) -> list[ExactCell]:
+        return exact_cells(self.problem("unary", fraction))
+
+    def cells(self, source: Source) -> Iterator[Cell]:
+        """Yield all work of one table."""
+        cells = {
+            "panels": self._panels,
+            "weights": self._weights,
+            "simulation": self._simulations,
+        }
+        yield from cells[source]()
+
+    def _panels(self) -> Iterator[Cell]:
+        structures = ("unary",) if self.name == FULL_SIZE else self.effort.structures
+        for structure in structures:
+            for fraction in self.effort.fractions:
+                key = f"{self.name}/panel-{structure}-{fraction}"
+                yield Cell(key, self._common, partial(self._panel, structure, fraction))
+
+    def _panel(self, structure: Structure, fraction: float) -> list[Row]:
+        rows = panel(self.problem(structure, fraction), fraction)
+        return [{"data": self.name, "structure": structure, **row} for row in rows]
+
+    def _weights(self) -> Iterator[Cell]:
+        settings = self._common | {"replications": self.effort.weight_replications}
+        for fraction in self.effort.fractions:
+            for size in self.effort.sizes:
+                key = f"{self.name}/weights-{fraction}-{size}"
+                yield Cell(key, settings, partial(self._weighted, key, fraction, size))
+
+    def _weighted(self, key: str, fraction: float, size: int) -> list[Row]:
+        problem = self.problem("unary", fraction)
+        exact = divergences(self._exact(fraction)[0].moments)
+        rows = estimated_weights(
+            Draws(problem),
+            exact,
+            problem.value(),
+            size,
+            _rng(key),
+            replications=self.effort.weight_replications,
+        )
+        cell: Row = {"data": self.name, "fraction": fraction, "v": _v(exact)}
+        return [cell | row for row in rows]
+
+    def _simulations(self) -> Iterator[Cell]:
+        settings = self._common | {
+            "replications": self.effort.replications,
+            "rows": SIMULATED_ROWS,
+            "excess": MOST_EXCESS,
+        }
+        for fraction in self.effort.fractions:
+            for index, ratio in enumerate(RATIOS):
+                key = f"{self.name}/simulation-{fraction}-{ratio}"
+                yield Cell(key, settings, partial(self._simulated, key, fraction, index))
+
+    def _simulated(self, key: str, fraction: float, index: int) -> list[Row]:
+        exact, draws = self._exact(fraction)[index], Draws(self.problem("unary", fraction))
+        rows = simulate_cell(draws, exact, _rng(key), replications=self.effort.replications)
+        first, second = exact.mix.counts.values()
+        cell: Row = {"data": self.name, "fraction": fraction, "r": RATIOS[index]}
+        cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}
+        return [cell | row for row in rows]
+
+
+def _v(exact: Mapping[str, float]) -> float:
+    first, second = exact.values()
+    return first / second
+
+
+def _rng(key: str) -> np.random.Generator:
+    return np.random.default_rng([SEED, zlib.crc32(key.encode())])
 
 
 def run(
@@ -38,20 +223,22 @@ def run(
 ) -> None:
     """Reproduce one part of the paper, or all of it.
 
-    Writes one CSV file per table, one CSV, SVG and PNG file per figure, and
-    ``reproduction.html``, which sets every claim beside what was found.
+    Writes one CSV file per table, one CSV, SVG and PNG file per figure, ``claims.csv`` and
+    ``reproduction.md``, which has every claim with its verdicts.
 
     Args:
         what: "toy", the name of a data set, or "all".
-        data: Folder of the data sets; None for the one that POOLWISE_DATA names.
-        out: Folder to write to; None is "reproduction", or nowhere for the toy.
-        console: Where progress and the summary are printed.
-        effort: How much to compute.
+        data: Folder of the data sets; None for the folder in POOLWISE_DATA.
+        out: Folder to write to; None is "reproduction", or no folder for the toy.
+        console: Prints progress and the summary.
+        effort: Amount of computation.
     """
-    if what not in WHAT:
-        close = nearest(what, WHAT)
+    if what not in EXPERIMENTS:
+        close = nearest(what, EXPERIMENTS)
         hint = f"; did you mean {close!r}?" if close else ""
-        raise UsageError(f"there is no experiment {what!r}{hint} There are {', '.join(WHAT)}.")
+        raise UsageError(
+            f"there is no experiment {what!r}{hint} There are {', '.join(EXPERIMENTS)}."
+        )
     show([toy.grid(toy.numbers())], toy.notes(), console)
     if out is None and what == "toy":
         return
@@ -61,39 +248,14 @@ def run(
         return
     benches = [Bench(name, data, effort) for name in (DATA if what == "all" else (what,))]
     tables = _tables(benches, SOURCES, out, console)
-    large: Sequence[Row] = ()
+    full_size: Sequence[Row] = ()
     if what in {"lyrl", "all"} and effort.full_rows:
-        full = Bench(fullsize.NAME, data, effort)
-        large = _tables([full], ("panels",), out, console, prefix="full_size_")["panels"]
-    found = claims(tables, toy.numbers(), large)
-    _present(benches, tables, found, out)
-    _report(found, benches, out, console)
-
-
-def figure(number: int, data: Path | None, out: Path, *, console: Console) -> None:
-    """Compute and write one figure, over all data sets."""
-    benches = [Bench(name, data, FULL) for name in DATA]
-    chosen = next(f for f in FIGURES if f.number == number)
-    tables = _tables(benches, (chosen.source,), out, console)
-    write_figure(chosen, tables[chosen.source], out)
-    console.print(f"Wrote {chosen.stem(out)}.csv, .svg and .png")
-    for note in filter(None, (b.data.note for b in benches)):
-        console.print(note)
-
-
-def figure_command(number: int) -> None:
-    """The command line of one script below ``experiments``."""
-    from rich.console import Console
-
-    title = next(f.title for f in FIGURES if f.number == number)
-    parser = ArgumentParser(description=f"Figure {number}: {title}.")
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument("--out", type=Path, default=Path("reproduction"), help="where to write")
-    chosen = parser.parse_args()
-    try:
-        figure(number, chosen.data, chosen.out, console=Console())
-    except PoolwiseError as error:
-        parser.exit(2, f"{error}\n")
+        large = [Bench(FULL_SIZE, data, effort)]
+        full_size = _tables(large, ("panels",), out, console, prefix="full_size_")["panels"]
+    for figure in FIGURES:
+        write_figure(figure, tables[figure.source], out)
+    notes = [bench.data.note for bench in benches if bench.data.note]
+    _report(claims(tables, toy.numbers(), full_size), notes, out, console)
 
 
 def _tables(
@@ -103,78 +265,57 @@ def _tables(
     console: Console,
     prefix: str = "",
 ) -> dict[Source, list[Row]]:
-    """Do all work that is not done, write each table, and read it back."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    """Compute the missing cells, write each table, and return it as read back."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    store = Store(out / "cells")
-    units = [unit for bench in benches for source in sources for unit in bench.units(source)]
+    work = [(bench, s, cell) for bench in benches for s in sources for cell in bench.cells(s)]
     rows: dict[Source, list[Row]] = {source: [] for source in sources}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-            task = bar.add_task("starting", total=len(units))
-            for unit in units:
-                bar.update(task, description=unit.key)
-                found = store.get(unit.key, unit.settings)
-                if found is None:
-                    found = unit.compute()
-                    store.put(unit.key, unit.settings, found)
-                rows[unit.source] += [row | {"data": unit.data} for row in found]
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=len(work))
+            for bench, source, cell in work:
+                bar.update(task, description=cell.key)
+                new = cell.rows(out / "cells")
+                rows[source] += [row | {"data": bench.label} for row in new]
                 bar.advance(task)
     except KeyboardInterrupt:
-        console.print("Stopped. Finished cells are kept: the same command goes on from here.")
+        console.print("Stopped. Run the same command again to continue from here.")
         raise
-    return {
-        source: _kept(out / f"{prefix}{source}.csv", found) for source, found in rows.items()
-    }
+    for source, table in rows.items():
+        write_csv(out / f"{prefix}{source}.csv", table)
+    return {source: read_csv(out / f"{prefix}{source}.csv") for source in sources}
 
 
-def _kept(path: Path, rows: Sequence[Row]) -> list[Row]:
-    write_csv(path, rows)
-    return read_csv(path)
-
-
-def _present(
-    benches: Sequence[Bench],
-    tables: dict[Source, list[Row]],
-    found: Sequence[Claim],
-    out: Path,
-) -> None:
-    """Figures, claims and page, all from the tables as written."""
-    notes = [b.data.note for b in benches if b.data.note]
-    charts = {f.number: write_figure(f, tables[f.source], out) for f in FIGURES}
-    write_csv(out / "claims.csv", list(_claim_rows(found)))
-    html = page(found, tables, charts, notes)
-    write_whole(out / "reproduction.html", html.encode())
-
-
-def _claim_rows(found: Iterable[Claim]) -> Iterable[Row]:
-    for claim in found:
-        for check in claim.checks:
-            yield {
-                "claim": claim.text,
-                "by": claim.source,
-                "figure": claim.figure,
-                "verdict": claim.verdict,
-                "where": check.where,
-                "verdict_there": check.verdict,
-                "found": check.found,
-            }
-
-
-def _report(
-    found: Sequence[Claim], benches: Sequence[Bench], out: Path, console: Console
-) -> None:
-    from poolwise.report.tables import Grid
-
-    lines = [[claim.text, claim.verdict] for claim in found]
+def _report(judged: Sequence[Claim], notes: Sequence[str], out: Path, console: Console) -> None:
+    """Write and print the claims with their verdicts."""
+    verdicts = [row for claim in judged for row in claim.rows()]
+    write_csv(out / "claims.csv", verdicts)
+    write_whole(out / "reproduction.md", page(verdicts, notes).encode())
+    lines = [[claim.text, claim.answer] for claim in judged]
     console.print(Grid("", ["claim", "verdict"], lines).rich())
-    for note in filter(None, (b.data.note for b in benches)):
+    for note in notes:
         console.print(note)
-    console.print(f"Where a claim holds only in part: {out / 'reproduction.html'}")
+    console.print(f"Verdicts by data set, with their evidence: {out / 'reproduction.md'}")
+
+
+def figure_command(number: int) -> None:
+    """Run the command line of one script below ``experiments``."""
+    from rich.console import Console
+
+    figure, console = next(f for f in FIGURES if f.number == number), Console()
+    parser = ArgumentParser(description=f"Figure {number}: {figure.title}.")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument(
+        "--out", type=Path, default=Path("reproduction"), help="folder to write to"
+    )
+    chosen = parser.parse_args()
+    try:
+        benches = [Bench(name, chosen.data, FULL) for name in DATA]
+        tables = _tables(benches, (figure.source,), chosen.out, console)
+        write_figure(figure, tables[figure.source], chosen.out)
+    except PoolwiseError as error:
+        parser.exit(2, f"{error}\n")
+    console.print(f"Wrote {chosen.out / figure.stem}.csv, .svg and .png")
+    for note in filter(None, (bench.data.note for bench in benches)):
+        console.print(note)

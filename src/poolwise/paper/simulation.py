@@ -43,7 +43,7 @@ class Draws:
     """Draws logs of a problem.
 
     Attributes:
-        problem: Where they are drawn from.
+        problem: The problem.
     """
 
     def __init__(self, problem: LabelProblem) -> None:
@@ -61,7 +61,7 @@ class Draws:
         replications: int,
         rng: np.random.Generator,
     ) -> Iterator[dict[str, Moments]]:
-        """Moments of each replication; all pairs of terms get their scatter."""
+        """Yield the moments of each replication, with the scatter of all pairs of terms."""
         step = max(1, DRAWN_ROWS // sum(mix.counts.values()))
         sizes = [min(step, replications - k) for k in range(0, replications, step)]
         task = partial(self._block, mix, tuple(terms))
@@ -72,14 +72,16 @@ class Draws:
     def _block(
         self, mix: Mix, terms: tuple[Term, ...], size: int, rng: np.random.Generator
     ) -> list[dict[str, Moments]]:
-        found = {
+        by_logger = {
             logger: _reduce(self._rows(logger, mix, size * count, rng), terms, size, count)
             for logger, count in mix.counts.items()
         }
-        return [{logger: blocks[k] for logger, blocks in found.items()} for k in range(size)]
+        return [
+            {logger: blocks[k] for logger, blocks in by_logger.items()} for k in range(size)
+        ]
 
     def _rows(self, logger: str, mix: Mix, size: int, rng: np.random.Generator) -> Columns:
-        """Columns of rows that one logger writes."""
+        """Draw rows of one logger, as columns."""
         problem = self.problem
         rows = rng.integers(problem.contexts, size=size)
         own = problem.policies[logger]
@@ -105,11 +107,11 @@ class Draws:
 
 
 def _reduce(columns: Columns, terms: tuple[Term, ...], size: int, count: int) -> list[Moments]:
-    """One `Moments` for each of `size` replications of `count` rows."""
+    """Return one `Moments` for each of `size` replications of `count` rows."""
     values = np.empty((size, count, len(terms)))
-    for place, term in enumerate(terms):
+    for index, term in enumerate(terms):
         product = reduce(np.multiply, (columns[factor] for factor in term.factors))
-        values[:, :, place] = product.reshape(size, count)
+        values[:, :, index] = product.reshape(size, count)
     means, unknown = values.mean(axis=1), np.full(len(terms), np.nan)
     values -= means[:, None, :]
     scatter = values.transpose(0, 2, 1) @ values
@@ -117,33 +119,33 @@ def _reduce(columns: Columns, terms: tuple[Term, ...], size: int, count: int) ->
 
 
 REPLICATIONS = 600
-WITH_ESTIMATED = 200  # of them: least squares in every replication takes its time
-ROWS = 2000  # of both logs together, at least; or a little less, to keep their ratio
+WITH_ESTIMATED = 200  # of them with least squares in each replication, which is slow
+SIMULATED_ROWS = 2000  # of both logs together; a little less where their ratio requires it
 MOST_EXCESS = 1.0  # kurtosis of an estimate: below it, a z-score of its variance is near normal
-MOST_TIMES = 40  # as many rows
+MOST_TIMES = 40  # largest factor by which logs are enlarged
 ESTIMATED = {"cv_loggers": "cv_loggers_estimated", "cv_target": "cv_target_estimated"}
 TARGET_COLUMN = Control({BALANCED_WEIGHT: 1.0}, 1.0)
 
 
 def mix_for(ratio: float) -> Mix:
-    """Whole numbers of rows in exactly this ratio, about `ROWS` together.
+    """Return whole numbers of rows in exactly this ratio, about `SIMULATED_ROWS` together.
 
     >>> [tuple(mix_for(ratio).counts.values()) for ratio in (0.1, 1.0, 9.0)]
     [(181, 1810), (1000, 1000), (1800, 200)]
     """
     second = next(k for k in range(1, 101) if math.isclose(k * ratio, round(k * ratio)))
     unit = round(second * (1 + ratio))
-    times = ROWS // unit
+    times = SIMULATED_ROWS // unit
     return Mix({FIRST: times * round(second * ratio), SECOND: times * second})
 
 
 @dataclass(frozen=True)
-class Known:
-    """Control variates with given slopes: a plain mean, so exactly unbiased.
+class FixedSlopes:
+    """Control variates with fixed slopes: a plain mean, so exactly unbiased.
 
     Attributes:
         parts: Coefficient of each term of a row.
-        constant: What the columns have as their known mean, times their slopes.
+        constant: Sum of the known means of the columns, times their slopes.
     """
 
     parts: Combination
@@ -159,19 +161,19 @@ class Known:
         return sum(rows) + self.constant
 
 
-def optimal(moments: MomentsByLogger, controls: Sequence[Control]) -> Known:
-    """The estimator with the slopes that exact moments give."""
+def optimal(moments: MomentsByLogger, controls: Sequence[Control]) -> FixedSlopes:
+    """Return the estimator with the slopes that exact moments give."""
     slopes, _ = least_squares(moments, BALANCED_REWARD, controls, within=False)
     parts: dict[Term, float] = {BALANCED_REWARD: 1.0}
     for slope, control in zip(slopes, controls, strict=True):
         for term, part in control.parts.items():
             parts[term] = parts.get(term, 0.0) - slope * part
-    return Known(parts, sum(s * c.mean for s, c in zip(slopes, controls, strict=True)))
+    return FixedSlopes(parts, sum(s * c.mean for s, c in zip(slopes, controls, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
-class Exact:
-    """What is known of one cell without drawing a row.
+class ExactCell:
+    """Exact numbers of one cell, from enumeration.
 
     Attributes:
         mix: Rows of each log.
@@ -187,7 +189,7 @@ class Exact:
     mixed_fourth: Mapping[str, Mapping[str, float]]
 
     def excess(self, name: str, shares: Mapping[str, float]) -> float:
-        """Fourth cumulant of the estimate: that of each row, added up."""
+        """Return the fourth cumulant of the estimate: the sum over its rows."""
         own = name in {"naive", "weighted"}
         fourth = self.own_fourth if own else self.mixed_fourth[name]
         parts = {WEIGHTED_REWARD: 1.0} if own else self.parts(name)
@@ -200,29 +202,29 @@ class Exact:
         return total
 
     def parts(self, name: str) -> Combination:
-        """Terms of a row of an estimator over the mixture."""
+        """Return the terms of a row of an estimator over the mixture."""
         return {BALANCED_REWARD: 1.0} if name == "balanced" else self.fixed[name].parts
 
     @cached_property
-    def fixed(self) -> dict[str, Known]:
+    def fixed(self) -> dict[str, FixedSlopes]:
         """Both control-variate estimators at their optimal slopes."""
         return controlled(self.moments)
 
 
-def enlarged(exact: Exact) -> Exact:
-    """The same cell with logs so large that every estimate is close to normal.
+def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
+    """Return the same cell with logs so large that every estimate is close to normal.
 
-    With few rows a variance hangs on weights that occur once in many replications, and its
+    With few rows a variance depends on weights that occur once in many replications, and its
     z-score is far from normal: with 2,000 rows in every cell of Scene, naive had one of 5.4.
-    How many rows it takes is known beforehand, from the exact fourth moments: the excess of
-    a mean falls as one over its rows.
+    The exact fourth moments give the rows it takes: the excess of a mean falls as one over
+    its rows.
     """
-    found = {
+    estimates = {
         name: e.estimate(exact.moments)
         for name, e in estimators(divergences(exact.moments)).items()
     }
-    worst = max(exact.excess(n, e.shares) / e.variance**2 for n, e in found.items())
-    times = min(MOST_TIMES, max(1, math.ceil(worst / MOST_EXCESS)))
+    worst = max(exact.excess(n, e.shares) / e.variance**2 for n, e in estimates.items())
+    times = min(MOST_TIMES, max(1, math.ceil(worst / most_excess)))
     return replace(
         exact,
         mix=Mix({i: times * n for i, n in exact.mix.counts.items()}),
@@ -235,8 +237,8 @@ def _spread(moments: Moments, parts: Combination) -> float:
     return float(weights @ moments.covariance(list(parts)) @ weights)
 
 
-def controlled(moments: MomentsByLogger) -> dict[str, Known]:
-    """Both control-variate estimators at their optimal slopes."""
+def controlled(moments: MomentsByLogger) -> dict[str, FixedSlopes]:
+    """Return both control-variate estimators at their optimal slopes."""
     loggers = logger_controls(moments)
     return {
         "cv_loggers": optimal(moments, loggers),
@@ -244,8 +246,8 @@ def controlled(moments: MomentsByLogger) -> dict[str, Known]:
     }
 
 
-def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list[Exact]:
-    """All cells of one first logger."""
+def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list[ExactCell]:
+    """Return all cells of one first logger."""
     mixes = [mix_for(ratio) for ratio in ratios]
     moments = exact_moments(problem, mixes)
     names = ("balanced", "cv_loggers", "cv_target")
@@ -256,9 +258,9 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
     by_logger = dict(zip(problem.loggers, own.tolist(), strict=True))
     return [
         enlarged(
-            Exact(
+            ExactCell(
                 mix,
-                found,
+                mixed_moments,
                 by_logger,
                 {
                     name: dict(zip(problem.loggers, mixed[m, :, k].tolist(), strict=True))
@@ -266,18 +268,18 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
                 },
             )
         )
-        for m, (mix, found) in enumerate(zip(mixes, moments, strict=True))
+        for m, (mix, mixed_moments) in enumerate(zip(mixes, moments, strict=True))
     ]
 
 
 def simulate_cell(
     draws: Draws,
-    exact: Exact,
+    exact: ExactCell,
     rng: np.random.Generator,
     *,
     replications: int = REPLICATIONS,
 ) -> list[Row]:
-    """One row per estimator: simulated mean and variance against the exact ones."""
+    """Return one row per estimator: simulated mean and variance against the exact ones."""
     chosen = estimators(divergences(exact.moments))
     needs = reduce(or_, (e.needs(tuple(exact.moments), crossed=True) for e in chosen.values()))
     values: dict[str, list[float]] = {name: [] for name in (*chosen, *ESTIMATED.values())}
@@ -287,22 +289,22 @@ def simulate_cell(
                 values[name].append(estimator.estimate(moments).value)
             elif len(values[ESTIMATED[name]]) < WITH_ESTIMATED:
                 values[ESTIMATED[name]].append(estimator.estimate(moments).value)
-        for name, known in exact.fixed.items():
-            values[name].append(known.value(moments))
-    found = {name: estimator.estimate(exact.moments) for name, estimator in chosen.items()}
-    rows = [compared(name, np.array(values[name]), e, exact) for name, e in found.items()]
+        for name, fixed in exact.fixed.items():
+            values[name].append(fixed.value(moments))
+    truths = {name: estimator.estimate(exact.moments) for name, estimator in chosen.items()}
+    rows = [compared(name, np.array(values[name]), e, exact) for name, e in truths.items()]
     return rows + [
-        _beside(e, np.array(values[e]), found[name]) for name, e in ESTIMATED.items()
+        _unscored(e, np.array(values[e]), truths[name]) for name, e in ESTIMATED.items()
     ]
 
 
-def compared(name: str, values: FloatArray, truth: Estimate, exact: Exact) -> Row:
-    r"""Simulated values of an estimator against its exact mean and variance.
+def compared(name: str, values: FloatArray, truth: Estimate, exact: ExactCell) -> Row:
+    r"""Compare simulated values of an estimator with its exact mean and variance.
 
     The standard error of the mean of R values is $\sigma / \sqrt R$, that of their variance
     $\sqrt{(\mu_4 - \sigma^4 (R - 3) / (R - 1)) / R}$.
     """
-    row, size = _beside(name, values, truth), len(values)
+    row, size = _unscored(name, values, truth), len(values)
     fourth = exact.excess(name, truth.shares) + 3 * truth.variance**2
     error = math.sqrt((fourth - truth.variance**2 * (size - 3) / (size - 1)) / size)
     return row | {
@@ -311,9 +313,8 @@ def compared(name: str, values: FloatArray, truth: Estimate, exact: Exact) -> Ro
     }
 
 
-def _beside(
-    name: str, values: FloatArray, truth: Estimate
-) -> dict[str, Any]:  # numbers and a name
+def _unscored(name: str, values: FloatArray, truth: Estimate) -> dict[str, Any]:
+    """Return simulated and exact numbers, with NaN as z-scores."""
     return {
         "estimator": name,
         "replications": len(values),

@@ -1,7 +1,7 @@
 """The paper's toy: two inputs, two outputs, two loggers, one row from each.
 
-Every number that the paper prints about its Table 1 is set beside ours, which the
-estimators of this package compute, and beside the fraction that it is exactly.
+Every number that the paper prints about its Table 1 is compared with the number that the
+estimators of this package compute, and with the exact fraction.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Policy = tuple[tuple[Fraction, ...], ...]
 
 @dataclass(frozen=True)
 class Number:
-    """One number of the paper beside ours.
+    """One number of the paper, printed and recomputed.
 
     Attributes:
-        what: What it is.
+        what: Description.
         paper: As printed.
-        ours: As our estimators have it.
-        exact: The fraction that it is.
-        note: What to say where they differ.
+        ours: As our estimators compute it.
+        exact: As a fraction.
+        note: Explanation of a difference.
     """
 
     what: str
@@ -51,14 +51,14 @@ class Number:
 
     @property
     def agrees(self) -> bool:
-        """Whether ours, rounded to the digits that the paper prints, is what it prints."""
+        """True if ours, rounded to the digits that the paper prints, equals the paper's."""
         places = len(self.paper.partition(".")[2])
         return f"{self.ours:.{places}f}" == self.paper
 
 
 @cache
 def problem() -> FiniteProblem:
-    """Table 1 of the paper, with one row in each log."""
+    """Return Table 1 of the paper, with one row in each log."""
 
     def floats(policy: Policy) -> FloatArray:
         return np.array([[float(p) for p in row] for row in policy])
@@ -73,7 +73,7 @@ def problem() -> FiniteProblem:
 
 
 def numbers() -> list[Number]:
-    """Every number of the paper's discussion of Table 1, in its order."""
+    """Return every number of the paper's discussion of Table 1, in its order."""
     toy, divergence = problem(), problem().divergence
     first, second = exact_divergence(FIRST), exact_divergence(SECOND)
     single = FiniteProblem(
@@ -109,17 +109,17 @@ def _slip() -> str:
     return (
         "The second decimal is a slip: the variance is 4.20. From the divergence as printed, "
         f"4.27, it would be {rounded:.4f}, and 4.19 if cut off instead of rounded. The paper's "
-        "conclusion, that it is below 4.27, stands."
+        "conclusion, that it is below 4.27, remains true."
     )
 
 
 def exact_value() -> Fraction:
-    """Mean reward of the target."""
+    """Return the mean reward of the target."""
     return sum((t * r for x in (0, 1) for t, r in _cells(TARGET, x)), Fraction()) / 2
 
 
 def exact_divergence(logger: Policy) -> Fraction:
-    """Variance of one weighted reward under a logger."""
+    """Return the variance of one weighted reward under a logger."""
     square = sum(
         (t * t * r * r / p for x in (0, 1) for (t, r), p in _with(logger, x)), Fraction()
     )
@@ -127,7 +127,7 @@ def exact_divergence(logger: Policy) -> Fraction:
 
 
 def exact_balanced() -> Fraction:
-    """Variance of balanced IPS with one row from each logger."""
+    """Return the variance of balanced IPS with one row from each logger."""
     total = Fraction()
     for logger in (FIRST, SECOND):
         mean = square = Fraction()
@@ -150,29 +150,29 @@ def _with(logger: Policy, x: int) -> list[tuple[tuple[Fraction, int], Fraction]]
 
 
 def rows() -> list[Row]:
-    """The numbers as rows of a CSV file."""
+    """Return the numbers as rows of a CSV file."""
     return [
         {**asdict(n), "exact": str(n.exact), "agrees": str(n.agrees).lower()} for n in numbers()
     ]
 
 
-def grid(found: Sequence[Number]) -> Grid:
-    """The numbers as a table."""
+def grid(shown: Sequence[Number]) -> Grid:
+    """Return the numbers as a table."""
     lines = [
         [n.what, n.paper, f"{n.ours:.6f}", str(n.exact), "yes" if n.agrees else "NO"]
-        for n in found
+        for n in shown
     ]
     header = ["number", "paper", "ours", "exactly", "agrees"]
     return Grid("The paper's toy (Table 1), one row from each logger", header, lines)
 
 
 def notes() -> list[dict[str, object]]:
-    """What is to say about some of the numbers."""
+    """Return the notes on the numbers, as findings."""
     return [
         {"code": n.what, "severity": "note", "message": n.note} for n in numbers() if n.note
     ]
 
 
 def text() -> str:
-    """The table and what is to say about it, as plain text of 80 columns."""
+    """Return table and notes as plain text of 80 columns."""
     return as_text([grid(numbers())], notes())

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import UsageError
-from poolwise.paper.work import Store, read_csv, write_csv
+from poolwise.paper.figures import read_csv, write_csv
+from poolwise.paper.run import Cell
 from poolwise.report.files import write_whole
 
 if TYPE_CHECKING:
@@ -16,17 +17,26 @@ if TYPE_CHECKING:
 ROWS: list[Row] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
 
 
-def test_a_cell_comes_back_only_with_its_settings(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.put("scene/panel", {"seed": 1}, ROWS)
-    assert store.get("scene/panel", {"seed": 1}) == ROWS
-    assert store.get("scene/panel", {"seed": 2}) is None
-    assert store.get("scene/other", {"seed": 1}) is None
+def cell(key: str, seed: int, calls: list[int]) -> Cell:
+    def compute() -> list[Row]:
+        calls.append(seed)
+        return ROWS
+
+    return Cell(key, {"seed": seed}, compute)
+
+
+def test_rows_are_stored_with_their_key_and_settings(tmp_path: Path) -> None:
+    calls: list[int] = []
+    for key, seed in (("s/one", 1), ("s/one", 1), ("s/two", 1), ("s/one", 2), ("s/one", 2)):
+        assert cell(key, seed, calls).rows(tmp_path) == ROWS
+    assert calls == [1, 1, 2]
 
 
 def test_a_damaged_cell_is_computed_again(tmp_path: Path) -> None:
-    (tmp_path / "cell.json").write_text('{"settings": {"se')
-    assert Store(tmp_path).get("cell", {"seed": 1}) is None
+    calls: list[int] = []
+    (tmp_path / "one.json").write_text('{"settings": {"se')
+    assert cell("one", 1, calls).rows(tmp_path) == ROWS
+    assert calls == [1]
 
 
 def test_csv_keeps_every_digit(tmp_path: Path) -> None:
