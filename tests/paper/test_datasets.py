@@ -132,7 +132,7 @@ def test_a_file_with_another_content_is_refused(
     rows = some_rows(2)
     rows.labels[0, 0] ^= 1
     (folder / "b.bz2").write_bytes(bz2.compress(libsvm_text(rows).encode()))
-    with pytest.raises(SourceError, match=r"b\.bz2: its labels have the checksum"):
+    with pytest.raises(SourceError, match=r"b\.bz2: the checksum of its labels"):
         fetch("own", tmp_path, base=address, published=published)
 
 
