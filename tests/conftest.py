@@ -1,7 +1,8 @@
-"""What all tests share: the engines under test, and examples that repeat themselves.
+"""Share the engines under test, repeatable examples and the snapshot of messages.
 
-A test that asks for `engine` runs on every engine; a new one is a new line of
-`ENGINES`.  `tests.support.reference` is the judge of all of them.
+A test with the parameter `engine` runs on every engine of `ENGINES`, and
+`tests.support.reference` computes the expected numbers for all of them.
+`tests.support.messages` compares texts with tests/messages.txt.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ import pytest
 from hypothesis import settings
 
 from poolwise.engines.duckdb import DuckDB
+from tests.support import messages
 from tests.support.postgres import DuckDBConnection, PostgresEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from poolwise.engines.base import Engine
 
-# Examples come from the test's name, not from the clock: a run tells about the code.
+# Seed examples by the test's name, so that every run draws the same ones.
 settings.register_profile("poolwise", derandomize=True, deadline=None)
 settings.load_profile("poolwise")
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "duckdb": partial(DuckDB, compiled=False),
     "compiled": partial(DuckDB, compiled=True),
-    "connection": DuckDBConnection,  # the query, by way of a connection that is not ours
+    "connection": DuckDBConnection,  # runs the SQL query through a DB-API connection
     "postgres": PostgresEngine,
 }
 
@@ -36,3 +38,35 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 def engine(request: pytest.FixtureRequest) -> Engine:
     name: str = request.param
     return ENGINES[name]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-messages",
+        action="store_true",
+        help="write the texts of the tests that run to tests/messages.txt (with -n 0)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-messages") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--update-messages requires -n 0")
+    messages.start(config)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.config.stash[messages.SNAPSHOT].collected.add(messages.name_of(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    snapshot = item.config.stash[messages.SNAPSHOT]
+    snapshot.begin(item)
+    yield
+    snapshot.end()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    snapshot = session.config.stash[messages.SNAPSHOT]
+    if snapshot.update:
+        snapshot.save()

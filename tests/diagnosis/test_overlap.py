@@ -28,6 +28,7 @@ from poolwise.log.log import Log
 from poolwise.moments.linear import Combination, deviation, mean_of, variance
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
+from tests.support.messages import refused
 from tests.support.reference import Reference, exact_moments, frame_of, log_of, random_table
 from tests.support.toys import GOLDEN, toy
 
@@ -509,7 +510,7 @@ def test_trained_on_is_a_mapping_to_lists(given: Any) -> None:  # noqa: ANN401 -
 
 
 def test_trained_on_names_loggers_that_exist() -> None:
-    with pytest.raises(UsageError, match="'12', which is no logger"):
+    with refused(UsageError):
         evaluate(replace(drawn(13), trained_on={"12": ["1"]}), CANDIDATE)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from poolwise.diagnosis.tails import pareto_shape, tail_index, tail_size
 from poolwise.errors import UsageError
+from tests.support.messages import refused
 
 FloatArray = NDArray[np.float64]
 
@@ -164,9 +165,9 @@ def test_extreme_weights_give_a_finite_index(small: float, large: float) -> None
 
 
 def test_what_is_no_tail_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs their 96 largest weights, not 50"):
+    with refused(UsageError):
         tail_index(np.ones(50), 1000)
-    with pytest.raises(UsageError, match="finite"):
+    with refused(UsageError):
         tail_index([1.0, math.inf], 2)
-    with pytest.raises(UsageError, match="no more of them"):
+    with refused(UsageError):
         tail_index([1.0, 2.0, 3.0], 2)

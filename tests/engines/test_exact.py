@@ -24,6 +24,7 @@ from poolwise.moments.terms import (
     ratio,
     second_moment,
 )
+from tests.support.messages import refused
 from tests.support.reference import Reference, frame_of
 from tests.support.toys import GOLDEN, IN_GOLDEN, TOYS, toy
 
@@ -44,7 +45,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
 def test_every_toy_has_its_golden_mean_and_variance(name: str, estimator: str) -> None:
     golden = GOLDEN[name]["estimators"].get(IN_GOLDEN[estimator])
     if golden is None:  # T3: no logger supports the target
-        with pytest.raises(RefusedError, match="balanced"):
+        with refused(RefusedError):
             toy(name).exact(ESTIMATORS[estimator])
         return
     found = toy(name).exact(ESTIMATORS[estimator])
@@ -129,7 +130,7 @@ def test_gamma_is_the_papers(name: str, gamma: float) -> None:
 
 
 def test_gamma_needs_support() -> None:
-    with pytest.raises(RefusedError, match="gamma"):
+    with refused(RefusedError):
         _ = toy("T3").gamma
 
 
@@ -177,22 +178,22 @@ def test_noise_of_the_rewards_is_part_of_every_variance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"context_prob": np.array([0.5, 0.6])}, "context_prob"),
-        ({"context_prob": np.array([1.5, -0.5])}, "context_prob"),
-        ({"target": np.array([[0.8, 0.3], [0.2, 0.8]])}, "target"),
-        ({"loggers": {"1": np.array([[1.2, -0.2], [0.5, 0.5]])}, "counts": {"1": 1}}, "1"),
-        ({"loggers": {"1": np.array([[0.5, 0.5]])}, "counts": {"1": 1}}, "shape"),
-        ({"counts": {"1": 1}}, "counts"),
-        ({"counts": {"1": 0, "2": 1}}, "counts"),
-        ({"reward": np.ones((2, 3))}, "reward"),
-        ({"reward": np.array([[1.0, np.nan], [0.0, 1.0]])}, "reward"),
-        ({"reward_variance": -np.ones((2, 2))}, "reward_variance"),
+        {"context_prob": np.array([0.5, 0.6])},
+        {"context_prob": np.array([1.5, -0.5])},
+        {"target": np.array([[0.8, 0.3], [0.2, 0.8]])},
+        {"loggers": {"1": np.array([[1.2, -0.2], [0.5, 0.5]])}, "counts": {"1": 1}},
+        {"loggers": {"1": np.array([[0.5, 0.5]])}, "counts": {"1": 1}},
+        {"counts": {"1": 1}},
+        {"counts": {"1": 0, "2": 1}},
+        {"reward": np.ones((2, 3))},
+        {"reward": np.array([[1.0, np.nan], [0.0, 1.0]])},
+        {"reward_variance": -np.ones((2, 2))},
     ],
 )
-def test_what_is_not_a_problem_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_is_not_a_problem_is_refused(change: dict[str, object]) -> None:
+    with refused(UsageError):
         replace(toy("T1"), **change)  # type: ignore[arg-type]
 
 

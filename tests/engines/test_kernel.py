@@ -32,6 +32,7 @@ from poolwise.moments.terms import (
 )
 from poolwise.rows import reader as feed
 from poolwise.rows.reader import ParquetFeed
+from tests.support.messages import refused
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
 
 if TYPE_CHECKING:
@@ -247,28 +248,28 @@ def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    ("column", "value"),
     [
-        ("reward", None, "the reward is null"),
-        ("reward", np.inf, "the reward is infinite or NaN"),
-        ("p", 0.0, "the propensity is 0 or negative"),
-        ("p_b", 1.5, "under logger 'b' is outside"),
-        ("t", -0.1, "of target 't' is outside"),
-        ("t", np.nan, "of target 't' is outside"),
-        ("logger", None, "the logger is null"),
-        ("logger", "d", "the logger is unknown"),
+        ("reward", None),
+        ("reward", np.inf),
+        ("p", 0.0),
+        ("p_b", 1.5),
+        ("t", -0.1),
+        ("t", np.nan),
+        ("logger", None),
+        ("logger", "d"),
     ],
 )
 @pytest.mark.parametrize("kind", ["file", "table", "query"])
 def test_one_bad_row_is_found_by_every_way(
-    table: pa.Table, tmp_path: Path, column: str, value: object, message: str, kind: str
+    table: pa.Table, tmp_path: Path, column: str, value: object, kind: str
 ) -> None:
     values = [*table[column].to_pylist()[:-1], value]
     place = table.column_names.index(column)
     bad = table.set_column(place, column, pa.array(values, table.schema.field(column).type))
     path = written(bad, tmp_path / "log.parquet")
     sources: dict[str, Any] = {"file": path, "table": bad, "query": f"SELECT * FROM '{path}'"}
-    with pytest.raises(LogError, match=message) as found:
+    with refused(LogError) as found:
         moments(sources[kind])
     assert found.value.faults[0].rows == 1
 
@@ -277,14 +278,14 @@ def test_a_propensity_that_is_not_its_loggers_own_is_found(table: pa.Table) -> N
     own = table["p"].to_numpy().copy()
     own[7] *= 0.999
     place = table.column_names.index("p")
-    with pytest.raises(LogError, match="not that of its logger"):
+    with refused(LogError):
         moments(table.set_column(place, "p", pa.array(own)))
 
 
 def test_weights_beyond_doubles_are_refused(table: pa.Table) -> None:
     rewards = np.full(table.num_rows, 1e200)
     huge = table.set_column(table.column_names.index("reward"), "reward", pa.array(rewards))
-    with pytest.raises(RefusedError, match="too large for doubles"):
+    with refused(RefusedError):
         moments(huge)
 
 
@@ -295,7 +296,7 @@ def test_a_file_that_grew_after_it_was_counted_is_refused(
     with DuckDB().open(log_of(path, LOGGERS), {"t": "t"}) as rows:
         assert sum(rows.counts.values()) == table.num_rows
         written(pa.concat_tables([table, table]), path)
-        with pytest.raises(LogError, match="changed while it was read"):
+        with refused(LogError):
             rows.moments(NEEDS)
 
 

@@ -28,6 +28,7 @@ from poolwise.evaluation.check import check, query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import from_files, from_result, summarise
 from poolwise.log.log import Log
+from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection, PostgresEngine
 from tests.support.reference import assert_same, log_of, random_table
 
@@ -112,7 +113,7 @@ def test_guarantees_come_from_moments_too(interval: Any) -> None:  # noqa: ANN40
 
 def test_estimators_beyond_the_default_must_be_named_beforehand() -> None:
     clipped = Balanced(Shrink("clip", 2.0))
-    with pytest.raises(RefusedError, match="do not hold"):
+    with refused(RefusedError):
         evaluate(log(), TARGETS, clipped, engine=summarise(log(), TARGETS), which_logs=False)
     summary = summarise(log(), TARGETS, also=[clipped])
     found = evaluate(log(), TARGETS, clipped, engine=summary, which_logs=False)
@@ -120,18 +121,16 @@ def test_estimators_beyond_the_default_must_be_named_beforehand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "what"),
+    "ask",
     [
-        (lambda s: evaluate(log(), TARGETS, engine=s, interval="jackknife"), "jackknife"),
-        (lambda s: evaluate(log(), TARGETS, engine=s, which_logs=True), "which_logs"),
-        (lambda s: evaluate(log(cluster="t"), TARGETS, engine=s, which_logs=False), "cluster"),
-        (lambda s: check(log(), TARGETS, engine=s), "checking"),
+        lambda s: evaluate(log(), TARGETS, engine=s, interval="jackknife"),
+        lambda s: evaluate(log(), TARGETS, engine=s, which_logs=True),
+        lambda s: evaluate(log(cluster="t"), TARGETS, engine=s, which_logs=False),
+        lambda s: check(log(), TARGETS, engine=s),
     ],
 )
-def test_what_needs_the_rows_is_refused_by_name(
-    ask: Callable[[Summary], object], what: str
-) -> None:
-    with pytest.raises(RefusedError, match=what) as caught:
+def test_what_needs_the_rows_is_refused_by_name(ask: Callable[[Summary], object]) -> None:
+    with refused(RefusedError) as caught:
         ask(summarise(log(), TARGETS))
     assert caught.value.code == "needs-rows"
 
@@ -148,7 +147,7 @@ def test_what_needs_the_rows_is_refused_by_name(
     ],
 )
 def test_an_answer_to_another_question_is_refused(other: Log, targets: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="these moments"):
+    with refused(UsageError):
         evaluate(other, targets, engine=summarise(log(), TARGETS), which_logs=False)
 
 
@@ -212,7 +211,7 @@ def test_a_shard_may_lack_a_logger() -> None:
 
 
 def test_a_shard_with_an_unknown_logger_is_refused() -> None:
-    with pytest.raises(LogError, match="unknown"):
+    with refused(LogError):
         summarise(log_of(TABLE, ("a", "b")), TARGETS, counts={"a": 300, "b": 200})
 
 
@@ -224,7 +223,7 @@ def test_shares_do_as_well_as_counts() -> None:
 
 def test_a_part_alone_is_refused_with_the_counts_that_are_missing() -> None:
     part = summarise(log(TABLE.slice(0, 300)), TARGETS, counts=COUNTS)
-    with pytest.raises(RefusedError, match="'a' 300, 'b' 200, 'c' 100") as caught:
+    with refused(RefusedError) as caught:
         finished(part)
     assert caught.value.code == "other-counts"
     rows = ", ".join(f"'{k}' {n}" for k, n in part.rows.items())
@@ -238,7 +237,7 @@ def test_days_with_mixtures_of_their_own_keep_what_needs_none() -> None:
     days = [summarise(log(part), TARGETS) for part in shards([150, 420])]
     both = days[0] + days[1] + days[2]
     assert not both.crossed
-    with pytest.raises(RefusedError, match="counts=the totals"):
+    with refused(RefusedError):
         finished(both)
     found = evaluate(both.narrowed(log()), TARGETS, OWN, engine=both, which_logs=False)
     alone = log(propensities=None)
@@ -264,28 +263,28 @@ def test_a_whole_day_and_a_shard_of_another_mixture_keep_what_needs_none() -> No
 
 def test_summaries_of_different_questions_cannot_be_added() -> None:
     ours = summarise(log(), TARGETS)
-    with pytest.raises(UsageError, match="different questions"):
+    with refused(UsageError):
         ours + summarise(log(), {"target": "t"})
-    with pytest.raises(UsageError, match="different estimators"):
+    with refused(UsageError):
         ours + summarise(log(), TARGETS, also=[Balanced(Shrink("clip", 2.0))])
 
 
 @pytest.mark.parametrize(
-    ("counts", "why"),
+    "counts",
     [
-        ({"a": 1, "b": 2}, "'a', 'b', 'c'"),
-        ({"a": 1, "b": 2, "c": 0}, "above 0"),
-        ({"a": 1, "b": 2, "c": float("nan")}, "above 0"),
+        {"a": 1, "b": 2},
+        {"a": 1, "b": 2, "c": 0},
+        {"a": 1, "b": 2, "c": float("nan")},
     ],
 )
-def test_counts_must_fit_the_loggers(counts: dict[str, float], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
+def test_counts_must_fit_the_loggers(counts: dict[str, float]) -> None:
+    with refused(UsageError):
         summarise(log(), TARGETS, counts=counts)
 
 
 def test_bad_rows_are_refused_before_they_are_saved() -> None:
     bad = TABLE.set_column(1, "reward", pa.array([None, *TABLE["reward"].to_pylist()[1:]]))
-    with pytest.raises(LogError, match="the reward is null"):
+    with refused(LogError):
         summarise(log(bad), TARGETS, counts=COUNTS)
     kept = summarise(log(bad, on_fault="drop"), TARGETS)
     found = evaluate(log(bad, on_fault="drop"), TARGETS, engine=kept, which_logs=False)
@@ -313,38 +312,38 @@ def damaged(path: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]],
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    "change",
     [
-        (lambda meta, _: meta.update(format=99), "format 99"),
-        (lambda meta, _: meta.pop("terms"), "damaged"),
-        (lambda meta, _: meta["terms"].pop(), "damaged"),
-        (lambda meta, _: meta["terms"][0][0].update(os="rm"), "damaged"),
-        (lambda meta, _: meta.update(terms=[[["nested"]]]), "damaged"),
-        (lambda meta, _: meta.update(scattered=10**9), "damaged"),
-        (lambda meta, _: meta.update(tails=[10**6, 0, 0, 0]), "damaged"),
-        (lambda meta, _: meta.update(manifest={}), "damaged"),
-        (lambda meta, _: meta.update(manifest={"x": 1}), "damaged"),
-        (lambda meta, _: meta.update(targets=7), "damaged"),
-        (lambda _, lines: lines[0].update(rows=-1), "damaged"),
-        (lambda _, lines: lines[0].update(logger=None), "damaged"),
-        (lambda _, lines: lines[0].update(logger="b"), "damaged"),
-        (lambda _, lines: lines[0]["means"].pop(), "damaged"),
-        (lambda _, lines: lines[0]["means"].__setitem__(0, float("inf")), "damaged"),
-        (lambda _, lines: lines[0]["scatter"].__setitem__(0, -1.0), "damaged"),
-        (lambda _, lines: lines[0]["scatter"].__setitem__(1, 1e9), "damaged"),
-        (lambda _, lines: lines[0]["tails"][0].reverse(), "damaged"),
-        (lambda _, lines: lines[0]["histograms"][0].__setitem__(0, 10**9), "damaged"),
-        (lambda _, lines: lines[0]["histograms"][0].pop(), "damaged"),
-        (lambda _, lines: lines.clear(), "damaged"),
+        lambda meta, _: meta.update(format=99),
+        lambda meta, _: meta.pop("terms"),
+        lambda meta, _: meta["terms"].pop(),
+        lambda meta, _: meta["terms"][0][0].update(os="rm"),
+        lambda meta, _: meta.update(terms=[[["nested"]]]),
+        lambda meta, _: meta.update(scattered=10**9),
+        lambda meta, _: meta.update(tails=[10**6, 0, 0, 0]),
+        lambda meta, _: meta.update(manifest={}),
+        lambda meta, _: meta.update(manifest={"x": 1}),
+        lambda meta, _: meta.update(targets=7),
+        lambda _, lines: lines[0].update(rows=-1),
+        lambda _, lines: lines[0].update(logger=None),
+        lambda _, lines: lines[0].update(logger="b"),
+        lambda _, lines: lines[0]["means"].pop(),
+        lambda _, lines: lines[0]["means"].__setitem__(0, float("inf")),
+        lambda _, lines: lines[0]["scatter"].__setitem__(0, -1.0),
+        lambda _, lines: lines[0]["scatter"].__setitem__(1, 1e9),
+        lambda _, lines: lines[0]["tails"][0].reverse(),
+        lambda _, lines: lines[0]["histograms"][0].__setitem__(0, 10**9),
+        lambda _, lines: lines[0]["histograms"][0].pop(),
+        lambda _, lines: lines.clear(),
     ],
 )
 def test_a_damaged_file_is_one_clear_error(
-    change: Callable[[dict[str, Any], list[dict[str, Any]]], None], why: str, tmp_path: Path
+    change: Callable[[dict[str, Any], list[dict[str, Any]]], None], tmp_path: Path
 ) -> None:
     path = tmp_path / "day.parquet"
     summarise(log(), TARGETS).save(path)
     damaged(path, change)
-    with pytest.raises(SourceError, match=why):
+    with refused(SourceError):
         Summary.load(path)
 
 
@@ -357,14 +356,14 @@ def test_what_is_no_saved_file_is_one_clear_error(content: bytes, tmp_path: Path
     with pytest.raises(SourceError):
         from_result(path, log(), TARGETS)
     pq.write_table(TABLE, path)
-    with pytest.raises(SourceError, match=r"Summary\.save"):
+    with refused(SourceError):
         Summary.load(path)
-    with pytest.raises(SourceError, match="poolwise sql"):
+    with refused(SourceError):
         from_result(path, log(), TARGETS)
 
 
 def test_a_file_that_cannot_be_written_or_found_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PoolwiseError, match="cannot write"):
+    with refused(PoolwiseError):
         summarise(log(), TARGETS).save(tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SourceError):
@@ -460,7 +459,7 @@ def test_the_answer_to_another_question_is_refused(
     other: Log, targets: dict[str, Any], tmp_path: Path
 ) -> None:
     path = answer(tmp_path / "answer.parquet", far_away())
-    with pytest.raises(SourceError, match="another question"):
+    with refused(SourceError):
         from_result(path, other, targets)
 
 
@@ -468,7 +467,7 @@ def test_an_answer_with_bad_rows_is_not_used(tmp_path: Path) -> None:
     rewards = TABLE["reward"].to_pylist()
     bad = TABLE.set_column(1, "reward", pa.array([None, None, *rewards[2:]]))
     path = answer(tmp_path / "answer.parquet", far_away(), bad)
-    with pytest.raises(LogError, match="breaks a rule") as caught:
+    with refused(LogError) as caught:
         from_result(path, far_away(), TARGETS)
     assert sum(fault.rows for fault in caught.value.faults) == 2
     assert "--on-fault drop" in str(caught.value)
@@ -477,7 +476,7 @@ def test_an_answer_with_bad_rows_is_not_used(tmp_path: Path) -> None:
 def test_an_answer_without_a_logger_is_told(tmp_path: Path) -> None:
     some = TABLE.filter(pa.compute.field("logger") != "b")
     path = answer(tmp_path / "answer.parquet", far_away(), some)
-    with pytest.raises(LogError, match="logger 'b': the logger has no rows"):
+    with refused(LogError):
         from_result(path, far_away(), TARGETS)
 
 
@@ -513,7 +512,7 @@ def test_files_of_both_kinds_add_up(tmp_path: Path) -> None:
     alone = from_files(paths[1:], far_away(), TARGETS)
     found = evaluate(far_away(), TARGETS, engine=alone, which_logs=False)
     assert_same(found, evaluate(log(second), TARGETS, which_logs=False), rel=1e-9)
-    with pytest.raises(UsageError, match="no file"):
+    with refused(UsageError):
         from_files([], far_away(), TARGETS)
 
 

@@ -32,6 +32,7 @@ from poolwise.moments.terms import (
 )
 from poolwise.rows.roles import assign
 from tests.support import queries
+from tests.support.messages import refused
 from tests.support.postgres import load, server
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
 
@@ -271,14 +272,14 @@ def test_a_qualified_table_and_a_select_may_be_read() -> None:
 
 
 def test_policies_in_python_have_no_sql() -> None:
-    with pytest.raises(UsageError, match="Python"):
+    with refused(UsageError):
         query_text(log(action="x"), "log", {"target": lambda batch: batch["x"]}, "duckdb")
 
 
 def test_an_unknown_dialect_and_a_missing_target_are_refused() -> None:
-    with pytest.raises(UsageError, match="klingon"):
+    with refused(UsageError):
         query_text(log(), "log", TARGETS, "klingon")
-    with pytest.raises(UsageError, match="target"):
+    with refused(UsageError):
         query_text(log(), "log", {}, "duckdb")
 
 

@@ -22,6 +22,7 @@ from poolwise.errors import EngineError, LogError, MissingColumnError, UsageErro
 from poolwise.evaluation.check import check, query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.rows.rules import column, counts_query
+from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection, PostgresEngine, load, server
 from tests.support.reference import assert_same, log_of, random_table
 
@@ -122,7 +123,7 @@ def test_clusters_stay_together_however_wide_the_question(
     whole = evaluate(log, TARGETS, engine=PostgresEngine())
     monkeypatch.setattr(warehouse_module, "MOST_SUMS", 20)
     assert_same(evaluate(log, TARGETS, engine=PostgresEngine()), whole, rel=1e-9)
-    with pytest.raises(UsageError, match="cluster"):
+    with refused(UsageError):
         evaluate(log_of(table()), TARGETS, engine=PostgresEngine(), interval="jackknife")
 
 
@@ -175,7 +176,7 @@ def test_names_are_found_whatever_their_case(postgres: Any) -> None:  # noqa: AN
 
 def test_missing_columns_are_told_together(postgres: Any) -> None:  # noqa: ANN401 - a fixture
     log = stored(postgres, reward="rewrd", propensity="q")
-    with pytest.raises(MissingColumnError, match="did you mean 'reward'") as caught:
+    with refused(MissingColumnError) as caught:
         evaluate(log, TARGETS)
     assert set(caught.value.missing) == {"rewrd", "q"}
     assert idle(postgres)
@@ -184,7 +185,7 @@ def test_missing_columns_are_told_together(postgres: Any) -> None:  # noqa: ANN4
 def test_bad_rows_are_named_with_an_example(postgres: Any) -> None:  # noqa: ANN401 - a fixture
     postgres.execute("UPDATE log SET reward = 'NaN' WHERE t = (SELECT min(t) FROM log)")
     postgres.commit()
-    with pytest.raises(LogError, match="the reward is infinite or NaN"):
+    with refused(LogError):
         evaluate(stored(postgres), TARGETS)
     assert idle(postgres)
     found = evaluate(stored(postgres, on_fault="drop"), TARGETS)
@@ -193,7 +194,7 @@ def test_bad_rows_are_named_with_an_example(postgres: Any) -> None:  # noqa: ANN
 
 def test_policies_in_python_are_refused_with_advice(postgres: Any) -> None:  # noqa: ANN401 - a fixture
     log = stored(postgres, action="t")
-    with pytest.raises(UsageError, match="write their probabilities as columns"):
+    with refused(UsageError):
         evaluate(log, {"target": lambda batch: np.full(len(batch), 0.5)})
 
 
@@ -253,7 +254,7 @@ def test_a_table_that_changes_where_there_is_no_snapshot_is_refused() -> None:
             connection.execute("INSERT INTO log VALUES ('a', 2.0, 0.5)")
             from poolwise.moments.terms import WEIGHT, Needs
 
-            with pytest.raises(LogError, match="changed while it was read"):
+            with refused(LogError):
                 rows.moments(Needs(means=(WEIGHT,)).bind("target"))
 
 
@@ -306,15 +307,15 @@ def test_a_source_that_writes_is_refused_before_it_runs(text: str, postgres: Any
 
 
 def test_what_is_no_connection_is_told() -> None:
-    with pytest.raises(UsageError, match="cannot tell which SQL"):
+    with refused(UsageError):
         evaluate(stored(object()), TARGETS)
-    with pytest.raises(UsageError, match="has no cursor"):
+    with refused(UsageError):
         evaluate(stored(object()), TARGETS, engine=Warehouse(dialect="postgres"))
-    with pytest.raises(UsageError, match="klingon"):
+    with refused(UsageError):
         evaluate(stored(object()), TARGETS, engine=Warehouse(dialect="klingon"))
-    with pytest.raises(UsageError, match="connection"):
+    with refused(UsageError):
         evaluate(log_of(table()), TARGETS, engine=Warehouse())
-    with sqlite3.connect(":memory:") as connection, pytest.raises(UsageError, match="sqlite3"):
+    with sqlite3.connect(":memory:") as connection, refused(UsageError):
         evaluate(stored(connection), TARGETS)
     connection.close()
 
@@ -346,7 +347,7 @@ class Recorded:
 @pytest.mark.parametrize("dialect", [d for d in NAMES if d != "duckdb"])
 def test_every_dialect_is_sent_reading_statements_that_it_can_parse(dialect: str) -> None:
     driver = Recorded()
-    with pytest.raises(LogError, match="no rows"):
+    with refused(LogError):
         evaluate(stored(driver), TARGETS, engine=Warehouse(dialect=dialect))
     queries = [t for t in driver.texts if t.startswith(("SELECT", "WITH"))]
     assert len(queries) >= 2
@@ -377,7 +378,7 @@ def test_the_hash_of_postgres_spreads_units_evenly(postgres: Any) -> None:  # no
 
 
 def test_a_dialect_without_a_known_hash_says_so() -> None:
-    with pytest.raises(UsageError, match="hash"):
+    with refused(UsageError):
         unit_bucket(column("user"), 200, "oracle")
 
 

@@ -15,6 +15,7 @@ from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from tests.support.messages import refused
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ def test_a_log_smaller_than_its_folds_is_refused() -> None:
     few = FiniteProblem(
         t2.context_prob, t2.reward, t2.target, t2.loggers, {"1": 2, "2": 60}, t2.reward_variance
     )
-    with pytest.raises(RefusedError, match="'1' \\(2 rows\\)"):
+    with refused(RefusedError):
         evaluate(few.draw(np.random.default_rng(2)), "target_prob", [CrossFitted()])
 
 
 def test_one_fold_is_no_fold() -> None:
-    with pytest.raises(UsageError, match="two folds"):
+    with refused(UsageError):
         CrossFitted(folds=1)

@@ -15,6 +15,7 @@ from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.terms import Needs
+from tests.support.messages import refused
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ def test_tuned_keeps_to_the_unbiased_estimate_where_the_bias_shows() -> None:
 
 
 def test_rules_and_bounds_are_checked() -> None:
-    with pytest.raises(UsageError, match="clip, switch, optimistic"):
+    with refused(UsageError):
         Shrink("cut", 2)  # type: ignore[arg-type]
     for bound in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(UsageError, match="positive and finite"):
+        with refused(UsageError):
             Shrink("clip", bound)
-    with pytest.raises(UsageError, match="nothing to choose from"):
+    with refused(UsageError):
         Tuned(())
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from poolwise.errors import UsageError
 from poolwise.estimators.shrink import slope
+from tests.support.messages import refused
 
 candidates = st.lists(
     st.tuples(st.floats(-5, 5), st.floats(0, 5)),
@@ -71,11 +72,11 @@ def test_wider_intervals_agree_more(drawn: list[tuple[float, float]]) -> None:
 
 
 def test_what_slope_cannot_order_is_refused() -> None:
-    with pytest.raises(UsageError, match="one candidate at least"):
+    with refused(UsageError):
         slope([], [])
-    with pytest.raises(UsageError, match="one half-width for each"):
+    with refused(UsageError):
         slope([1.0], [1.0, 2.0])
-    with pytest.raises(UsageError, match="finite"):
+    with refused(UsageError):
         slope([math.nan], [1.0])
-    with pytest.raises(UsageError, match="0 or more"):
+    with refused(UsageError):
         slope([1.0], [-1.0])

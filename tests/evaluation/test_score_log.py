@@ -12,6 +12,7 @@ import pytest
 import poolwise as pw
 from poolwise.errors import PolicyError, PoolwiseError, UsageError
 from poolwise.rows import scored as scored_module
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,14 +108,14 @@ def test_a_mapping_of_loggers_keeps_its_labels(rows: pa.Table, tmp_path: Path) -
 
 def test_columns_need_no_scoring(rows: pa.Table, tmp_path: Path) -> None:
     log = log_of(rows, propensities=None, propensity="0.5")
-    with pytest.raises(UsageError, match="nothing to score"):
+    with refused(UsageError):
         pw.score_log(log, {"mix": "0.5"}, tmp_path / "s.parquet")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_taken_is_refused(rows: pa.Table, tmp_path: Path) -> None:
     taken = rows.append_column("P_OLD", rows["r"])
-    with pytest.raises(UsageError, match="already has a column 'p_old'"):
+    with refused(UsageError):
         pw.score_log(log_of(taken), {"mix": "0.5"}, tmp_path / "s.parquet")
 
 
@@ -122,7 +123,7 @@ def test_a_policy_that_fails_leaves_nothing_behind(rows: pa.Table, tmp_path: Pat
     path = tmp_path / "s.parquet"
     path.write_text("what was there")
     wrong = pw.Function(lambda batch: np.full(len(batch), 1.5))
-    with pytest.raises(PolicyError, match="400 of the 400 rows from row 0"):
+    with refused(PolicyError):
         pw.score_log(log_of(rows), {"mix": wrong}, path)
     assert path.read_text() == "what was there"
     assert [p.name for p in tmp_path.iterdir()] == ["s.parquet"]

@@ -12,6 +12,7 @@ import poolwise as pw
 from poolwise.errors import UsageError
 from poolwise.formats.labelled import ByRow, bandit_log, correct_labels, true_value
 from poolwise.log.crf import PairwiseCRF, UnaryCRF
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,19 +167,17 @@ def test_named_columns_and_a_reward_of_your_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "labels", "said"),
+    ("counts", "labels"),
     [
-        ({"b": 1}, ROWS, "of every logger"),
-        ({"a": 0}, ROWS, "above 0"),
-        ({"a": 1.5}, ROWS, "whole numbers"),
-        ({"a": 1}, ROWS - 1, "do not go with"),
+        ({"b": 1}, ROWS),
+        ({"a": 0}, ROWS),
+        ({"a": 1.5}, ROWS),
+        ({"a": 1}, ROWS - 1),
     ],
 )
-def test_what_does_not_fit_together_is_refused(
-    counts: Mapping[str, int], labels: int, said: str
-) -> None:
+def test_what_does_not_fit_together_is_refused(counts: Mapping[str, int], labels: int) -> None:
     contexts, classes = multi_class()
-    with pytest.raises(UsageError, match=said):
+    with refused(UsageError):
         bandit_log(
             contexts,
             classes[:labels],
@@ -190,7 +189,7 @@ def test_what_does_not_fit_together_is_refused(
 
 def test_a_policy_without_actions_cannot_act() -> None:
     contexts, classes = multi_class()
-    with pytest.raises(UsageError, match="does not know all its actions"):
+    with refused(UsageError):
         bandit_log(
             contexts,
             classes,
@@ -198,5 +197,5 @@ def test_a_policy_without_actions_cannot_act() -> None:
             counts={"a": 1},
             rng=np.random.default_rng(9),
         )
-    with pytest.raises(UsageError, match="no finite sum"):
+    with refused(UsageError):
         true_value(contexts, classes, lambda batch: np.ones(len(batch)))

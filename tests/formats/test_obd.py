@@ -18,6 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 from poolwise import evaluate
 from poolwise.errors import MissingColumnError, SourceError, UsageError
 from poolwise.formats.obd import from_obd, uniform_item
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from poolwise.log.log import Log
@@ -96,26 +97,26 @@ def test_random_is_known_in_every_row_and_the_other_is_not(tmp_path: Path) -> No
 
 def test_the_campaign_is_asked_for_where_there_are_several(tmp_path: Path) -> None:
     write(published(tmp_path), "bts", "women", small([0.5], [1]))
-    with pytest.raises(UsageError, match=r"say which `campaign`.*men, women"):
+    with refused(UsageError):
         from_obd(tmp_path)
     log = from_obd(tmp_path, campaign="women")
     assert naive(log, uniform_item("women")) == pytest.approx(2 / 46, rel=1e-12)
-    with pytest.raises(UsageError, match="no campaign 'all': there are men, women"):
+    with refused(UsageError):
         from_obd(tmp_path, campaign="all")
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"random/men/men\.csv"):
+    with refused(SourceError):
         from_obd(tmp_path / "nowhere")
     published(tmp_path)
-    with pytest.raises(UsageError, match="did you mean 'random'"):
+    with refused(UsageError):
         from_obd(tmp_path, loggers=["randm"])
-    with pytest.raises(UsageError, match="list of names"):
+    with refused(UsageError):
         from_obd(tmp_path, loggers="bts")
-    with pytest.raises(UsageError, match="all, men, women"):
+    with refused(UsageError):
         uniform_item("kids")
     write(tmp_path, "bts", "men", small([0.5], [1]).drop_columns(["click"]))
-    with pytest.raises(MissingColumnError, match="reward: there is no column 'click'"):
+    with refused(MissingColumnError):
         from_obd(tmp_path)
 
 

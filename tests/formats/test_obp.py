@@ -11,6 +11,7 @@ import pytest
 from poolwise import Weighted, evaluate
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.formats.obp import from_obp, other_of_two
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,7 +124,7 @@ def test_three_loggers_need_their_probabilities_for_balanced() -> None:
     expected = (feedback["reward"] * picked(feedback) / feedback["pscore_avg"]).mean()
     assert values(crossed, "balanced") == {"balanced": pytest.approx(expected, rel=1e-12)}
     own = from_obp({**feedback, "pscore_avg": None}, action_dist=feedback["target"])
-    with pytest.raises(RefusedError, match="under every logger"):
+    with refused(RefusedError):
         values(own, "balanced")
     naive = (feedback["reward"] * picked(feedback) / feedback["pscore"]).mean()
     assert values(own, "naive") == {"naive": pytest.approx(naive, rel=1e-12)}
@@ -136,13 +137,13 @@ def test_three_loggers_are_balanced_by_a_given_mixture() -> None:
     assert values(log, "balanced") == {"balanced": pytest.approx(expected, rel=1e-12)}
 
 
-@pytest.mark.parametrize(("value", "fault"), [(0.0, "0 or negative"), (1.5, "above 1")])
-def test_a_mixture_that_is_no_probability_is_refused(value: float, fault: str) -> None:
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_a_mixture_that_is_no_probability_is_refused(value: float) -> None:
     feedback = several(3)
     feedback["pscore_avg"] = np.array(feedback["pscore_avg"])
     feedback["pscore_avg"][4] = value
     log = from_obp(feedback, action_dist=feedback["target"])
-    with pytest.raises(LogError, match=f"under the mixture is {fault}"):
+    with refused(LogError):
         values(log, "balanced")
 
 
@@ -183,38 +184,38 @@ def test_the_context_serves_policies_in_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"action": None}, "has no action"),
-        ({"n_actions": None, "reward": None}, "has no n_actions, reward"),
-        ({"n_rounds": 7}, "n_rounds is 7, and there are 80 actions"),
-        ({"reward": [1.0]}, r"reward has shape \(1,\), not \(80,\)"),
-        ({"reward": ["x"] * 80}, "reward does not hold numbers"),
-        ({"reward": [np.nan] * 80}, "reward holds 80 values"),
-        ({"n_actions": 2}, "action must hold whole numbers from 0 to 1"),
-        ({"action": [0.5] * 80}, "action must hold whole numbers"),
-        ({"pscore": None, "pi_b": None}, "neither pscore nor pi_b"),
-        ({"context": np.zeros(80)}, "context has shape"),
-        ({"pscore_avg": np.ones(80)}, "cannot be the mixture of the two loggers in"),
+        {"action": None},
+        {"n_actions": None, "reward": None},
+        {"n_rounds": 7},
+        {"reward": [1.0]},
+        {"reward": ["x"] * 80},
+        {"reward": [np.nan] * 80},
+        {"n_actions": 2},
+        {"action": [0.5] * 80},
+        {"pscore": None, "pi_b": None},
+        {"context": np.zeros(80)},
+        {"pscore_avg": np.ones(80)},
     ],
 )
-def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_does_not_fit_together_is_refused(changes: dict[str, Any]) -> None:
+    with refused(UsageError):
         from_obp(several(2) | changes)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"action_dist": np.zeros((80, 4))}, r"action_dist has shape \(80, 4, 1\)"),
-        ({"action_dist": np.full((80, 3), 0.5)}, "does not sum to 1 over the actions in 80"),
-        ({"action_dist": np.full((80, 3, 2), 1 / 3)}, "2 positions, and bandit_feedback has"),
-        ({"action_dist": {"reward": np.full(80, 0.5)}}, "'reward' has the name of a column"),
-        ({"behavior": {0: np.full((80, 3), 1 / 3)}}, "behavior has no logger 1"),
+        {"action_dist": np.zeros((80, 4))},
+        {"action_dist": np.full((80, 3), 0.5)},
+        {"action_dist": np.full((80, 3, 2), 1 / 3)},
+        {"action_dist": {"reward": np.full(80, 0.5)}},
+        {"behavior": {0: np.full((80, 3), 1 / 3)}},
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_arrays_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
+    with refused(UsageError):
         from_obp(several(2), **options)
-    with pytest.raises(UsageError, match="is a dictionary, not list"):
+    with refused(UsageError):
         from_obp([])  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.formats.rankings import Model, RankingLog, ranking_log
 from poolwise.log.log import Log
 from poolwise.moments.buckets import BUCKETS
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -651,7 +652,7 @@ def test_all_faults_are_told_together() -> None:
 
 
 def test_an_empty_log_is_refused() -> None:
-    with pytest.raises(LogError, match="no rows"):
+    with refused(LogError):
         read(exact_log(of_item).slice(0, 0))
 
 
@@ -660,19 +661,19 @@ def test_missing_columns_are_named() -> None:
     with pytest.raises(MissingColumnError) as caught:
         read(table, request="requests", position="place")
     assert caught.value.missing == {"requests": "request", "place": "position"}
-    with pytest.raises(MissingColumnError, match="did you mean 'click'"):
+    with refused(MissingColumnError):
         read(table, reward="clicks")
 
 
 def test_misuse_is_refused() -> None:
     table = exact_log(of_item)
-    with pytest.raises(UsageError, match="`model` is one of 'cascade', 'independent', 'whole'"):
+    with refused(UsageError):
         read(table, "standard")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="columns or SQL expressions, not dict"):
+    with refused(UsageError):
         read(table, propensities={"old": {"a": 0.5}, "new": "p_new"})
-    with pytest.raises(UsageError, match="columns or SQL expressions, not float"):
+    with refused(UsageError):
         ranking_log(table, 0.5, request="request", position="position", reward="click")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="there is no target"):
+    with refused(UsageError):
         ranking_log(table, {}, request="request", position="position", reward="click")
     with pytest.raises(EngineError):
         read(table, request="request + position")

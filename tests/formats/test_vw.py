@@ -20,6 +20,7 @@ from poolwise.errors import LogError, RefusedError, SourceError, UsageError
 from poolwise.formats import vw as dsjson
 from poolwise.formats.dsjson_line import decision
 from poolwise.formats.vw import FIRST, GREEDY, UNIFORM, from_dsjson, read_dsjson
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from poolwise.log.log import Log
@@ -287,11 +288,11 @@ def test_a_refused_file_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_files_without_a_decision_say_what_they_hold(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", {"RewardValue": 1}, {"RewardValue": 1})
-    with pytest.raises(LogError, match="no decision in these files; 2 × observation without"):
+    with refused(LogError):
         from_dsjson(path)
-    with pytest.raises(LogError, match="no decision"):
+    with refused(LogError):
         from_dsjson(write(tmp_path / "y.json"), save=tmp_path / "y.parquet")
-    with pytest.raises(LogError, match="not JSON"):
+    with refused(LogError):
         from_dsjson(write(tmp_path / "z.json", "z"), on_fault="drop")
 
 
@@ -300,26 +301,24 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     short.write_bytes(gzip.compress(b"{}" * 99)[:20])
     (tmp_path / "empty").mkdir()
     for path in ("no.json", "no*.json", "empty", "short.json.gz"):
-        with pytest.raises(SourceError, match="cannot read"):
+        with refused(SourceError):
             from_dsjson(tmp_path / path)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"logger": "day"}, "'model', 'file' or None"),
-        ({"context": "User"}, "list of paths"),
-        ({"context": ["reward"]}, "'reward' has the name of a column"),
-        ({"on_fault": "ignore"}, "'raise' or 'drop'"),
-        ({"save": "rows.csv"}, "Parquet"),
+        {"logger": "day"},
+        {"context": "User"},
+        {"context": ["reward"]},
+        {"on_fault": "ignore"},
+        {"save": "rows.csv"},
     ],
 )
-def test_wrong_options_are_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with refused(UsageError):
         from_dsjson(write(tmp_path / "x.json", line()), **options)
-    with pytest.raises(UsageError, match="nothing to read"):
+    with refused(UsageError):
         from_dsjson([])
 
 
@@ -335,7 +334,7 @@ def two_models(tmp_path: Path) -> Log:
 def test_balanced_needs_an_estimated_mixture(tmp_path: Path) -> None:
     """The mixture is (0.5, 0.5) and the target too, so each weight is 1: 100 of 200."""
     log = two_models(tmp_path)
-    with pytest.raises(RefusedError, match="under every logger"):
+    with refused(RefusedError):
         evaluate(log, UNIFORM, "balanced")
     assert naive(log, UNIFORM) == pytest.approx(0.5, rel=1e-12)
     mixed = replace(log, estimate_mixture=DecisionTreeClassifier())

@@ -24,6 +24,7 @@ from poolwise.intervals.bounds import (
     empirical_likelihood,
     euclidean_likelihood,
 )
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from poolwise.intervals.student import Interval
@@ -283,19 +284,19 @@ def test_ten_thousand_equal_rows_leave_no_doubt() -> None:
 
 def test_what_betting_cannot_use_is_refused() -> None:
     rows = batch([1.0, 2.0])
-    with pytest.raises(UsageError, match="read more than once"):
+    with refused(UsageError):
         betting(iter(rows), 0.95, sides="lower")
-    with pytest.raises(UsageError, match="1 rows are below 0"):
+    with refused(UsageError):
         betting(batch([1.0, -2.0]), 0.95, sides="lower")
-    with pytest.raises(UsageError, match="not finite"):
+    with refused(UsageError):
         betting(batch([1.0, math.nan]), 0.95, sides="lower")
-    with pytest.raises(UsageError, match="`mirrored`"):
+    with refused(UsageError):
         betting(rows, 0.95)
-    with pytest.raises(UsageError, match="must be finite and below"):
+    with refused(UsageError):
         betting(rows, 0.95, lower_bound=3.0, upper_bound=2.0, sides="lower")
-    with pytest.raises(UsageError, match=r"did you mean 0\.95"):
+    with refused(UsageError):
         betting(rows, 95, sides="lower")
-    with pytest.raises(UsageError, match="sides is"):
+    with refused(UsageError):
         betting(rows, 0.95, sides="left")  # type: ignore[arg-type]
 
 
@@ -406,7 +407,7 @@ def test_empirical_likelihood_of_odd_rows() -> None:
     one_sided = empirical_likelihood([0.0, 1.0, 5.0], 0.95, sides="lower")
     assert one_sided.upper == math.inf
     assert one_sided.lower == empirical_likelihood([0.0, 1.0, 5.0], 0.9).lower
-    with pytest.raises(UsageError, match="finite"):
+    with refused(UsageError):
         empirical_likelihood([0.0, math.nan], 0.95)
 
 
@@ -552,9 +553,9 @@ def test_rows_that_leave_no_choice_say_nothing(weights: list[float], reward: flo
 
 def test_a_likelihood_needs_ranges_that_make_sense() -> None:
     sums = WeightSums(5, 5.0, 5.0, 1.0, 1.0, 1.0)
-    with pytest.raises(UsageError, match="reward_range"):
+    with refused(UsageError):
         euclidean_likelihood(sums, 0.95, reward_range=(0.0, math.inf))
-    with pytest.raises(UsageError, match="weight_range"):
+    with refused(UsageError):
         euclidean_likelihood(sums, 0.95, weight_range=(2.0, 3.0))
 
 

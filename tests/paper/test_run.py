@@ -14,6 +14,7 @@ from poolwise.paper.figures import FIGURES, read_csv
 from poolwise.paper.page import claims_table
 from poolwise.paper.run import Cell, Effort, run
 from poolwise.paper.toy import numbers
+from tests.support.messages import refused
 from tests.support.synthetic import save_as
 
 if TYPE_CHECKING:
@@ -147,5 +148,5 @@ def test_the_toy_needs_no_data(tmp_path: Path) -> None:
 
 
 def test_an_unknown_experiment_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="did you mean 'scene'"):
+    with refused(UsageError):
         run("scenes", None, tmp_path, console=quiet())

@@ -26,6 +26,7 @@ from poolwise.report.files import save_charts
 from poolwise.report.page import page
 from poolwise.report.sentence import answer
 from tests.support import samples
+from tests.support.messages import refused
 from tests.support.reference import log_of, random_table
 from tests.support.samples import DROP, SCRIPT
 
@@ -284,9 +285,9 @@ def test_charts_are_saved_as_pictures(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(UsageError, match="cannot write"):
+    with refused(UsageError):
         samples.demo().save(tmp_path / "file" / "report.html")
-    with pytest.raises(UsageError, match="cannot write"):
+    with refused(UsageError):
         samples.demo().save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
@@ -307,6 +308,6 @@ def test_the_command_line_writes_the_report_and_how_to_repeat_it(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["r.txt", "r.pdf", "r.json", "r"])
 def test_a_saved_report_is_called_html(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"HTML, so its name ends in \.html or \.htm$"):
+    with refused(UsageError):
         samples.demo().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -22,6 +22,7 @@ from poolwise.errors import PoolwiseError, SourceError, UsageError
 from poolwise.formats.vw import from_dsjson
 from poolwise.report.files import write_whole
 from poolwise.rows.output import HTML, PARQUET, refuse_output, whole_file
+from tests.support.messages import check_text, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 COLUMNS = {"r": [1.0, 0.0, 3.0, 2.0], "p": [0.5] * 4, "a": [0, 1, 1, 0]}
 WORDS = ["--reward", "r", "--propensity", "p", "--target", "new=p"]
-SOURCE = "one of the sources"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(*words: str | Path) -> str:
+def refuses(*words: str | Path) -> str:
     """The one message of a command line that is refused."""
     found = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(found.exception, UsageError), found.exception  # main: status 2
@@ -89,7 +89,7 @@ def test_a_report_is_not_written_over_its_log(folder: Path, source: str, html: s
     (folder / "link.html").symlink_to("logs/log.parquet")
     (folder / "linked").symlink_to("logs")
     before = (folder / "logs" / "log.parquet").read_bytes()
-    assert SOURCE in refused("evaluate", source, *WORDS, "--html", html)
+    check_text(refuses("evaluate", source, *WORDS, "--html", html))
     assert (folder / "logs" / "log.parquet").read_bytes() == before
 
 
@@ -97,7 +97,7 @@ def test_a_report_is_not_written_over_its_moments(folder: Path) -> None:
     (folder / "day.parquet").write_text("moments, as far as anybody knows")
     (folder / "link.html").symlink_to("day.parquet")
     words = ["evaluate", *WORDS, "--moments", "*.parquet", "--html", "link.html"]
-    assert SOURCE in refused(*words)
+    check_text(refuses(*words))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_scored_log_does_not_replace_its_source(
     (folder / "hard.parquet").hardlink_to(folder / "logs" / "log.parquet")
     (folder / "LINKED").symlink_to("logs")
     before = (folder / "logs" / "log.parquet").read_bytes()
-    with pytest.raises(UsageError, match=SOURCE):
+    with refused(UsageError):
         score(source, path)
     assert (folder / "logs" / "log.parquet").read_bytes() == before
     assert [p.name for p in (folder / "logs").iterdir()] == ["log.parquet"]
@@ -149,9 +149,9 @@ def test_the_command_that_scores_does_not_replace_its_source(folder: Path) -> No
     )
     words = ["--reward", "r", "--action", "a", "--propensity", "p"]
     words += ["--target", "new=outputs_policies:even"]
-    said = refused("score", "logs/log.parquet", *words, "--out", "logs/log.parquet")
-    assert said.startswith("cannot write logs/log.parquet")
-    assert SOURCE in said
+    said = refuses("score", "logs/log.parquet", *words, "--out", "logs/log.parquet")
+
+    check_text(said)
 
 
 def test_a_report_may_lie_in_the_folder_of_the_logs(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_decisions_are_not_saved_over_what_is_read(folder: Path) -> None:
     (folder / "lines.parquet").write_text("not even looked at")
     (folder / "link.json").symlink_to("lines.parquet")
     for source in ("lines.parquet", "link.json", ".", "*.json"):
-        with pytest.raises(UsageError, match=SOURCE):
+        with refused(UsageError):
             from_dsjson(source, save="lines.parquet")
     assert (folder / "lines.parquet").read_text() == "not even looked at"
 
@@ -175,7 +175,7 @@ def test_a_summary_replaces_summaries_and_nothing_else(folder: Path) -> None:
     path = folder / "logs" / "log.parquet"
     before = path.read_bytes()
     summary = pw.summarise(log_of(path), {"new": "p"})
-    with pytest.raises(UsageError, match=r"not written by `Summary\.save`"):
+    with refused(UsageError):
         summary.save(path)
     assert path.read_bytes() == before
     (folder / "day.parquet").touch()  # as tempfile leaves it
@@ -239,7 +239,7 @@ def test_a_pipe_is_not_replaced_by_a_file(
     pipe, link = tmp_path / "pipe.parquet", tmp_path / "link.parquet"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
-    with pytest.raises(UsageError, match=r"cannot write .*a pipe or a socket, not a file"):
+    with refused(UsageError):
         save(link if linked else pipe)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert link.is_symlink()
@@ -248,7 +248,7 @@ def test_a_pipe_is_not_replaced_by_a_file(
 @pytest.mark.parametrize("save", WRITERS)
 def test_a_folder_is_no_place_for_a_file(tmp_path: Path, save: Callable[[Path], None]) -> None:
     (tmp_path / "folder.parquet").mkdir()
-    with pytest.raises(UsageError, match=r"cannot write .*folder\.parquet: it is a folder"):
+    with refused(UsageError):
         save(tmp_path / "folder.parquet")
     assert [p.name for p in tmp_path.iterdir()] == ["folder.parquet"]
 
@@ -259,15 +259,15 @@ def test_a_report_without_a_place_is_refused_before_any_work(folder: Path, html:
     (folder / "linked.html").symlink_to("pipe.html")
     (folder / "file").touch()
     words = ["evaluate", "not-there.parquet", *WORDS, "--html", html]
-    assert refused(*words).startswith("cannot write")
-    assert refused("demo", "--html", html).startswith("cannot write")
+    assert refuses(*words).startswith("cannot write")
+    assert refuses("demo", "--html", html).startswith("cannot write")
     assert stat.S_ISFIFO((folder / "pipe.html").stat().st_mode)
 
 
 def test_charts_without_a_folder_are_refused_before_any_work(folder: Path) -> None:
     words = ["evaluate", "not-there.parquet", *WORDS, "--charts"]
-    assert refused(*words, folder / "logs" / "log.parquet").startswith("cannot write")
-    assert refused(*words, folder / "logs" / "log.parquet" / "x").startswith("cannot write")
+    assert refuses(*words, folder / "logs" / "log.parquet").startswith("cannot write")
+    assert refuses(*words, folder / "logs" / "log.parquet" / "x").startswith("cannot write")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_charts_without_a_folder_are_refused_before_any_work(folder: Path) -> No
 def test_a_score_without_a_place_is_refused_before_the_rows_are_scored(
     folder: Path, path: str
 ) -> None:
-    with pytest.raises(UsageError, match="cannot write"):
+    with refused(UsageError):
         score(pa.table(COLUMNS), path)
     assert [p.name for p in folder.iterdir()] == ["logs"]
 
@@ -285,10 +285,10 @@ def test_a_score_without_a_place_is_refused_before_the_rows_are_scored(
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder as Linux has it")
 def test_a_folder_that_lets_nobody_write_is_told_before_any_work(folder: Path) -> None:
     assert folder.exists()
-    with pytest.raises(UsageError, match=r"cannot write /proc/s\.parquet"):
+    with refused(UsageError):
         score(pa.table(COLUMNS), "/proc/s.parquet")
     words = ["evaluate", "not-there.parquet", *WORDS, "--html", "/proc/r.html"]
-    assert refused(*words).startswith("cannot write /proc/r.html")
+    assert refuses(*words).startswith("cannot write /proc/r.html")
 
 
 # --- names that say what is written -------------------------------------------------------
@@ -297,7 +297,7 @@ def test_a_folder_that_lets_nobody_write_is_told_before_any_work(folder: Path) -
 @pytest.mark.parametrize("name", ["r.txt", "r.pdf", "r.json", "r", "html", "r.html.gz"])
 def test_a_report_is_called_html(folder: Path, name: str) -> None:
     words = ["evaluate", "not-there.parquet", *WORDS, "--html", name]
-    assert re.search(r"HTML, so its name ends in \.html or \.htm$", refused(*words))
+    assert re.search(r"HTML, so its name ends in \.html or \.htm$", refuses(*words))
     assert not (folder / name).exists()
 
 
@@ -309,13 +309,13 @@ def test_endings_of_pages_are_known(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["s.csv", "s.json", "s", "s.parquet.gz"])
 def test_a_scored_log_is_called_parquet(folder: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"Parquet, so its name ends in \.parquet$"):
+    with refused(UsageError):
         score(pa.table(COLUMNS), folder / name)
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.json"])
 def test_a_summary_is_called_parquet_or_nothing(folder: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"Parquet, so its name ends in \.parquet$"):
+    with refused(UsageError):
         save_summary(folder / name)
     save_summary(folder / "nothing")
     assert pw.Summary.load(folder / "nothing").rows
@@ -347,7 +347,7 @@ def test_other_spellings_of_a_path_are_seen_through(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for _ in range(2):
-        with pytest.raises(UsageError, match=SOURCE):
+        with refused(UsageError):
             refuse_output(tmp_path / "a.parquet", PARQUET, [source.format(tmp_path)])
         (tmp_path / "a.parquet").touch()
 
@@ -361,15 +361,15 @@ def test_the_version_is_printed() -> None:
 
 
 def test_moments_that_are_not_there_are_told_in_words(folder: Path) -> None:
-    says = r"cannot read 'none\.parquet': there is no such file"
     words = ["evaluate", *WORDS, "--moments", "none.parquet"]
     found = CliRunner().invoke(app, words)
-    assert re.search(says, str(found.exception))
-    with pytest.raises(SourceError, match=says):
+    assert isinstance(found.exception, SourceError)
+    check_text(str(found.exception))
+    with refused(SourceError):
         pw.Summary.load("none.parquet")
-    with pytest.raises(SourceError, match=says):
+    with refused(SourceError):
         pw.from_result("none.parquet", log_of(folder / "logs"), {"new": "p"})
-    with pytest.raises(PoolwiseError, match="there is no such file"):
+    with refused(PoolwiseError):
         pw.Summary.load("x" * 300)
 
 
@@ -389,6 +389,6 @@ def test_a_glob_of_moments_stands_for_its_files(folder: Path) -> None:
 def test_moments_that_are_named_twice_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "day.parquet"
     file.touch()
-    with pytest.raises(UsageError, match="is named twice: its rows would count twice"):
+    with refused(UsageError):
         named_files([file, tmp_path / "*.parquet"])
     assert named_files([tmp_path / "*.parquet"]) == [file]

@@ -22,6 +22,7 @@ from poolwise.log.policy import Uniform
 from poolwise.rows import learn as learned
 from poolwise.rows.learn import Folds, with_folds
 from poolwise.rows.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
+from tests.support.messages import refused
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def test_a_classifier_predicts_the_probability_of_a_reward() -> None:
     found = result(log, target_of(problem), model).estimates["doubly-robust"]
     assert abs(found.value - 0.576) < 4 * found.std_error
     tens = replace(log, reward="10 * reward")
-    with pytest.raises(UsageError, match="not all rewards are 0 or 1"):
+    with refused(UsageError):
         result(tens, target_of(problem), DecisionTreeClassifier())
 
 
@@ -231,7 +232,7 @@ def test_a_large_log_is_sampled_and_the_result_says_so() -> None:
 
 def test_a_target_that_is_only_a_column_is_refused_with_the_reason() -> None:
     log = toy("T2").draw(np.random.default_rng(4))
-    with pytest.raises(RefusedError, match="probability of every action under target 't'"):
+    with refused(RefusedError):
         result(log, "target_prob", DecisionTreeRegressor(), "doubly-robust")
     found = evaluate(log, {"t": "target_prob"}, model=DecisionTreeRegressor())
     assert [f.code for f in found.findings] == ["model-refused"]
@@ -240,20 +241,20 @@ def test_a_target_that_is_only_a_column_is_refused_with_the_reason() -> None:
 
 def test_labels_of_the_target_must_be_those_of_the_log() -> None:
     log = toy("T2").draw(np.random.default_rng(4))
-    with pytest.raises(UsageError, match="'a', 'b', but the log has 0, 1, 2"):
+    with refused(UsageError):
         result(log, Uniform(["a", "b"]), DecisionTreeRegressor())
 
 
 def test_faults_of_a_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     log, target = toy("T2").draw(np.random.default_rng(4)), target_of(toy("T2"))
-    with pytest.raises(UsageError, match="is no reward model"):
+    with refused(UsageError):
         result(log, target, "linear")
-    with pytest.raises(UsageError, match="two folds"):
+    with refused(UsageError):
         RewardModel(LinearRegression(), folds=1)
-    with pytest.raises(ModelError, match="reward model could not be fitted"):
+    with refused(ModelError):
         result(log, target, KNeighborsRegressor(n_neighbors=-1))
-    with pytest.raises(UsageError, match="say which column is `action`"):
+    with refused(UsageError):
         result(replace(log, action=None), target, LinearRegression())
     monkeypatch.setitem(__import__("sys").modules, "sklearn.base", None)
-    with pytest.raises(MissingExtraError, match=r"poolwise\[sklearn\]"):
+    with refused(MissingExtraError):
         fit_one(LinearRegression(), np.ones((2, 1)), np.array([0.0, 1.0]))

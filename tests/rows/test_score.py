@@ -20,6 +20,7 @@ from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
 from poolwise.log.policies import Classifier, EpsilonGreedy, Softmax, Table
 from poolwise.log.policy import Batch, Column, Function, Policy, Uniform
 from poolwise.rows.score import Scorer, checked, checked_distribution, score, to_batch
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,9 +81,7 @@ def test_no_rows_need_no_model() -> None:
 def test_a_log_without_actions_serves_policies_that_need_none() -> None:
     rows = one_batch(q=[0.25, 0.5])
     assert scored([rows], Column("q"), action=None, context=["q"]) == [0.25, 0.5]
-    with pytest.raises(
-        PolicyError, match=r"one label per row, found an array of shape \(2, 0\)"
-    ):
+    with refused(PolicyError):
         scored([rows], Table({"a": 1.0}), action=None)
 
 
@@ -193,7 +192,7 @@ def test_a_scorer_travels() -> None:
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
-    with pytest.raises(PoolwiseError, match="already have a column 'item'"):
+    with refused(PoolwiseError):
         list(score([one_batch(item=[1])], {"item": Uniform(2)}, action="item", context=[]))
 
 
@@ -219,63 +218,52 @@ def test_an_exception_names_the_policy_and_its_rows() -> None:
 def test_the_rows_of_our_own_errors_are_counted_from_the_start() -> None:
     batches = [one_batch(item=["a"] * 3, top=["a", "a", "a"]) for _ in range(2)]
     batches.append(one_batch(item=["a"] * 3, top=["a", "q", "a"]))
-    with pytest.raises(
-        PolicyError, match=r"rows 6 to 8: EpsilonGreedy calls 'q' .* \(rows 7\)"
-    ) as e:
+    with refused(PolicyError) as e:
         scored(batches, EpsilonGreedy("top", ["a", "b"], 0.1), context=["top"])
     assert e.value.rows == (7,)
 
 
 def test_a_column_that_a_policy_misses_is_named() -> None:
-    with pytest.raises(
-        PolicyError, match=r"policy 'p' failed .* no column 'q'; did you mean 'q1'"
-    ):
+    with refused(PolicyError):
         scored([one_batch(item=[1], q1=[0.5])], Column("q"), context=["q1"])
-    with pytest.raises(
-        MissingColumnError, match=r"action: there is no column 'itm'; .* 'item'"
-    ):
+    with refused(MissingColumnError):
         scored([one_batch(item=[1])], Uniform(2), action="itm")
 
 
 @pytest.mark.parametrize(
-    ("values", "message", "rows"),
+    ("values", "rows"),
     [
         (
             [0.5, 0.5],
-            r"returns shape \(2,\) for a batch of 3 rows from row 100, not \(3,\)",
             (),
         ),
-        (0.5, r"returns shape \(\) for a batch of 3 rows", ()),
-        ([[0.5], [0.5], [0.5]], r"returns shape \(3, 1\)", ()),
-        (["a", "b", "c"], "returns values of type <U1, not numbers", ()),
-        ([0.5, None, 0.5], "returns values of type object, not numbers", ()),
+        (0.5, ()),
+        ([[0.5], [0.5], [0.5]], ()),
+        (["a", "b", "c"], ()),
+        ([0.5, None, 0.5], ()),
         (
             [0.5, math.nan, 0.5],
-            r"gives NaN in 1 of the 3 rows from row 100: 101 \(nan\)$",
             (101,),
         ),
         (
             [1.5, 0.5, -0.25],
-            r"outside \[0, 1\] in 2 of the 3 rows from row 100: 100 \(1.5\), 102 \(-0.25\)$",
             (100, 102),
         ),
-        ([0.5, math.inf, 0.5], r"101 \(inf\)", (101,)),
-        ([0.5, 1 + 2e-9, 0.5], r"101 \(1.000000002\)", (101,)),
+        ([0.5, math.inf, 0.5], (101,)),
+        ([0.5, 1 + 2e-9, 0.5], (101,)),
     ],
 )
 def test_what_is_no_probability_is_refused_by_row(
-    values: object, message: str, rows: tuple[int, ...]
+    values: object, rows: tuple[int, ...]
 ) -> None:
-    with pytest.raises(PolicyError, match=message) as caught:
+    with refused(PolicyError) as caught:
         checked("v1", values, length=3, first_row=100)
     assert caught.value.rows == rows
     assert str(caught.value).startswith("policy 'v1' ")
 
 
 def test_no_more_than_five_rows_are_listed() -> None:
-    with pytest.raises(
-        PolicyError, match=r"in 8 of the 8 rows .*: 0 \(2\), .* 4 \(2\), \.\.\.$"
-    ) as e:
+    with refused(PolicyError) as e:
         checked("v1", np.full(8, 2.0), length=8)
     assert e.value.rows == (0, 1, 2, 3, 4)
 
@@ -284,7 +272,7 @@ def test_rounding_is_forgiven_and_clipped() -> None:
     exact = checked("v1", [1 + 5e-10, -5e-10, 0.5], length=3)
     assert exact.tolist() == [1.0, 0.0, 0.5]
     assert checked("v1", [5e-10, -3.0, -math.inf], 3, logs=True).tolist() == [0, -3, -math.inf]
-    with pytest.raises(PolicyError, match=r"log-probabilities above 0 .*: 0 \(0.5\)"):
+    with refused(PolicyError):
         checked("v1", [0.5], 1, logs=True)
 
 
@@ -295,22 +283,16 @@ def test_whole_numbers_and_booleans_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values",
     [
-        (
-            [[0.5, 0.5]],
-            r"returns shape \(1, 2\) for a batch of 2 rows from row 10, not \(2, 2\)",
-        ),
-        ([[0.5, 0.5], [math.nan, 1.0]], "gives NaN in 1 of the 2 rows from row 10: 11$"),
-        ([[0.5, 0.5], [1.5, -0.5]], r"outside \[0, 1\] in 1 of the 2 rows from row 10: 11$"),
-        (
-            [[0.5, 0.4], [0.5, 0.5]],
-            r"do not sum to 1 in 1 of the 2 rows from row 10: 10 \(0.9\)$",
-        ),
+        [[0.5, 0.5]],
+        [[0.5, 0.5], [math.nan, 1.0]],
+        [[0.5, 0.5], [1.5, -0.5]],
+        [[0.5, 0.4], [0.5, 0.5]],
     ],
 )
-def test_what_is_no_distribution_is_refused_by_row(values: object, message: str) -> None:
-    with pytest.raises(PolicyError, match=message):
+def test_what_is_no_distribution_is_refused_by_row(values: object) -> None:
+    with refused(PolicyError):
         checked_distribution("v1", values, (2, 2), first_row=10)
 
 
@@ -369,7 +351,7 @@ def test_dates_stay_dates() -> None:
 def test_lists_that_make_no_matrix_stay_lists(lists: pa.Array) -> None:
     batch = to_batch(pa.record_batch({"x": lists}), None, ["x"])
     assert batch["x"].shape == (2,)
-    with pytest.raises(PoolwiseError, match="column 'x' holds no numbers"):
+    with refused(PoolwiseError):
         _ = batch.context
 
 

@@ -101,7 +101,7 @@ def patterns_of(log: Log) -> list[str]:
 
 
 def files_of(log: Log) -> list[str]:
-    """Paths and globs that a log may read: of a SELECT, each quoted text with a dot or slash."""
+    """Paths and globs that a log may read; of a SELECT, quoted texts with a dot or slash."""
     selects = [part.value for part in log.parts if part.kind == "select"]
     return patterns_of(log) + [t for text in selects for t in PATH.findall(text)]
 

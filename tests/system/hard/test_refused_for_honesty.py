@@ -13,6 +13,7 @@ import pytest
 from poolwise import Log, Warehouse, evaluate
 from poolwise.engines.answer import MOST_LOGGERS
 from poolwise.errors import SHOWN_FAULTS, Fault, LogError, UsageError
+from tests.support.messages import refused
 from tests.support.reference import log_of, random_table
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def test_rewards_beyond_their_range_are_refused(
     rewards = TABLE["reward"].to_numpy()
     assert rewards.min() < 0
     assert rewards.max() > 1
-    with pytest.raises(UsageError, match=r"outside of reward_range \(.*those of 'a' run from"):
+    with refused(UsageError):
         evaluate(log, {"target": "t"}, interval=interval)  # type: ignore[arg-type]
     fine = log_of(TABLE, reward_range=(float(rewards.min()), float(rewards.max())))
     assert evaluate(fine, {"target": "t"}).targets
@@ -85,7 +86,7 @@ def test_rewards_beyond_their_range_are_refused(
 def test_a_database_that_reads_words_as_zero_is_refused(dialect: str) -> None:
     with sqlite3.connect(":memory:") as connection:
         log = Log(table="log", connection=connection, logger="l", reward="r", propensity="p")
-        with pytest.raises(UsageError, match="reads a word as the number 0"):
+        with refused(UsageError):
             evaluate(log, {"target": "t"}, engine=Warehouse(dialect=dialect))
 
 
@@ -95,7 +96,7 @@ def test_a_column_of_identifiers_is_no_logger() -> None:
         {"id": [f"x{k}" for k in range(rows)], "r": [1.0] * rows, "p": [0.5] * rows}
     )
     log = Log(table, logger="id", reward="r", propensity="p")
-    with pytest.raises(UsageError, match=r"'id' has 2,001 different labels, for 2,001 rows"):
+    with refused(UsageError):
         evaluate(log, {"target": "p"})
 
 
@@ -120,7 +121,7 @@ def test_guarantees_for_independent_rows_are_refused_for_clusters(interval: str)
         cluster="user",
         reward_range=(-10.0, 10.0),
     )
-    with pytest.raises(UsageError, match="takes rows as independent"):
+    with refused(UsageError):
         evaluate(log, {"target": "t"}, interval=interval)  # type: ignore[arg-type]
 
 
@@ -129,13 +130,13 @@ def test_guarantees_from_pooled_rows_are_refused_where_a_logger_was_trained_on_t
     interval: str,
 ) -> None:
     log = log_of(TABLE, trained_on={"b": ["a"]}, reward_range=(-10.0, 10.0))
-    with pytest.raises(UsageError, match="'b' was trained on a log of these"):
+    with refused(UsageError):
         evaluate(log, {"target": "t"}, interval=interval)  # type: ignore[arg-type]
     evaluate(log, {"target": "t"}, interval="betting")
 
 
 def test_unknown_sides_are_refused() -> None:
-    with pytest.raises(UsageError, match="no sides 'both'; there are 'two', 'lower', 'upper'"):
+    with refused(UsageError):
         evaluate(log_of(TABLE), {"target": "t"}, sides="both")  # type: ignore[arg-type]
 
 
@@ -227,7 +228,7 @@ def test_a_file_that_would_be_read_twice_is_refused(
         log = Log(named, reward="reward", propensities={"a": "p_a", "b": "p_b"})
     else:
         log = log_of([v.format(tmp_path) for v in sources])
-    with pytest.raises(UsageError, match=r"would be read twice, by .*Name each file once"):
+    with refused(UsageError):
         evaluate(log, {"target": "t"})
 
 
@@ -241,7 +242,7 @@ def test_files_that_are_copies_are_read_both(tmp_path: Path) -> None:
 def test_a_target_that_differs_from_another_column_in_capitals_is_refused() -> None:
     table = TABLE.append_column("T", TABLE["p"])
     assert evaluate(log_of(table), {"target": "t"}).targets
-    with pytest.raises(UsageError, match="differ in capitals only"):
+    with refused(UsageError):
         evaluate(log_of(table), {"target": "T"})
 
 
@@ -250,7 +251,7 @@ def test_decimal_commas_are_recognised(tmp_path: Path) -> None:
     lines = [f"a;{k % 2};0,5" for k in range(20)]
     path.write_text("\n".join(["l;r;p", *lines]), "utf-8")
     log = Log(path, logger="l", reward="r", propensity="p")
-    with pytest.raises(LogError, match="decimal_separator=,"):
+    with refused(LogError):
         evaluate(log, {"target": "p"}, "naive")
     read = Log(
         path, logger="l", reward="r", propensity="p", reader_options={"decimal_separator": ","}
@@ -260,10 +261,10 @@ def test_decimal_commas_are_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("propensities", [["p_a", "p_b"], "p_a"])
 def test_propensities_are_a_mapping(propensities: object) -> None:
-    with pytest.raises(UsageError, match="`propensities` maps a logger to its probability"):
+    with refused(UsageError):
         log_of(TABLE, propensities=propensities)
 
 
 def test_a_level_is_a_number() -> None:
-    with pytest.raises(UsageError, match=r"the level is a number between 0 and 1, not '0\.95'"):
+    with refused(UsageError):
         evaluate(log_of(TABLE), {"target": "t"}, level="0.95")  # type: ignore[arg-type]
