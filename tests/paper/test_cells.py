@@ -7,7 +7,7 @@ import pytest
 from poolwise.errors import UsageError
 from poolwise.paper.figures import read_csv, write_csv
 from poolwise.paper.run import Cell
-from poolwise.report.files import write_whole
+from poolwise.rows.output import write_whole
 from tests.support.messages import refused
 
 if TYPE_CHECKING:

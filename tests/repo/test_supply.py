@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from poolwise import Log, evaluate
-from poolwise.report.files import save_charts
+from poolwise.report.page import save_charts
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -56,8 +56,8 @@ def test_the_answer_of_the_demo() -> None:
     told = demo().to_dict()
     assert answer(told) == (
         "'candidate' would have earned 0.6771 ± 0.0040 per row "
-        "(95% interval [0.6693, 0.6849]), 15.2% more than the 0.5880 that the best logger, "
-        "'large', earned; 2 of 3 logs carry that answer."
+        "(95% interval [0.6693, 0.6849]), 15.2% more than the 0.5880 earned by the best "
+        "logger, 'large'; 2 of 3 logs carry that answer."
     )
     assert truth_text(leading(told)) == "The true value is known: 0.6795, within the interval."
 
@@ -65,20 +65,19 @@ def test_the_answer_of_the_demo() -> None:
 def test_less_than_the_best_logger() -> None:
     assert answer(found(result(estimate(1.5)))) == (
         "'new' would have earned 1.50 ± 0.10 per row (95% interval [1.30, 1.70]), "
-        "25.0% less than the 2.00 that the best logger, 'b', earned; "
+        "25.0% less than the 2.00 earned by the best logger, 'b'; "
         "1 of 2 logs carries that answer."
     )
 
 
 def test_a_difference_within_the_interval_is_none() -> None:
-    assert (
-        "which these rows do not tell from the 2.00 that the best logger, 'b', earned"
-        in answer(found(result(estimate(1.9))))
+    assert "not significantly different from the 2.00 earned by the best logger, 'b'" in answer(
+        found(result(estimate(1.9)))
     )
 
 
 def test_more_than_twice_as_much_is_told_in_times() -> None:
-    assert "3.5 times the 2.00 that the best logger, 'b', earned" in answer(
+    assert "3.5 times the 2.00 earned by the best logger, 'b'" in answer(
         found(result(estimate(7.0)))
     )
 
@@ -87,18 +86,18 @@ def test_no_percentage_of_nothing_or_of_a_loss() -> None:
     told = found(result(estimate(1.0)))
     for logger in told["loggers"]:
         logger["mean_reward"] = -1.0
-    assert "2.00 more than the -1.00 that" in answer(told)
+    assert "2.00 more than the -1.00 earned" in answer(told)
 
 
 @pytest.mark.parametrize(
     ("severities", "verb", "end"),
     [
         (("note",), "would have earned", "answer."),
-        (("warning", "note"), "would", "Take it with care: 1 warning below may limit it."),
+        (("warning", "note"), "would", "Use it with care: see the 1 warning below."),
         (
             ("alarm", "alarm", "warning"),
             "might",
-            "Do not rely on it: 2 alarms below must be settled first.",
+            "Do not rely on it: resolve the 2 alarms below first.",
         ),
     ],
 )
@@ -139,7 +138,7 @@ def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() ->
     assert said.startswith(
         "Of 2 targets, 'high' has the highest estimate: it would have earned"
     )
-    assert said.endswith("Take it with care: 1 warning below may limit it.")
+    assert said.endswith("Use it with care: see the 1 warning below.")
     assert [w["code"] for w in findings_of(told, "low")] == ["x", "y"]
 
 
@@ -160,18 +159,24 @@ def test_differences_are_told_from_the_one_in_front() -> None:
     assert (behind["lower"], behind["difference"], behind["upper"]) == (-1.25, -0.5, 0.25)
 
 
+PAIRED = "In paired comparisons it is"
 SOME = (
-    "In pairs it was shown to be better than 2 of 3 others, and "
-    "these rows do not tell it from 1."
+    f"{PAIRED} significantly better than 2 of 3 others, and not significantly different from 1."
 )
 
 
 @pytest.mark.parametrize(
     ("verdicts", "words"),
     [
-        (("better",), "In pairs it was shown to be better than the other one."),
-        (("better", "better"), "In pairs it was shown to be better than all 2 others."),
-        (("undecided", "identical"), "In pairs these rows do not tell it from 2."),
+        (("better",), f"{PAIRED} significantly better than the other one."),
+        (
+            ("better", "better"),
+            f"{PAIRED} significantly better than all 2 others.",
+        ),
+        (
+            ("undecided", "identical"),
+            f"{PAIRED} not significantly different from 2.",
+        ),
         (("better", "undecided", "better"), SOME),
     ],
 )

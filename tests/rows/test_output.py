@@ -20,8 +20,7 @@ from poolwise.cli.commands import app
 from poolwise.engines.saved_file import named_files
 from poolwise.errors import PoolwiseError, SourceError, UsageError
 from poolwise.formats.vw import from_dsjson
-from poolwise.report.files import write_whole
-from poolwise.rows.output import HTML, PARQUET, refuse_output, whole_file
+from poolwise.rows.output import HTML, PARQUET, refuse_output, whole_file, write_whole
 from tests.support.messages import check_text, refused
 
 if TYPE_CHECKING:

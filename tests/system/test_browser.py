@@ -194,7 +194,7 @@ def test_differences_answer_and_have_their_place(page: Page, folder: Path) -> No
     comparison = samples.twenty().comparison
     assert comparison is not None
     assert comparison.ranking[1].target in told
-    assert "calibrated, in pairs" in told
+    assert "calibrated, paired" in told
     opened.assert_quiet()
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from poolwise.evaluation.results import Evaluation, Presented
+    from poolwise.log.log import Log
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
@@ -115,9 +116,8 @@ def evaluate(
     """Estimate what new policies would have earned."""
     log = build_log(logs or [], roles, rows, read, moments=bool(moments))
     from poolwise.evaluation.evaluate import evaluate as run
-    from poolwise.report.files import refuse_report
 
-    refuse_report(report.html, report.charts, log, moments or ())
+    _check_outputs(report, log, moments or ())
     targets = roles.targets(trust=read.trust)
     reader = engine.start()
     if moments:
@@ -263,11 +263,10 @@ def demo(*, command: typer.Context, report: ReportOptions, as_json: AsJson = Fal
     """Evaluate a new policy on the bundled log, whose true value is known."""
     from poolwise.evaluation.evaluate import evaluate as run
     from poolwise.formats.digits import TARGETS, digits_log, digits_truth
-    from poolwise.report.files import refuse_report
     from poolwise.report.sentence import lesson
 
     log = digits_log()
-    refuse_report(report.html, report.charts, log)
+    _check_outputs(report, log)
     evaluation = run(log, TARGETS, truth=digits_truth())
     _save(evaluation, report, command_text(command))
     _print(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
@@ -323,12 +322,23 @@ def _print(result: Presented, *, as_json: bool, sentences: Sequence[str] = ()) -
         console.print(Text(sentence))
 
 
+def _check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
+    """Reject output paths that cannot be written or that are inputs, before reading rows."""
+    from poolwise.rows.output import HTML, refuse_folder, refuse_output
+    from poolwise.rows.sources import files_of
+
+    if report.html is not None:
+        refuse_output(report.html, HTML, [*files_of(log), *moments])
+    if report.charts is not None:
+        refuse_folder(report.charts)
+
+
 def _save(evaluation: Evaluation, report: ReportOptions, command: str) -> None:
     """Write the report and the charts that the options name."""
     if report.html is not None:
         evaluation.save(report.html, command=command)
     if report.charts is not None:
-        from poolwise.report.files import save_charts
+        from poolwise.report.page import save_charts
 
         save_charts(evaluation.charts(), report.charts)
 

@@ -233,7 +233,7 @@ class Evaluation(Presented):
 
     def charts(self) -> dict[str, alt.LayerChart]:
         """The charts of the report by name, as Altair objects that can be changed."""
-        from poolwise.report.charts import all_charts
+        from poolwise.report.page import all_charts
 
         return all_charts(self.to_dict())
 
@@ -244,9 +244,8 @@ class Evaluation(Presented):
             path: Where; what is there is replaced as a whole.
             command: What reproduces the numbers, to be shown with them.
         """
-        from poolwise.report.files import write_whole
         from poolwise.report.page import page
-        from poolwise.rows.output import HTML, refuse_output
+        from poolwise.rows.output import HTML, refuse_output, write_whole
 
         refuse_output(path, HTML)
         write_whole(Path(path), page(self.to_dict(), command=command).encode())

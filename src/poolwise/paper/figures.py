@@ -11,7 +11,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from poolwise.report.files import write_whole
+from poolwise.rows.output import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -43,8 +43,8 @@ from poolwise.paper.simulation import (
     exact_cells,
     simulate_cell,
 )
-from poolwise.report.files import write_whole
 from poolwise.report.tables import Grid, show
+from poolwise.rows.output import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console

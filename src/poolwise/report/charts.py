@@ -1,7 +1,8 @@
-"""Charts of an evaluation: one function per picture, each an Altair chart.
+"""Charts of an evaluation: one function per chart, and the look that all charts share.
 
-They read the nested dictionary that `Evaluation.to_dict` gives.  Whatever comes from the
-user's data enters as a value of a fixed column, never as a name or an expression.
+They read the nested dictionary that `Evaluation.to_dict` returns.  Text from the user's
+data enters a chart as the value of a fixed column, never as a name or an expression.
+Colours come from one palette, which the page replaces by variables of its style sheet.
 """
 
 from __future__ import annotations
@@ -9,137 +10,95 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from poolwise.report.marks import (
-    ACCENT,
-    GRID,
-    INK,
-    MUTED,
-    SECOND,
-    inline,
-    number_of,
-    rows_axis,
-    styled,
-)
 from poolwise.report.sentence import Facts, behind_best, recommended
-from poolwise.report.weights_chart import weights
 from poolwise.text import interval_text, percent, short, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from poolwise.report.marks import Chart, Point
+    import altair as alt
 
-REACH = 6  # an axis goes this many times the width of what matters beyond it
+    Chart = alt.LayerChart
 
-
-def all_charts(found: Facts) -> dict[str, Chart]:
-    """Every chart by name; those of one target carry its number if there are several."""
-    charts = {"estimates": estimates(found)}
-    targets: Sequence[Facts] = found["targets"]
-    if len(targets) > 1:
-        charts["targets"] = side_by_side(found)
-    if "comparison" in found:
-        charts["differences"] = differences(found)
-    for number, target in enumerate(targets, 1):
-        suffix = f"-{number:02d}" if len(targets) > 1 else ""
-        for name, draw in OF_TARGET.items():
-            charts[f"{name}{suffix}"] = draw(found, target)
-    return charts
+Point = dict[str, object]
+ACCENT, MUTED, INK, GRID, SECOND = "#1b6ca8", "#8a94a0", "#3c4650", "#e3e7eb", "#b4540a"
+PALETTE = {"accent": ACCENT, "muted": MUTED, "ink": INK, "grid": GRID, "second": SECOND}
+REACH = 6  # an axis extends at most this many widths past the recommended intervals
+VALUE = "mean reward per row"
 
 
-def estimates(found: Facts) -> Chart:
-    """Every estimate with its interval; the recommended one stands out."""
-    targets: Sequence[Facts] = found["targets"]
+def estimates(evaluation: Facts) -> Chart:
+    """Draw every estimate with its interval; the recommended one is coloured."""
+    targets: Sequence[Facts] = evaluation["targets"]
     several = len(targets) > 1
     points = [_estimate(t, e, several=several) for t in targets for e in t["estimates"]]
     names = list(dict.fromkeys(str(p["estimator"]) for p in points))
     rows = [str(t["target"]) for t in targets] if several else names
-    quoted = [e for e in map(recommended, targets) if e is not None]
-    truths = [float(t["truth"]) for t in targets if "truth" in t]
+    best = [e for e in map(recommended, targets) if e is not None]
+    truths: list[Point] = [
+        {"row": row, "x": t["truth"], "true value": short(t["truth"])}
+        for t in targets
+        if "truth" in t
+        for row in ([t["target"]] if several else rows)
+    ]
     height = (10 * len(names) + 8) * len(rows) if several else 30 * len(rows)
     return _forest(
         points,
         rows,
-        _domain(points, _ends(quoted) + truths),
+        _domain(points, _ends(best) + [number_of(t["x"]) for t in truths]),
         height=max(height, 60),
-        title="mean reward per row",
         offsets=names if several else [],
-        truths=[
-            {"row": row, "x": t["truth"], "true value": short(t["truth"])}
-            for t in targets
-            if "truth" in t
-            for row in ([t["target"]] if several else rows)
-        ],
+        truths=truths,
     )
 
 
-def side_by_side(found: Facts) -> Chart:
-    """The recommended estimate of every target, the highest first.
+def side_by_side(evaluation: Facts) -> Chart:
+    """Draw one estimate per target, the highest first.
 
-    Where the targets were compared, intervals hold together.
+    They are the recommended ones or, where the targets were compared, those of the
+    comparison with simultaneous intervals.
     """
-    best = [(t, recommended(t)) for t in found["targets"]]
-    points = [_estimate(t, e, several=True) for t, e in best if e is not None]
-    points.sort(key=lambda p: -number_of(p["x"]))
-    ends = _ends([e for _, e in best if e is not None])
-    if "comparison" in found:
-        ranked: Sequence[Facts] = found["comparison"]["targets"]
-        name = found["comparison"]["estimator"]
-        points = [_interval(r["target"], name, r["value"], r) for r in ranked]
-        ends = _ends(ranked)
+    if "comparison" in evaluation:
+        ends: list[Facts] = evaluation["comparison"]["targets"]
+        name = _paired(evaluation)
+        points = [_point(r["target"], name, r["value"], r) for r in ends]
+    else:
+        best = [(t, e) for t in evaluation["targets"] if (e := recommended(t)) is not None]
+        best.sort(key=lambda pair: -pair[1]["value"])
+        ends = [e for _, e in best]
+        points = [_estimate(t, e, several=True) for t, e in best]
     rows = [str(p["row"]) for p in points]
-    return _forest(
-        points,
-        rows,
-        _domain(points, ends),
-        height=24 * max(len(rows), 2),
-        title="mean reward per row",
-    )
+    return _forest(points, rows, _domain(points, _ends(ends)), height=24 * max(len(rows), 2))
 
 
-def differences(found: Facts) -> Chart:
-    """Every other target less the one in front; those that were shown to differ stand out."""
-    behind = behind_best(found["comparison"])
-    name = found["comparison"]["estimator"]
+def differences(evaluation: Facts) -> Chart:
+    """Draw each target's difference from the best; significant ones are coloured."""
+    pairs = [{**d, "value": d["difference"]} for d in behind_best(evaluation["comparison"])]
+    name = _paired(evaluation)
     points = [
-        _interval(d["target"], name, d["difference"], d, known=d["verdict"] != "undecided")
-        for d in behind
+        _point(d["target"], name, d["value"], d, strong=d["verdict"] != "undecided")
+        for d in pairs
     ]
     rows = [str(p["row"]) for p in points]
-    ends = [*_ends([{**d, "value": d["difference"]} for d in behind]), 0.0]
     return _forest(
         points,
         rows,
-        _domain(points, ends),
+        _domain(points, [*_ends(pairs), 0.0]),
         height=24 * max(len(rows), 2),
         title="difference of mean rewards per row",
         zero=True,
     )
 
 
-def _interval(
-    label: object, estimator: str, value: float, found: Facts, *, known: bool = True
-) -> Point:
-    """One line of a forest, from a comparison."""
-    lower, upper, error = found["lower"], found["upper"], found["std_error"]
-    bounded = math.isfinite(lower) or math.isfinite(upper)
-    return {
-        "row": label,
-        "estimator": f"{estimator}, in pairs",
-        "kind": "recommended" if known else "other",
-        "estimate": with_error(value, error),
-        "interval": interval_text(lower, upper, error),
-        "x": _finite(value),
-        "low": _finite(lower, value) if bounded else None,
-        "high": _finite(upper, value) if bounded else None,
-    }
+def _paired(evaluation: Facts) -> str:
+    return f"{evaluation['comparison']['estimator']}, paired"
 
 
-def logs(found: Facts, target: Facts) -> Chart:
-    """What each log gives in rows, and what it gives in evidence."""
+def logs(evaluation: Facts, target: Facts) -> Chart:
+    """Draw the share of each log in the rows and in the weighting of least variance."""
     import altair as alt
 
-    sizes = {i["logger"]: i["rows"] for i in found["loggers"]}
+    sizes = {i["logger"]: i["rows"] for i in evaluation["loggers"]}
     total = sum(sizes.values())
     kinds = ["of the rows", "of the evidence"]
     points: list[Point] = []
@@ -159,63 +118,58 @@ def logs(found: Facts, target: Facts) -> Chart:
         scale=alt.Scale(domain=kinds, range=[MUTED, ACCENT]),
         legend=alt.Legend(title=None, orient="top"),
     )
-    line = base.mark_line(color=GRID, strokeWidth=4).encode(x=x, detail="row:N")
-    tips = [alt.Tooltip("row:N", title="logger"), "share:N", "percent:N"]
+    line = base.mark_line(color=GRID, strokeWidth=4).encode(x=x, detail=alt.Detail("row:N"))
+    tips = [alt.Tooltip("row:N", title="logger"), *map(alt.Tooltip, ("share:N", "percent:N"))]
     dots = base.mark_circle(size=130, opacity=1).encode(x=x, color=colour, tooltip=tips)
-    return styled(alt.layer(line, dots), 34 * max(len(rows), 2))
+    return styled([line, dots], 34 * max(len(rows), 2))
 
 
-def agreement(found: Facts, target: Facts) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
-    """What each log says alone, beside the recommended estimate from all of them."""
-    points = [_alone(i) for i in target["loggers"] if "value" in i]
+def agreement(target: Facts) -> Chart:
+    """Draw the estimate of each single log, and the recommended estimate of all logs."""
+    points = [_single_log(i) for i in target["loggers"] if "value" in i]
     best = recommended(target)
     if best is not None:
-        together = _estimate(target, best, several=False)
-        points.append({**together, "row": "(all logs)"})
+        points.append({**_estimate(target, best, several=False), "row": "(all logs)"})
     rows = [str(p["row"]) for p in points]
     core = [number_of(p["x"]) for p in points if p["x"] is not None]
     domain = _domain(points, core + (_ends([best]) if best is not None else []))
-    return _forest(
-        points, rows, domain, height=32 * max(len(rows), 2), title="mean reward per row"
-    )
+    return _forest(points, rows, domain, height=32 * max(len(rows), 2))
 
 
-OF_TARGET = {"logs": logs, "weights": weights, "agreement": agreement}
+def _single_log(entry: Facts) -> Point:
+    """Build the point of one log; its bar is two standard errors to each side."""
+    value, error = entry["value"], entry["std_error"]
+    bounds = {"lower": value - 2 * error, "upper": value + 2 * error, "std_error": error}
+    return _point(entry["logger"], "this log alone", value, bounds, strong=False)
 
 
 def _estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
-    """One line of a forest."""
-    value, error = estimate["value"], estimate["std_error"]
-    lower, upper = estimate["lower"], estimate["upper"]
-    quoted = recommended(target)
+    name = estimate["estimator"]
+    row = target["target"] if several else name
+    strong = estimate is recommended(target)
+    return _point(row, name, estimate["value"], estimate, strong=strong)
+
+
+def _point(
+    row: object, estimator: str, value: float, bounds: Facts, *, strong: bool = True
+) -> Point:
+    """Build one dot of a forest with its bar, which ends at the dot where it is unbounded."""
+    lower, upper, error = bounds["lower"], bounds["upper"], bounds["std_error"]
+    bounded = math.isfinite(lower) or math.isfinite(upper)
     return {
-        "row": target["target"] if several else estimate["estimator"],
-        "target": target["target"],
-        "estimator": estimate["estimator"],
-        "kind": "recommended" if estimate is quoted else "other",
+        "row": row,
+        "estimator": estimator,
+        "kind": "recommended" if strong else "other",
         "estimate": with_error(value, error),
         "interval": interval_text(lower, upper, error),
         "x": _finite(value),
-        "low": _finite(lower, value) if math.isfinite(lower) or math.isfinite(upper) else None,
-        "high": _finite(upper, value) if math.isfinite(lower) or math.isfinite(upper) else None,
+        "low": _finite(lower, value) if bounded else None,
+        "high": _finite(upper, value) if bounded else None,
     }
 
 
-def _alone(entry: Facts) -> Point:
-    """The estimate of one log; its bar is two standard errors to each side."""
-    value, error = entry["value"], entry["std_error"]
-    known = math.isfinite(error)
-    return {
-        "row": entry["logger"],
-        "target": "",
-        "estimator": "this log alone",
-        "kind": "other",
-        "estimate": with_error(value, error),
-        "interval": interval_text(value - 2 * error, value + 2 * error, error),
-        "x": _finite(value),
-        "low": value - 2 * error if known else None,
-        "high": value + 2 * error if known else None,
-    }
+def _finite(number: float, otherwise: float | None = None) -> float | None:
+    return number if math.isfinite(number) else otherwise
 
 
 def _forest(
@@ -224,12 +178,12 @@ def _forest(
     domain: Sequence[float],
     *,
     height: int,
-    title: str,
+    title: str = VALUE,
     offsets: Sequence[str] = (),
     truths: Sequence[Point] = (),
     zero: bool = False,
 ) -> Chart:
-    """Estimates as dots on their intervals, one line each."""
+    """Draw estimates as dots on their intervals, one line each."""
     import altair as alt
 
     shown = [p for p in points if p["x"] is not None]
@@ -247,52 +201,52 @@ def _forest(
     scale = alt.Scale(domain=list(domain), nice=False, zero=False, padding=6)
     axis = alt.Axis(tickCount=5)
     low, middle = (alt.X(f"{k}:Q", title=title, scale=scale, axis=axis) for k in ("low", "x"))
-    bars = base.mark_rule(strokeWidth=2.5, clip=True).encode(x=low, x2="high:Q")
+    bars = base.mark_rule(strokeWidth=2.5, clip=True).encode(x=low, x2=alt.X2("high:Q"))
     dots = base.mark_circle(size=60 if offsets else 110, opacity=1, clip=True)
     layers = [bars, dots.encode(x=middle)]
-    layers += [_beyond(base, shown, domain, left=left) for left in (True, False)]
+    layers += [_outside(base, shown, domain, left=left) for left in (True, False)]
     if zero:
         rule = alt.Chart(inline([{"x": 0}])).mark_rule(color=INK, strokeDash=[4, 4])
-        layers.insert(0, rule.encode(x="x:Q"))
+        layers.insert(0, rule.encode(x=alt.X("x:Q")))
     if truths:
-        truth = alt.Chart(inline(truths)).mark_tick(
-            color=SECOND, thickness=2, size=max(height / len(rows), 12), clip=True
-        )
-        tips = [alt.Tooltip("row:N"), alt.Tooltip("true value:N")]
-        layers.insert(0, truth.encode(x="x:Q", y=rows_axis(rows), tooltip=tips))
-    return styled(alt.layer(*layers), height)
+        layers.insert(0, _truth(truths, rows, height))
+    return styled(layers, height)
 
 
-def _beyond(base: Any, points: Sequence[Point], domain: Sequence[float], *, left: bool) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
-    """Estimates that lie outside the picture, in words at its edge."""
+def _truth(truths: Sequence[Point], rows: Sequence[str], height: int) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
+    """Draw true values as ticks."""
+    import altair as alt
+
+    size = max(height / len(rows), 12)
+    ticks = alt.Chart(inline(truths)).mark_tick(color=SECOND, thickness=2, size=size, clip=True)
+    tips = [alt.Tooltip("row:N"), alt.Tooltip("true value:N")]
+    return ticks.encode(x=alt.X("x:Q"), y=rows_axis(rows), tooltip=tips)
+
+
+def _outside(base: Any, points: Sequence[Point], domain: Sequence[float], *, left: bool) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
+    """Write estimates that lie outside the axis as text at its edge."""
     import altair as alt
 
     edge = min(domain) if left else max(domain)
-    out = [
-        p for p in points if (number_of(p["x"]) < edge if left else number_of(p["x"]) > edge)
-    ]
     words = [
         {**p, "edge": edge, "text": f"← {p['estimate']}" if left else f"{p['estimate']} →"}
-        for p in out
+        for p in points
+        if (number_of(p["x"]) < edge if left else number_of(p["x"]) > edge)
     ]
     mark = base.mark_text(
         align="left" if left else "right", dx=4 if left else -4, dy=-9, fontSize=10
-    ).encode(x="edge:Q", text="text:N", color=alt.value(INK))
+    ).encode(x=alt.X("edge:Q"), text=alt.Text("text:N"), color=alt.value(INK))
     return mark.properties(data=inline(words))
 
 
-def _finite(number: float, otherwise: float | None = None) -> float | None:
-    return number if math.isfinite(number) else otherwise
-
-
 def _ends(estimates: Iterable[Facts]) -> list[float]:
-    """All finite numbers that a few estimates name."""
+    """Return all finite values and bounds of estimates."""
     ends = [float(e[k]) for e in estimates for k in ("lower", "value", "upper")]
     return list(filter(math.isfinite, ends))
 
 
 def _domain(points: Sequence[Point], core: Sequence[float]) -> list[float]:
-    """Where an axis begins and ends: all that is drawn, within reach of what matters."""
+    """Return the ends of an axis: all points, but at most `REACH` widths of the core away."""
     drawn = [number_of(p[k]) for p in points for k in ("low", "x", "high") if p[k] is not None]
     drawn += core
     if not drawn:
@@ -303,3 +257,49 @@ def _domain(points: Sequence[Point], core: Sequence[float]) -> list[float]:
     right = min(max(drawn), max(inner) + REACH * span)
     margin = 0.04 * (right - left) or 0.1 * span
     return [left - margin, right + margin]
+
+
+def number_of(value: object) -> float:
+    """Return a value of a chart's data as a number."""
+    return float(str(value))
+
+
+def rows_axis(rows: Sequence[str]) -> alt.Y:
+    """Return an axis with one line for each label, in this order."""
+    import altair as alt
+
+    axis = alt.Axis(labelLimit=130, ticks=False, domain=False, grid=False)
+    return alt.Y("row:N", sort=list(rows), title=None, axis=axis)
+
+
+def inline(points: Iterable[Point]) -> alt.InlineData:
+    """Return points as data that the chart contains."""
+    import altair as alt
+
+    return alt.InlineData(values=list(points))
+
+
+def styled(layers: Sequence[Any], height: int) -> Chart:
+    """Layer marks in one chart with the common size, fonts and colours.
+
+    Charts are built from channel objects and in one call: shorthands and the methods of a
+    finished chart cost several copies of it.
+    """
+    import altair as alt
+
+    axis = alt.AxisConfig(
+        gridColor=GRID,
+        labelColor=INK,
+        titleColor=INK,
+        domainColor=GRID,
+        tickColor=GRID,
+        labelFontSize=12,
+        titleFontSize=12,
+        titleFontWeight="normal",
+    )
+    config = alt.Config(
+        view=alt.ViewConfig(stroke=None, continuousWidth=300, continuousHeight=300),
+        axis=axis,
+        legend=alt.LegendConfig(labelColor=INK, labelFontSize=12, symbolOpacity=1),
+    )
+    return alt.LayerChart(layer=layers, width="container", height=height, config=config)

@@ -1,33 +1,35 @@
-"""Page: the report as one HTML file that needs nothing but itself."""
+"""The page: the report as one HTML file that loads nothing, and the charts as pictures.
+
+The text is in `page.html`; this module computes what the template fills in.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from poolwise.report import tables
-from poolwise.report.charts import OF_TARGET, all_charts
-from poolwise.report.marks import PALETTE
+from poolwise.report import charts, tables
+from poolwise.report.charts import PALETTE
 from poolwise.report.sentence import (
     Facts,
     answer,
+    counted,
     findings_of,
     leading,
     recommended,
     rivals,
     truth_text,
 )
+from poolwise.report.weights_chart import weights
+from poolwise.rows.output import write_whole
 from poolwise.text import interval_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pathlib import Path
 
-    from poolwise.report.marks import Chart
+    from poolwise.report.charts import Chart
 
 FORMULAS = {
     "naive": "The mean, over all rows, of reward × weight. The weight of a row is the "
@@ -37,52 +39,131 @@ FORMULAS = {
     "weighted": "The naive estimate of each log by itself, combined in the shares of least "
     "variance: in proportion to rows over divergence.",
     "self-normalised": "The balanced estimate over the mean of the balanced weights.",
-    "calibrated": "The balanced estimate, corrected by regression on what is known without "
-    "any rewards: the mean weight of the target and of each logger against the mixture is 1.",
+    "calibrated": "The balanced estimate, corrected by regression on means that are known "
+    "without rewards: the mean weight of the target and of each logger against the mixture "
+    "is 1.",
     "doubly-robust": "The mean prediction of a reward model under the target, plus the "
-    "balanced mean of what the model got wrong.",
+    "balanced mean of the model's residuals.",
     "doubly-robust-naive": "Doubly robust, with the weights of naive.",
     "doubly-robust-weighted": "Doubly robust, with the shares of weighted.",
-    "direct-method": "The mean prediction of a reward model under the target, and nothing "
-    "that would correct it.",
+    "direct-method": "The mean prediction of a reward model under the target, without any "
+    "correction.",
 }
-TERMS = (
-    "± is one standard error.",
-    "Divergence is the variance of one weighted reward: how little one row of a log tells.",
-    "Share is the part of a log in the weighting of least variance.",
-    "The fewest logs whose shares reach 90% are said to carry the answer.",
-    "Effective rows are as many rows of equal weight as would be worth as much.",
-    "The tail index says how heavy the tail of the weights is: from 0.5, without variance.",
-    "It is 'none' where there are few distinct weights, '?' where it was not computed.",
-    "Unsupported is how often the target plays what the logger never does.",
-    "What the best logger earned is the mean reward of its own log, taken as exact.",
-    "To compare with a logger in pairs, with its uncertainty: poolwise compare --baseline.",
-    "Targets of the same group were not shown to differ.",
-)
-FINGERPRINT = (
-    "A digest of the rows, rewards and weights of every logger and target, to eight digits: it "
-    "is the same for the same rows, whatever engine read them and in whatever order."
-)
-ASSUMPTIONS = (
-    "The probabilities of the loggers are those with which the actions were drawn.",
-    "Every action that the target may play could have been logged by some logger.",
-    "Contexts and rewards come from the same source in every log; see the tests of agreement.",
-    "Rows, or clusters of rows where the log names them, do not influence each other.",
-)
+PICTURE_WIDTH = 640
+COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
+
+
+def page(evaluation: Facts, *, command: str = "", shown: int = 2) -> str:
+    """Return the whole report as HTML.
+
+    Args:
+        evaluation: The dictionary of an evaluation.
+        command: The command that reproduces the numbers.
+        shown: Findings of one kind that are not folded away.
+    """
+    best = recommended(leading(evaluation))
+    names = [e["estimator"] for t in evaluation["targets"] for e in t["estimates"]]
+    names = list(dict.fromkeys(names))
+    template = tables.templates().get_template("page.html")
+    return template.render(
+        _header(evaluation),
+        level="" if best is None else f"{100 * best['level']:g}%",
+        estimators=names,
+        truth_known=any("truth" in t for t in evaluation["targets"]),
+        targets=_targets(evaluation),
+        comparison=_comparison(evaluation),
+        side_by_side=_side_by_side(evaluation),
+        findings=_findings(evaluation["warnings"], shown),
+        formulas=formulas(names),
+        fingerprint=evaluation["fingerprint"],
+        versions=[f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")],
+        command=command,
+        specs={name: _spec(chart) for name, chart in all_charts(evaluation).items()},
+        vega=_vega(),
+    )
+
+
+def _header(evaluation: Facts) -> dict[str, str]:
+    """Return the title and the answer, with the severity that colours it."""
+    target = leading(evaluation)
+    names = [str(t["target"]) for t in evaluation["targets"]]
+    subject = names[0] if len(names) == 1 else f"{len(names)} targets"
+    severities = {w["severity"] for w in findings_of(evaluation, target["target"])}
+    rows = sum(i["rows"] for i in evaluation["loggers"])
+    origin = f"From {rows:,} rows of {counted(len(evaluation['loggers']), 'logger')}."
+    return {
+        "title": f"{subject}: off-policy evaluation",
+        "answer": answer(evaluation),
+        "severity": next((s for s in ("alarm", "warning") if s in severities), "sound"),
+        "lead": " ".join(filter(None, [origin, rivals(evaluation), truth_text(target)])),
+    }
+
+
+def _targets(evaluation: Facts) -> list[dict[str, object]]:
+    """Return the tables of each target, and the suffix of the names of its charts."""
+    leader = leading(evaluation)
+    return [
+        {
+            "name": str(target["target"]),
+            "suffix": f"-{number:02d}",
+            "leading": target is leader,
+            "estimates": tables.estimates(evaluation, target),
+            "logs": tables.logs(evaluation, target),
+            "weights": tables.weights(target),
+            "agreement": tables.agreement(target),
+            "has_histogram": any(i["histogram"] for i in target["loggers"]),
+            "typical": _typical(target),
+        }
+        for number, target in enumerate(evaluation["targets"], 1)
+    ]
+
+
+def _typical(target: Facts) -> str:
+    if "typical" not in target:
+        return ""
+    lower, upper = target["typical"]["lower"], target["typical"]["upper"]
+    return interval_text(lower, upper, (upper - lower) / 4)
+
+
+def _comparison(evaluation: Facts) -> dict[str, object] | None:
+    """Return the texts of the comparison, with alarms that no finding repeats."""
+    if "comparison" not in evaluation:
+        return None
+    comparison = evaluation["comparison"]
+    alarms = [str(w["message"]) for w in comparison["warnings"] if w["severity"] == "alarm"]
+    findings = [str(w["message"]) for w in evaluation["warnings"]]  # perhaps "Target 'x': ..."
+    return {
+        "sentence": comparison["sentence"],
+        "level": f"{100 * comparison['level']:g}%",
+        "best": repr(comparison["targets"][0]["target"]),
+        "alarms": [a for a in alarms if not any(finding.endswith(a) for finding in findings)],
+    }
+
+
+def _side_by_side(evaluation: Facts) -> list[tables.Grid]:
+    if "comparison" in evaluation:
+        return tables.comparison_tables(evaluation["comparison"])
+    return [tables.side_by_side(evaluation)]
+
+
+def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
+    """Group findings of one kind; of many, most are folded away."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for w in warnings:
+        kinds.setdefault((str(w["severity"]), str(w["code"])), []).append(str(w["message"]))
+    return [
+        {"severity": s, "code": code, "shown": texts[:shown], "folded": texts[shown:]}
+        for (s, code), texts in kinds.items()
+    ]
 
 
 def formulas(estimators: Iterable[str]) -> list[tuple[str, str]]:
-    """What each estimator computes, where it is one of ours.
+    """Return the definition of each estimator of this package, skipping others.
 
     >>> formulas(["self-normalised", "mine"])
     [('self-normalised', 'The balanced estimate over the mean of the balanced weights.')]
     """
-    return [(name, FORMULAS[name]) for name in dict.fromkeys(estimators) if name in FORMULAS]
-
-
-def versions() -> list[str]:
-    """What computed the numbers."""
-    return [f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")]
+    return [(name, FORMULAS[name]) for name in estimators if name in FORMULAS]
 
 
 def _version(name: str) -> str:
@@ -92,258 +173,47 @@ def _version(name: str) -> str:
         return "(version unknown)"
 
 
-POLICY = (  # nothing may be loaded, from anywhere
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data:; base-uri 'none'; form-action 'none'"
-)
-LICENCE = (
-    "Vega, Vega-Lite, Vega-Embed: BSD 3-Clause, "
-    "University of Washington Interactive Data Lab and contributors"
-)
-
-FEW = 2  # findings of one kind that are shown at once
-
-
-def page(found: Facts, *, command: str = "") -> str:
-    """The whole report as HTML."""
-    charts = all_charts(found)
-    body = [
-        _estimates(found),
-        *_of_each_target(found),
-        *([_targets(found)] if len(found["targets"]) > 1 else []),
-        _findings(found["warnings"]),
-        _method(found, command),
-    ]
-    specs = "".join(_spec(name, chart) for name, chart in charts.items())
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(_title(found))}</title>\n"
-        f"<style>\n{_file('style.css')}</style>\n</head>\n<body>\n"
-        f"{_answer(found)}<main>\n{''.join(body)}</main>\n"
-        f"<footer>Made by {escape(versions()[0])}.</footer>\n"
-        f"{specs}<script>/* {LICENCE} */\n{_vega()}</script>\n"
-        f"<script>\n{_file('draw.js')}</script>\n</body>\n</html>\n"
-    )
+def all_charts(evaluation: Facts) -> dict[str, Chart]:
+    """Return every chart by name; with several targets, names of target charts are numbered."""
+    by_name = {"estimates": charts.estimates(evaluation)}
+    targets: Sequence[Facts] = evaluation["targets"]
+    if len(targets) > 1:
+        by_name["targets"] = charts.side_by_side(evaluation)
+    if "comparison" in evaluation:
+        by_name["differences"] = charts.differences(evaluation)
+    for number, target in enumerate(targets, 1):
+        suffix = f"-{number:02d}" if len(targets) > 1 else ""
+        by_name[f"logs{suffix}"] = charts.logs(evaluation, target)
+        by_name[f"weights{suffix}"] = weights(target)
+        by_name[f"agreement{suffix}"] = charts.agreement(target)
+    return by_name
 
 
-def _title(found: Facts) -> str:
-    names = [str(t["target"]) for t in found["targets"]]
-    what = names[0] if len(names) == 1 else f"{len(names)} targets"
-    return f"{what}: off-policy evaluation"
+def save_charts(by_name: Mapping[str, Chart], folder: Path) -> list[Path]:
+    """Write each chart as SVG and PNG, and return the paths."""
+    import vl_convert
+
+    written = []
+    for name, chart in by_name.items():
+        spec = {**chart.to_dict(), "background": "white", "width": PICTURE_WIDTH}
+        svg, png = (folder / f"{name}.{kind}" for kind in ("svg", "png"))
+        write_whole(svg, vl_convert.vegalite_to_svg(spec).encode())
+        write_whole(png, vl_convert.vegalite_to_png(spec, scale=2))
+        written += [svg, png]
+    return written
 
 
-def _answer(found: Facts) -> str:
-    target = leading(found)
-    grave = [str(w["severity"]) for w in findings_of(found, target["target"])]
-    kind = next((k for k in ("alarm", "warning") if k in grave), "sound")
-    rows = sum(i["rows"] for i in found["loggers"])
-    loggers = len(found["loggers"])
-    lead = f"From {rows:,} rows of {loggers} logger{'' if loggers == 1 else 's'}."
-    known = truth_text(target)
-    more = " ".join(filter(None, [lead, rivals(found), known]))
-    return (
-        f"<header>\n<h1>{escape(_title(found))}</h1>\n"
-        f'<p class="answer {kind}">{escape(answer(found))}</p>\n'
-        f'<p class="lead">{escape(more)}</p>\n</header>\n'
-    )
-
-
-def _estimates(found: Facts) -> str:
-    known = any("truth" in t for t in found["targets"])
-    keys = '<span class="key accent"></span> recommended (★) '
-    keys += '<span class="key muted"></span> other estimators '
-    keys += '<span class="key second"></span> true value' if known else ""
-    level = recommended(leading(found))
-    text = f"Lines are {100 * level['level']:g}% intervals. " if level is not None else ""
-    if len(found["targets"]) > 1:
-        names = dict.fromkeys(e["estimator"] for t in found["targets"] for e in t["estimates"])
-        text += f"Of each target, from above: {escape(', '.join(names))}. "
-    chart = _figure("estimates", "Estimates with their intervals", f"{text}{keys}")
-    table = "".join(tables.estimates(found, t).html() for t in found["targets"])
-    if len(found["targets"]) > 1:
-        table = _folded("All numbers", table)
-    return _section("Estimates", "What each estimator says of the same rows.", chart + table)
-
-
-def _of_each_target(found: Facts) -> list[str]:
-    """Three sections, in which each of several targets has a folder of its own."""
-    parts = {
-        "logs": ("Which logs help", "A large log of a very different policy may tell little."),
-        "weights": ("Weights", "A few large weights make an estimate hang on a few rows."),
-        "agreement": ("Do the logs agree?", "Each log alone should tell the same story."),
-    }
-    fill = {"logs": _logs, "weights": _weights, "agreement": _agreement}
-    several = len(found["targets"]) > 1
-    made = []
-    for part in OF_TARGET:
-        body = ""
-        for number, target in enumerate(found["targets"], 1):
-            chart = f"{part}-{number:02d}" if several else part
-            inner = fill[part](found, target, chart)
-            shown = target is leading(found)
-            body += _folded(str(target["target"]), inner, shown=shown) if several else inner
-        made.append(_section(*parts[part], body))
-    return made
-
-
-def _logs(found: Facts, target: Facts, chart: str) -> str:
-    caption = (
-        "Share of each log in all rows, and in the weighting of least variance. In the table, "
-        "'without it' is the standard error that would be left if the log were thrown away."
-    )
-    figure = _figure(chart, f"Share of each log, {target['target']}", escape(caption))
-    return figure + tables.logs(found, target).html()
-
-
-def _weights(_: Facts, target: Facts, chart: str) -> str:
-    counted = any(i["histogram"] for i in target["loggers"])
-    caption = (
-        "How many rows have weights of which size. The mean weight should be 1 (dashed); bars "
-        "and dots far to the right are rows on which much depends."
-        if counted
-        else "The mean weight should be 1 (dashed); the largest says how much one row can do."
-    )
-    figure = _figure(chart, f"Weights by logger, {target['target']}", escape(caption))
-    return figure + tables.weights(target).html()
-
-
-def _agreement(_: Facts, target: Facts, chart: str) -> str:
-    caption = (
-        "Estimate of each log alone, two standard errors to each side, and of all together."
-    )
-    figure = _figure(chart, f"Estimate of each log, {target['target']}", escape(caption))
-    body = figure + "".join(grid.html() for grid in tables.agreement(target))
-    if "typical" in target:
-        low, high = target["typical"]["lower"], target["typical"]["upper"]
-        text = interval_text(low, high, (high - low) / 4)
-        body += f"<p>If the logs are periods that differ, a typical one is worth {text}.</p>\n"
-    return body
-
-
-def _targets(found: Facts) -> str:
-    title = "Targets side by side"
-    if "comparison" in found:
-        return _section(title, found["comparison"]["sentence"], _compared(found))
-    text = (
-        "The recommended estimate of each target, the highest first. Intervals hold for each "
-        "target by itself; to say which is better, compare them in pairs on the same rows: "
-        "poolwise compare, or poolwise.compare in Python."
-    )
-    figure = _figure("targets", title, "")
-    return _section(title, text, figure + tables.side_by_side(found).html())
-
-
-def _compared(found: Facts) -> str:
-    """Estimates, and differences in pairs, whose intervals hold together."""
-    comparison = found["comparison"]
-    first = comparison["targets"][0]["target"]
-    text = (
-        "Estimates from the same rows share their luck, so a difference is surer than its two "
-        "ends; and the best of many estimates is also the luckiest. All intervals of a picture "
-        f"hold together, at {100 * comparison['level']:g}%; those of differences hold for all "
-        "pairs of targets, so that one may pick the best afterwards."
-    )
-    words = f"Every other target less {first!r}, in pairs: left of the dashed line is worse."
-    keys = ' <span class="key accent"></span> shown to differ'
-    keys += ' <span class="key muted"></span> not told apart by these rows'
-    told = tuple(str(w["message"]) for w in found["warnings"])  # perhaps of one target only
-    alarms = [str(w["message"]) for w in comparison["warnings"] if w["severity"] == "alarm"]
-    grave = [text for text in alarms if not any(known.endswith(text) for known in told)]
-    return (
-        f"<p>{escape(text)}</p>\n{_paragraphs(grave)}"
-        + _figure("targets", "Targets, the highest first", "Estimates, the highest first.")
-        + _figure("differences", f"Differences from {first}", f"{escape(words)}{keys}")
-        + "".join(grid.html() for grid in tables.comparison_tables(comparison))
-    )
-
-
-def _findings(warnings: Sequence[Mapping[str, object]]) -> str:
-    if not warnings:
-        return _section("Findings", "Nothing was found that speaks against these numbers.", "")
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for w in warnings:
-        kinds.setdefault((str(w["severity"]), str(w["code"])), []).append(str(w["message"]))
-    items = "".join(_finding(*kind, messages) for kind, messages in kinds.items())
-    text = "What to know before relying on the numbers, the gravest first, and what to do."
-    return _section("Findings", text, f'<ul class="findings">\n{items}</ul>\n')
-
-
-def _finding(severity: str, code: str, messages: Sequence[str]) -> str:
-    """One kind of finding; where it was made many times, most are folded away."""
-    shown, more = messages[:FEW], messages[FEW:]
-    folded = _folded(f"{len(more)} more of this kind", _paragraphs(more)) if more else ""
-    return (
-        f'<li class="{escape(severity)}"><b>{escape(severity)}</b> '
-        f"<code>{escape(code)}</code>\n{_paragraphs(shown)}{folded}</li>\n"
-    )
-
-
-def _paragraphs(texts: Iterable[str]) -> str:
-    return "".join(f"<p>{escape(text)}</p>\n" for text in texts)
-
-
-def _method(found: Facts, command: str) -> str:
-    names = [e["estimator"] for t in found["targets"] for e in t["estimates"]]
-    terms = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n" for name, text in formulas(names)
-    )
-    again = (
-        f"<h3>The command</h3>\n<pre><code>{escape(command)}</code></pre>\n" if command else ""
-    )
-    body = (
-        f"<h3>Estimators</h3>\n<dl>\n{terms}</dl>\n"
-        f"<h3>Words</h3>\n{_list(TERMS)}"
-        f"<h3>Assumptions</h3>\n{_list(ASSUMPTIONS)}"
-        f"<h3>Fingerprint of the data</h3>\n<p><code>{escape(found['fingerprint'])}</code></p>"
-        f"\n<p>{escape(FINGERPRINT)}</p>\n"
-        f"<h3>Versions</h3>\n<p>{escape(', '.join(versions()))}</p>\n{again}"
-    )
-    return _section("Method", "How these numbers were made.", body)
-
-
-def _section(title: str, text: str, body: str) -> str:
-    return (
-        f"<section>\n<h2>{escape(title)}</h2>\n"
-        f'<p class="lead">{escape(text)}</p>\n{body}</section>\n'
-    )
-
-
-def _folded(title: str, body: str, *, shown: bool = False) -> str:
-    start = "<details open>" if shown else "<details>"
-    return f"{start}\n<summary>{escape(title)}</summary>\n{body}</details>\n"
-
-
-def _list(texts: Iterable[str]) -> str:
-    return f"<ul>\n{''.join(f'<li>{escape(text)}</li>' for text in texts)}\n</ul>\n"
-
-
-def _figure(chart: str, label: str, caption: str) -> str:
-    """A place for a chart; the caption is markup, the label is not."""
-    below = f'<figcaption class="caption">{caption}</figcaption>' if caption else ""
-    return (
-        f'<figure aria-label="{escape(label)}">\n'
-        f'<div class="chart" data-spec="chart-{chart}"></div>\n{below}\n</figure>\n'
-    )
-
-
-def _spec(name: str, chart: Chart) -> str:
-    """A chart as data within the page; no text in it can end the element it stands in."""
-    clear: dict[str, Any] = {**chart.to_dict(validate=False), "background": "transparent"}
-    clear["config"] = {**clear["config"], "font": "system-ui, sans-serif"}
-    spec = json.dumps(_themed(clear), allow_nan=False)
-    safe = spec.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return f'<script type="application/json" id="chart-{name}">{safe}</script>\n'
-
-
-COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
+def _spec(chart: Chart) -> object:
+    """Return a chart as JSON data whose colours are variables of the style sheet."""
+    spec: dict[str, Any] = {**chart.to_dict(validate=False), "background": "transparent"}
+    spec["config"] = {**spec["config"], "font": "system-ui, sans-serif"}
+    return _themed(spec)
 
 
 def _themed(spec: object, key: str = "") -> object:
-    """Colours as variables of the style sheet: light, dark and print each have theirs."""
+    """Replace palette colours by variables: light, dark and print each define theirs."""
     if isinstance(spec, Mapping):
-        # data keep every text as it is: a label may look like a colour
+        # data stay unchanged: a label may look like a colour
         return {k: v if k in {"data", "datasets"} else _themed(v, k) for k, v in spec.items()}
     if isinstance(spec, list):
         return [_themed(value, key) for value in spec]
@@ -354,12 +224,7 @@ def _themed(spec: object, key: str = "") -> object:
 
 @cache
 def _vega() -> str:
-    """Vega and what it needs, as one script."""
+    """Return Vega and its dependencies as one script."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-
-
-@cache
-def _file(name: str) -> str:
-    return (files("poolwise.report") / name).read_text("utf-8")

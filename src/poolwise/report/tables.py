@@ -6,11 +6,11 @@ holds text only; the functions of `text` write the numbers.
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from poolwise.report.sentence import Facts, behind_best, counted, recommended
 from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
@@ -18,6 +18,7 @@ from poolwise.text import count_text, interval_text, p_text, percent, short, wit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import jinja2
     from rich.console import Console, RenderableType
 
 WIDTH = 80
@@ -64,17 +65,24 @@ class Grid:
 
     def html(self) -> str:
         """Return the table as HTML, with every text escaped."""
-        head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in self.header)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n"
-            for row in self.rows
-        )
-        title = html.escape(self.title)
-        return (
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{title}">'
-            f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n"
-            f"<tbody>\n{body}</tbody></table></div>\n"
-        )
+        macros: Any = templates().get_template("table.html").module
+        return str(macros.table(self))
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """Return the templates of this package; they escape every text."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("poolwise.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    return environment
 
 
 def _short_labels(labels: Sequence[str]) -> list[str]:
@@ -116,15 +124,8 @@ def as_html(
     grids: Sequence[Grid], warnings: Sequence[Facts] = (), sentences: Sequence[str] = ()
 ) -> str:
     """Return tables, findings and sentences as HTML for a notebook."""
-    tables = "".join(grid.html() for grid in grids)
-    items = "".join(
-        f"<li>{html.escape(str(w['severity']))} (<b>{html.escape(str(w['code']))}</b>): "
-        f"{html.escape(str(w['message']))}</li>"
-        for w in warnings
-    )
-    findings = f"<ul>{items}</ul>" if items else ""
-    text = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
-    return f"<div>{tables}{findings}{text}</div>"
+    template = templates().get_template("notebook.html")
+    return template.render(grids=grids, warnings=warnings, sentences=sentences)
 
 
 def evaluation_tables(evaluation: Facts) -> list[Grid]:
@@ -201,8 +202,6 @@ def weights(target: Facts) -> Grid:
     """Size, tail and support of the weights against each logger and their mixture."""
     header = ["logger", "effective\nrows", "mean\nweight", "largest\nweight"]
     header += ["largest\nshare", "tail\nindex", "unsupported"]
-    entries = [(str(i["logger"]), i) for i in target["loggers"]]
-    entries += [(MIXTURE, target["mixture"])] if "mixture" in target else []
     rows = [
         [
             label,
@@ -213,9 +212,15 @@ def weights(target: Facts) -> Grid:
             _tail(entry),
             _percent(entry["unsupported"]),
         ]
-        for label, entry in entries
+        for label, entry in covers(target)
     ]
     return Grid("Weights", header, rows)
+
+
+def covers(target: Facts) -> list[tuple[str, Facts]]:
+    """Return the overlap of each logger and of their mixture, with its label."""
+    entries = [(str(i["logger"]), i) for i in target["loggers"]]
+    return entries + ([(MIXTURE, target["mixture"])] if "mixture" in target else [])
 
 
 def _tail(entry: Facts) -> str:

@@ -1,7 +1,7 @@
-"""The weights of each logger as a picture: how they spread, their mean and the largest.
+"""Chart of the weights against each logger: their distribution, mean and maximum.
 
-Where the engine counted the weights, each logger has a histogram of its own, all on one
-logarithmic axis; where it did not, the mean and the largest weight must do.
+Each logger has a histogram, all on one logarithmic axis.  Engines that count no weights
+leave the histograms empty; the chart then shows the mean and the largest weight only.
 """
 
 from __future__ import annotations
@@ -9,60 +9,56 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from poolwise.report.marks import (
+from poolwise.report.charts import (
     ACCENT,
     GRID,
     INK,
-    MIXTURE,
     MUTED,
     SECOND,
-    decades,
     inline,
     number_of,
     rows_axis,
     styled,
 )
+from poolwise.report.tables import covers
 from poolwise.text import percent, short
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import altair as alt
 
-    from poolwise.report.marks import Chart, Point
+    from poolwise.report.charts import Chart, Point
     from poolwise.report.sentence import Facts
 
 KINDS = {"mean weight": "mean_weight", "largest weight": "largest_weight"}
-BAR = 0.75  # a bar goes from 3/4 of a power of two to 3/2 of it: 1 is well within one
-SMALL = BAR * 2.0**-13  # about 0.0001: such weights are told in words
+BAR = 0.75  # a bar goes from 3/4 of a power of two to 3/2 of it, so that 1 is inside a bar
+SMALL = BAR * 2.0**-13  # about 0.0001: smaller weights are counted in the panel's note
 TALL = 0.6  # of a panel: the rest is for the name of the logger
 FEW = 6  # panels that may be taller
 
 
-def weights(found: Facts, target: Facts) -> Chart:  # noqa: ARG001 - all of OF_TARGET take both
-    """How the weights against each logger spread, on a logarithmic scale."""
-    covers = [(str(i["logger"]), i) for i in target["loggers"]]
-    covers += [(MIXTURE, target["mixture"])] if "mixture" in target else []
-    counted = all(entry.get("histogram") for _, entry in covers)
-    return _panels(covers) if counted else _ranges(covers)
+def weights(target: Facts) -> Chart:
+    """Draw the weights against each logger and their mixture on a logarithmic scale."""
+    entries = covers(target)
+    counted = all(entry.get("histogram") for _, entry in entries)
+    return _panels(entries) if counted else _ranges(entries)
 
 
-def _panels(covers: Sequence[tuple[str, Facts]]) -> Chart:
-    """One histogram below the other."""
+def _panels(entries: Sequence[tuple[str, Facts]]) -> Chart:
+    """Draw one histogram below the other."""
     import altair as alt
 
-    count = len(covers)
-    shares = [octaves(entry["histogram"]) for _, entry in covers]
+    count = len(entries)
+    panels = list(zip(map(float, reversed(range(count))), entries, strict=True))
+    shares = [octaves(entry["histogram"]) for _, entry in entries]
     peak = max((share for bars in shares for share in bars.values()), default=1.0)
-    base = [float(count - 1 - place) for place in range(count)]
     bars = [
-        _bar(covers[place][0], left, share, base[place], peak)
-        for place in range(count)
-        for left, share in shares[place].items()
+        _bar(label, left, share, base, peak)
+        for (base, (label, _)), octave in zip(panels, shares, strict=True)
+        for left, share in octave.items()
     ]
-    dots = [
-        {**p, "base": base[place]} for place in range(count) for p in _dots([covers[place]])
-    ]
+    dots = [{**dot, "base": base} for base, entry in panels for dot in _dots(*entry)]
     x = _weight_axis([p[k] for p in bars for k in ("left", "right")] + [p["x"] for p in dots])
     y = alt.Y(
         "base:Q",
@@ -70,33 +66,33 @@ def _panels(covers: Sequence[tuple[str, Facts]]) -> Chart:
         scale=alt.Scale(domain=[0, count], nice=False),
         axis=_shares_axis(count, peak),
     )
-    tips = [alt.Tooltip("row:N", title="logger"), "weight:N", "share:N"]
-    wide = alt.Chart(inline(bars)).encode(x=x("left"), x2="right:Q", y=y)
+    tips = [alt.Tooltip("row:N", title="logger"), *map(alt.Tooltip, ("weight:N", "share:N"))]
+    wide = alt.Chart(inline(bars)).encode(x=x("left"), x2=alt.X2("right:Q"), y=y)
     drawn = wide.mark_rect(color=MUTED, opacity=0.6, stroke=MUTED)
-    felt = wide.mark_rect(opacity=0)  # as tall as the panel: a low bar answers as well
+    hovered = wide.mark_rect(opacity=0)  # as tall as the panel, so low bars have a tooltip too
     layers = [
-        drawn.encode(y2="top:Q"),
-        _one(base).encode(y=y, y2="top:Q"),
-        felt.encode(y2="full:Q", tooltip=tips),
-        _marked(dots).encode(x=x("x"), y=y),
-        *_names(covers, base),
+        drawn.encode(y2=alt.Y2("top:Q")),
+        _one([base for base, _ in panels]).encode(y=y, y2=alt.Y2("top:Q")),
+        hovered.encode(y2=alt.Y2("full:Q"), tooltip=tips),
+        _dot_marks(dots).encode(x=x("x"), y=y),
+        *_names(panels),
     ]
-    return styled(alt.layer(*layers), count * (90 if count <= FEW else 64))
+    return styled(layers, count * (90 if count <= FEW else 64))
 
 
 def octaves(bins: Sequence[Facts]) -> dict[float, float]:
-    """Share of the rows in each bar, by its left end; small weights are left out.
+    """Return the share of the rows in each bar by its left end, without small weights.
 
     >>> octaves([{"lower": low, "rows": 1} for low in (0.0, 0.5, 0.75, 1.0, 1.5)])
     {0.375: 0.2, 0.75: 0.4, 1.5: 0.2}
     """
     total = sum(b["rows"] for b in bins)
-    found: dict[float, float] = {}
+    shares: dict[float, float] = {}
     for b in bins:
         if b["lower"] >= SMALL:
             left = BAR * 2.0 ** math.floor(math.log2(b["lower"] / BAR))
-            found[left] = found.get(left, 0.0) + b["rows"] / total
-    return found
+            shares[left] = shares.get(left, 0.0) + b["rows"] / total
+    return shares
 
 
 def _bar(label: str, left: float, share: float, base: float, peak: float) -> Point:
@@ -112,16 +108,15 @@ def _bar(label: str, left: float, share: float, base: float, peak: float) -> Poi
     }
 
 
-def _dots(covers: Sequence[tuple[str, Facts]]) -> list[Point]:
+def _dots(label: str, entry: Facts) -> list[Point]:
     return [
         {"row": label, "x": entry[key], "kind": kind, "size": short(entry[key])}
-        for label, entry in covers
         for kind, key in KINDS.items()
         if 0 < entry[key] < math.inf
     ]
 
 
-def _marked(dots: Sequence[Point]) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
+def _dot_marks(dots: Sequence[Point]) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
     import altair as alt
 
     colour = alt.Color(
@@ -129,18 +124,19 @@ def _marked(dots: Sequence[Point]) -> Any:  # noqa: ANN401 - altair's layers hav
         scale=alt.Scale(domain=list(KINDS), range=[ACCENT, SECOND]),
         legend=alt.Legend(title=None, orient="top"),
     )
-    tips = [alt.Tooltip("row:N", title="logger"), "kind:N", alt.Tooltip("size:N", title="is")]
+    tips = [alt.Tooltip("row:N", title="logger"), alt.Tooltip("kind:N")]
+    tips.append(alt.Tooltip("size:N", title="is"))
     marks = alt.Chart(inline(dots)).mark_circle(size=110, opacity=1)
     return marks.encode(color=colour, tooltip=tips)
 
 
-def _names(covers: Sequence[tuple[str, Facts]], base: Sequence[float]) -> list[Any]:
-    """The logger of each panel, and how many weights are too small for it."""
+def _names(panels: Sequence[tuple[float, tuple[str, Facts]]]) -> list[Any]:
+    """Write the logger of each panel, and the share of weights too small for a bar."""
     import altair as alt
 
-    words = [
-        {"row": label, "y": place + 1, "note": smallest(entry["histogram"])}
-        for (label, entry), place in zip(covers, base, strict=True)
+    words: list[Point] = [
+        {"row": label, "y": base + 1, "note": smallest(entry["histogram"])}
+        for base, (label, entry) in panels
     ]
     text = alt.Chart(inline(words)).encode(y=alt.Y("y:Q"))
     shape: dict[str, Any] = {"baseline": "top", "dy": 13, "fontSize": 12}
@@ -150,13 +146,13 @@ def _names(covers: Sequence[tuple[str, Facts]], base: Sequence[float]) -> list[A
     note = text.mark_text(align="right", limit=alt.ExprRef("width * 0.36"), **shape)
     plain = alt.value(INK)
     return [
-        name.encode(x=alt.value(0), text="row:N", color=plain),
-        note.encode(x=alt.value("width"), text="note:N", color=plain),
+        name.encode(x=alt.value(0), text=alt.Text("row:N"), color=plain),
+        note.encode(x=alt.value("width"), text=alt.Text("note:N"), color=plain),
     ]
 
 
 def smallest(bins: Sequence[Facts]) -> str:
-    """How many weights are zero, or so small that no bar shows them.
+    """Write the share of weights that are zero, or too small for a bar.
 
     >>> smallest([{"lower": 0.0, "upper": 0.0, "rows": 1}, {"lower": 1.0, "rows": 3}])
     '25.0% are 0'
@@ -169,7 +165,7 @@ def smallest(bins: Sequence[Facts]) -> str:
 
 
 def _shares_axis(count: int, peak: float) -> alt.Axis:
-    """Zero and the largest share, for each panel; its labels are computed from places."""
+    """Return an axis that labels zero and the largest share in each panel."""
     import altair as alt
 
     return alt.Axis(
@@ -181,34 +177,49 @@ def _shares_axis(count: int, peak: float) -> alt.Axis:
     )
 
 
-def _weight_axis(numbers: Sequence[object]) -> Any:  # noqa: ANN401 - a function that makes axes
-    """Makes the common axis for a field."""
+def _weight_axis(numbers: Iterable[object]) -> Any:  # noqa: ANN401 - a function that makes axes
+    """Return a function that makes the common logarithmic axis for a field."""
     import altair as alt
 
-    found = [number_of(n) for n in numbers] or [1.0]
     scale = alt.Scale(type="log", nice=False, padding=12)
-    axis = alt.Axis(format="~g", values=decades(found), grid=False)
+    axis = alt.Axis(format="~g", values=decades(map(number_of, numbers)), grid=False)
     return lambda name: alt.X(
         f"{name}:Q", title="weight, logarithmic scale", scale=scale, axis=axis
     )
 
 
-def _one(base: Sequence[float] = (0.0,)) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
-    """Where the mean weight should be, in each panel."""
+def decades(numbers: Iterable[float]) -> list[float]:
+    """Return a few round numbers within the range of a logarithmic axis that includes 1.
+
+    >>> decades([0.9, 350.0]), decades([0.8, 4.0])
+    ([1.0, 10.0, 100.0], [1.0, 2.0])
+    """
+    inside = [1.0, *numbers]
+    low, high = min(inside), max(inside)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1.0,) if high / low > 50 else (1.0, 2.0, 5.0)
+    stride = 1 + len(powers) // 8
+    ticks = [float(f"{step}e{k}") for k in powers[::stride] for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def _one(base: Iterable[float] = (0.0,)) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
+    """Draw a dashed rule at weight 1, the expected mean, in each panel."""
     import altair as alt
 
-    places: list[Point] = [{"x": 1, "base": at, "top": at + TALL} for at in base]
-    rule = alt.Chart(inline(places)).mark_rule(color=INK, strokeDash=[4, 4])
-    return rule.encode(x="x:Q")
+    rules: list[Point] = [{"x": 1, "base": at, "top": at + TALL} for at in base]
+    rule = alt.Chart(inline(rules)).mark_rule(color=INK, strokeDash=[4, 4])
+    return rule.encode(x=alt.X("x:Q"))
 
 
-def _ranges(covers: Sequence[tuple[str, Facts]]) -> Chart:
-    """Mean and largest weight, where nobody counted the others."""
+def _ranges(entries: Sequence[tuple[str, Facts]]) -> Chart:
+    """Draw the mean and the largest weight of each logger."""
     import altair as alt
 
-    dots = _dots(covers)
-    rows = [label for label, _ in covers]
+    dots = [dot for entry in entries for dot in _dots(*entry)]
+    rows = [label for label, _ in entries]
     x, y = _weight_axis([p["x"] for p in dots])("x"), rows_axis(rows)
     line = alt.Chart(inline(dots)).mark_line(color=GRID, strokeWidth=4)
-    layers = [_one(), line.encode(x=x, y=y, detail="row:N"), _marked(dots).encode(x=x, y=y)]
-    return styled(alt.layer(*layers), 34 * max(len(rows), 2))
+    spans = line.encode(x=x, y=y, detail=alt.Detail("row:N"))
+    layers = [_one(), spans, _dot_marks(dots).encode(x=x, y=y)]
+    return styled(layers, 34 * max(len(rows), 2))

@@ -100,6 +100,12 @@ def whole_file(path: str | PathLike[str]) -> Iterator[Path]:
             written.replace(destination)
 
 
+def write_whole(path: str | PathLike[str], content: bytes) -> None:
+    """Write a file in another folder and move it into place, so that it is whole or absent."""
+    with whole_file(path) as beside, telling(path):
+        beside.write_bytes(content)
+
+
 @contextmanager
 def telling(path: str | PathLike[str]) -> Iterator[None]:
     """Name the output in errors of the operating system."""
