@@ -11,8 +11,8 @@ def test_the_file_of_messages_is_sorted_and_has_no_stale_entries(
     request: pytest.FixtureRequest,
 ) -> None:
     snapshot = request.config.stash[SNAPSHOT]
-    assert snapshot.stale() == []
     if not snapshot.update:
+        assert snapshot.stale() == []
         text = FILE.read_text("utf-8")
         assert printed(parse(text)) == text
 

@@ -50,6 +50,8 @@ VARYING = (
     (re.compile(r"(127\.0\.0\.1|localhost):\d+"), r"\1:<port>"),
 )
 
+LONG = re.compile(r"\d+\.\d{7,}(e[+-]?\d+)?")  # shown with all digits; compared to 6
+
 
 def parse(text: str) -> Entries:
     """Read entries: lines with test and ordinal, then the text they share, indented."""
@@ -151,6 +153,7 @@ class Snapshot:
             text = text.replace(str(self.folder), "<tmp>")
         for pattern, name in VARYING:
             text = pattern.sub(name, text)
+        text = LONG.sub(lambda number: f"{float(number[0]):.6g}", text)
         lines = (line.rstrip() for line in text.strip().split("\n"))
         return "\n".join(lines).translate(CONTROL)
 

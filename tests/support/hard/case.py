@@ -35,7 +35,7 @@ class Case:
 
     Attributes:
         table: What is written.
-        says: Words of the error; empty where there is an answer.
+        refused: Whether poolwise must raise an error.
         meaning: The same log in doubles and text, where `table` is not that.
         roles: Columns by role; without "propensity" none is given.
         propensities: Column of each logger; empty where they are not given.
@@ -48,7 +48,7 @@ class Case:
     """
 
     table: pa.Table
-    says: str = ""
+    refused: bool = False
     meaning: pa.Table | None = None
     roles: Mapping[str, str] = field(default_factory=lambda: ROLES)
     propensities: Mapping[str, str] = field(default_factory=lambda: {"a": "p_a", "b": "p_b"})

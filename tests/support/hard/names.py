@@ -135,35 +135,33 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "a logger that the command line cannot spell": lambda: Case(
         mapped("logger", lambda label: f" {label}"),
-        "the logger is unknown",
+        refused=True,
         propensities={" a": "p_a", " b": "p_b"},
         forms=("parquet", "csv"),
     ),
     "a logger that nobody listed": lambda: Case(
-        mapped("logger", lambda label: "c" if label == "b" else label), "the logger is unknown"
+        mapped("logger", lambda label: "c" if label == "b" else label), refused=True
     ),
     "a listed logger without rows": lambda: Case(
-        base(), "the logger has no rows", propensities={"a": "p_a", "b": "p_b", "c": "p_b"}
+        base(), refused=True, propensities={"a": "p_a", "b": "p_b", "c": "p_b"}
     ),
     "loggers and propensities of each row only": lambda: Case(base(), propensities={}),
-    "a column that is not there": lambda: Case(
-        base(), "there is no column 'tt'", targets={"new": "tt"}
-    ),
+    "a column that is not there": lambda: Case(base(), refused=True, targets={"new": "tt"}),
     "a column misspelled in case": lambda: Case(
         base(),
         meaning=base().append_column("REWARD", base()["reward"]),
         roles={**BY_ROW, "reward": "REWARD"},
     ),
     "an expression that does not parse": lambda: Case(
-        base(), "poolwise: ", targets={"new": "t +"}, forms=("parquet", "csv", "json")
+        base(), refused=True, targets={"new": "t +"}, forms=("parquet", "csv", "json")
     ),
     "an expression that asks for another table": lambda: Case(
         base(),
-        "poolwise: ",
+        refused=True,
         targets={"new": "(select max(x) from other)"},
         forms=("parquet", "csv", "json"),
     ),
     "an aggregate as a target": lambda: Case(
-        base(), "poolwise: ", targets={"new": "max(t)"}, forms=("parquet", "csv", "json")
+        base(), refused=True, targets={"new": "max(t)"}, forms=("parquet", "csv", "json")
     ),
 }
