@@ -167,17 +167,13 @@ COMMAS = (
 
 @dataclass(frozen=True, eq=False)
 class QueryRows(ABC):
-    """An open log in a database: implements `engines.base.Rows` by queries."""
+    """An open log whose rows are counted and checked by queries."""
 
     table: RoleColumns
 
     @abstractmethod
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         """Run a query and return each line of the answer as a mapping by column."""
-
-    @abstractmethod
-    def _bucket(self, buckets: int) -> Expression:
-        """Return a number below `buckets`, equal for all rows of a cluster."""
 
     @property
     def by_kernel(self) -> bool:
@@ -245,6 +241,15 @@ class QueryRows(ABC):
     def without(self, logger: str) -> Self:
         """Exclude one logger from the rows and from the mixture."""
         return replace(self, table=without(self.table, logger))
+
+
+@dataclass(frozen=True, eq=False)
+class AggregateRows(QueryRows):
+    """An open log whose moments come from SQL: no code of ours runs next to the rows."""
+
+    @abstractmethod
+    def _bucket(self, buckets: int) -> Expression:
+        """Return a number below `buckets`, equal for all rows of a cluster."""
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Return the moments of each logger, centred well enough to keep their digits."""

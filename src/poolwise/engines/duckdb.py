@@ -22,9 +22,8 @@ from sqlglot import exp
 from poolwise.engines.answer import CHANGED, QueryRows
 from poolwise.engines.parallel import Pass, kernel_for, workers
 from poolwise.engines.program import Program
-from poolwise.engines.sums import Sums, grouped, moments_of
+from poolwise.engines.sums import Sums, bucketed_moments, moments_of
 from poolwise.errors import EngineError, LogError
-from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.terms import unite
 from poolwise.rows.guard import lock, refuse_reaching
 from poolwise.rows.guessed import literal
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.moments.moments import Moments
     from poolwise.moments.terms import Needs
     from poolwise.rows.reader import Layout
     from poolwise.rows.rules import RoleColumns
@@ -287,22 +287,10 @@ class DuckDBRows(QueryRows):
         layout = replace(layout_of(table, self.counts), buckets=buckets)
         program = Program(replace(unite(needs), tails=(), histograms=()))
         sums = self._sums(layout, program, partial(self._stream, table=table))
-        counts = sums.count.reshape(buckets, -1).sum(axis=0)
-        if counts.tolist() != list(self.counts.values()):
+        moments = bucketed_moments(sums, program, needs, self.counts)
+        if moments is None:
             raise LogError([CHANGED])
-        return [self._by_bucket(grouped(sums, program, asked), buckets) for asked in needs]
-
-    def _by_bucket(
-        self, groups: Sequence[Moments | None], buckets: int
-    ) -> list[dict[str, Moments]]:
-        """Each bucket's moments by logger; a bucket without rows is none."""
-        found = []
-        wide = len(self.counts)
-        for first in range(0, buckets * wide, wide):
-            some = zip(self.counts, groups[first : first + wide], strict=True)
-            found.append({logger: m for logger, m in some if m is not None})
-            refuse_infinite(found[-1])
-        return [bucket for bucket in found if bucket]
+        return moments
 
     def _sums(self, layout: Layout, program: Program, read: Callable[[Pass], Sums]) -> Sums:
         """Sums over all rows, as one way of reading gives them."""

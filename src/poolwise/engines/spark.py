@@ -1,49 +1,82 @@
 """Spark: the engine for logs that outgrow one machine.
 
-Two ways in, one result.  Plain Parquet files that every worker sees are read by tasks that
-run the embedded engine's kernel; tables, DataFrames and everything else that Spark can read
-are aggregated by Spark SQL.
+Spark schedules and retries tasks; each task runs the embedded engine's kernel and returns
+sums, which this process adds in the order of the tasks.  Tasks read plain Parquet files by
+themselves.  Tables, DataFrames, SELECTs and everything else are read by Spark, which hands
+the roles' columns to the tasks as Arrow batches.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
+import pickle
+import socket
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from poolwise.engines.spark_files import SparkFileRows
-from poolwise.engines.spark_sources import frame_of, scored, viewed
-from poolwise.engines.spark_tables import first_line, spark_errors
-from poolwise.errors import MissingExtraError, UsageError
+import numpy as np
+import pyarrow as pa
+from sqlglot import exp
+
+from poolwise.engines.answer import CHANGED, QueryRows
+from poolwise.engines.kernel import Kernel
+from poolwise.engines.program import Program
+from poolwise.engines.spark_sources import (
+    frame_of,
+    running_session,
+    scored,
+    spark_errors,
+    viewed,
+)
+from poolwise.engines.sums import Sums, bucketed_moments, moments_of
+from poolwise.errors import EngineError, LogError, SourceError
+from poolwise.moments.histogram import BINS
+from poolwise.moments.moments import LONGEST_TAIL
+from poolwise.moments.terms import unite
+from poolwise.rows.reader import (
+    BadRowsError,
+    ParquetFeed,
+    ParquetReader,
+    Piece,
+    arrow_rows,
+    feed_of,
+    layout_of,
+)
 from poolwise.rows.roles import assign
+from poolwise.rows.rules import row_steps, rows_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
+    from sqlglot.expressions import Expr as Expression
 
-    from poolwise.engines.spark_tables import SparkRows
     from poolwise.log.log import Log
-    from poolwise.log.policy import PolicyLike
-    from poolwise.rows.reader import Files
+    from poolwise.log.policy import AnyArray, PolicyLike
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.terms import Needs
+    from poolwise.rows.reader import Files, Layout, Rows
+
+RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
+FEWEST_TASKS, MOST_TASKS = 8, 2_000
+PARTITION_ROWS = 2**33  # more than a partition has: numbers its rows after the last one's
 
 
 @dataclass(frozen=True)
 class Spark:
     """Evaluates files, tables and DataFrames on a cluster.
 
-    A session that was given, or that runs already, stays as it is; one that had to be started
+    A session that is passed, or that is running, is left as it is; one that had to be started
     is stopped when the log is closed.
 
     Attributes:
-        session: Your session; without it the one that runs, or a new one.
-        master: Where a new session runs, such as "spark://host:7077" or "local[4]"; empty
-            means what Spark is configured for.
-        task_rows: Rows that a task reads at least, where it reads files.
+        session: Your session; by default the one that is running, or a new one.
+        master: Address of a new session, such as "spark://host:7077" or "local[4]"; empty
+            for the one that Spark is configured for.
+        task_rows: Fewest rows that a task reads, where tasks read files.
     """
 
     session: SparkSession | None = None
@@ -52,9 +85,9 @@ class Spark:
 
     @contextmanager
     def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[SparkRows]:
-        """Open a log with its targets; policies in Python are scored by the workers."""
+        """Open a log with its targets; workers score the policies in Python."""
         with ExitStack() as stack:
-            session = self.session or stack.enter_context(_session(self.master))
+            session = self.session or stack.enter_context(running_session(self.master))
             frame = frame_of(session, log)
             view = stack.enter_context(viewed(session, frame))
             roles = assign(log, targets, frame.columns, view)
@@ -64,76 +97,344 @@ class Spark:
                     frame = stack.enter_context(scored(log, roles, frame))
                 relation = stack.enter_context(viewed(session, frame))
                 table, files = replace(table, relation=relation), None
-            yield SparkFileRows(table, session, files=files, task_rows=self.task_rows)
+            yield SparkRows(table, session, files, self.task_rows)
 
 
 def _plain_files(session: SparkSession, log: Log) -> Files | None:
-    """Files that tasks can read by themselves, under names that hold on every machine."""
+    """Files that tasks can read by themselves, under absolute paths."""
     import duckdb
 
     from poolwise.rows.sources import plain_files
 
-    if type(session).__module__.startswith("pyspark.sql.connect"):  # it has no tasks of ours
-        return None
-    if any(
-        "://" in path for part in log.parts if part.kind == "parquet" for path in part.value
-    ):
+    paths = [path for part in log.parts if part.kind == "parquet" for path in part.value]
+    connect = type(session).__module__.startswith("pyspark.sql.connect")  # has no RDDs
+    if connect or any("://" in path for path in paths):
         return None
     with duckdb.connect() as connection:
-        found = plain_files(connection, log)
-    return found and tuple((str(Path(path).absolute()), label) for path, label in found)
+        files = plain_files(connection, log)
+    return files and tuple((str(Path(path).absolute()), label) for path, label in files)
 
 
-@contextmanager
-def _session(master: str) -> Iterator[SparkSession]:
-    """The session that runs already, or a new one that ends with us."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as reason:
-        raise MissingExtraError("pyspark", "spark") from reason
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        there = running.sparkContext.master
-        if master and master != there:
-            raise UsageError(
-                f"a Spark session runs at {there!r}: stop it before you ask for {master!r}"
-            )
-        yield running
-        return
-    session = _started(master)
-    try:
-        yield session
-    finally:
-        session.stop()
+def spark_text(query: exp.Select) -> str:
+    """The text of a query for Spark 4; invalid numbers and divisions by zero become NULL.
+
+    >>> spark_text(exp.select("a / b AS c").from_("log"))
+    'SELECT TRY_DIVIDE(a, b) AS c FROM log'
+    """
+    text: str = query.transform(_lenient).sql(dialect="spark")
+    return text
 
 
-def _started(master: str) -> SparkSession:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
+def _lenient(node: Expression) -> Expression:
+    if isinstance(node, exp.TryCast):
+        node.set("safe", True)  # noqa: FBT003 - SQLGlot's mark of TRY_CAST
+    if isinstance(node, exp.Div) and not isinstance(node.expression, exp.Nullif):
+        return exp.Anonymous(this="TRY_DIVIDE", expressions=[node.this, node.expression])
+    return node
 
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise UsageError(
-            "Spark needs Java, and there is none: install Java 17 or newer, or set JAVA_HOME"
+
+@dataclass(frozen=True)
+class Failure:
+    """A permanent failure: returned rather than raised, so that Spark does not retry.
+
+    Attributes:
+        path: File that the worker does not see; empty where a row breaks a rule.
+        host: Name of the worker's machine.
+    """
+
+    path: str
+    host: str
+
+
+Outcome = Sums | Failure | None  # None for a task without rows
+
+
+@dataclass(frozen=True, eq=False)
+class Summing:
+    """The kernel's part of a task.
+
+    Attributes:
+        layout: The columns that batches have.
+        program: The terms to compute from them.
+    """
+
+    layout: Layout
+    program: Program
+
+    def total(self, kernel: Kernel, batches: Iterator[Rows]) -> Outcome:
+        """Sums of all batches, in their order."""
+        from threadpoolctl import threadpool_limits
+
+        try:
+            with threadpool_limits(limits=1):
+                first = next(batches, None)
+                return first and _trimmed(kernel.together(chain([first], batches)))
+        except BadRowsError:
+            return Failure("", socket.gethostname())
+
+
+def _trimmed(sums: Sums) -> Sums:
+    """Drop the values that are too many to be among the largest."""
+    for tails in sums.tails:
+        tails[:] = [np.sort(values)[-LONGEST_TAIL:] for values in tails]
+    return sums
+
+
+@dataclass(frozen=True, eq=False)
+class FileTask(Summing):
+    """Reads row groups on a worker and sums them.
+
+    Attributes:
+        feed: The columns to read; it lists no files.
+    """
+
+    feed: ParquetFeed
+
+    def __call__(self, work: tuple[int, Sequence[Piece]]) -> Outcome:
+        """Sum some row groups; the first number is that of their first row."""
+        first_row, pieces = work
+        hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
+        if hidden:
+            return Failure(hidden[0], socket.gethostname())
+        kernel, reader = Kernel(self.layout, self.program), ParquetReader(self.feed)
+        try:
+            batches = chain.from_iterable(reader.read(p, kernel.rows) for p in pieces)
+            return self.total(kernel, self._grouped(batches, first_row))
+        finally:
+            reader.close()
+
+    def _grouped(self, batches: Iterable[Rows], first_row: int) -> Iterator[Rows]:
+        """Code the rows by logger and bucket; skip those of loggers outside the layout."""
+        group = {label: k for k, label in enumerate(self.layout.loggers)}
+        groups = np.array([group.get(label, -1) for label in self.feed.loggers])
+        for codes, columns in batches:
+            row_groups = groups[codes]
+            used = row_groups >= 0
+            if self.layout.buckets > 1:
+                buckets = _row_buckets(first_row, len(codes), self.layout.buckets)
+                row_groups = row_groups + len(group) * buckets
+            first_row += len(codes)
+            if used.all():
+                yield row_groups, columns
+            elif used.any():
+                chosen = {name: values[used] for name, values in columns.items()}
+                yield row_groups[used], chosen
+
+
+@dataclass(frozen=True, eq=False)
+class TableTask(Summing):
+    """Sums one partition of the rows that Spark reads.
+
+    Attributes:
+        clustered: Whether a column ``bucket`` holds the cluster of each row.
+    """
+
+    clustered: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield one row: the partition's number and its pickled outcome."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        kernel = Kernel(self.layout, self.program)
+        joined = _joined(batches, kernel.rows)
+        if self.layout.buckets > 1:
+            joined = self._bucketed(joined, partition * PARTITION_ROWS)
+        rows = (arrow_rows(batch, self.layout.loggers, kernel.rows) for batch in joined)
+        outcome = pickle.dumps(self.total(kernel, chain.from_iterable(rows)))
+        yield pa.record_batch({"partition": [partition], "outcome": [outcome]})
+
+    def _bucketed(
+        self, batches: Iterable[pa.RecordBatch], first_row: int
+    ) -> Iterator[pa.RecordBatch]:
+        buckets = self.layout.buckets
+        for batch in batches:
+            if self.clustered:
+                numbers = cluster_buckets(batch.column("bucket"), buckets)
+                yield batch.set_column(batch.schema.names.index("bucket"), "bucket", numbers)
+            else:
+                numbers = pa.array(_row_buckets(first_row, batch.num_rows, buckets))
+                yield batch.append_column("bucket", numbers)
+            first_row += batch.num_rows
+
+
+def _row_buckets(first_row: int, rows: int, buckets: int) -> AnyArray:
+    """Deal rows out one by one, as DuckDB's engine does: row numbers start at 1."""
+    return (np.arange(first_row + 1, first_row + 1 + rows) % buckets).astype(np.int64)
+
+
+def cluster_buckets(clusters: pa.Array, buckets: int) -> pa.Array:
+    """The bucket of each cluster: the remainder of DuckDB's hash, as in DuckDB's engine.
+
+    >>> cluster_buckets(pa.array(["7", "12", "7"]), 50).to_pylist()
+    [6, 5, 6]
+    """
+    import duckdb
+
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.register("clusters", pa.table({"cluster": clusters}))
+        query = f"SELECT CAST(hash(cluster) % {buckets} AS BIGINT) AS bucket FROM clusters"
+        return connection.sql(query).to_arrow_table().column("bucket").combine_chunks()
+
+
+def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches of at least so many rows, apart from the last: Spark's are small."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(b.num_rows for b in waiting) >= rows:
+            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            waiting = []
+    if waiting:
+        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+
+
+def tasks_of(
+    pieces: Sequence[Piece], rows: int, most: int = MOST_TASKS
+) -> list[tuple[int, list[Piece]]]:
+    """Neighbouring pieces of at least so many rows, with the number of their first row.
+
+    >>> tasks = tasks_of([Piece("a", 0, 60), Piece("a", 1, 60), Piece("b", 0, 5)], rows=100)
+    >>> [(first, [(piece.path, piece.group) for piece in task]) for first, task in tasks]
+    [(0, [('a', 0), ('a', 1)]), (120, [('b', 0)])]
+    """
+    least = max(rows, sum(piece.rows for piece in pieces) // most)
+    tasks: list[tuple[int, list[Piece]]] = []
+    row = end = 0
+    for piece in pieces:
+        if row >= end:
+            tasks.append((row, []))
+            end = row + least
+        tasks[-1][1].append(piece)
+        row += piece.rows
+    return tasks
+
+
+def most_tasks(layout: Layout, program: Program) -> int:
+    """Tasks whose results this process can hold at the same time."""
+    values = 2 * len(program.singles) + 2 * len(program.extremes)
+    values += sum(len(block) ** 2 for block in program.blocks)
+    values += sum(len(cross.stems) * len(cross.factors) for cross in program.crosses)
+    values += LONGEST_TAIL * len(program.needs.tails) + BINS * len(program.needs.histograms)
+    size = 8 * values * len(layout.groups)
+    return min(max(RESULT_BYTES // size, FEWEST_TASKS), MOST_TASKS)
+
+
+@dataclass(frozen=True, eq=False)
+class SparkRows(QueryRows):
+    """An open log; implements `engines.base.Rows`.
+
+    Attributes:
+        session: The session that has the view of the log.
+        files: Files that tasks read by themselves, each with the label of its rows where no
+            column has it; None where Spark reads the rows.
+        task_rows: Fewest rows that a task reads, where tasks read files.
+        labels: Loggers whose rows the files hold; empty for those that are counted.
+        counted: Rows of each logger, where an earlier count gives them.
+    """
+
+    session: SparkSession
+    files: Files | None = None
+    task_rows: int = 1_000_000
+    labels: tuple[str, ...] = ()
+    counted: Mapping[str, int] | None = None
+
+    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        query.set("order", None)  # callers sort the few lines
+        text = spark_text(query)
+        with spark_errors(text):
+            return [row.asDict() for row in self.session.sql(text).collect()]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        return super().counts if self.counted is None else dict(self.counted)
+
+    @property
+    def by_kernel(self) -> bool:
+        return True
+
+    def without(self, logger: str) -> Self:
+        """The same rows without those of one logger, and without it in the mixture."""
+        rest = {label: count for label, count in self.counts.items() if label != logger}
+        return replace(
+            super().without(logger),
+            labels=self.labels or tuple(self.counts),
+            # with `drop`, rows that are bad because of this logger become usable
+            counted=None if self.table.drop else rest,
         )
-    builder = SparkSession.builder.appName("poolwise").config("spark.ui.enabled", "false")
-    if master:
-        builder = builder.master(master)
-    try:
-        with _same_python():
-            return builder.getOrCreate()
-    except (PySparkException, Py4JError, OSError) as reason:
-        where = f" at {master!r}" if master else ""
-        raise UsageError(f"Spark does not start{where}: {first_line(reason)}") from reason
 
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """Moments of each logger."""
+        layout, program = layout_of(self.table, self.counts), Program(needs)
+        moments = moments_of(self._sums(layout, program), program, self.counts)
+        if moments is None:
+            raise LogError([CHANGED])
+        return moments
 
-@contextmanager
-def _same_python() -> Iterator[None]:
-    """Have workers run this Python, unless PYSPARK_PYTHON names another."""
-    chosen = os.environ.get("PYSPARK_PYTHON")
-    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
-    try:
-        yield
-    finally:
-        if chosen is None:
-            del os.environ["PYSPARK_PYTHON"]
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        """Moments of each bucket and logger, without tails and histograms."""
+        layout = replace(layout_of(self.table, self.counts), buckets=buckets)
+        program = Program(replace(unite(needs), tails=(), histograms=()))
+        sums = self._sums(layout, program)
+        moments = bucketed_moments(sums, program, needs, self.counts)
+        if moments is None:
+            raise LogError([CHANGED])
+        return moments
+
+    def _sums(self, layout: Layout, program: Program) -> Sums | None:
+        """Sums over all rows, added in the order of the tasks."""
+        clustered = layout.buckets > 1 and self.table.cluster is not None
+        feed = None if clustered else self._feed()
+        if feed is not None:
+            outcomes = self._run_on_files(feed, layout, program)
+        else:
+            outcomes = self._run_on_rows(TableTask(layout, program, clustered))
+        total: Sums | None = None
+        for outcome in outcomes:
+            if isinstance(outcome, Failure):
+                raise self._error(outcome)
+            if outcome is not None:
+                total = outcome if total is None else total.add(outcome, program)
+        return total
+
+    def _feed(self) -> ParquetFeed | None:
+        """The files, where tasks can read them as they are."""
+        try:
+            return feed_of(self.table, self.files, self.labels or tuple(self.counts))
+        except (pa.ArrowException, OSError) as reason:
+            raise EngineError("pyarrow", "reading Parquet", reason) from reason
+
+    def _run_on_files(
+        self, feed: ParquetFeed, layout: Layout, program: Program
+    ) -> list[Outcome]:
+        tasks = tasks_of(feed.pieces, self.task_rows, most_tasks(layout, program))
+        run = FileTask(layout, program, replace(feed, files=()))
+        with spark_errors("reading Parquet in tasks"):
+            work = self.session.sparkContext.parallelize(tasks, len(tasks))
+            outcomes: list[Outcome] = work.map(run).collect()
+        return outcomes
+
+    def _run_on_rows(self, task: TableTask) -> list[Outcome]:
+        table = self.table
+        if task.clustered and table.cluster is not None:
+            table = replace(table, bucket=exp.cast(table.cluster.copy(), "varchar"))
+        query = exp.select("*").from_(rows_name(table))
+        for name, step in row_steps(table):
+            query = query.with_(name, as_=step)
+        text = spark_text(query)
+        with spark_errors(text):
+            # fewer partitions only: their results must fit into this process
+            frame = self.session.sql(text).coalesce(most_tasks(task.layout, task.program))
+            lines = frame.mapInArrow(task, "partition BIGINT, outcome BINARY").collect()
+        ordered = sorted(lines, key=lambda line: int(line["partition"]))
+        return [pickle.loads(line["outcome"]) for line in ordered]  # noqa: S301 - our own tasks'
+
+    def _error(self, failure: Failure) -> LogError | SourceError:
+        if not failure.path:
+            return LogError(self.check() or (CHANGED,))
+        return SourceError(
+            repr(failure.path),
+            f"Spark's worker on {failure.host!r} does not see this file. Put the files where "
+            "every worker sees them under the same path, or read them as a table or DataFrame",
+        )

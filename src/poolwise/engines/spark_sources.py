@@ -1,15 +1,18 @@
-"""Spark sources: tables, DataFrames, files and SELECTs become one temporary view.
+"""Sessions and DataFrames: open a log in Spark, and translate Spark's errors.
 
-Only this module knows how Spark opens things.  Files that this process sees as well are
-named one by one, so that Spark and the tasks that read files by themselves have the same
-rows before them; anything else (``s3a://``, ``hdfs://``) is left to Spark.
+Files that this process sees are listed one by one, so that Spark and the tasks that read
+files by themselves have the same rows; other paths (``s3a://``, ``hdfs://``) go to Spark as
+they are.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
+import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
-from poolwise.engines.spark_tables import POLICY_FAILED, first_line
-from poolwise.errors import PolicyError, SourceError, UsageError
+from poolwise.errors import (
+    EngineError,
+    MissingExtraError,
+    PolicyError,
+    SourceError,
+    UsageError,
+)
 from poolwise.log.log import SELECT
 from poolwise.rows.guessed import expanded
 from poolwise.rows.roles import PART_LOGGER
@@ -36,16 +44,114 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log, Part
     from poolwise.rows.roles import Roles
 
-NUMBERS = count()  # of the views of this process
-READING: Mapping[str, Mapping[str, object]] = {
+VIEW_NUMBERS = count()
+READER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "parquet": {"mergeSchema": True},
     "csv": {"header": True, "inferSchema": True},
     "json": {},
 }
+POLICY_FAILED = "poolwise policy failed: "  # prefix of a worker's message
+
+
+@contextmanager
+def running_session(master: str) -> Iterator[SparkSession]:
+    """Use the session that is running, or start one and stop it at the end."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as reason:
+        raise MissingExtraError("pyspark", "spark") from reason
+    running = SparkSession.getActiveSession()
+    if running is None:
+        session = _started(master)
+        try:
+            yield session
+        finally:
+            session.stop()
+        return
+    current = running.sparkContext.master
+    if master and master != current:
+        raise UsageError(
+            f"a Spark session is running at {current!r}: stop it before starting one at "
+            f"{master!r}"
+        )
+    yield running
+
+
+def _started(master: str) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise UsageError(
+            "Spark needs Java, which was not found: install Java 17 or newer, or set JAVA_HOME"
+        )
+    builder = SparkSession.builder.appName("poolwise").config("spark.ui.enabled", "false")
+    if master:
+        builder = builder.master(master)
+    try:
+        with _same_python():
+            return builder.getOrCreate()
+    except (PySparkException, Py4JError, OSError) as reason:
+        where = f" at {master!r}" if master else ""
+        raise UsageError(f"Spark does not start{where}: {first_line(reason)}") from reason
+
+
+@contextmanager
+def _same_python() -> Iterator[None]:
+    """Have workers run this Python, unless PYSPARK_PYTHON names another."""
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
+    try:
+        yield
+    finally:
+        if chosen is None:
+            del os.environ["PYSPARK_PYTHON"]
+
+
+@contextmanager
+def spark_errors(text: str) -> Iterator[None]:
+    """Raise Spark's errors as ours, with one line in place of two languages' traces."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as reason:
+        raise _from_worker(str(reason)) or EngineError(
+            "Spark", text, RuntimeError(first_line(reason))
+        ) from reason
+
+
+def _from_worker(text: str) -> PolicyError | UsageError | None:
+    """The error of a worker before or while it ran our code."""
+    if "No module named 'poolwise'" in text:
+        return UsageError(
+            "Spark's workers cannot import poolwise: install it for the Python that they run, "
+            "and name that Python in PYSPARK_PYTHON before the session starts. Where poolwise "
+            "cannot be installed, `poolwise sql --dialect spark` prints a query that does "
+            "without it"
+        )
+    failure = re.search(re.escape(POLICY_FAILED) + r"(\{.*\})", text)
+    return None if failure is None else PolicyError(**json.loads(failure.group(1)))
+
+
+def first_line(reason: Exception) -> str:
+    r"""The line of Spark's message that names the cause.
+
+    >>> first_line(RuntimeError("Job aborted:\n  Lost task 0\nValueError: no\n\tat org.x"))
+    'ValueError: no'
+    >>> first_line(RuntimeError("[TABLE_NOT_FOUND] no table.\n'Project [*]"))
+    '[TABLE_NOT_FOUND] no table.'
+    """
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    python = [line for line in raised if not re.match(r"(java|org|scala|py4j)\.", line)]
+    return (python or raised or lines or [type(reason).__name__])[0]
 
 
 def frame_of(session: SparkSession, log: Log) -> DataFrame:
-    """All parts of a log as one DataFrame, whose columns are those of all parts together."""
+    """All parts of a log as one DataFrame, with the columns of all parts."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions
@@ -62,33 +168,37 @@ def frame_of(session: SparkSession, log: Log) -> DataFrame:
             frame = frame.withColumn(PART_LOGGER, functions.lit(str(part.logger)))
         frames.append(frame)
     try:
-        return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+        return _union(frames)
     except PySparkException as reason:
         raise SourceError("the source", first_line(reason)) from reason
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
 def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> DataFrame:
     if part.kind == "table" and not SELECT.match(part.value):
         return session.table(part.value)
-    if part.kind in {"select", "table"}:  # in brackets it can be a query and nothing else
+    if part.kind in {"select", "table"}:  # brackets admit a query and nothing else
         text = part.value.strip().rstrip(";")
         return session.sql(f"SELECT * FROM (\n{text}\n) AS source")
     if part.kind == "frame":
         return _from_frame(session, part.value)
-    reading = {**READING[part.kind], **options}
+    chosen = {**READER_OPTIONS[part.kind], **options}
     if part.kind == "csv" and re.search(r"\.tsv\b", part.value[0].lower()):
-        reading.setdefault("sep", "\t")
+        chosen.setdefault("sep", "\t")
     frames = []
     for base, paths in _located(part).items():
-        rooted = {**reading, "basePath": base} if base else reading
+        rooted = {**chosen, "basePath": base} if base else chosen
         frames.append(session.read.options(**rooted).format(part.kind).load(paths))  # type: ignore[arg-type, unused-ignore]
-    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+    return _union(frames)
 
 
 def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401 - see log.Frame
     if type(frame).__module__.startswith("pyspark."):
-        found: DataFrame = frame
-        return found
+        spark_frame: DataFrame = frame
+        return spark_frame
     import pyarrow as pa
 
     try:
@@ -101,31 +211,31 @@ def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401
             f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
             "SELECT, a Spark DataFrame, another frame, a list of these, or a mapping by logger"
         ) from reason
-    made: DataFrame = session.createDataFrame(frame)  # type: ignore[arg-type, unused-ignore]
-    return made
+    copied: DataFrame = session.createDataFrame(frame)  # type: ignore[arg-type, unused-ignore]
+    return copied
 
 
 def _located(part: Part) -> dict[str, list[str]]:
-    """Paths as Spark wants them, by the folder that partitions are counted from."""
-    found: dict[str, list[str]] = {}
+    """Paths as Spark expects them, by the folder above their partition folders."""
+    located: dict[str, list[str]] = {}
     for pattern in part.value:
         for path in _files(pattern, part.kind):
             above = re.match(r"(.*?)/[^/]*=[^/]*/", path)
-            found.setdefault(above.group(1) if above else "", []).append(path)
-    return found
+            located.setdefault(above.group(1) if above else "", []).append(path)
+    return located
 
 
 def _files(pattern: str, kind: str) -> list[str]:
-    """The files that a path stands for, where this process sees them."""
+    """The files that match a path; the path itself where this process sees none."""
     import duckdb
 
     if "://" in pattern:
         return [pattern]
     with duckdb.connect() as connection:
-        found = [expanded(pattern, kind)]
-        lines = connection.execute("SELECT file FROM glob(?)", found).fetchall()
-    files = [f"file://{Path(str(line[0])).absolute()}" for line in lines]
-    return files or [pattern]  # what is not here may be where Spark looks
+        lines = connection.execute(
+            "SELECT file FROM glob(?)", [expanded(pattern, kind)]
+        ).fetchall()
+    return [f"file://{Path(str(line[0])).absolute()}" for line in lines] or [pattern]
 
 
 def _shown(part: Part) -> str:
@@ -139,8 +249,8 @@ def _shown(part: Part) -> str:
 
 @contextmanager
 def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
-    """A name under which queries read a DataFrame, for as long as it is needed."""
-    name = f"poolwise_{next(NUMBERS)}"
+    """Name a DataFrame for queries, and drop the name at the end."""
+    name = f"poolwise_{next(VIEW_NUMBERS)}"
     frame.createOrReplaceTempView(name)
     try:
         yield exp.to_table(name)
@@ -153,7 +263,7 @@ class _Scoring:
     """Scores the batches of one partition, on a worker."""
 
     scorer: Scorer
-    kept: tuple[str, ...]
+    columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from threadpoolctl import threadpool_limits
@@ -164,15 +274,19 @@ class _Scoring:
                 try:
                     scored = self.scorer(rows, first_row)
                 except PolicyError as error:
-                    told = {"policy": error.policy, "reason": error.reason, "rows": error.rows}
-                    raise RuntimeError(POLICY_FAILED + json.dumps(told)) from None
+                    details = {
+                        "policy": error.policy,
+                        "reason": error.reason,
+                        "rows": error.rows,
+                    }
+                    raise RuntimeError(POLICY_FAILED + json.dumps(details)) from None
                 first_row += rows.num_rows
-                yield scored.select(list(self.kept))
+                yield scored.select(list(self.columns))
 
 
 @contextmanager
 def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
-    """The needed columns with the policies' probabilities beside them, kept by the workers."""
+    """The columns that queries read and the policies' probabilities, cached by the workers."""
     from pyspark import StorageLevel
     from pyspark.sql.types import DoubleType, StructType
 
@@ -188,15 +302,15 @@ def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
         log_probabilities=log.log_probabilities,
     )
     try:
-        found = narrow.mapInArrow(_Scoring(scorer, tuple(schema.names)), schema)
+        with_scores = narrow.mapInArrow(_Scoring(scorer, tuple(schema.names)), schema)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
         raise UsageError(
             "these policies cannot be sent to Spark's workers: "
             f"{str(reason).splitlines()[0]}. Write their probabilities as columns of the log, "
             "or define them in a module that workers can import"
         ) from reason
-    found = found.persist(StorageLevel.MEMORY_AND_DISK)
+    with_scores = with_scores.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield found
+        yield with_scores
     finally:
-        found.unpersist()
+        with_scores.unpersist()

@@ -105,6 +105,32 @@ def moments_of(
     return found
 
 
+def bucketed_moments(
+    sums: Sums | None, program: Program, needs: Sequence[Needs], counts: Mapping[str, int]
+) -> list[list[dict[str, Moments]]] | None:
+    """Moments of each bucket and logger, for each of the needs; empty buckets are skipped.
+
+    None if the sums are not of the rows that were counted.
+    """
+    loggers = list(counts)
+    if sums is None or sums.count.reshape(-1, len(loggers)).sum(0).tolist() != [
+        *counts.values()
+    ]:
+        return None
+    return [_by_bucket(grouped(sums, program, part), loggers) for part in needs]
+
+
+def _by_bucket(
+    groups: Sequence[Moments | None], loggers: Sequence[str]
+) -> list[dict[str, Moments]]:
+    buckets = []
+    for first in range(0, len(groups), len(loggers)):
+        rows = zip(loggers, groups[first : first + len(loggers)], strict=True)
+        buckets.append({logger: m for logger, m in rows if m is not None})
+        refuse_infinite(buckets[-1])
+    return [bucket for bucket in buckets if bucket]
+
+
 def to_moments(sums: Sums, program: Program, loggers: Sequence[str]) -> dict[str, Moments]:
     """One `Moments` for each logger that has rows."""
     found = zip(loggers, grouped(sums, program, program.needs), strict=True)

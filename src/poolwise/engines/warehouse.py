@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
-from poolwise.engines.answer import CHANGED, Group, QueryRows, decode
+from poolwise.engines.answer import CHANGED, AggregateRows, Group, decode
 from poolwise.engines.dialects import (
     DRIVERS,
     check_dialect,
@@ -276,7 +276,7 @@ def _changed(
 
 
 @dataclass(frozen=True, eq=False)
-class WarehouseRows(QueryRows):
+class WarehouseRows(AggregateRows):
     """An open log; answers what `engines.base.Rows` promises.
 
     Attributes:

@@ -46,7 +46,7 @@ def slowed(read):
         return read(reader, piece, size)
     return slow
 
-from poolwise.engine.feed import ParquetReader
+from poolwise.rows.reader import ParquetReader
 ParquetReader.read = slowed(ParquetReader.read)
 """
 
@@ -187,7 +187,7 @@ def session(cluster: Cluster) -> Iterator[SparkSession]:
         "spark.executor.extraJavaOptions": QUICK,
         "spark.executor.memory": "700m",
         "spark.executorEnv.POOLWISE_TEST_FOLDER": str(cluster.folder),
-        "spark.executorEnv.PYTHONPATH": f"{cluster.folder}:{ROOT}",
+        "spark.executorEnv.PYTHONPATH": f"{cluster.folder}:{ROOT / 'src'}:{ROOT}",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(cluster.folder / "warehouse"),
         "spark.ui.enabled": "false",

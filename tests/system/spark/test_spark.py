@@ -22,9 +22,7 @@ import pytest
 from pyarrow import csv
 
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.spark import Spark
-from poolwise.engines.spark_files import SparkFileRows
-from poolwise.engines.split import split
+from poolwise.engines.spark import Spark, SparkRows
 from poolwise.errors import (
     EngineError,
     LogError,
@@ -35,7 +33,6 @@ from poolwise.errors import (
 )
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.moments import pooled
-from poolwise.moments.terms import WEIGHT, Needs
 from poolwise.rows.reader import Piece
 from tests.engines import test_moments_numbers as numbers
 from tests.support.messages import refused
@@ -93,7 +90,7 @@ class OnFiles:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.parquet"
         pq.write_table(log.source, path, row_group_size=700)
         with self.spark.open(replace(log, source=str(path)), targets) as rows:
-            assert isinstance(rows, SparkFileRows)
+            assert isinstance(rows, SparkRows)
             assert rows.files
             yield rows
 
@@ -117,8 +114,8 @@ def test_numbers_that_every_engine_gives(law: Callable[[Engine], None], engine: 
     law(engine)
 
 
-def test_spark_sql_reads_again_where_one_centre_is_far_from_every_logger(spark: Spark) -> None:
-    numbers.test_each_logger_is_centred_on_its_own(spark, offset=1e8)
+def test_each_logger_is_centred_on_its_own(engine: Engine) -> None:
+    numbers.test_each_logger_is_centred_on_its_own(engine, offset=1e8)
 
 
 def test_files_tables_and_frames_have_the_moments_of_the_judge(
@@ -136,28 +133,6 @@ def test_files_tables_and_frames_have_the_moments_of_the_judge(
     ]
     for log in sources:
         assert_moments_agree(numbers.moments(spark, log, NEEDS), judge)
-
-
-def test_a_wide_query_is_split_and_gives_the_same(
-    spark: Spark, table: pa.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge = numbers.moments(Reference(), log_of(table), NEEDS)
-    monkeypatch.setattr("poolwise.engines.spark_tables.WIDEST", 12)
-    assert len(split(NEEDS, 12)) > 2
-    assert_moments_agree(numbers.moments(spark, log_of(table), NEEDS), judge)
-
-
-@pytest.mark.parametrize("most", [5, 8, 20, 1_000])
-def test_every_pair_mean_and_extreme_is_asked_for_in_some_part(most: int) -> None:
-    needs = numbers.all_needs(["a", "b", "c"], ["first", "second"])
-    parts = split(needs, most)
-    asked = [pair for part in parts for pair in part.pairs]
-    assert sorted(asked) == needs.pairs  # each once
-    assert {t for part in parts for t in part.terms} == set(needs.terms)
-    assert sorted(t for part in parts for t in part.extremes) == list(needs.extremes)
-    for part in parts:
-        assert len(part.terms) + len(part.pairs) + 2 * len(part.extremes) <= most
-        assert {t for pair in part.pairs for t in pair} <= set(part.terms)
 
 
 def test_evaluations_are_those_of_duckdb(
@@ -208,11 +183,22 @@ def test_a_logger_is_left_out(engine: Engine, table: pa.Table) -> None:
 
 
 @pytest.mark.parametrize("unit", [None, "user"])
-def test_buckets_add_up_to_all_rows(
+def test_files_have_the_buckets_of_duckdb(
     spark: Spark, table: pa.Table, folder: Path, unit: str | None
 ) -> None:
     log = replace(log_of(table), source=str(folder), cluster=unit)
     with spark.open(log, TARGETS) as rows:
+        (buckets,) = rows.bucketed([NEEDS], 7)
+    with DuckDB().open(log, TARGETS) as local:
+        (expected,) = local.bucketed([NEEDS], 7)
+    assert len(buckets) == len(expected) == 7
+    for bucket, same in zip(buckets, expected, strict=True):
+        assert_moments_agree(bucket, same)
+
+
+def test_buckets_of_rows_add_up_to_a_table(session: SparkSession, table: pa.Table) -> None:
+    log = replace(log_of(table), source=session.createDataFrame(table).repartition(3))
+    with Spark(session).open(log, TARGETS) as rows:
         (buckets,) = rows.bucketed([NEEDS], 7)
     judge = numbers.moments(Reference(), log_of(table), NEEDS)
     assert len(buckets) == 7
@@ -220,13 +206,32 @@ def test_buckets_add_up_to_all_rows(
     assert_moments_agree({k: replace(m, tails={}) for k, m in summed.items()}, judge)
 
 
-def test_rows_of_a_cluster_share_a_bucket(spark: Spark, table: pa.Table) -> None:
-    log = replace(log_of(table), cluster="CASE WHEN user < 100 THEN 'few' ELSE 'many' END")
-    with spark.open(log, TARGETS) as rows:
-        (buckets,) = rows.bucketed([Needs(means=(WEIGHT.bind("target"),))], 50)
-    few = sum(user < 100 for user in table["user"].to_pylist())
-    found = {sum(m.count for m in bucket.values()) for bucket in buckets}
-    assert found in ({few, 5_000 - few}, {5_000})
+def test_clusters_of_a_table_have_the_errors_of_duckdb(spark: Spark, table: pa.Table) -> None:
+    log = replace(log_of(table), cluster="CASE WHEN user < 300 THEN user ELSE item END")
+    expected = evaluate(log, TARGETS, engine=DuckDB())
+    assert_same(evaluate(log, TARGETS, engine=spark), expected)
+
+
+def test_a_row_without_a_cluster_is_a_fault(spark: Spark, table: pa.Table) -> None:
+    log = replace(log_of(table), cluster="CASE WHEN user < 300 THEN user END")
+    missing = sum(user >= 300 for user in table["user"].to_pylist())
+    with pytest.raises(LogError) as caught:
+        evaluate(log, TARGETS, engine=spark)
+    assert sum(fault.rows for fault in caught.value.faults) == missing
+
+
+@pytest.mark.parametrize("source", ["file", "frame"])
+def test_what_is_shown_does_not_depend_on_the_engine(
+    spark: Spark, table: pa.Table, folder: Path, source: str
+) -> None:
+    log = replace(log_of(table), source=str(folder) if source == "file" else table)
+    targets = {"target": "t", "half": "t / 2 + 0.25", "own": "p"}
+    expected = evaluate(log, targets, engine=DuckDB())
+    shown = evaluate(log, targets, engine=spark)
+    assert_same(shown, expected)
+    assert str(shown) == str(expected)
+    assert shown.comparison is not None
+    assert str(shown.comparison) == str(expected.comparison)
 
 
 def test_policies_in_python_are_scored_by_the_workers_once(
@@ -304,8 +309,8 @@ def test_what_is_not_there_is_named(spark: Spark, table: pa.Table, tmp_path: Pat
 def test_a_file_that_workers_do_not_see_is_named(
     spark: Spark, table: pa.Table, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = [[Piece("/nowhere/0.parquet", 0, 250)]]
-    monkeypatch.setattr("poolwise.engines.spark_files.tasks_of", lambda *_: hidden)
+    hidden = [(0, [Piece("/nowhere/0.parquet", 0, 250)])]
+    monkeypatch.setattr("poolwise.engines.spark.tasks_of", lambda *_: hidden)
     with refused(SourceError):
         evaluate(replace(log_of(table), source=str(folder)), TARGETS, engine=spark)
 
@@ -392,8 +397,8 @@ def test_what_spark_needs_is_named_where_it_is_missing(
 def test_a_session_that_was_started_is_stopped(folder: Path) -> None:
     """In a process of its own, as the command line does it."""
     code = f"""
-from poolwise.engine.spark import Spark
-from poolwise.log import Log
+from poolwise.engines.spark import Spark
+from poolwise import Log
 from pyspark import SparkContext
 log = Log({str(folder)!r}, logger="logger", reward="reward", propensity="p")
 with Spark(master="local[1]").open(log, {{"target": "t"}}) as rows:
