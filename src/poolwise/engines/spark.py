@@ -12,11 +12,12 @@ import pickle
 import socket
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
@@ -26,9 +27,11 @@ from poolwise.engines.kernel import Kernel
 from poolwise.engines.program import Program
 from poolwise.engines.spark_sources import (
     frame_of,
+    local_files,
     running_session,
     scored,
     spark_errors,
+    spark_text,
     viewed,
 )
 from poolwise.engines.sums import Sums, bucketed_moments, moments_of
@@ -52,7 +55,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
-    from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.log import Log
     from poolwise.log.policy import AnyArray, PolicyLike
@@ -91,7 +93,7 @@ class Spark:
             frame = frame_of(session, log)
             view = stack.enter_context(viewed(session, frame))
             roles = assign(log, targets, frame.columns, view)
-            table, files = roles.table, _plain_files(session, log)
+            table, files = roles.table, local_files(session, log)
             if roles.scored:
                 with spark_errors("scoring policies in Python"):
                     frame = stack.enter_context(scored(log, roles, frame))
@@ -100,77 +102,27 @@ class Spark:
             yield SparkRows(table, session, files, self.task_rows)
 
 
-def _plain_files(session: SparkSession, log: Log) -> Files | None:
-    """Files that tasks can read by themselves, under absolute paths."""
-    import duckdb
+class Failure(NamedTuple):
+    """A permanent failure: returned rather than raised, so that Spark does not retry."""
 
-    from poolwise.rows.sources import plain_files
-
-    paths = [path for part in log.parts if part.kind == "parquet" for path in part.value]
-    connect = type(session).__module__.startswith("pyspark.sql.connect")  # has no RDDs
-    if connect or any("://" in path for path in paths):
-        return None
-    with duckdb.connect() as connection:
-        files = plain_files(connection, log)
-    return files and tuple((str(Path(path).absolute()), label) for path, label in files)
-
-
-def spark_text(query: exp.Select) -> str:
-    """The text of a query for Spark 4; invalid numbers and divisions by zero become NULL.
-
-    >>> spark_text(exp.select("a / b AS c").from_("log"))
-    'SELECT TRY_DIVIDE(a, b) AS c FROM log'
-    """
-    text: str = query.transform(_lenient).sql(dialect="spark")
-    return text
-
-
-def _lenient(node: Expression) -> Expression:
-    if isinstance(node, exp.TryCast):
-        node.set("safe", True)  # noqa: FBT003 - SQLGlot's mark of TRY_CAST
-    if isinstance(node, exp.Div) and not isinstance(node.expression, exp.Nullif):
-        return exp.Anonymous(this="TRY_DIVIDE", expressions=[node.this, node.expression])
-    return node
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A permanent failure: returned rather than raised, so that Spark does not retry.
-
-    Attributes:
-        path: File that the worker does not see; empty where a row breaks a rule.
-        host: Name of the worker's machine.
-    """
-
-    path: str
     host: str
+    path: str = ""  # of a file that the host does not see; empty where a row breaks a rule
 
 
+FileWork = tuple[int, list[Piece]]  # row groups, after the number of their first row
 Outcome = Sums | Failure | None  # None for a task without rows
 
 
-@dataclass(frozen=True, eq=False)
-class Summing:
-    """The kernel's part of a task.
+def _total(kernel: Kernel, batches: Iterator[Rows]) -> Outcome:
+    """Sum all batches, in their order."""
+    from threadpoolctl import threadpool_limits
 
-    Attributes:
-        layout: The columns that batches have.
-        program: The terms to compute from them.
-    """
-
-    layout: Layout
-    program: Program
-
-    def total(self, kernel: Kernel, batches: Iterator[Rows]) -> Outcome:
-        """Sums of all batches, in their order."""
-        from threadpoolctl import threadpool_limits
-
-        try:
-            with threadpool_limits(limits=1):
-                first = next(batches, None)
-                return first and _trimmed(kernel.together(chain([first], batches)))
-        except BadRowsError:
-            return Failure("", socket.gethostname())
+    try:
+        with threadpool_limits(limits=1):
+            first = next(batches, None)
+            return first and _trimmed(kernel.together(chain([first], batches)))
+    except BadRowsError:
+        return Failure(socket.gethostname())
 
 
 def _trimmed(sums: Sums) -> Sums:
@@ -181,55 +133,63 @@ def _trimmed(sums: Sums) -> Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class FileTask(Summing):
+class FileTask:
     """Reads row groups on a worker and sums them.
 
     Attributes:
+        layout: The columns that batches have.
+        program: The terms to compute from them.
         feed: The columns to read; it lists no files.
     """
 
+    layout: Layout
+    program: Program
     feed: ParquetFeed
 
-    def __call__(self, work: tuple[int, Sequence[Piece]]) -> Outcome:
-        """Sum some row groups; the first number is that of their first row."""
+    def __call__(self, work: FileWork) -> Outcome:
+        """Sum some row groups."""
         first_row, pieces = work
         hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
         if hidden:
-            return Failure(hidden[0], socket.gethostname())
+            return Failure(socket.gethostname(), hidden[0])
         kernel, reader = Kernel(self.layout, self.program), ParquetReader(self.feed)
         try:
             batches = chain.from_iterable(reader.read(p, kernel.rows) for p in pieces)
-            return self.total(kernel, self._grouped(batches, first_row))
+            return _total(kernel, self._grouped(batches, first_row))
         finally:
             reader.close()
 
     def _grouped(self, batches: Iterable[Rows], first_row: int) -> Iterator[Rows]:
         """Code the rows by logger and bucket; skip those of loggers outside the layout."""
-        group = {label: k for k, label in enumerate(self.layout.loggers)}
-        groups = np.array([group.get(label, -1) for label in self.feed.loggers])
+        layout, feed = self.layout, self.feed
+        number = {label: k for k, label in enumerate(layout.loggers)}
+        numbers = np.array([number.get(label, -1) for label in feed.loggers])
         for codes, columns in batches:
-            row_groups = groups[codes]
-            used = row_groups >= 0
-            if self.layout.buckets > 1:
-                buckets = _row_buckets(first_row, len(codes), self.layout.buckets)
-                row_groups = row_groups + len(group) * buckets
+            groups = codes if feed.loggers == layout.loggers else numbers[codes]
+            used = groups >= 0
+            if layout.buckets > 1:
+                buckets = _row_buckets(first_row, len(codes), layout.buckets)
+                groups = groups + len(number) * buckets
             first_row += len(codes)
             if used.all():
-                yield row_groups, columns
+                yield groups, columns
             elif used.any():
-                chosen = {name: values[used] for name, values in columns.items()}
-                yield row_groups[used], chosen
+                yield groups[used], {name: values[used] for name, values in columns.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class TableTask(Summing):
+class TableTask:
     """Sums one partition of the rows that Spark reads.
 
     Attributes:
+        layout: The columns that batches have.
+        program: The terms to compute from them.
         clustered: Whether a column ``bucket`` holds the cluster of each row.
     """
 
-    clustered: bool = False
+    layout: Layout
+    program: Program
+    clustered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: the partition's number and its pickled outcome."""
@@ -242,7 +202,7 @@ class TableTask(Summing):
         if self.layout.buckets > 1:
             joined = self._bucketed(joined, partition * PARTITION_ROWS)
         rows = (arrow_rows(batch, self.layout.loggers, kernel.rows) for batch in joined)
-        outcome = pickle.dumps(self.total(kernel, chain.from_iterable(rows)))
+        outcome = pickle.dumps(_total(kernel, chain.from_iterable(rows)))
         yield pa.record_batch({"partition": [partition], "outcome": [outcome]})
 
     def _bucketed(
@@ -270,29 +230,28 @@ def cluster_buckets(clusters: pa.Array, buckets: int) -> pa.Array:
     >>> cluster_buckets(pa.array(["7", "12", "7"]), 50).to_pylist()
     [6, 5, 6]
     """
-    import duckdb
+    connection = _connection().register("clusters", pa.table({"cluster": clusters}))
+    query = f"SELECT CAST(hash(cluster) % {buckets} AS BIGINT) AS bucket FROM clusters"
+    return connection.sql(query).to_arrow_table().column("bucket").combine_chunks()
 
-    with duckdb.connect(config={"threads": 1}) as connection:
-        connection.register("clusters", pa.table({"cluster": clusters}))
-        query = f"SELECT CAST(hash(cluster) % {buckets} AS BIGINT) AS bucket FROM clusters"
-        return connection.sql(query).to_arrow_table().column("bucket").combine_chunks()
+
+@cache
+def _connection() -> duckdb.DuckDBPyConnection:
+    """This process's connection: opening one takes longer than hashing a batch."""
+    return duckdb.connect(config={"threads": 1})
 
 
 def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of at least so many rows, apart from the last: Spark's are small."""
+    """Join batches up to so many rows, or a few more: Spark's are small."""
     waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if sum(b.num_rows for b in waiting) >= rows:
+    for batch in chain(batches, [None]):
+        waiting += [] if batch is None else [batch]
+        if waiting and (batch is None or sum(b.num_rows for b in waiting) >= rows):
             yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
             waiting = []
-    if waiting:
-        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
 
 
-def tasks_of(
-    pieces: Sequence[Piece], rows: int, most: int = MOST_TASKS
-) -> list[tuple[int, list[Piece]]]:
+def tasks_of(pieces: Sequence[Piece], rows: int, most: int = MOST_TASKS) -> list[FileWork]:
     """Neighbouring pieces of at least so many rows, with the number of their first row.
 
     >>> tasks = tasks_of([Piece("a", 0, 60), Piece("a", 1, 60), Piece("b", 0, 5)], rows=100)
@@ -300,7 +259,7 @@ def tasks_of(
     [(0, [('a', 0), ('a', 1)]), (120, [('b', 0)])]
     """
     least = max(rows, sum(piece.rows for piece in pieces) // most)
-    tasks: list[tuple[int, list[Piece]]] = []
+    tasks: list[FileWork] = []
     row = end = 0
     for piece in pieces:
         if row >= end:
@@ -376,8 +335,7 @@ class SparkRows(QueryRows):
         """Moments of each bucket and logger, without tails and histograms."""
         layout = replace(layout_of(self.table, self.counts), buckets=buckets)
         program = Program(replace(unite(needs), tails=(), histograms=()))
-        sums = self._sums(layout, program)
-        moments = bucketed_moments(sums, program, needs, self.counts)
+        moments = bucketed_moments(self._sums(layout, program), program, needs, self.counts)
         if moments is None:
             raise LogError([CHANGED])
         return moments

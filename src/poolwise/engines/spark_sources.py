@@ -34,14 +34,17 @@ from poolwise.log.log import SELECT
 from poolwise.rows.guessed import expanded
 from poolwise.rows.roles import PART_LOGGER
 from poolwise.rows.score import Scorer
+from poolwise.rows.sources import plain_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.log import Log, Part
+    from poolwise.rows.reader import Files
     from poolwise.rows.roles import Roles
 
 VIEW_NUMBERS = count()
@@ -150,6 +153,24 @@ def first_line(reason: Exception) -> str:
     return (python or raised or lines or [type(reason).__name__])[0]
 
 
+def spark_text(query: exp.Select) -> str:
+    """The text of a query for Spark 4; invalid numbers and divisions by zero become NULL.
+
+    >>> spark_text(exp.select("a / b AS c").from_("log"))
+    'SELECT TRY_DIVIDE(a, b) AS c FROM log'
+    """
+    text: str = query.transform(_lenient).sql(dialect="spark")
+    return text
+
+
+def _lenient(node: Expression) -> Expression:
+    if isinstance(node, exp.TryCast):
+        node.set("safe", True)  # noqa: FBT003 - SQLGlot's mark of TRY_CAST
+    if isinstance(node, exp.Div) and not isinstance(node.expression, exp.Nullif):
+        return exp.Anonymous(this="TRY_DIVIDE", expressions=[node.this, node.expression])
+    return node
+
+
 def frame_of(session: SparkSession, log: Log) -> DataFrame:
     """All parts of a log as one DataFrame, with the columns of all parts."""
     from py4j.protocol import Py4JError
@@ -236,6 +257,19 @@ def _files(pattern: str, kind: str) -> list[str]:
             "SELECT file FROM glob(?)", [expanded(pattern, kind)]
         ).fetchall()
     return [f"file://{Path(str(line[0])).absolute()}" for line in lines] or [pattern]
+
+
+def local_files(session: SparkSession, log: Log) -> Files | None:
+    """Files that tasks can read by themselves, under absolute paths."""
+    import duckdb
+
+    paths = [path for part in log.parts if part.kind == "parquet" for path in part.value]
+    connect = type(session).__module__.startswith("pyspark.sql.connect")  # has no RDDs
+    if connect or any("://" in path for path in paths):
+        return None
+    with duckdb.connect() as connection:
+        files = plain_files(connection, log)
+    return files and tuple((str(Path(path).absolute()), label) for path, label in files)
 
 
 def _shown(part: Part) -> str:
