@@ -116,7 +116,7 @@ def test_a_repeated_target_stands_where_the_first_one_does(
     names = [ranked.target for ranked in found.ranking]
     assert names.index("again") == names.index("t5") + 1
     assert "'again' plays as 't5' on every row." in found.sentence
-    assert "do not tell it from 'again'" not in found.sentence
+    assert "different from 'again'" not in found.sentence
 
 
 def test_differences_of_one_line_are_as_sure_as_one_of_them() -> None:

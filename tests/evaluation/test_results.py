@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from io import StringIO
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from rich.console import Console
 
 from poolwise import Log, compare, evaluate
-from poolwise.report.tables import Grid, as_text, show
 from tests.support.reference import PAPER, log_of, random_table
 
 if TYPE_CHECKING:
@@ -187,29 +184,3 @@ def test_one_target_has_nothing_to_be_compared_with() -> None:
     found = evaluate(log_of(table), "t")
     assert found.comparison is None
     assert "comparison" not in found.to_dict()
-
-
-def test_many_long_names_fit_a_terminal_and_only_labels_are_coloured() -> None:
-    names = [f"logger {k} of a system that has been in production for long" for k in range(20)]
-    rows = [[name, "1,000,000", "98.3%", "8.34e+09", "391", "1.3", "14.4"] for name in names]
-    header = [
-        "logger",
-        "rows",
-        "weighted\nshare",
-        "diver-\ngence",
-        "effective\nrows",
-        "mean",
-        "max",
-    ]
-    warning = {"code": "x", "severity": "alarm", "message": "[bold]words"}
-    text = as_text([Grid("", header, rows)], [warning])
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert len(lines) <= 3 * len(names) + 5
-    assert all(f"logger {k} of a" in text for k in range(20))
-    alike = [[name, "1"] for name in ("x" * 40 + "1" + "y" * 40, "x" * 40 + "2" + "y" * 40)]
-    assert "1yyy" in as_text([Grid("", ["logger", "rows"], alike)], [])  # else one for both
-    out = StringIO()
-    console = Console(file=out, force_terminal=True, width=80, color_system="standard")
-    show([], [warning], console)
-    assert out.getvalue() == "\x1b[1;31malarm (x): \x1b[0m[bold]words\n"

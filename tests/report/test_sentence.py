@@ -41,7 +41,7 @@ def result(*estimates: dict[str, Any], name: str = "new", **more: object) -> dic
     return {"target": name, "estimates": list(estimates), "loggers": loggers, **more}
 
 
-def found(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> dict[str, Any]:
+def evaluation(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> dict[str, Any]:
     return {
         "targets": list(targets),
         "loggers": [
@@ -53,17 +53,17 @@ def found(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> dict[st
 
 
 def test_the_answer_of_the_demo() -> None:
-    told = demo().to_dict()
-    assert answer(told) == (
+    facts = demo().to_dict()
+    assert answer(facts) == (
         "'candidate' would have earned 0.6771 ± 0.0040 per row "
         "(95% interval [0.6693, 0.6849]), 15.2% more than the 0.5880 earned by the best "
         "logger, 'large'; 2 of 3 logs carry that answer."
     )
-    assert truth_text(leading(told)) == "The true value is known: 0.6795, within the interval."
+    assert truth_text(leading(facts)) == "The true value is known: 0.6795, within the interval."
 
 
 def test_less_than_the_best_logger() -> None:
-    assert answer(found(result(estimate(1.5)))) == (
+    assert answer(evaluation(result(estimate(1.5)))) == (
         "'new' would have earned 1.50 ± 0.10 per row (95% interval [1.30, 1.70]), "
         "25.0% less than the 2.00 earned by the best logger, 'b'; "
         "1 of 2 logs carries that answer."
@@ -72,21 +72,21 @@ def test_less_than_the_best_logger() -> None:
 
 def test_a_difference_within_the_interval_is_none() -> None:
     assert "not significantly different from the 2.00 earned by the best logger, 'b'" in answer(
-        found(result(estimate(1.9)))
+        evaluation(result(estimate(1.9)))
     )
 
 
 def test_more_than_twice_as_much_is_told_in_times() -> None:
     assert "3.5 times the 2.00 earned by the best logger, 'b'" in answer(
-        found(result(estimate(7.0)))
+        evaluation(result(estimate(7.0)))
     )
 
 
 def test_no_percentage_of_nothing_or_of_a_loss() -> None:
-    told = found(result(estimate(1.0)))
-    for logger in told["loggers"]:
+    facts = evaluation(result(estimate(1.0)))
+    for logger in facts["loggers"]:
         logger["mean_reward"] = -1.0
-    assert "2.00 more than the -1.00 earned" in answer(told)
+    assert "2.00 more than the -1.00 earned" in answer(facts)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_no_percentage_of_nothing_or_of_a_loss() -> None:
     ],
 )
 def test_findings_hedge_the_answer(severities: tuple[str, ...], verb: str, end: str) -> None:
-    said = answer(found(result(estimate(1.5)), severities=severities))
-    assert verb in said
-    assert said.endswith(end)
+    sentence = answer(evaluation(result(estimate(1.5)), severities=severities))
+    assert verb in sentence
+    assert sentence.endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -117,29 +117,29 @@ def test_findings_hedge_the_answer(severities: tuple[str, ...], verb: str, end: 
 )
 def test_one_side_is_told_in_words(lower: float, upper: float, words: str) -> None:
     one = estimate(1.5) | {"lower": lower, "upper": upper}
-    assert f"1.50 ± 0.10 per row {words}" in answer(found(result(one)))
+    assert f"1.50 ± 0.10 per row {words}" in answer(evaluation(result(one)))
 
 
 def test_an_unknown_error_leaves_nothing_to_compare() -> None:
     one = estimate(1.5) | {"std_error": INF, "lower": -INF, "upper": INF}
-    assert answer(found(result(one))) == (
+    assert answer(evaluation(result(one))) == (
         "'new' would have earned 1.5 ± unknown per row (no interval can be given); "
         "1 of 2 logs carries that answer."
     )
 
 
 def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() -> None:
-    told = found(result(estimate(1.0), name="low"), result(estimate(1.5), name="high"))
-    told["warnings"] = [
+    facts = evaluation(result(estimate(1.0), name="low"), result(estimate(1.5), name="high"))
+    facts["warnings"] = [
         {"code": "x", "severity": "alarm", "message": "Target 'low': bad"},
         {"code": "y", "severity": "warning", "message": "All logs: odd"},
     ]
-    said = answer(told)
-    assert said.startswith(
+    sentence = answer(facts)
+    assert sentence.startswith(
         "Of 2 targets, 'high' has the highest estimate: it would have earned"
     )
-    assert said.endswith("Use it with care: see the 1 warning below.")
-    assert [w["code"] for w in findings_of(told, "low")] == ["x", "y"]
+    assert sentence.endswith("Use it with care: see the 1 warning below.")
+    assert [w["code"] for w in findings_of(facts, "low")] == ["x", "y"]
 
 
 def compared(*verdicts: str) -> dict[str, Any]:
@@ -182,18 +182,20 @@ SOME = (
 )
 def test_whether_the_one_in_front_is_in_front(verdicts: tuple[str, ...], words: str) -> None:
     assert rivals(compared(*verdicts)) == words
-    assert rivals(found(result(estimate(1.0)))) == ""
+    assert rivals(evaluation(result(estimate(1.0)))) == ""
 
 
 def test_without_an_estimate_there_is_no_answer() -> None:
-    assert answer(found(result())) == (
+    assert answer(evaluation(result())) == (
         "These logs give no estimate of what 'new' would have earned: see the findings."
     )
 
 
 def test_the_first_estimate_speaks_where_calibrated_is_missing() -> None:
-    said = answer(found(result(estimate(1.5, name="naive"), estimate(1.0, name="weighted"))))
-    assert "earned 1.50" in said
+    sentence = answer(
+        evaluation(result(estimate(1.5, name="naive"), estimate(1.0, name="weighted")))
+    )
+    assert "earned 1.50" in sentence
 
 
 def test_shares_that_nobody_knows_carry_nothing() -> None:
