@@ -1,22 +1,22 @@
-// Draws each chart when it is first seen: at once, or when its folder is opened.
+// Draw each chart when it becomes visible: at once, or when its folded section is opened.
 "use strict";
-const draw = (place) => {
-  if (place.dataset.drawn) return;
-  place.dataset.drawn = "begun";
-  const spec = JSON.parse(document.getElementById(place.dataset.spec).textContent);
-  vegaEmbed(place, spec, { actions: false, renderer: "svg", ast: true })
-    .then(() => { place.dataset.drawn = "done"; })
-    .catch((error) => { place.dataset.drawn = "failed"; console.error(error); });
+const draw = (element) => {
+  if (element.dataset.drawn) return;
+  element.dataset.drawn = "begun";
+  const spec = JSON.parse(document.getElementById(element.dataset.spec).textContent);
+  vegaEmbed(element, spec, { actions: false, renderer: "svg", ast: true })
+    .then(() => { element.dataset.drawn = "done"; })
+    .catch((error) => { element.dataset.drawn = "failed"; console.error(error); });
 };
 const drawVisible = () => {
-  for (const place of document.querySelectorAll(".chart")) {
-    if (!place.closest("details:not([open])")) draw(place);
+  for (const element of document.querySelectorAll(".chart")) {
+    if (!element.closest("details:not([open])")) draw(element);
   }
 };
-for (const folder of document.querySelectorAll("details")) {
-  folder.addEventListener("toggle", () => {
+for (const section of document.querySelectorAll("details")) {
+  section.addEventListener("toggle", () => {
     drawVisible();
-    if (folder.open) window.dispatchEvent(new Event("resize"));
+    if (section.open) window.dispatchEvent(new Event("resize"));
   });
 }
 drawVisible();
