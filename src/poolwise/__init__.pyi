@@ -2,8 +2,8 @@
 
 from .engines.duckdb import DuckDB as DuckDB
 from .engines.exact import FiniteProblem as FiniteProblem
+from .engines.saved import Summary as Summary
 from .engines.spark import Spark as Spark
-from .engines.summary import Summary as Summary
 from .engines.warehouse import Warehouse as Warehouse
 from .errors import LogError as LogError
 from .errors import PoolwiseError as PoolwiseError

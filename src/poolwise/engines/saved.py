@@ -1,49 +1,66 @@
-"""Saved: moments in place of rows.
+r"""Summary: moments in place of rows, to save, to add and to evaluate later.
 
-Saved moments answer the questions they were read for, and no others: a hash of roles and
-targets rejects the rest, and a manifest of counts fixes the mixture.
+A hash of the roles and targets rejects moments of another log or policy.  Moments of two
+groups of rows add exactly, but weights against the mixture
+$\pi_{avg} = \sum_i (n_i / n) \pi_i$ depend on every row: parts add only if all of them were
+weighted with the same row counts (the manifest).  Terms without the mixture always add.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from hashlib import sha256
 from operator import add
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sqlglot import exp
 
-from poolwise.errors import RefusedError
+from poolwise.engines.saved_file import DAMAGED, FORMAT, read_moments, write_moments
+from poolwise.errors import Finding, RefusedError, SourceError, UsageError
 from poolwise.log.log import ONLY_LOGGER
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of
+from poolwise.moments.moments import pooled
 from poolwise.rows.rules import RoleColumns, double, number, string
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.errors import Fault, Finding
+    from poolwise.errors import Fault
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.moments import Moments
+    from poolwise.moments.moments import Moments, MomentsByLogger
     from poolwise.moments.terms import Needs, Term
 
-FORMAT = 1  # of the fingerprint, of saved files and of the columns of an answer
-LETTERS = 16
+HASH_LENGTH = 16
+SAME_SHARE = 1e-12  # shares that differ by less give the same weights
+OF_MIXTURE = frozenset({"balanced_weight", "ratio", "inverse_ratio"})
+NARROW = (
+    "Estimators that do not use the mixture (naive, and weighted or self-normalised with own "
+    "propensities) are available now: evaluate summary.narrowed(log) instead of the log."
+)
+LOST = Finding(
+    "mixture-left-out",
+    "The added summaries were weighted against different mixtures, so terms that use the "
+    "mixture (balanced, calibrated, self-normalised, pooled divergences) were dropped.",
+    "Count the rows of all parts first, and summarise each part with counts=the totals.",
+)
 
 
 @dataclass(frozen=True)
 class Question:
-    """Fingerprints of the roles of a log.
+    """Hashes of the roles and targets that moments were computed for.
 
     Attributes:
-        roles: Of the logger, the reward and the rules.
-        targets: Of each target.
-        mixture: Of the probabilities under every logger; empty where they are not known.
+        roles: Hash of the logger, the reward and the rules.
+        targets: Hash of each target.
+        mixture: Hash of the propensities; empty where they are not known for every logger.
     """
 
     roles: str
@@ -51,17 +68,16 @@ class Question:
     mixture: str = ""
 
     def mark(self, needs: Needs) -> str:
-        """What an answer to exactly these needs is marked with."""
+        """Hash of the question and the needs, to mark the answer of the printed query."""
         parts = [sorted(map(_factors, part)) for part in (needs.means, needs.extremes)]
         groups = sorted(sorted(map(_factors, group)) for group in needs.groups)
-        asked = [self.roles, dict(self.targets), self.mixture, *parts, groups]
-        return f"{FORMAT}:{_fingerprint(asked)}"
+        return f"{FORMAT}:{_hash([*asdict(self).values(), *parts, groups])}"
 
 
 def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
-    """The question that a log and its targets ask; where the rows are does not matter.
+    """Hash the roles of a log and its targets, but not its source.
 
-    >>> from poolwise.log import Log
+    >>> from poolwise.log.log import Log
     >>> day = [Log(f"{k}.parquet", reward="r", propensity="p") for k in (1, 2)]
     >>> question(day[0], {"new": "t"}) == question(day[1], {"new": "t"})
     True
@@ -70,19 +86,19 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
     """
     logger = ONLY_LOGGER if log.logger is None else _text(log.logger)
     rules = [log.log_probabilities, log.on_fault]
-    known = {str(k): _text(v) for k, v in (log.propensities or {}).items() if v is not None}
+    crossed = {str(k): _text(v) for k, v in (log.propensities or {}).items() if v is not None}
     own = None if log.propensity is None else _text(log.propensity)
     return Question(
-        _fingerprint([logger, _text(log.reward), rules]),
-        {str(name): _fingerprint(_text(policy)) for name, policy in targets.items()},
-        _fingerprint([known, own]) if log.crossed else "",
+        _hash([logger, _text(log.reward), rules]),
+        {str(name): _hash(_text(policy)) for name, policy in targets.items()},
+        _hash([crossed, own]) if log.crossed else "",
     )
 
 
 def _text(value: PolicyLike) -> str:
     policy = as_policy(value)
     expression = expression_of(policy)
-    if expression is None:  # Python: its numbers are in the moments, its code is not
+    if expression is None:  # a policy in Python: its code cannot be hashed
         return f"{type(policy).__name__} in Python"
     return expression.sql(dialect="duckdb", normalize_functions=False)
 
@@ -91,27 +107,22 @@ def _factors(term: Term) -> list[list[str]]:
     return [[f.name, f.logger, f.target, f.rule, repr(f.bound)] for f in term.factors]
 
 
-def _fingerprint(value: object) -> str:
+def _hash(value: object) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=True)
-    return sha256(text.encode()).hexdigest()[:LETTERS]
-
-
-SAME = 1e-12  # shares that differ by less than that weigh every row alike
+    return sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
-    """Whether two counts of the loggers make the same mixture.
+    """Whether two counts of the loggers give the same mixture.
 
     >>> same_shares({"a": 200, "b": 100}, {"b": 1, "a": 2})
     True
     >>> same_shares({"a": 201, "b": 100}, {"b": 1, "a": 2})
     False
     """
-    whole = sum(left.values()), sum(right.values())
-    if not all(whole):
-        return False
-    return all(
-        abs(left.get(i, 0) / whole[0] - right.get(i, 0) / whole[1]) <= SAME
+    totals = sum(left.values()), sum(right.values())
+    return all(totals) and all(
+        abs(left.get(i, 0) / totals[0] - right.get(i, 0) / totals[1]) <= SAME_SHARE
         for i in {*left, *right}
     )
 
@@ -119,103 +130,91 @@ def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
 def with_manifest(
     table: RoleColumns, counts: Mapping[str, float], present: Collection[str]
 ) -> RoleColumns:
-    """The same rows, weighted against the mixture that `counts` make.
+    """Weight the rows against the mixture in the proportions of `counts`.
 
-    Only the loggers that are `present` must have rows here.
+    Only the loggers in `present` must have rows.
     """
     probs = {label: double(prob) for label, prob in table.propensities.items()}
-    whole = sum(counts.values())
-    used = [(counts[label] / whole, prob) for label, prob in probs.items()]
-    mixed = _log_mixture(used) if table.log_probabilities else _mixture(used)
+    total = sum(counts.values())
+    shares = [(counts[label] / total, prob) for label, prob in probs.items()]
     own = exp.Case()
     for label, prob in probs.items():
-        own = own.when(_label(table).eq(string(label)), prob.copy())
+        own = own.when(exp.cast(table.logger.copy(), "varchar").eq(string(label)), prob.copy())
     return replace(
         table,
-        mixture=mixed,
+        mixture=_log_mixture(shares) if table.log_probabilities else _mixture(shares),
         propensity=own if table.propensity is None else table.propensity,
         labels=tuple(label for label in table.labels if label in present),
     )
 
 
-def _label(table: RoleColumns) -> Expression:
-    return exp.cast(table.logger.copy(), "varchar")
+def _mixture(shares: Sequence[tuple[float, Expression]]) -> Expression:
+    return reduce(add, [number(share) * prob.copy() for share, prob in shares])
 
 
-def _mixture(parts: Sequence[tuple[float, Expression]]) -> Expression:
-    return reduce(add, [number(share) * prob.copy() for share, prob in parts])
-
-
-def _log_mixture(parts: Sequence[tuple[float, Expression]]) -> Expression:
-    """Relative to the largest, so that nothing vanishes however small it is."""
-    several = [prob.copy() for _, prob in parts]
-    top = exp.func("greatest", *several) if len(several) > 1 else several[0]
-    raised = [
-        (share, exp.func("exp", exp.paren(prob.copy() - top.copy()))) for share, prob in parts
+def _log_mixture(shares: Sequence[tuple[float, Expression]]) -> Expression:
+    """Logarithm of the mixture, relative to the largest part so that none underflows."""
+    probs = [prob.copy() for _, prob in shares]
+    top = exp.func("greatest", *probs) if len(probs) > 1 else probs[0]
+    relative = [
+        (share, exp.func("exp", exp.paren(prob.copy() - top.copy()))) for share, prob in shares
     ]
-    return top + exp.func("ln", exp.paren(_mixture(raised)))
+    return top + exp.func("ln", exp.paren(_mixture(relative)))
 
 
 @dataclass(frozen=True, eq=False)
 class SavedRows:
-    """Moments in the place of rows; answers what `engines.base.Rows` promises, or refuses.
+    """Moments in place of rows: implements `engines.base.Rows`, or raises RefusedError.
 
     Attributes:
-        known: Moments of each logger, in the order in which loggers are shown.
-        dropped: Whether rows that break a rule were left out, uncounted.
-        notes: What a reader must know of how these moments came about.
+        by_logger: Moments of each logger, in the order in which loggers are shown.
+        dropped: Whether rows that break a rule were dropped, uncounted.
+        notes: Findings about the origin of the moments.
     """
 
-    known: Mapping[str, Moments]
+    by_logger: MomentsByLogger
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
-
-    @property
-    def by_kernel(self) -> bool:
-        return False
-
-    @property
-    def rereadable(self) -> bool:
-        return False
+    by_kernel = False
+    rereadable = False
 
     @property
     def counts(self) -> dict[str, int]:
-        return {logger: m.count for logger, m in self.known.items()}
+        return {logger: m.count for logger, m in self.by_logger.items()}
 
     @property
     def found(self) -> dict[str, int]:
         return self.counts
 
     def check(self) -> tuple[Fault, ...]:
-        """Rules were kept when the moments were made; what was left out is not known."""
+        """Refuse, or return no faults where broken rows were dropped."""
         if not self.dropped:
             _needs_rows("checking rows")
         return ()
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
-        """The moments that are asked for, if they were saved."""
+        """Return the requested moments, if they were saved."""
+        if not all(_holds(m, needs) for m in self.by_logger.values()):
+            raise RefusedError(
+                "not-saved",
+                "these estimators need averages that the saved moments do not hold: summarise "
+                "the log with the same estimators and targets",
+            )
         names = {term: term for term in needs.terms}
-        for m in self.known.values():
-            if not all(map(m.has, names)) or not _serves(m, needs):
-                raise RefusedError(
-                    "not-saved",
-                    "these estimators need averages that the saved moments do not hold: make "
-                    "them with the same estimators, and for the same targets",
-                )
-        return {logger: m.select(names) for logger, m in self.known.items()}
+        return {logger: m.select(names) for logger, m in self.by_logger.items()}
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> NoReturn:
-        """Refused: buckets are made from rows."""
+        """Refuse: buckets are computed from rows."""
         del needs, buckets
         _needs_rows("resampling (intervals by jackknife or bootstrap, clusters, cross-fitting)")
 
     def without(self, logger: str) -> NoReturn:
-        """Refused: without a logger every row has another weight."""
+        """Refuse: without a logger every row has another weight."""
         _needs_rows(f"leaving out logger {logger!r} (which_logs)")
 
 
-def _serves(m: Moments, needs: Needs) -> bool:
-    """Whether every pair and extreme that is asked for is there."""
+def _holds(m: Moments, needs: Needs) -> bool:
+    """Whether moments hold every requested mean, pair and extreme."""
     try:
         for left, right in needs.pairs:
             m.scatter_of([left, right])
@@ -223,20 +222,156 @@ def _serves(m: Moments, needs: Needs) -> bool:
             m.max(term)
     except KeyError:
         return False
-    return True
+    return all(map(m.has, needs.terms))
 
 
 def _needs_rows(what: str) -> NoReturn:
     raise RefusedError(
         "needs-rows",
-        f"{what} needs the rows, and there are only moments of them: evaluate the log itself, "
-        "or do without (interval='student', no `cluster`)",
+        f"{what} requires the rows, but only their moments were saved: evaluate the log "
+        "itself, or use interval='student' without `cluster`",
     )
 
 
-MIXED = frozenset({"balanced_weight", "ratio", "inverse_ratio"})
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Moments of each logger's rows, with the question they were computed for.
+
+    A summary is an engine: ``pw.evaluate(log, targets, engine=summary)`` evaluates it, with
+    the summarised log or any log with the same roles.  ``+`` adds two summaries.
+
+    Attributes:
+        moments: Moments of each logger.
+        question: Hashes of the roles and targets.
+        manifest: Rows (or shares) of each logger that fixed the mixture; empty where no
+            moment uses it.
+    """
+
+    moments: MomentsByLogger
+    question: Question
+    manifest: Mapping[str, float]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each logger."""
+        return {logger: m.count for logger, m in self.moments.items()}
+
+    @property
+    def crossed(self) -> bool:
+        """Whether moments that use the mixture are present."""
+        return bool(self.manifest)
+
+    @contextmanager
+    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[SavedRows]:
+        """Return the moments as rows, if the log and targets are those of the summary."""
+        requested = question(log, targets)
+        self._refuse_other(requested)
+        if log.crossed:
+            self._refuse_mixture(requested.mixture)
+        lost = self.question.mixture and not self.crossed
+        yield SavedRows(self.moments, log.on_fault == "drop", (LOST,) if lost else ())
+
+    def _refuse_other(self, requested: Question) -> None:
+        if requested.roles != self.question.roles:
+            raise UsageError(
+                "these moments belong to another log: logger, reward, `on_fault` and "
+                "`log_probabilities` must be those of the summarised log"
+            )
+        ours = self.question.targets
+        others = [name for name, mark in requested.targets.items() if ours.get(name) != mark]
+        if others:
+            raise UsageError(
+                f"these moments do not cover target {', '.join(map(repr, others))}: they were "
+                f"computed for {', '.join(map(repr, ours))}, as defined then"
+            )
+
+    def _refuse_mixture(self, requested: str) -> None:
+        if not self.crossed:
+            raise RefusedError("mixture-left-out", f"{LOST} {NARROW}")
+        if requested != self.question.mixture:
+            raise UsageError(
+                "these moments were computed with other `propensities`: pass the same ones, or "
+                "summarise the log again"
+            )
+        if not same_shares(self.rows, self.manifest):
+            raise RefusedError(
+                "other-counts",
+                f"the mixture was fixed for {_listed(self.manifest)}, but the rows are "
+                f"{_listed(self.rows)}: weights against the mixture would be wrong. Add the "
+                f"missing parts, or summarise the rows again with counts=these. {NARROW}",
+            )
+
+    def narrowed(self, log: Log) -> Log:
+        """Return the log with own propensities only, which any moments can serve."""
+        if not log.crossed:
+            return log
+        unknown = dict.fromkeys(map(str, log.propensities or {}))
+        own = "propensity" if log.propensity is None else log.propensity  # never read
+        return replace(log, propensities=unknown, propensity=own)
+
+    def __add__(self, other: Summary) -> Summary:
+        """Add the rows of another summary; drop terms that cannot be added exactly."""
+        ours, theirs = self.question, other.question
+        if (ours.roles, ours.targets) != (theirs.roles, theirs.targets):
+            raise UsageError(
+                "summaries must have the same logger, reward, rules and targets to be added"
+            )
+        mixed = self.crossed and other.crossed and ours.mixture == theirs.mixture
+        if mixed and same_shares(self.manifest, other.manifest):
+            return self._plus(other)
+        return self._own()._plus(other._own())
+
+    def _own(self) -> Summary:
+        """Drop the moments that use the mixture."""
+        own = {
+            logger: m.select({t: t for t in m.terms if not _of_mixture(t)})
+            for logger, m in self.moments.items()
+        }
+        return replace(self, moments=own, manifest={})
+
+    def _plus(self, other: Summary) -> Summary:
+        """Add moments; loggers keep the order of the manifest, or of their names."""
+        parts = [*self.moments.values(), *other.moments.values()]
+        if any(part.terms != parts[0].terms for part in parts):
+            raise UsageError(
+                "summaries must be made for the same estimators and by the same version of "
+                "poolwise to be added"
+            )
+        both = (self.moments, other.moments)
+        loggers = self.manifest or sorted({*self.moments, *other.moments})
+        moments = {
+            logger: pooled(part[logger] for part in both if logger in part)
+            for logger in loggers
+            if any(logger in part for part in both)
+        }
+        mixture = self.question.mixture or other.question.mixture
+        return Summary(moments, replace(self.question, mixture=mixture), self.manifest)
+
+    def save(self, path: str | Path) -> None:
+        """Write a Parquet file with one line per logger; whole, or not at all."""
+        header = {**asdict(self.question), "manifest": dict(self.manifest)}
+        write_moments(Path(path), self.moments, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Summary:
+        """Read a file that `save` wrote."""
+        moments, header = read_moments(Path(path))
+        try:
+            targets = {str(k): str(v) for k, v in header["targets"].items()}
+            asked = Question(str(header["roles"]), targets, str(header["mixture"]))
+            manifest = {str(k): float(v) for k, v in header["manifest"].items()}
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as reason:
+            raise SourceError(f"{str(path)!r}", DAMAGED) from reason
+        mixed = any(_of_mixture(t) for m in moments.values() for t in m.terms)
+        if bool(manifest) != mixed or not set(moments) <= {*(manifest or moments)}:
+            raise SourceError(f"{str(path)!r}", DAMAGED)
+        return cls(moments, asked, manifest)
 
 
-def of_mixture(term: Term) -> bool:
-    """Whether a term changes with the mixture, and so with every logger's rows."""
-    return any(factor.name in MIXED for factor in term.factors)
+def _of_mixture(term: Term) -> bool:
+    """Whether a term depends on the mixture, and so on every logger's rows."""
+    return any(factor.name in OF_MIXTURE for factor in term.factors)
+
+
+def _listed(counts: Mapping[str, float]) -> str:
+    return ", ".join(f"{i!r} {n:,.12g}" for i, n in counts.items())

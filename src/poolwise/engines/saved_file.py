@@ -1,8 +1,7 @@
-"""Moments in a file: Parquet, one line per logger, readable by anything.
+"""Moments as a Parquet file: one line per logger, arrays as lists of doubles.
 
-Arrays are lists of doubles, so that nothing is rounded; what the places of these lists
-mean stands in the file's metadata as JSON.  Nothing in a file is ever executed, and a file
-that does not hold together is refused with one sentence.
+The file's metadata holds, as JSON, the terms that the lists refer to.  Reading never executes
+anything from the file, and rejects an inconsistent file with one message.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from poolwise.engines.saved import FORMAT
 from poolwise.errors import SourceError, UsageError
 from poolwise.moments.histogram import BINS
 from poolwise.moments.moments import FloatArray, IntArray, Moments
@@ -31,8 +29,9 @@ if TYPE_CHECKING:
 
     from poolwise.moments.moments import MomentsByLogger
 
+FORMAT = 1  # version of saved files, of their hashes and of the answer's columns
 KEY = b"poolwise"
-DAMAGED = "it is damaged: summarise the log again, or take a copy"
+DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
 SCHEMA = pa.schema(
     [
         ("logger", pa.string()),
@@ -45,12 +44,12 @@ SCHEMA = pa.schema(
         ("histograms", pa.list_(pa.list_(pa.int64()))),
     ]
 )
-Header = dict[str, Any]  # JSON: what the numbers are about
+Header = dict[str, Any]  # the JSON in the metadata
 
 
 def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any]) -> None:
-    """Write moments of each logger, and JSON that says what they are about."""
-    _refuse_place(path)
+    """Write the moments of each logger, with `header` in the file's metadata."""
+    _refuse_path(path)
     first = next(iter(moments.values()))
     tails, histograms = sorted(first.tails), sorted(first.histograms)
     meta = {
@@ -77,54 +76,50 @@ def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any
     ]
     schema = SCHEMA.with_metadata({KEY: json.dumps(meta, sort_keys=True).encode()})
     table = pa.Table.from_pylist(lines, schema=schema)
-    with whole_file(path) as beside, telling(path):
-        pq.write_table(table, beside, compression="zstd")
+    with whole_file(path) as unfinished, telling(path):
+        pq.write_table(table, unfinished, compression="zstd")
 
 
-def _refuse_place(path: Path) -> None:
-    """Refuse a name that says something else, and a file that may well be the log."""
-    place = real_place(path)
-    if path.suffix:  # without an ending a name says nothing
+def _refuse_path(path: Path) -> None:
+    """Reject another file extension, and an existing file without moments."""
+    if path.suffix:
         refuse_output(path, PARQUET)
-    if place.exists() and place.stat().st_size > 0 and not holds_moments(place):
+    there = real_place(path)
+    if there.exists() and there.stat().st_size > 0 and not holds_moments(there):
         raise UsageError(
-            f"cannot write {path}: the file that is there was not written by `Summary.save`, "
-            "and would be lost: choose another name"
+            f"cannot write {path}: the existing file was not written by `Summary.save`; choose "
+            "another name"
         )
 
 
 def named_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The files that paths and globs stand for, in order; refuses what is not there.
-
-    A file that is named twice would count its rows twice, and is refused too.
-    """
-    found = [file for path in paths for file in _named(Path(path))]
-    seen: set[Path] = set()
-    for file in found:
-        if file.resolve() in seen:
-            raise UsageError(f"{str(file)!r} is named twice: its rows would count twice")
-        seen.add(file.resolve())
-    return found
+    """Expand paths and globs in order; reject missing and repeated files."""
+    files = [file for path in paths for file in _expanded(Path(path))]
+    real = [file.resolve() for file in files]
+    for k, file in enumerate(files):
+        if real[k] in real[:k]:
+            raise UsageError(f"{str(file)!r} is listed twice: its rows would count twice")
+    return files
 
 
-def _named(path: Path) -> list[Path]:
+def _expanded(path: Path) -> list[Path]:
     if not glob.has_magic(str(path)) or path.exists():
         refuse_missing(path)
         return [path]
-    found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    if not found:
-        raise SourceError(f"{str(path)!r}", "no file fits this pattern")
-    return found
+    files = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not files:
+        raise SourceError(f"{str(path)!r}", "no file matches this pattern")
+    return files
 
 
 def refuse_missing(path: Path) -> None:
-    """Refuse a file that is not there, in words: pyarrow only repeats its name."""
+    """Raise SourceError where a file does not exist: pyarrow only repeats its name."""
     if not os.path.exists(path):  # noqa: PTH110 - Path.exists fails on names that are too long
-        raise SourceError(f"{str(path)!r}", "there is no such file: check the path")
+        raise SourceError(f"{str(path)!r}", "the file does not exist: check the path")
 
 
 def holds_moments(path: Path) -> bool:
-    """Whether a file says that `write_moments` wrote it."""
+    """Whether the metadata of a file is that of `write_moments`."""
     try:
         return KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError):
@@ -132,67 +127,77 @@ def holds_moments(path: Path) -> bool:
 
 
 def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
-    """Moments of each logger and what they are about; refuses what does not hold together."""
+    """Read the moments of each logger and the header; reject an inconsistent file."""
     refuse_missing(path)
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as reason:
         raise SourceError(f"{str(path)!r}", str(reason).splitlines()[0]) from reason
-    raw = (table.schema.metadata or {}).get(KEY)
-    if raw is None:
-        raise SourceError(f"{str(path)!r}", "it was not written by `Summary.save`")
+    text = (table.schema.metadata or {}).get(KEY)
+    if text is None:
+        raise SourceError(f"{str(path)!r}", "the file was not written by `Summary.save`")
     try:
-        return _decoded(table, json.loads(raw))
+        return _decoded(table, json.loads(text))
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as reason:
         why = str(reason) if isinstance(reason, _DamagedError) else DAMAGED
         raise SourceError(f"{str(path)!r}", why) from reason
 
 
 class _DamagedError(ValueError):
-    """A file that does not hold together, with the sentence that says so."""
+    """An inconsistent file; the text is the message."""
 
 
 def _decoded(table: pa.Table, meta: Header) -> tuple[dict[str, Moments], Header]:
     if meta["format"] != FORMAT:
         raise _DamagedError(
-            f"it has format {meta['format']!r}, and this version of poolwise reads {FORMAT}: "
-            "read it with the version that wrote it"
+            f"the file must have format {FORMAT}, got {meta['format']!r}: read it with the "
+            "version of poolwise that wrote it"
         )
-    _require(table.schema.equals(SCHEMA))
-    _require(table.num_rows > 0)
+    _require(table.schema.equals(SCHEMA) and table.num_rows > 0)
     terms = tuple(Term(tuple(Factor(**f) for f in factors)) for factors in meta["terms"])
     _require(all(isinstance(f.bound, float) for t in terms for f in t.factors))
     _require(len(set(terms)) == len(terms) > 0)
-    found = {line["logger"]: _moments(line, terms, meta) for line in table.to_pylist()}
-    _require(len(found) == table.num_rows and None not in found)
-    return found, meta
+    moments = {line["logger"]: _moments(line, terms, meta) for line in table.to_pylist()}
+    _require(len(moments) == table.num_rows and None not in moments)
+    return moments, meta
 
 
 def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> Moments:
     size, count = int(meta["scattered"]), int(line["rows"])
     _require(0 <= size <= len(terms) and count > 0 and meta["ddof"] in {0, 1})
-    means = _array(line["means"], len(terms))
-    scatter = _array(line["scatter"], size * size).reshape(size, size)
-    _require(bool(np.array_equal(scatter, scatter.T, equal_nan=True)))
-    _require(not bool((np.diag(scatter) < 0).any()))
-    tails = {
-        terms[place]: _array(values, len(values))
-        for place, values in zip(meta["tails"], line["tails"], strict=True)
-    }
-    _require(all(_falling(tail) and 0 < len(tail) <= count for tail in tails.values()))
-    histograms = {
-        terms[place]: np.array(values, dtype=np.int64)
-        for place, values in zip(meta["histograms"], line["histograms"], strict=True)
-    }
-    _require(all(_counts(seen, count) for seen in histograms.values()))
-    lowest, largest = (_array(line[name], len(terms)) for name in ("lowest", "largest"))
-    _require(not bool((lowest > largest).any() or np.isinf([lowest, largest]).any()))
-    _require(bool(np.array_equal(np.isnan(lowest), np.isnan(largest))))
-    found = Moments(
-        terms, count, means, scatter, lowest, largest, meta["ddof"], tails, histograms
+    moments = Moments(
+        terms,
+        count,
+        _array(line["means"], len(terms)),
+        _array(line["scatter"], size * size).reshape(size, size),
+        _array(line["lowest"], len(terms)),
+        _array(line["largest"], len(terms)),
+        meta["ddof"],
+        {
+            terms[k]: _array(values, len(values))
+            for k, values in zip(meta["tails"], line["tails"], strict=True)
+        },
+        {
+            terms[k]: np.array(values, dtype=np.int64)
+            for k, values in zip(meta["histograms"], line["histograms"], strict=True)
+        },
     )
-    _require(found.bounded)
-    return found
+    _require(_consistent(moments))
+    return moments
+
+
+def _consistent(m: Moments) -> bool:
+    """Whether the numbers could be moments of some rows."""
+    extremes = np.array([m.lowest, m.largest])
+    return (
+        m.bounded
+        and bool(np.array_equal(m.scatter, m.scatter.T, equal_nan=True))
+        and not bool((np.diag(m.scatter) < 0).any())
+        and not bool((m.lowest > m.largest).any() or np.isinf(extremes).any())
+        and bool(np.array_equal(*np.isnan(extremes)))
+        and all(_falling(tail) and 0 < len(tail) <= m.count for tail in m.tails.values())
+        and all(_counts(rows, m.count) for rows in m.histograms.values())
+    )
 
 
 def _array(values: list[float | None], size: int) -> FloatArray:
@@ -205,8 +210,8 @@ def _falling(values: FloatArray) -> bool:
     return bool(np.isfinite(values).all() and (values[1:] <= values[:-1]).all())
 
 
-def _counts(seen: IntArray, rows: int) -> bool:
-    return seen.shape == (BINS,) and bool((seen >= 0).all()) and int(seen.sum()) <= rows
+def _counts(rows: IntArray, total: int) -> bool:
+    return rows.shape == (BINS,) and bool((rows >= 0).all()) and int(rows.sum()) <= total
 
 
 def _require(holds: bool) -> None:  # noqa: FBT001 - a condition

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from poolwise.engines.answer import QueryRows
 from poolwise.engines.choose import as_engine
 from poolwise.engines.printed import read_result, relation_of, standalone_request
-from poolwise.engines.saved import question, with_manifest
+from poolwise.engines.saved import Summary, question, with_manifest
 from poolwise.engines.saved_file import holds_moments, named_files, refuse_missing
-from poolwise.engines.summary import Summary
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import needs_of
 from poolwise.evaluation.read import named_targets

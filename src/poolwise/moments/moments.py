@@ -185,7 +185,7 @@ def merge(left: Moments, right: Moments) -> Moments:
         largest=np.maximum(left.largest, right.largest),
         ddof=left.ddof,
         tails=_Tails((*_tail_parts(left), *_tail_parts(right))),
-        histograms={t: seen + right.histograms[t] for t, seen in left.histograms.items()},
+        histograms=_merged_histograms([left, right]),
     )
 
 
@@ -205,10 +205,11 @@ class _Tails(Mapping["Term", FloatArray]):
         return self._found[term]
 
     def __iter__(self) -> Iterator[Term]:
-        return iter(self.parts[0][0])
+        (first, _), *rest = self.parts
+        return (t for t in first if all(t in tails for tails, _ in rest))
 
     def __len__(self) -> int:
-        return len(self.parts[0][0])
+        return sum(1 for _ in self)
 
 
 def _tail_parts(moments: Moments) -> tuple[TailPart, ...]:
@@ -226,6 +227,12 @@ def _merged_tails(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
     values = np.concatenate([tail for tail, _ in groups])
     known = max((float(tail[-1]) for tail, n in groups if len(tail) < n), default=-math.inf)
     return np.sort(values[values >= known])[::-1][:LONGEST_TAIL]
+
+
+def _merged_histograms(groups: Sequence[Moments]) -> dict[Term, IntArray]:
+    """Rows in each bin, for terms that all groups have a histogram of."""
+    shared = [t for t in groups[0].histograms if all(t in m.histograms for m in groups)]
+    return {t: np.sum([m.histograms[t] for m in groups], axis=0) for t in shared}
 
 
 def pooled(groups: Iterable[Moments]) -> Moments:
@@ -252,7 +259,5 @@ def pooled(groups: Iterable[Moments]) -> Moments:
         lowest=np.min([m.lowest for m in some], axis=0),
         largest=np.max([m.largest for m in some], axis=0),
         tails=_Tails(tuple(part for m in some for part in _tail_parts(m))),
-        histograms={
-            t: np.sum([m.histograms[t] for m in some], axis=0) for t in first.histograms
-        },
+        histograms=_merged_histograms(some),
     )
