@@ -93,6 +93,9 @@ class Fault:
         return f"{where}{count}{self.rule}{example}"
 
 
+NO_ROWS = Fault("the log has no rows", "", 0)
+
+
 class LogError(PoolwiseError):
     """A log that breaks rules: all faults together, by logger."""
 

@@ -14,9 +14,9 @@ import sqlglot
 from sqlglot import exp
 
 from poolwise.engines.answer import decode
-from poolwise.engines.dialects import NAMES
 from poolwise.engines.printed import standalone_query
 from poolwise.engines.sql import Request
+from poolwise.engines.warehouse import NAMES
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import query_text
 from poolwise.log.log import Log

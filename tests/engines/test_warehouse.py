@@ -14,12 +14,19 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-import poolwise.engines.warehouse as warehouse_module
-from poolwise.engines.dialects import HASHES, NAMES, row_bucket, unit_bucket, written
-from poolwise.engines.printed import relation_of
-from poolwise.engines.warehouse import Warehouse, dialect_of
+from poolwise.engines.answer import cut
+from poolwise.engines.sql import written
+from poolwise.engines.warehouse import (
+    HASHES,
+    NAMES,
+    Warehouse,
+    dialect_of,
+    relation_of,
+    row_bucket,
+    unit_bucket,
+)
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
-from poolwise.evaluation.check import check, query_text
+from poolwise.evaluation.check import check, needs_of, query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.rows.rules import column, counts_query
 from tests.support.messages import refused
@@ -104,27 +111,34 @@ def test_a_select_in_the_databases_own_words_may_stand_for_a_table(postgres: Any
     assert_same(evaluate(log, TARGETS), evaluate(log_of(kept), TARGETS), rel=1e-9)
 
 
-@pytest.mark.parametrize("most", [14, 40])
+@pytest.mark.parametrize("widest", [14, 40])
 @pytest.mark.parametrize("kind", [PostgresEngine, DuckDBConnection])
-def test_a_wide_question_becomes_several_queries(
-    kind: type[Any], most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warehouse_module, "MOST_SUMS", most)
+def test_a_wide_question_becomes_several_queries(kind: type[Any], widest: int) -> None:
     log, targets = log_of(table()), {"one": "t", "two": "t / 2"}
-    found = evaluate(log, targets, engine=kind(), which_logs=False)
+    found = evaluate(log, targets, engine=kind(widest), which_logs=False)
     assert_same(found, evaluate(log, targets), rel=1e-9)
 
 
-def test_clusters_stay_together_however_wide_the_question(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("widest", [4, 14, 40])
+def test_needs_are_cut_into_parts_that_hold_every_aggregate(widest: int) -> None:
+    needs = needs_of(log_of("x"), ["one", "two", "three"])
+    parts = cut(needs, widest)
+    assert len(parts) > 1
+    for part in parts:
+        assert len(part.terms) + len(part.pairs) + 2 * len(part.extremes) <= widest
+    assert sorted(pair for part in parts for pair in part.pairs) == needs.pairs
+    assert sorted(term for part in parts for term in part.extremes) == list(needs.extremes)
+    assert {term for part in parts for term in part.terms} == set(needs.terms)
+
+
+def test_clusters_stay_together_however_wide_the_question() -> None:
     units = pa.array(np.arange(500) % 100)
     log = log_of(table().append_column("user", units), cluster="user")
     whole = evaluate(log, TARGETS, engine=PostgresEngine())
-    monkeypatch.setattr(warehouse_module, "MOST_SUMS", 20)
-    assert_same(evaluate(log, TARGETS, engine=PostgresEngine()), whole, rel=1e-9)
+    narrow = PostgresEngine(widest=20)
+    assert_same(evaluate(log, TARGETS, engine=narrow), whole, rel=1e-9)
     with refused(UsageError):
-        evaluate(log_of(table()), TARGETS, engine=PostgresEngine(), interval="jackknife")
+        evaluate(log_of(table()), TARGETS, engine=narrow, interval="jackknife")
 
 
 @pytest.mark.parametrize("kind", [PostgresEngine, DuckDBConnection])

@@ -107,7 +107,6 @@ STILL = {
     "rows.mixture imports estimators.calibrated, which is below it",
     "rows.mixture imports estimators.ips, which is below it",
     "rows.mixture imports estimators.model, which is below it",
-    "rows.scored imports engines.answer, which is below it",
 }
 
 

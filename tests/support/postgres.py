@@ -31,7 +31,7 @@ from poolwise.engines.warehouse import Warehouse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from poolwise.engines.warehouse import WarehouseRows
+    from poolwise.engines.answer import WarehouseRows
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
 
@@ -193,12 +193,14 @@ def _quoted(name: str) -> str:
 class PostgresEngine:
     """Reads a log whose source is an Arrow table through PostgreSQL."""
 
+    widest: int = 700
+
     @contextmanager
     def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
         with server().connect() as connection:
             load(connection, frame(log), "log_of_test")
             there = replace(log, source=None, table="log_of_test", connection=connection)
-            with Warehouse().open(there, targets) as rows:
+            with Warehouse(widest=self.widest).open(there, targets) as rows:
                 yield rows
 
 
@@ -206,12 +208,14 @@ class PostgresEngine:
 class DuckDBConnection:
     """Reads such a log through the warehouse engine over a DuckDB connection."""
 
+    widest: int = 700
+
     @contextmanager
     def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
         with duckdb.connect() as connection:
             connection.register("log_of_test", frame(log))
             there = replace(log, source=None, table="log_of_test", connection=connection)
-            with Warehouse().open(there, targets) as rows:
+            with Warehouse(widest=self.widest).open(there, targets) as rows:
                 yield rows
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from poolwise.engines.dialects import NAMES
 from poolwise.engines.printed import standalone_query
+from poolwise.engines.warehouse import NAMES
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

@@ -1,45 +1,41 @@
-"""Answer: lines of the aggregate query become moments; the base class of databases.
+"""Answer: lines of the aggregate query become moments.
 
 Decoding adds the subtracted centres back, and detects a centre so far from the mean that
-the scatter lost digits.
+the scatter lost digits.  A request with more aggregates than a database returns at once is
+cut by target into several queries, whose answers are joined.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poolwise.engines.query import CHANGED, QueryRows
 from poolwise.engines.sql import Request, moments_query
-from poolwise.errors import Fault, LogError, UsageError, nearest
+from poolwise.errors import LogError, UsageError
 from poolwise.moments.moments import Moments, pooled, refuse_infinite
-from poolwise.moments.terms import Needs, unite
-from poolwise.rows.rules import (
-    RoleColumns,
-    check_query,
-    counts_query,
-    example_query,
-    role_text,
-    rules,
-    without,
-)
+from poolwise.moments.terms import Needs, Term, unite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sqlglot import exp
-    from sqlglot.expressions import Expr as Expression
 
+    from poolwise.engines.query import Line
+    from poolwise.engines.warehouse import Session
     from poolwise.moments.moments import FloatArray
-    from poolwise.moments.terms import Term
+    from poolwise.rows.rules import RoleColumns
 
-Line = Mapping[str, Any]  # one line of a database's answer
+PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
+WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a row
+TILE = 6  # terms of one target or two, whose scatters belong in the same query
+EXTRA = {"pair": 1, "extreme": 2, "mean": 0}  # columns besides the sums of the terms
+Pair = tuple[Term, Term]
+Aggregate = tuple[str, tuple[Term, ...]]  # a key of EXTRA, and one or two terms
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,6 @@ def _scatter(request: Request, line: Line, count: int, offsets: FloatArray) -> F
     return scatter
 
 
-WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a row
-
-
 def off_centre(request: Request, moments: Moments) -> bool:
     """Whether a scatter lost digits because its centre was far from the mean.
 
@@ -148,108 +141,101 @@ def by_bucket(groups: Iterable[Group], loggers: Iterable[str]) -> list[dict[str,
     return [{i: b[i] for i in order if i in b} for _, b in sorted(buckets.items())]
 
 
-PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
-MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
-CHANGED = Fault(
-    "the log changed while it was read: its rows are no longer those that were counted",
-    "",
-    0,
-    advice="Evaluate rows that no longer change, such as those before today.",
-)
-NO_ROWS = Fault("the log has no rows", "", 0)
-LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
-ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
-COMMAS = (
-    "For a CSV file with decimal commas, pass reader_options={'decimal_separator': ','} "
-    "(--reader-option decimal_separator=,)."
-)
+@dataclass(frozen=True)
+class Part(Needs):
+    """Needs of one of several queries.
 
+    Attributes:
+        chosen: The pairs of the groups whose scatter this query returns.
+    """
 
-@dataclass(frozen=True, eq=False)
-class QueryRows(ABC):
-    """An open log whose rows are counted and checked by queries."""
-
-    table: RoleColumns
-
-    @abstractmethod
-    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
-        """Run a query and return each line of the answer as a mapping by column."""
-
-    @property
-    def by_kernel(self) -> bool:
-        return False
-
-    @property
-    def rereadable(self) -> bool:
-        return True
-
-    def _count(self, table: RoleColumns) -> dict[str | None, int]:
-        lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
-        return {line["logger"]: int(line["rows"]) for line in lines}
-
-    @property
-    def found(self) -> dict[str, int]:
-        counts = self._count(replace(self.table, drop=False))
-        return {str(label): rows for label, rows in counts.items()}
+    chosen: tuple[Pair, ...] = ()
 
     @cached_property
-    def counts(self) -> dict[str, int]:
-        counts = self._count(self.table)
-        labels = self.table.labels or sorted(label for label in counts if label is not None)
-        if len(labels) > MOST_LOGGERS:
-            raise UsageError(
-                f"the logger column {role_text(self.table, 'logger')!r} must have at most "
-                f"{MOST_LOGGERS:,} labels, got {len(labels):,} in {sum(counts.values()):,} "
-                "rows: name the column of the policy that chose the action"
-            )
-        absent = [label for label in labels if label not in counts]
-        if set(counts) - set(labels) or (absent and not self.table.drop) or not counts:
-            raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
-        return {label: counts[label] for label in labels if label in counts}
+    def pairs(self) -> list[Pair]:
+        """The chosen pairs."""
+        return list(self.chosen)
 
-    def check(self) -> tuple[Fault, ...]:
-        """Count the rows that break each rule, by logger, with one example each."""
-        lines = sorted(
-            self._lines(check_query(self.table)), key=lambda line: str(line["logger"])
-        )
-        if not lines:
-            return (NO_ROWS,)
-        faults = [
-            self._fault(k, line)
-            for k in range(len(rules(self.table)))
-            for line in lines
-            if line[f"rule_{k}"]
-        ]
-        present = {line["logger"] for line in lines}
-        unknown = sorted(str(label) for label in present - set(self.table.labels))
-        faults += [
-            Fault("the logger has no rows", label, 0, advice=_similar(label, unknown))
-            for label in self.table.labels
-            if label not in present
-        ]
-        return tuple(faults)
 
-    def _fault(self, number: int, line: Line) -> Fault:
-        rule = rules(self.table)[number]
-        logger = line["logger"]
-        example = self._lines(example_query(self.table, rule, logger))[0]
-        values = {role_text(self.table, role): _example(example, role) for role in rule.role}
-        commas = any(re.fullmatch(r"[+-]?\d+,\d+", str(value)) for value in values.values())
-        advice = COMMAS if commas else ADVICE
-        return Fault(rule.text, logger or "", int(line[f"rule_{number}"]), values, advice)
+def cut(needs: Needs, widest: int) -> list[Needs]:
+    """Cut needs by target into parts of at most `widest` aggregates.
 
-    def without(self, logger: str) -> Self:
-        """Exclude one logger from the rows and from the mixture."""
-        return replace(self, table=without(self.table, logger))
+    >>> from poolwise.moments.terms import REWARD, WEIGHT, WEIGHTED_REWARD
+    >>> needs = Needs(groups=((REWARD, WEIGHT, WEIGHTED_REWARD),))
+    >>> [(len(part.terms), len(part.pairs)) for part in cut(needs, widest=5)]
+    [(2, 2), (3, 2), (2, 2)]
+    >>> cut(needs, widest=9) == [needs]
+    True
+    """
+    if len(needs.terms) + len(needs.pairs) + 2 * len(needs.extremes) <= widest:
+        return [needs]
+    parts: list[list[Aggregate]] = [[]]
+    terms: set[Term] = set()
+    extra = 0
+    for kind, needed in _aggregates(needs):
+        if len(terms.union(needed)) + extra + EXTRA[kind] > widest and parts[-1]:
+            parts.append([])
+            terms, extra = set(), 0
+        parts[-1].append((kind, needed))
+        terms.update(needed)
+        extra += EXTRA[kind]
+    return [_part(part) for part in parts]
+
+
+def _aggregates(needs: Needs) -> Iterable[Aggregate]:
+    """The pairs, tile by tile of the terms sorted by target; then extremes and means."""
+    by_target = sorted(needs.scattered, key=lambda t: (max(f.target for f in t.factors), t.key))
+    tile = {term: k // TILE for k, term in enumerate(by_target)}
+    pairs = sorted(needs.pairs, key=lambda pair: sorted(tile[term] for term in pair))
+    yield from (("pair", pair) for pair in pairs)
+    yield from (("extreme", (term,)) for term in needs.extremes)
+    yield from (("mean", (term,)) for term in needs.terms[len(tile) :])
+
+
+def _part(aggregates: Sequence[Aggregate]) -> Part:
+    pairs = tuple((of[0], of[1]) for kind, of in aggregates if kind == "pair")
+    return Part(
+        means=tuple(of[0] for kind, of in aggregates if kind == "mean"),
+        groups=(tuple(term for pair in pairs for term in pair),),
+        extremes=tuple(of[0] for kind, of in aggregates if kind == "extreme"),
+        chosen=pairs,
+    )
+
+
+def joined(needs: Needs, parts: Sequence[Group]) -> Group:
+    """Join the answers of several queries about the same rows."""
+    first, size = parts[0], len(needs.scattered)
+    means, lowest, largest = np.full((3, len(needs.terms)), np.nan)
+    scatter = np.full((size, size), np.nan)
+    index = {term: k for k, term in enumerate(needs.terms)}
+    for moments in (part.moments for part in parts):
+        at = [index[term] for term in moments.terms]
+        block = np.ix_(*[at[: len(moments.scatter)]] * 2)
+        means[at] = moments.means
+        for whole, values, where in (
+            (lowest, moments.lowest, at),
+            (largest, moments.largest, at),
+            (scatter, moments.scatter, block),
+        ):
+            whole[where] = np.where(np.isnan(values), whole[where], values)
+    moments = Moments(needs.terms, first.moments.count, means, scatter, lowest, largest)
+    return replace(first, moments=moments)
 
 
 @dataclass(frozen=True, eq=False)
-class AggregateRows(QueryRows):
-    """An open log whose moments come from SQL: no code of ours runs next to the rows."""
+class WarehouseRows(QueryRows):
+    """An open log in a database: implements `engines.base.Rows`.
 
-    @abstractmethod
-    def _bucket(self, buckets: int) -> Expression:
-        """Return a number below `buckets`, equal for all rows of a cluster."""
+    Attributes:
+        session: The connection and its dialect.
+        widest: Most aggregates of one query.
+    """
+
+    session: Session
+    widest: int
+
+    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        return self.session.lines(query)
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Return the moments of each logger, centred well enough to keep their digits."""
@@ -257,48 +243,59 @@ class AggregateRows(QueryRows):
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Return moments of each bucket and logger, for each of several needs."""
-        table = replace(self.table, bucket=self._bucket(buckets))
-        answer = self._answer(table, unite(needs))
+        bucket = self.session.bucket(self.table.cluster, buckets)
+        answer = self._answer(replace(self.table, bucket=bucket), unite(needs))
         names = [{term: term for term in one.terms} for one in needs]
         return [[{i: m.select(n) for i, m in b.items()} for b in answer] for n in names]
 
     def _answer(self, table: RoleColumns, needs: Needs) -> list[dict[str, Moments]]:
-        """Query around the pilot's centres, and again if they are too far off."""
+        """Query around centres of the first rows, and again if they are too far off."""
         request = Request(table, needs, self.counts, self._pilot(needs))
-        groups = self._ask(request)
+        groups = self._groups(request)
         if any(group.bad for group in groups):
             raise LogError(self.check())
         for group in groups:
             refuse_infinite({str(group.logger): group.moments})
         if any(off_centre(request, moments) for moments in whole(groups)):
-            groups = self._ask(replace(request, centres=None))
+            groups = self._groups(replace(request, centres=None))
         return by_bucket(groups, self.counts)
 
     def _pilot(self, needs: Needs) -> dict[Term, float]:
         """Mean of each term with a scatter in the first rows, as its centre."""
         usable = replace(self.table, drop=True)
-        request = Request(usable, Needs(means=needs.scattered), self.counts, {})
-        groups = [group.moments for group in self._ask(request, PILOT_ROWS)]
-        if not groups:
-            return {}
-        first = pooled(groups)
-        return {t: first.mean(t) for t in first.terms if math.isfinite(first.mean(t))}
+        centres: dict[Term, float] = {}
+        for part in cut(Needs(means=needs.scattered), self.widest):
+            request = Request(usable, part, self.counts, {})
+            lines = self._lines(moments_query(request, limit=PILOT_ROWS))
+            if lines:
+                first = pooled(decode(request, line).moments for line in lines)
+                centres.update(zip(first.terms, first.means.tolist(), strict=True))
+        return {term: centre for term, centre in centres.items() if math.isfinite(centre)}
 
-    def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
-        """Run the query and decode its answer."""
-        lines = self._lines(moments_query(request, limit=limit))
-        return [decode(request, line) for line in lines]
+    def _groups(self, request: Request) -> list[Group]:
+        """Run the query, cut where it is too wide, and decode its answers."""
+        parts = cut(request.needs, self.widest)
+        if len(parts) > 1 and request.table.bucket is not None and self.table.cluster is None:
+            raise UsageError(  # each query would number the rows anew
+                f"{len(self.table.targets)} targets are too many for buckets of single rows in "
+                "a database: pass a `cluster` column, such as the row's ID, or evaluate fewer "
+                "targets at a time"
+            )
+        answers = []
+        for part in parts:
+            asked = replace(request, needs=part)
+            groups = [decode(asked, line) for line in self._lines(moments_query(asked))]
+            answers.append({(group.logger, group.bucket): group for group in groups})
+        self._refuse_changed(answers)
+        if len(parts) == 1:
+            return list(answers[0].values())
+        return [joined(request.needs, [one[key] for one in answers]) for key in answers[0]]
 
-
-def _similar(label: str, unknown: Sequence[str]) -> str:
-    """Suggest a label of the rows that may be a misspelling of this one."""
-    close = nearest(label, unknown)
-    return f"Did you mean {close!r} where `propensities` say {label!r}?" if close else ""
-
-
-def _example(line: Line, role: str) -> object:
-    """Return the numeric value, or the raw text if it is not numeric."""
-    value, text = line.get(role), line.get(f"raw_{role}")
-    if value is not None or text is None:
-        return value
-    return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."
+    def _refuse_changed(self, answers: Sequence[dict[tuple[str | None, int], Group]]) -> None:
+        """Raise LogError where an answer is not about the rows that were counted."""
+        sizes = [{key: group.moments.count for key, group in one.items()} for one in answers]
+        rows: dict[str | None, int] = {}
+        for (logger, _), count in sizes[0].items():
+            rows[logger] = rows.get(logger, 0) + count
+        if rows != self.counts or any(one != sizes[0] for one in sizes):
+            raise LogError([CHANGED])

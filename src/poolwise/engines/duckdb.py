@@ -19,9 +19,9 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.answer import CHANGED, QueryRows
 from poolwise.engines.parallel import Pass, kernel_for, workers
 from poolwise.engines.program import Program
+from poolwise.engines.query import CHANGED, QueryRows
 from poolwise.engines.sums import Sums, bucketed_moments, moments_of
 from poolwise.errors import EngineError, LogError
 from poolwise.moments.terms import unite

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.answer import CHANGED, QueryRows
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.program import Program
+from poolwise.engines.query import CHANGED, QueryRows
 from poolwise.engines.spark_sources import (
     frame_of,
     local_files,

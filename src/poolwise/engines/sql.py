@@ -327,3 +327,50 @@ def _centred(request: Request, term: Term) -> Expression:
     if not request.self_centred or k >= len(request.needs.scattered):
         return value
     return exp.paren(value - column(f"c_{k}", "centres"))
+
+
+UNCHANGED = {"duckdb", "spark", "spark2"}  # SQLGlot's text needs no change
+FENCED = {"probs", "ratios", "shared", "terms"}  # steps whose columns are read many times
+TINY = -300.0  # exp of it is 5e-131: practically zero, and its square is still a double
+
+
+def written(query: exp.Select, dialect: str, *, pretty: bool = False) -> str:
+    """Return the text of a query in a dialect, with what SQLGlot lacks for it."""
+    if dialect not in UNCHANGED:
+        query = query.copy()
+        _quote_steps(query)
+        if dialect in {"postgres", "redshift"}:
+            _fence(query)
+            _guard_underflow(query)
+    return query.sql(dialect=dialect, pretty=pretty)
+
+
+def _quote_steps(query: exp.Select) -> None:
+    """Quote the names of the steps: ROWS is reserved in some databases.
+
+    The user's table, which the first step reads, stays as written.
+    """
+    steps = {cte.alias: cte for cte in query.ctes}
+    for cte in steps.values():
+        cte.args["alias"].this.set("quoted", True)  # noqa: FBT003 - SQLGlot's signature
+    users = {id(node) for node in steps["rows"].walk()} if "rows" in steps else set()
+    for table in query.find_all(exp.Table):
+        if table.name in steps and not table.db and id(table) not in users:
+            table.this.set("quoted", True)  # noqa: FBT003 - likewise
+
+
+def _fence(query: exp.Select) -> None:
+    """Append OFFSET 0 to steps, so that PostgreSQL does not inline them.
+
+    PostgreSQL has no common subexpressions: it would compute a mixture once per term.
+    """
+    for cte in query.ctes:
+        if cte.alias in FENCED and isinstance(cte.this, exp.Select):
+            cte.set("this", cte.this.offset(0))
+
+
+def _guard_underflow(query: exp.Select) -> None:
+    """Return 0 for exponentials whose underflow would raise an error."""
+    for power in list(query.find_all(exp.Exp)):
+        exponent = exp.paren(power.this.copy())
+        power.replace(case(exponent < number(TINY), number(0.0), power.copy()))

@@ -1,6 +1,6 @@
-"""Warehouse: the aggregate query over a connection that the caller owns.
+"""Warehouse: the aggregate query over a DB-API or ADBC connection of the caller.
 
-The query runs where the rows are; only its answer, one line per logger, comes back.
+The query runs in the database; only its answer, one line per logger, is fetched.
 """
 
 from __future__ import annotations
@@ -10,25 +10,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from sqlglot import exp
+from sqlglot import exp, parse, parse_one
+from sqlglot.errors import SqlglotError
 
-from poolwise.engines.answer import CHANGED, AggregateRows, Group, decode
-from poolwise.engines.dialects import (
-    DRIVERS,
-    check_dialect,
-    name_of,
-    row_bucket,
-    unit_bucket,
-    written,
-)
-from poolwise.engines.printed import relation_of
-from poolwise.engines.split import joined, split
-from poolwise.engines.sql import Request, moments_query
-from poolwise.errors import EngineError, LogError, UsageError
+from poolwise.engines.answer import WarehouseRows
+from poolwise.engines.sql import written
+from poolwise.errors import EngineError, UsageError
+from poolwise.log.log import SELECT
 from poolwise.rows.roles import assign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from sqlglot.expressions import Expr as Expression
 
@@ -37,33 +29,96 @@ if TYPE_CHECKING:
     from poolwise.rows.rules import RoleColumns
 
 Connection = Any  # drivers share methods, but no type
-SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
-SAVEPOINT = "poolwise"
-# kinds of columns that are no numbers: PostgreSQL says numbers, others and Arrow words
+NAMES: Mapping[str, str] = {
+    "postgres": "PostgreSQL",
+    "bigquery": "BigQuery",
+    "snowflake": "Snowflake",
+    "trino": "Trino",
+    "clickhouse": "ClickHouse",
+    "databricks": "Databricks",
+    "duckdb": "DuckDB",
+    "spark": "Spark",
+    "redshift": "Redshift",
+}
+# Dialect by the module of a driver's connection; the first match counts.
+DRIVERS: Mapping[str, str] = {
+    "psycopg": "postgres",
+    "psycopg2": "postgres",
+    "psycopg_pool": "postgres",
+    "pg8000": "postgres",
+    "adbc_driver_postgresql": "postgres",
+    "google.cloud.bigquery": "bigquery",
+    "adbc_driver_bigquery": "bigquery",
+    "snowflake": "snowflake",
+    "adbc_driver_snowflake": "snowflake",
+    "trino": "trino",
+    "clickhouse_driver": "clickhouse",
+    "clickhouse_connect": "clickhouse",
+    "databricks": "databricks",
+    "redshift_connector": "redshift",
+    "duckdb": "duckdb",
+    "_duckdb": "duckdb",
+}
+HASHES: Mapping[str, str] = {
+    "duckdb": "hash(unit) % buckets",
+    "postgres": "CAST(CAST('x' || LPAD(SUBSTR(MD5(unit), 1, 7), 8, '0') AS BIT(32)) AS INT)"
+    " % buckets",
+    "redshift": "STRTOL(SUBSTRING(MD5(unit), 1, 7), 16) % buckets",
+    "bigquery": "ABS(MOD(FARM_FINGERPRINT(unit), buckets))",
+    "snowflake": "ABS(MOD(HASH(unit), buckets))",
+    "trino": "ABS(MOD(FROM_BIG_ENDIAN_64(XXHASH64(TO_UTF8(unit))), buckets))",
+    "clickhouse": "cityHash64(unit) % buckets",
+    "databricks": "PMOD(XXHASH64(unit), buckets)",
+    "spark": "PMOD(XXHASH64(unit), buckets)",
+}
+# Column types that need a conversion: PostgreSQL returns type numbers, Arrow words.
 KINDS = {
     **dict.fromkeys(("25", "1042", "1043", "string", "large_string"), "text"),
     **dict.fromkeys(("16", "bool", "boolean"), "flag"),
 }
+LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
+# Text that PostgreSQL can cast to a double.
+NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
+WRITES = (exp.DML, exp.DDL, exp.Drop, exp.Command, exp.Into, exp.Alter)
+SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+SAVEPOINT = "poolwise"
+ROLLBACK = "rollback()"  # the connection's method; any other text is a statement
+
+
+def check_dialect(dialect: str) -> str:
+    """Return a dialect of SQLGlot in lower case; reject others and lenient databases."""
+    from sqlglot.dialects.dialect import Dialect
+
+    listed = ", ".join(NAMES)
+    if not dialect or Dialect.get(dialect.lower()) is None:
+        raise UsageError(f"dialect must be one of SQLGlot's ({listed}, ...), got {dialect!r}")
+    if dialect.lower() in LENIENT:
+        raise UsageError(
+            f"dialect {dialect!r} is not supported, because it casts text to the number 0 and "
+            "so hides bad rows: read the table with DuckDB, which can attach it, or copy it to "
+            f"one of {listed}"
+        )
+    return dialect.lower()
 
 
 def dialect_of(connection: Connection) -> str:
-    """The dialect that a driver's connection speaks."""
-    wrapped = getattr(connection, "driver_connection", None)  # a pool lends a wrapper
+    """Return the dialect of a driver's connection, by the name of its module."""
+    wrapped = getattr(connection, "driver_connection", None)  # of a pool's wrapper
     modules = [
         kind.__module__
-        for held in (connection, wrapped)
-        if held is not None
-        for kind in type(held).__mro__
+        for one in (connection, wrapped)
+        if one is not None
+        for kind in type(one).__mro__
     ]
-    with suppress(Exception):  # ADBC's connections all have the same type
+    with suppress(Exception):  # all ADBC connections have the same type
         modules.append("adbc_driver_" + str(connection.adbc_get_info()["vendor_name"]).lower())
     for module in modules:
         for driver, dialect in DRIVERS.items():
             if module == driver or module.startswith(f"{driver}."):
                 return dialect
     raise UsageError(
-        f"cannot tell which SQL a connection of type {_type_name(connection)} speaks: say "
-        "engine=pw.Warehouse(dialect='postgres'), or whichever it is"
+        f"the SQL dialect of a connection of type {_type_name(connection)} is unknown: pass "
+        "it, for example engine=pw.Warehouse(dialect='postgres')"
     )
 
 
@@ -71,9 +126,46 @@ def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__name__}"
 
 
+def relation_of(table: str, dialect: str = "duckdb") -> Expression:
+    """Return the FROM clause for the name of a table, or for one SELECT that only reads."""
+    try:
+        if not SELECT.match(table):
+            return exp.to_table(table, dialect=dialect)
+        statements = parse(table, dialect=dialect)
+    except (SqlglotError, AttributeError) as reason:
+        raise UsageError(f"table must be a name or a SELECT, got {table!r}") from reason
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        raise UsageError("a source in SQL must be exactly one SELECT")
+    if statements[0].find(*WRITES) is not None:
+        raise UsageError("a source in SQL must only read, but this SELECT also writes")
+    return exp.Subquery(this=statements[0], alias=exp.to_identifier("source"))
+
+
+def unit_bucket(unit: Expression, buckets: int, dialect: str) -> Expression:
+    """Return a number below `buckets` by the hash of a unit, the same on every day."""
+    if dialect not in HASHES:
+        raise UsageError(
+            f"clusters need a hash function, and none is defined for "
+            f"{NAMES.get(dialect, dialect)}: pass interval='student' if rows are independent, "
+            "or read the log with DuckDB"
+        )
+    tree = parse_one(HASHES[dialect], dialect=dialect)
+    values = {"unit": exp.cast(unit.copy(), "varchar"), "buckets": exp.convert(buckets)}
+    for name in list(tree.find_all(exp.Column)):
+        name.replace(values[name.name].copy())
+    return exp.cast(tree, "int")
+
+
+def row_bucket(buckets: int, dialect: str) -> Expression:
+    """Return a number below `buckets` by the number of the row."""
+    order = exp.Order(expressions=[exp.null()]) if dialect == "snowflake" else None
+    row_number = exp.Window(this=exp.RowNumber(), order=order)
+    return exp.cast(exp.Mod(this=row_number, expression=exp.convert(buckets)), "int")
+
+
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A connection and the SQL that it speaks."""
+    """A connection of the caller, and its dialect."""
 
     connection: Connection
     dialect: str
@@ -81,71 +173,85 @@ class Session:
     def __post_init__(self) -> None:
         if not callable(getattr(self.connection, "cursor", None)):
             raise UsageError(
-                f"a connection of type {_type_name(self.connection)} has no cursor(): give a "
-                "DB-API or ADBC connection (of an SQLAlchemy engine, engine.raw_connection())"
+                f"a connection must have cursor(), and {_type_name(self.connection)} has none: "
+                "pass a DB-API or ADBC connection (of an SQLAlchemy engine, "
+                "engine.raw_connection())"
             )
 
     @property
     def name(self) -> str:
-        return name_of(self.dialect)
+        """The name of the database, for messages."""
+        return NAMES.get(self.dialect, self.dialect)
 
-    def run(self, text: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The names and the lines of an answer."""
-        try:
-            with self._cursor() as cursor:
-                cursor.execute(text)
-                names = [str(column[0]) for column in cursor.description]
-                lines = [_values(line) for line in cursor.fetchall()]
-        except Exception as reason:  # drivers' errors have no common type
-            raise EngineError(self.name, text, RuntimeError(_first_line(reason))) from reason
-        return names, lines
+    def lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        """Run a query and return each line of the answer as a mapping by column."""
+        with self._running(written(query, self.dialect)) as cursor:
+            names = [str(column[0]) for column in cursor.description]
+            rows = [
+                row.values() if hasattr(row, "values") else row for row in cursor.fetchall()
+            ]
+            return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def columns(self, text: str) -> dict[str, str]:
-        """The columns of an answer, and whether they are known to be "text" or a "flag"."""
-        try:
-            with self._cursor() as cursor:
-                cursor.execute(text)
-                found = cursor.description
-                return {str(c[0]): KINDS.get(str(c[1]).lower(), "") for c in found}
-        except Exception as reason:  # as above
-            raise EngineError(self.name, text, RuntimeError(_first_line(reason))) from reason
+    def columns(self, relation: Expression) -> dict[str, str]:
+        """Return the columns of a relation, each with its kind: "text", "flag" or empty."""
+        query = exp.select("*").from_(relation.copy()).limit(0)
+        with self._running(query.sql(dialect=self.dialect)) as cursor:
+            return {str(c[0]): KINDS.get(str(c[1]).lower(), "") for c in cursor.description}
+
+    def bucket(self, cluster: Expression | None, buckets: int) -> Expression:
+        """Return a number below `buckets`, equal for all rows of a cluster."""
+        if cluster is None:
+            return row_bucket(buckets, self.dialect)
+        return unit_bucket(cluster, buckets, self.dialect)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Leave the connection as it was, whatever happens in between."""
+    def _running(self, text: str) -> Iterator[Any]:
+        """Execute a statement; errors of the driver, also while fetching, become ours."""
+        try:
+            with self._cursor() as cursor:
+                cursor.execute(text)
+                yield cursor
+        except Exception as reason:  # drivers' errors have no common type
+            message = (str(reason).strip() or type(reason).__name__).splitlines()[0].strip()
+            raise EngineError(self.name, text, RuntimeError(message)) from reason
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Leave the connection's transaction as it was, also after an error."""
         undo = self._begin()
         try:
             yield
         except BaseException:
-            undo = undo or ("rollback()",)
+            undo = undo or (ROLLBACK,)
             raise
         finally:
             for statement in undo:
-                with suppress(Exception):  # nothing is left to undo where it broke
-                    self._say(statement)
+                with suppress(Exception):  # a broken connection has nothing to undo
+                    self._do(statement)
 
     def _begin(self) -> tuple[str, ...]:
-        """Start what must be undone; in PostgreSQL, all queries see the same rows."""
+        """Open one snapshot for all queries in PostgreSQL; return statements that end it."""
         if self.dialect != "postgres":
             return ()
-        busy = _in_transaction(self.connection)
-        if busy is False:
-            free = bool(getattr(self.connection, "autocommit", False))
-            end = "ROLLBACK" if free else "rollback()"
+        info = getattr(self.connection, "info", None)
+        status = getattr(info, "transaction_status", None)  # psycopg and psycopg2
+        if status is not None and int(status) == 0:
+            autocommit = bool(getattr(self.connection, "autocommit", False))
+            end = "ROLLBACK" if autocommit else ROLLBACK
             try:
-                self._say(f"BEGIN {SNAPSHOT}" if free else f"SET TRANSACTION {SNAPSHOT}")
-            except Exception:  # noqa: BLE001 - a relative of PostgreSQL that knows no snapshots
+                self._do(f"{'BEGIN' if autocommit else 'SET TRANSACTION'} {SNAPSHOT}")
+            except Exception:  # noqa: BLE001 - a relative of PostgreSQL without snapshots
                 with suppress(Exception):
-                    self._say(end)
+                    self._do(end)
             return (end,)
         try:
-            self._say(f"SAVEPOINT {SAVEPOINT}")
-        except Exception:  # noqa: BLE001 - not in a transaction, or one that has failed
+            self._do(f"SAVEPOINT {SAVEPOINT}")
+        except Exception:  # noqa: BLE001 - no transaction, or a failed one
             return ()
         return (f"ROLLBACK TO SAVEPOINT {SAVEPOINT}", f"RELEASE SAVEPOINT {SAVEPOINT}")
 
-    def _say(self, statement: str) -> None:
-        if statement == "rollback()":
+    def _do(self, statement: str) -> None:
+        if statement == ROLLBACK:
             self.connection.rollback()
             return
         with self._cursor() as cursor:
@@ -153,7 +259,7 @@ class Session:
 
     @contextmanager
     def _cursor(self) -> Iterator[Any]:
-        """A cursor; a DuckDB connection is its own, and a second one sees no temporary view."""
+        """Open a cursor, except on DuckDB, where a second one sees no temporary view."""
         if self.dialect == "duckdb":
             yield self.connection
             return
@@ -165,87 +271,60 @@ class Session:
                 cursor.close()
 
 
-def _in_transaction(connection: Connection) -> bool | None:
-    """Whether a transaction is open; None where the driver does not say."""
-    info = getattr(connection, "info", None)
-    status = getattr(info, "transaction_status", None)  # psycopg and psycopg2
-    return None if status is None else int(status) != 0
-
-
-def _values(line: Any) -> tuple[Any, ...]:  # noqa: ANN401 - drivers' rows share no type
-    return tuple(line.values()) if hasattr(line, "values") else tuple(line)
-
-
-def _first_line(reason: Exception) -> str:
-    text = str(reason).strip() or type(reason).__name__
-    return text.splitlines()[0].strip()
-
-
-MOST_SUMS = 700  # of one query: with its centres, PostgreSQL's 1,664 columns are not reached
-
-# what PostgreSQL reads as a double
-NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
-
-
 @dataclass(frozen=True)
 class Warehouse:
-    """Evaluates a table behind a DB-API or ADBC connection, where the table is.
+    """Evaluates a table in its database, over a DB-API or ADBC connection.
 
-    The log says both: ``Log(table="logs", connection=connection, ...)``.  The connection is
-    neither closed nor left in a transaction.
+    ``Log(table="logs", connection=connection, ...)`` names both.  The connection is neither
+    closed nor left in a transaction.
 
     Attributes:
-        dialect: The SQL that it speaks, such as "postgres" or "bigquery"; empty means that
-            the driver's name tells.
+        dialect: The SQL dialect, such as "postgres" or "bigquery"; empty means that the
+            driver's name decides.
+        widest: Most aggregates of one query; wider requests are cut into several queries.
     """
 
     dialect: str = ""
+    widest: int = 700  # with centres, fewer than the 1,664 columns of PostgreSQL
 
     @contextmanager
     def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
-        """Open a log with its targets; names are looked up in the table."""
+        """Open a log with its targets and look up their names in the table."""
         if log.table is None or log.connection is None:
             raise UsageError(
-                "a warehouse is read with Log(table=..., connection=...): the name of a table "
-                "or a SELECT, and a DB-API or ADBC connection that can read it"
+                "a warehouse requires Log(table=..., connection=...): the name of a table or a "
+                "SELECT, and a DB-API or ADBC connection that can read it"
             )
-        given = self.dialect
-        dialect = check_dialect(given) if given else dialect_of(log.connection)
+        dialect = check_dialect(self.dialect) if self.dialect else dialect_of(log.connection)
         session = Session(log.connection, dialect)
         relation = relation_of(log.table, dialect)
-        with session.lent():
-            columns = _columns(session, relation)
+        with session.borrowed():
+            columns = session.columns(relation)
             roles = assign(log, targets, list(columns), relation)
             if roles.scored:
-                found = ", ".join(roles.scored)
                 raise UsageError(
-                    f"policies in Python cannot run in {session.name} ({found}): write their "
-                    "probabilities as columns of the table first"
+                    f"policies in Python cannot run in {session.name} "
+                    f"({', '.join(roles.scored)}): write their probabilities as columns of the "
+                    "table first"
                 )
-            table = _readable(spelled(roles.table, columns), columns, dialect)
-            yield WarehouseRows(table, session)
+            table = _readable(_spelled(roles.table, columns), columns, dialect)
+            yield WarehouseRows(table, session, self.widest)
 
 
-def _columns(session: Session, relation: Expression) -> dict[str, str]:
-    """The columns and what is known of their kind, from a query that returns no line."""
-    query = exp.select("*").from_(relation.copy()).limit(0)
-    return session.columns(query.sql(dialect=session.dialect))
-
-
-def spelled(table: RoleColumns, columns: Collection[str]) -> RoleColumns:
-    """Every column as the database spells it: quoted names have a case there."""
+def _spelled(table: RoleColumns, columns: Collection[str]) -> RoleColumns:
+    """Spell every column as the database does: quoted names are case-sensitive there."""
     by_lower = {name.lower(): name for name in columns}
 
-    def name(node: Expression) -> Expression:
+    def spell(node: Expression) -> Expression:
         if isinstance(node, exp.Column) and len(node.parts) == 1 and node.name not in columns:
             return exp.column(by_lower.get(node.name.lower(), node.name), quoted=True)
         return node
 
-    return _changed(table, lambda value: value.copy().transform(name), {"relation", "bucket"})
+    return _changed(table, lambda value: value.copy().transform(spell), {"relation", "bucket"})
 
 
 def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> RoleColumns:
-    """Flags as 0 and 1, and words as null where numbers belong, as DuckDB reads them."""
+    """Convert flags to 0 and 1, and non-numeric text to NULL, as DuckDB does."""
 
     def as_number(value: Expression) -> Expression:
         kind = kinds.get(value.name, "") if isinstance(value, exp.Column) else ""
@@ -260,76 +339,14 @@ def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> Rol
 
 
 def _changed(
-    table: RoleColumns, change: Callable[[Expression], Expression], kept: Collection[str]
+    table: RoleColumns, change: Callable[[Expression], Expression], skipped: Collection[str]
 ) -> RoleColumns:
-    """A table whose expressions are changed, but for some."""
+    """Apply a change to all expressions of a table, except those of the skipped fields."""
 
-    def of(value: Any) -> Any:  # noqa: ANN401 - any field of a table
+    def changed(value: Any) -> Any:  # noqa: ANN401 - any field of a table
         if isinstance(value, Mapping):
-            return {key: of(part) for key, part in value.items()}
+            return {key: changed(part) for key, part in value.items()}
         return change(value) if isinstance(value, exp.Expr) else value
 
-    return replace(
-        table,
-        **{f.name: of(getattr(table, f.name)) for f in fields(table) if f.name not in kept},
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class WarehouseRows(AggregateRows):
-    """An open log; answers what `engines.base.Rows` promises.
-
-    Attributes:
-        session: The connection.
-    """
-
-    session: Session
-
-    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
-        names, lines = self.session.run(written(query, self.session.dialect))
-        return [dict(zip(names, line, strict=True)) for line in lines]
-
-    def _bucket(self, buckets: int) -> Expression:
-        dialect = self.session.dialect
-        if self.table.cluster is None:
-            return row_bucket(buckets, dialect)
-        return unit_bucket(self.table.cluster, buckets, dialect)
-
-    def _ask(self, request: Request, limit: int | None = None) -> list[Group]:
-        """Run the query of the moments, or as many as its width asks for."""
-        parts = split(request.needs, MOST_SUMS)
-        numbered = request.table.bucket is not None and request.table.cluster is None
-        if numbered and len(parts) > 1:
-            raise UsageError(
-                f"{len(request.table.targets)} targets are too many at once for buckets of "
-                "single rows in a database: name a `cluster` column, such as the row's own "
-                "identifier, or evaluate fewer targets at a time"
-            )
-        found: dict[tuple[str | None, int], list[Group]] = {}
-        for needs in parts:
-            asked = replace(request, needs=needs)
-            for line in self._lines(moments_query(asked, limit=limit)):
-                group = decode(asked, line)
-                found.setdefault((group.logger, group.bucket), []).append(group)
-        groups = list(found.values())
-        if limit is not None:  # the first rows of each query may be others: they only centre
-            groups = [group for group in groups if len(group) == len(parts)]
-        elif all(_same_rows(group, len(parts)) for group in groups):
-            self._unchanged(groups)
-        else:
-            raise LogError([CHANGED])
-        if len(parts) == 1:
-            return [group for (group,) in groups]
-        return [joined(request.needs, group) for group in groups]
-
-    def _unchanged(self, groups: Sequence[Sequence[Group]]) -> None:
-        """Refuse a table whose rows are no longer those that fixed the mixture."""
-        rows: dict[str | None, int] = {}
-        for first, *_ in groups:
-            rows[first.logger] = rows.get(first.logger, 0) + first.moments.count
-        if rows != self.counts:
-            raise LogError([CHANGED])
-
-
-def _same_rows(parts: Sequence[Group], queries: int) -> bool:
-    return len(parts) == queries and len({p.moments.count for p in parts}) == 1
+    names = [f.name for f in fields(table) if f.name not in skipped]
+    return replace(table, **{name: changed(getattr(table, name)) for name in names})

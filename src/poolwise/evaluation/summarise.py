@@ -1,4 +1,4 @@
-"""Summaries: from a log, from a warehouse's answer or from files to a `Summary`."""
+"""Summarise: a log, a warehouse's answer or saved files become a `Summary`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.engines.answer import QueryRows
 from poolwise.engines.choose import as_engine
-from poolwise.engines.printed import read_result, relation_of, standalone_request
+from poolwise.engines.printed import read_result, standalone_request
+from poolwise.engines.query import QueryRows
 from poolwise.engines.saved import Summary, question, with_manifest
 from poolwise.engines.saved_file import holds_moments, named_files, refuse_missing
 from poolwise.errors import UsageError
@@ -39,15 +39,16 @@ def summarise(
     """Reduce a log to moments that can be saved, added and evaluated without its rows.
 
     Args:
-        log: The rows and what their columns mean: all of them, or one part (a day, a shard).
+        log: The rows and their roles: the whole log, or one part (a day, a shard).
         targets: As for `evaluate`.
-        counts: Rows of each logger in *all* parts together, which fix the mixture. Left out,
-            the rows of this log do, and only what needs no mixture can be added to others.
-        also: Estimators to serve beyond the default ones.
-        engine: What reads the rows, as for `evaluate`.
+        counts: Rows of each logger in *all* parts together, which fix the mixture. By
+            default the rows of this log do, and only terms without the mixture can be added
+            to those of other parts.
+        also: Estimators besides the default ones.
+        engine: The engine that reads the rows, as for `evaluate`.
     """
     if log.estimate_mixture:
-        raise UsageError("an estimated mixture is learned from all rows: it has no summary")
+        raise UsageError("a log with an estimated mixture, which all rows fix, has no summary")
     named = named_targets(targets)
     with as_engine(engine, log).open(log, named) as rows:
         if counts is not None and log.crossed:
@@ -61,22 +62,25 @@ def summarise(
 
 
 def _checked(counts: Mapping[str, float], log: Log) -> dict[str, float]:
-    """The counts by logger, in the order of the log."""
-    given = {str(label): count for label, count in counts.items()}
-    known = [str(label) for label in log.propensities or ()]
-    if set(given) != set(known):
-        found, wanted = (", ".join(map(repr, sorted(names))) for names in (given, known))
-        raise UsageError(f"`counts` are of {found}, but `propensities` of {wanted}")
-    if not all(0 < count < float("inf") for count in given.values()):
-        raise UsageError(f"`counts` must be above 0: {given}")
-    return {label: given[label] for label in known}
+    """Return the counts in the order of the log's loggers."""
+    by_label = {str(label): count for label, count in counts.items()}
+    loggers = [str(label) for label in log.propensities or ()]
+    if set(by_label) != set(loggers):
+        got, expected = (", ".join(map(repr, sorted(names))) for names in (by_label, loggers))
+        raise UsageError(
+            f"`counts` must name the loggers of `propensities`, {expected}; got {got}"
+        )
+    if not all(0 < count < float("inf") for count in by_label.values()):
+        raise UsageError(f"`counts` must be above 0 and finite, got {by_label}")
+    return {label: by_label[label] for label in loggers}
 
 
 def _fixed(rows: Rows, manifest: Mapping[str, float]) -> Rows:
+    """Weight the rows against the mixture of a manifest."""
     if not isinstance(rows, QueryRows):
         raise UsageError(
-            "this engine counts the rows itself: leave `counts` out, or summarise with DuckDB "
-            "or over a connection"
+            "`counts` require rows, and this engine has only moments: leave `counts` out, or "
+            "summarise with DuckDB or over a connection"
         )
     return replace(rows, table=with_manifest(rows.table, manifest, rows.found))
 
@@ -88,17 +92,17 @@ def from_result(
     *,
     also: Sequence[Estimator] = (),
 ) -> Summary:
-    """Take what a warehouse answered to the printed query for the rows.
+    """Read the exported answer of the query that `poolwise sql` printed.
 
     Args:
         path: The answer, as Parquet, CSV or JSON.
-        log: The log as it was given to `poolwise sql`; only its roles are read.
-        targets: The targets that were given there.
-        also: Estimators that the query was printed for beyond the default ones.
+        log: The log as passed to `poolwise sql`; only its roles are read.
+        targets: The targets passed to `poolwise sql`.
+        also: Estimators besides the default ones that the query was printed for.
     """
     named = named_targets(targets)
     needs = needs_of(log, named, also)
-    request = standalone_request(log, named, needs, relation_of(log.table or "log"))
+    request = standalone_request(log, log.table or "log", named, needs)
     asked = question(log, named)
     refuse_missing(Path(path))
     groups = read_result(Path(path), request, asked.mark(needs))
@@ -117,13 +121,13 @@ def from_files(
     """Read saved summaries and answers of warehouses, and add them up.
 
     Args:
-        paths: One file at least, each written by `Summary.save` or returned by a warehouse;
-            a glob stands for the files that fit it.
+        paths: At least one file, each written by `Summary.save` or exported by a warehouse;
+            a glob matches several.
         log: The log; only its roles are read.
-        targets: The targets that the files are about.
+        targets: The targets that the files were made for.
     """
     if not paths:
-        raise UsageError("there is no file of moments: name one at least")
+        raise UsageError("at least one file of moments is required")
     return reduce(add, (_from_file(path, log, targets) for path in named_files(paths)))
 
 

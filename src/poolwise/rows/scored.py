@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from poolwise.engines.answer import NO_ROWS
-from poolwise.errors import LogError, SourceError, UsageError
+from poolwise.errors import NO_ROWS, LogError, SourceError, UsageError
 from poolwise.rows.learn import Fill, reading_query, with_folds
 from poolwise.rows.output import stage
 from poolwise.rows.score import score

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, Warehouse, evaluate
-from poolwise.engines.answer import MOST_LOGGERS
+from poolwise.engines.query import MOST_LOGGERS
 from poolwise.errors import SHOWN_FAULTS, Fault, LogError, UsageError
 from tests.support.messages import refused
 from tests.support.reference import log_of, random_table
