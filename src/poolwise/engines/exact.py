@@ -1,8 +1,7 @@
-"""FiniteProblem: a bandit so small that every expectation is a finite sum.
+"""FiniteProblem: moments by enumeration of a small bandit problem.
 
-It is the library's conscience: it produces the same `Moments` that an engine
-produces from rows, only exactly, so that the estimators which run on a billion
-rows are tested to the last digit on problems that fit on a page.
+It returns the `Moments` that an engine returns from rows, but exactly, so that the same
+estimators can be tested to rounding.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ Polynomial = list[FloatArray]  # of the reward, one array over (context, action)
 
 @dataclass(frozen=True)
 class Support:
-    """Who can play what the target plays.
+    """Coverage of the target by the loggers.
 
     Attributes:
-        each: For each logger, whether it can play every rewarded action of the target.
-        mixture: Whether the loggers together can.
-        strict: Whether the loggers together can play every action of the target,
-            rewarded or not.
+        each: For each logger, whether it plays every rewarded action of the target.
+        mixture: Whether the loggers together do.
+        strict: Whether the loggers together play every action of the target, rewarded or
+            not.
     """
 
     each: Mapping[str, bool]
@@ -57,8 +56,8 @@ class FiniteProblem:
         loggers: Logging policies, each of shape (X, Y).
         counts: Rows that each logger writes.
         reward_variance: Variance of the reward given context and action, shape (X, Y).
-        predicted_reward: What a reward model says of each context and action, shape
-            (X, Y), where there is a model.
+        predicted_reward: Prediction of a reward model for each context and action, shape
+            (X, Y); None without a model.
 
     Examples:
         >>> from poolwise.estimators.ips import Balanced
@@ -98,7 +97,7 @@ class FiniteProblem:
         _check(self)
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # inputs become arrays once, at the border
+        object.__setattr__(self, name, value)  # inputs become arrays once
 
     @cached_property
     def mixture(self) -> FloatArray:
@@ -120,13 +119,13 @@ class FiniteProblem:
 
     @cached_property
     def support(self) -> Support:
-        """Which loggers cover the target, and whether the mixture does."""
-        happens = self.context_prob[:, None] * self.target > 0
-        counts = happens & self._rewarded
+        """Coverage of the target by each logger and by the mixture."""
+        played = self.context_prob[:, None] * self.target > 0
+        rewarded = played & self._rewarded
         return Support(
-            each={i: bool((p[counts] > 0).all()) for i, p in self.loggers.items()},
-            mixture=bool((self.mixture[counts] > 0).all()),
-            strict=bool((self.mixture[happens] > 0).all()),
+            each={i: bool((p[rewarded] > 0).all()) for i, p in self.loggers.items()},
+            mixture=bool((self.mixture[rewarded] > 0).all()),
+            strict=bool((self.mixture[played] > 0).all()),
         )
 
     @cached_property
@@ -136,13 +135,13 @@ class FiniteProblem:
         $$\sigma_i^2 = \sum_{x,y} \Pr(x) \bar\pi^2 (\delta^2 + s^2) / \pi_i - U^2$$
         """
         square = self.target**2 * (self.reward**2 + self.reward_variance)
-        found = {}
+        divergences = {}
         for logger, policy in self.loggers.items():
             rows = square * _divide(np.ones_like(policy), policy)
             second = float(np.einsum("x,xy->", self.context_prob, rows))
             supported = self.support.each[logger]
-            found[logger] = max(0.0, second - self.value**2) if supported else math.inf
-        return found
+            divergences[logger] = max(0.0, second - self.value**2) if supported else math.inf
+        return divergences
 
     @cached_property
     def gamma(self) -> float:
@@ -155,7 +154,7 @@ class FiniteProblem:
         if not all(0 < d < math.inf for d in self.divergence.values()):
             raise RefusedError(
                 "gamma-refused",
-                f"gamma needs positive, finite divergences, not {self.divergence}",
+                f"gamma requires positive, finite divergences, got {self.divergence}",
             )
         last = list(self.loggers)[-1]
         r = np.array([self.counts[i] / self.counts[last] for i in self.loggers])
@@ -163,21 +162,21 @@ class FiniteProblem:
         return float(r.sum() ** 2 / ((r * v).sum() * (r / v).sum()))
 
     def exact(self, estimator: Estimator) -> Estimate:
-        """Mean and variance of an estimator, for these counts, to rounding.
+        """Return the mean and variance of an estimator for these counts, to rounding.
 
-        Without support the mean is not the target's value: it is returned as it is,
-        with the finding ``biased``.
+        Without support the mean differs from the target's value: the estimate then has the
+        finding ``biased``.
         """
         needs = estimator.needs(tuple(self.loggers), crossed=True)
-        found = estimator.estimate(self.moments(needs))
-        gap = found.value - self.value
-        if abs(gap) > 1e-9 * max(1.0, abs(self.value)):
-            note = f"The mean is {found.value:g}; the value of the target is {self.value:g}."
-            found = replace(found, findings=(*found.findings, Finding("biased", note)))
-        return found
+        estimate = estimator.estimate(self.moments(needs))
+        gap = estimate.value - self.value
+        if abs(gap) <= 1e-9 * max(1.0, abs(self.value)):
+            return estimate
+        note = f"The mean is {estimate.value:g}; the value of the target is {self.value:g}."
+        return replace(estimate, findings=(*estimate.findings, Finding("biased", note)))
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
-        """What an engine would return from endless rows, for these counts."""
+        """Return the expected moments of each logger, for these counts."""
         return {logger: self._moments_of(logger, needs) for logger in self.loggers}
 
     def _moments_of(self, logger: str, needs: Needs) -> Moments:
@@ -185,15 +184,15 @@ class FiniteProblem:
         terms = needs.terms
         parts = {t: _polynomial(t, self, logger) for t in terms}
         means = np.array([np.sum(joint * self._cell_means(parts[t])) for t in terms])
-        place = {t: k for k, t in enumerate(terms)}
+        index = {t: k for k, t in enumerate(terms)}
         scatter = np.full((len(terms), len(terms)), np.nan)
         count = self.counts[logger]
         for left, right in needs.pairs:
-            i, j = place[left], place[right]
+            i, j = index[left], index[right]
             cov = self._covariance(joint, parts[left], parts[right], means[i], means[j])
             scatter[i, j] = scatter[j, i] = count * cov
-        seen = joint > 0
-        extremes = [_at(parts[t], self.reward)[seen] for t in terms]
+        possible = joint > 0
+        extremes = [_at(parts[t], self.reward)[possible] for t in terms]
         lowest = np.array([v.min() for v in extremes])
         largest = np.array([v.max() for v in extremes])
         return Moments(terms, count, means, scatter, lowest, largest, ddof=0)
@@ -201,7 +200,9 @@ class FiniteProblem:
     def _power(self, degree: int) -> FloatArray:
         """Mean of reward to a power, for each context and action."""
         if degree > 2:
-            raise UsageError("only mean and variance of a reward are known, not higher moments")
+            raise UsageError(
+                f"terms must be at most quadratic in the reward, got degree {degree}"
+            )
         square = self.reward**2 + self.reward_variance
         return (np.ones_like(self.reward), self.reward, square)[degree]
 
@@ -219,7 +220,7 @@ class FiniteProblem:
         left_mean: float,
         right_mean: float,
     ) -> float:
-        """Spread of the means of the cells, plus the noise of the reward within them."""
+        """Covariance of the cells' means, plus that of the reward's noise within cells."""
         a, b = self._cell_means(left), self._cell_means(right)
         between = np.sum(joint * (a - left_mean) * (b - right_mean))
         if len(left) == 1 or len(right) == 1:
@@ -229,13 +230,11 @@ class FiniteProblem:
         return float(between + np.sum(joint * left[1] * right[1] * self.reward_variance))
 
     def draw(self, rng: np.random.Generator) -> Log:
-        """One simulated log, with all cross-propensities and the target's probability.
+        """Draw one log, with all cross-propensities and the target's probability.
 
-        Where the problem has a reward model, the log has its columns
-        ``predicted_reward`` and ``predicted_value``.
-
-        Rewards are Bernoulli where the variance is that of a Bernoulli variable, and
-        otherwise lie one standard deviation below or above the mean, at even odds.
+        With a reward model the log has the columns ``predicted_reward`` and
+        ``predicted_value``.  Rewards are Bernoulli where the variance is that of a Bernoulli
+        variable, and otherwise one standard deviation below or above the mean, at even odds.
         """
         import pyarrow as pa
 
@@ -277,17 +276,18 @@ class FiniteProblem:
 
 
 def _polynomial(term: Term, problem: FiniteProblem, logger: str) -> Polynomial:
-    """A term as arrays over (context, action), one for each power of the reward."""
-    found: Polynomial = [np.ones_like(problem.target)]
+    """Return a term as arrays over (context, action), one for each power of the reward."""
+    polynomial: Polynomial = [np.ones_like(problem.target)]
     zero = np.zeros_like(problem.target)
     for factor in term.factors:
         if factor.name in {"reward", "residual"}:
             shift = zero if factor.name == "reward" else -_model(problem)
-            above, below = [zero, *found], [*(shift * part for part in found), zero]
-            found = [a + b for a, b in zip(above, below, strict=True)]
+            above = [zero, *polynomial]
+            below = [*(shift * part for part in polynomial), zero]
+            polynomial = [a + b for a, b in zip(above, below, strict=True)]
         else:
-            found = [part * _column(factor, problem, logger) for part in found]
-    return found
+            polynomial = [part * _column(factor, problem, logger) for part in polynomial]
+    return polynomial
 
 
 def _at(polynomial: Polynomial, reward: FloatArray) -> FloatArray:
@@ -297,12 +297,12 @@ def _at(polynomial: Polynomial, reward: FloatArray) -> FloatArray:
 
 def _model(problem: FiniteProblem) -> FloatArray:
     if problem.predicted_reward is None:
-        raise UsageError("this problem has no reward model: give `predicted_reward`")
+        raise UsageError("this estimator requires `predicted_reward` of the problem")
     return problem.predicted_reward
 
 
-def _held_back(weight: FloatArray, factor: Factor) -> FloatArray:
-    """The weight as the rule of a factor leaves it."""
+def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
+    """Apply the factor's rule (clip, switch, optimistic) to its weight."""
     if factor.rule == "clip":
         return np.minimum(weight, factor.bound)
     if factor.rule == "switch":
@@ -313,14 +313,14 @@ def _held_back(weight: FloatArray, factor: Factor) -> FloatArray:
 
 
 def _column(factor: Factor, problem: FiniteProblem, logger: str) -> FloatArray:
-    """A row column in every cell; 0 in cells that the divisor never visits."""
+    """Return a factor in every cell; 0 where its divisor is 0."""
     if factor.name in {"weight", "balanced_weight"}:
         below = problem.loggers[logger] if factor.name == "weight" else problem.mixture
-        return _held_back(_divide(problem.target, below), factor)
+        return _shrunk(_divide(problem.target, below), factor)
     if factor.name in OF_MODEL:
         value = (problem.target * _model(problem)).sum(axis=1, keepdims=True)
-        everywhere = np.broadcast_to(value, problem.target.shape)
-        return everywhere if factor.name == "predicted_value" else _model(problem)
+        values = np.broadcast_to(value, problem.target.shape)
+        return values if factor.name == "predicted_value" else _model(problem)
     if factor.name == "overlap":
         smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
         return _divide(smallest, problem.loggers[logger])
@@ -343,15 +343,15 @@ def _check(problem: FiniteProblem) -> None:
         problems.append("context_prob must be a distribution")
     for name, policy in {"target": problem.target, **problem.loggers}.items():
         if policy.shape != shape or len(shape) != 2 or shape[0] != len(problem.context_prob):
-            problems.append(f"{name} has shape {policy.shape}, not (contexts, actions)")
+            problems.append(f"{name} must have shape (contexts, actions), got {policy.shape}")
         elif (policy < 0).any() or not np.allclose(policy.sum(axis=1), 1):
             problems.append(f"{name} must be a distribution over actions in every context")
     if (
         set(problem.counts) != set(problem.loggers)
         or min(problem.counts.values(), default=0) < 1
     ):
-        problems.append("counts must give one row at least for every logger")
+        problems.append("counts must be at least 1 for every logger")
     if (problem.reward_variance < 0).any():
-        problems.append("reward_variance cannot be negative")
+        problems.append("reward_variance must not be negative")
     if problems:
         raise UsageError("\n".join(problems))

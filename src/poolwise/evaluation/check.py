@@ -1,4 +1,4 @@
-"""The border: look at a log, or at its query, without estimating anything."""
+"""Check a log or print its query, without estimating anything."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found.
+    """Result of `check`.
 
     Attributes:
-        faults: Every rule that rows break, by logger.
+        faults: The rules that rows break, by logger.
         rows: Rows of each logger, bad ones included.
     """
 
@@ -37,7 +37,7 @@ class CheckReport:
     rows: Mapping[str, int]
 
     def to_json(self) -> str:
-        """The faults and the rows, for programs."""
+        """Return the faults and the rows as JSON."""
         faults = [
             {**vars(f), "example": {k: str(v) for k, v in f.example.items()}}
             for f in self.faults
@@ -47,8 +47,8 @@ class CheckReport:
     def __str__(self) -> str:
         if self.faults:
             return str(LogError(self.faults))
-        found = ", ".join(f"{i!r} {n:,}" for i, n in self.rows.items())
-        return f"no faults in {sum(self.rows.values()):,} rows ({found})"
+        rows = ", ".join(f"{i!r} {n:,}" for i, n in self.rows.items())
+        return f"no faults in {sum(self.rows.values()):,} rows ({rows})"
 
 
 def check(
@@ -60,16 +60,18 @@ def check(
 
 
 def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:
-    """The one query whose result is all that an evaluation of a table needs."""
+    """Return the query whose result an evaluation of a table can use instead of the rows."""
     from poolwise.engines.printed import standalone_query
 
     if not targets:
-        raise UsageError("name one target at least: --target candidate=p_candidate")
+        raise UsageError(
+            "at least one --target is required, e.g. --target candidate=p_candidate"
+        )
     return standalone_query(log, table, targets, needs_of(log, targets), dialect)
 
 
 def needs_of(log: Log, targets: Iterable[str], also: Sequence[Estimator] = ()) -> Needs:
-    """What evaluations with the default estimators, and some others, may ask of the rows."""
+    """Return what evaluations with the default and some other estimators need."""
     loggers = tuple(map(str, log.propensities or ()))
     default = [make() for make in BY_NAME.values()]
     plan = declare([*default, *also], loggers, crossed=log.crossed, strict=False)

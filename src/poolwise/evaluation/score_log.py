@@ -1,7 +1,7 @@
-"""Scoring once: a log with the probabilities of its policies written beside its columns.
+"""Score a log once: write the probabilities of its Python policies as columns of a file.
 
-A policy in Python costs more to ask than a column to read.  What is asked often is
-scored once, into a file, and evaluated from there as often as anybody likes.
+Calling a policy in Python is slower than reading a column, so a log that is evaluated often
+is scored once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ScoredLog(NamedTuple):
-    """A log whose policies are columns, and its targets: what `evaluate` takes."""
+    """A log whose policies are columns, and its targets: the arguments of `evaluate`."""
 
     log: Log
     targets: dict[str, PolicyLike]
@@ -42,55 +42,54 @@ def score_log(
     *,
     engine: DuckDB | None = None,
 ) -> ScoredLog:
-    """Write a log with one column for each policy that must be asked in Python.
+    """Write a Parquet file with the log's columns and one column per Python policy.
 
-    The file is Parquet and holds every column of the log; the columns of loggers are called
-    ``p_`` and their label, those of targets ``t_`` and their name.  It is whole or absent.
+    Columns of loggers are named ``p_`` and the label, those of targets ``t_`` and the name.
+    An error leaves no file behind.
 
     Args:
-        log: The rows, with policies among `propensities`, or not.
+        log: The rows; `propensities` may be policies.
         targets: New policies by name.
-        path: Where to write, ending in ``.parquet``; what is there is replaced as a whole,
-            unless the log is read from it.
-        engine: How many threads and how much memory, if not all.
+        path: The file to write, ending in ``.parquet``; an existing file is replaced unless
+            the log reads it.
+        engine: Limits of threads and memory.
 
     Returns:
         The log in that file and its targets, for ``evaluate(*score_log(...))``.
     """
-    named, place = named_targets(targets), Path(path)
-    refuse_output(place, PARQUET, files_of(log))
-    with whole_file(place) as beside:
-        roles, names = (engine or DuckDB()).score(log, named, beside, _names)
-    return ScoredLog(_scored(log, roles, names, place), _targets(named, roles, names))
+    named, file = named_targets(targets), Path(path)
+    refuse_output(file, PARQUET, files_of(log))
+    with whole_file(file) as unfinished:
+        roles, names = (engine or DuckDB()).score(log, named, unfinished, _names)
+    return ScoredLog(_scored(log, roles, names, file), _targets(named, roles, names))
 
 
 def _names(roles: Roles) -> dict[str, str]:
-    """What each scored column is called in the file."""
+    """Names of the scored columns in the file."""
     if not roles.scored:
-        raise UsageError("there is nothing to score: every policy is a column or SQL already")
+        raise UsageError("no policy needs scoring: all of them are columns or SQL already")
     table = roles.table
-    found = {
+    names = {
         str(value.name): f"{kind}_{label}"
-        for kind, of in (("p", table.propensities), ("t", table.targets))
-        for label, value in of.items()
+        for kind, policies in (("p", table.propensities), ("t", table.targets))
+        for label, value in policies.items()
         if value.name in roles.scored
     }
     if isinstance(table.propensity, exp.Column) and table.propensity.name in roles.scored:
-        found[table.propensity.name] = "propensity"
-    taken = [
-        name for name in found.values() if name.lower() in {c.lower() for c in roles.columns}
-    ]
+        names[table.propensity.name] = "propensity"
+    columns = {name.lower() for name in roles.columns}
+    taken = [name for name in names.values() if name.lower() in columns]
     if taken:
         listed = ", ".join(map(repr, taken))
         raise UsageError(f"the log already has a column {listed}: rename the policy")
-    return found
+    return names
 
 
 def _scored(log: Log, roles: Roles, names: Mapping[str, str], path: Path) -> Log:
-    """The log in the file: policies that were scored are columns now."""
-    found = roles.table.propensities
-    known = {
-        label: names.get(found[str(label)].name, policy) if str(label) in found else policy
+    """The log in the file, with columns in place of scored policies."""
+    columns = roles.table.propensities
+    propensities = {
+        label: names.get(columns[str(label)].name, policy) if str(label) in columns else policy
         for label, policy in (log.propensities or {}).items()
     }
     own = roles.table.propensity
@@ -100,7 +99,7 @@ def _scored(log: Log, roles: Roles, names: Mapping[str, str], path: Path) -> Log
         source=path,
         logger=PART_LOGGER if isinstance(log.source, Mapping) else log.logger,
         propensity="propensity" if scored else log.propensity,
-        propensities=known or None,
+        propensities=propensities or None,
         reader_options={},
     )
 
@@ -108,5 +107,5 @@ def _scored(log: Log, roles: Roles, names: Mapping[str, str], path: Path) -> Log
 def _targets(
     named: Mapping[str, PolicyLike], roles: Roles, names: Mapping[str, str]
 ) -> dict[str, PolicyLike]:
-    found = roles.table.targets
-    return {name: names.get(found[name].name, policy) for name, policy in named.items()}
+    columns = roles.table.targets
+    return {name: names.get(columns[name].name, policy) for name, policy in named.items()}

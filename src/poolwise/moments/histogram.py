@@ -1,7 +1,7 @@
 """Histograms of weights: two bins for each power of two, read off the bits of doubles.
 
-Such bins need no look at the data beforehand, so that the counts of two groups of rows
-add up; and they are even on the logarithmic scale on which weights are looked at.
+Such bins do not depend on the data, so the counts of two groups of rows add; and they have
+almost equal widths on the logarithmic scale on which weights are shown.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SMALLEST, LARGEST = -64, 64  # powers of two; what lies beyond is in the outermost bins
+SMALLEST, LARGEST = -64, 64  # powers of two; the outermost bins also count values outside
 BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros
 SHIFT = 51  # bits below the exponent's and the first of the fraction
 FIRST = (1023 + SMALLEST) << 1  # these bits of the smallest power
 
 
 def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bin of each value, none of them negative; NaN is in the last.
+    """Return the bin of each non-negative value; NaN counts in the last.
 
     >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
     [0, 129, 129, 130, 131]
     """
-    places = values.view(np.int64) >> SHIFT
-    places -= FIRST - 1
-    np.maximum(places, 1, out=places)
-    np.minimum(places, BINS - 1, out=places)
+    numbers = values.view(np.int64) >> SHIFT
+    numbers -= FIRST - 1
+    np.maximum(numbers, 1, out=numbers)
+    np.minimum(numbers, BINS - 1, out=numbers)
     if not values.min(initial=1.0) > 0:
-        places[values == 0] = 0
-    return places
+        numbers[values == 0] = 0
+    return numbers
 
 
 def edges() -> NDArray[np.float64]:
-    """Lower edge of each bin, shape (BINS,).
+    """Return the lower edge of each bin, shape (BINS,).
 
     >>> edges()[[0, 129, 130, 131]].tolist()
     [0.0, 1.0, 1.5, 2.0]

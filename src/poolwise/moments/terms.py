@@ -1,10 +1,10 @@
-"""Terms: products of row columns, the only thing an engine averages.
+"""Terms: products of row columns, whose averages an engine computes.
 
-An estimator does not read rows; it declares which products of row columns it
-needs the mean, the scatter or the extremes of (`Needs`).  The declarations of
-all estimators are united, bound to each target, and answered in one pass.
+An estimator declares the products of row columns whose mean, scatter or extremes it
+needs (`Needs`).  The needs of all estimators are united, bound to each target, and computed
+in one pass.
 
-The row columns, in the paper's symbols:
+The row columns, or factors:
 
 =================  ===========================================================
 reward             delta
@@ -14,13 +14,13 @@ ratio[k]           logger k / mixture
 inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` where logger k is zero
 unsupported[k]     1 where logger k is zero, else 0
 overlap            smallest of all loggers / logger that wrote the row
-predicted_reward   what a reward model expects of the logged action
-predicted_value    what it expects of the target in this context
+predicted_reward   prediction of a reward model for the logged action
+predicted_value    its mean prediction under the target in this context
 residual           reward - predicted_reward
 =================  ===========================================================
 
-A balanced weight may be held back by a rule with a bound: "clip" cuts it at the
-bound, "switch" makes it 0 above the bound, "optimistic" turns w into
+A balanced weight may be shrunk by a rule with a bound: "clip" cuts it at the bound,
+"switch" makes it 0 above the bound, "optimistic" turns w into
 bound * w / (w * w + bound).
 """
 
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-UNSUPPORTED = 1e100  # stands for infinity where a logger is zero: finite, so it merges
+UNSUPPORTED = 1e100  # in place of infinity where a logger is zero: finite, so it merges
 OF_TARGET = frozenset({"weight", "balanced_weight", "predicted_value"})
 OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
 
@@ -45,9 +45,9 @@ class Factor:
 
     Attributes:
         name: Kind of column, from the table above.
-        logger: The logger it speaks of, empty where it speaks of none.
+        logger: The logger k of the table above, empty where there is none.
         target: The target it belongs to, empty until bound.
-        rule: How a balanced weight is held back, empty where it is not.
+        rule: The rule that shrinks a balanced weight, empty without one.
         bound: The bound of that rule.
     """
 
@@ -63,7 +63,7 @@ class Factor:
 
 @dataclass(frozen=True, order=True)
 class Term:
-    """A product of row columns: the unit an engine averages.
+    """A product of row columns, which an engine averages.
 
     Attributes:
         factors: Row columns in sorted order, so that equal products are equal terms.
@@ -76,18 +76,18 @@ class Term:
         return hash(self.factors)
 
     def __hash__(self) -> int:
-        return self._hash  # asked for thousands of times where there are many targets
+        return self._hash  # computed once: many targets look terms up thousands of times
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What terms are sorted by: plain values compare quickly."""
+        """Sort key of plain values, which compare quickly."""
         return tuple((f.name, f.logger, f.target, f.rule, f.bound) for f in self.factors)
 
     def __mul__(self, other: Term) -> Term:
         return Term(tuple(sorted(self.factors + other.factors)))
 
     def bind(self, target: str) -> Term:
-        """The same product for one target among several."""
+        """Return the product for one target among several."""
         return Term(tuple(sorted(f.bind(target) for f in self.factors)))
 
 
@@ -104,12 +104,12 @@ RESIDUAL = Term((Factor("residual"),))
 
 
 def ratio(logger: str) -> Term:
-    """Logger over mixture: its mean over all rows is 1."""
+    """Return logger over mixture; its mean over all rows is 1."""
     return Term((Factor("ratio", logger),))
 
 
 def second_moment(logger: str) -> Term:
-    r"""What the rows of all loggers say of one logger's divergence.
+    r"""Return the term from which all rows estimate one logger's second moment.
 
     The mean of $\delta^2 \bar\pi^2 / (\pi_i \pi_{avg})$ over the mixture is
     $E_i[(w_i \delta)^2]$.
@@ -118,30 +118,30 @@ def second_moment(logger: str) -> Term:
 
 
 def weight_moment(logger: str) -> Term:
-    r"""The same without rewards: its mean over the mixture is $E_i[w_i^2]$."""
+    r"""Return the same without rewards; its mean over the mixture is $E_i[w_i^2]$."""
     return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_ratio", logger),))
 
 
 def residual_moment(logger: str) -> Term:
-    r"""The second moment of weighted residuals, $E_i[w_i^2 (\delta - \hat q)^2]$."""
+    r"""Return the term whose mean is $E_i[w_i^2 (\delta - \hat q)^2]$."""
     return RESIDUAL * RESIDUAL * weight_moment(logger)
 
 
 def unsupported_weight(logger: str) -> Term:
-    """Its mean over all rows is how often the target plays what a logger never plays."""
+    """Return the term whose mean is the target's probability of actions a logger never plays."""
     return BALANCED_WEIGHT * Term((Factor("unsupported", logger),))
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of the rows.
+    """Moments that are requested of the rows.
 
     Attributes:
-        means: Terms whose mean is wanted.
-        groups: Groups of terms; every pair within a group gets its scatter.
-        extremes: Terms whose smallest and largest value are wanted.
-        tails: Terms whose largest values are wanted, some thousands of them.
-        histograms: Terms whose distribution is wanted.
+        means: Terms whose mean is requested.
+        groups: Groups of terms; the scatter of every pair within a group is requested.
+        extremes: Terms whose smallest and largest value are requested.
+        tails: Terms whose largest values, some thousands, are requested.
+        histograms: Terms whose histogram is requested.
     """
 
     means: tuple[Term, ...] = ()
@@ -155,11 +155,11 @@ class Needs:
 
     @property
     def modelled(self) -> bool:
-        """Whether some term reads what a reward model says."""
+        """Whether a term uses predictions of a reward model."""
         return any(f.name in OF_MODEL for t in self.terms for f in t.factors)
 
     def bind(self, target: str) -> Needs:
-        """The same needs for one target among several."""
+        """Return the needs for one target among several."""
         return Needs(
             tuple(t.bind(target) for t in self.means),
             tuple(tuple(t.bind(target) for t in group) for group in self.groups),
@@ -174,8 +174,8 @@ class Needs:
 
         Both parts are sorted, so that the query is the same text on every run.
         """
-        every = {*self.means, *self.extremes, *self.tails, *self.histograms}
-        return (*self.scattered, *_unique(every - set(self.scattered)))
+        others = {*self.means, *self.extremes, *self.tails, *self.histograms}
+        return (*self.scattered, *_unique(others - set(self.scattered)))
 
     @cached_property
     def scattered(self) -> tuple[Term, ...]:
@@ -184,24 +184,24 @@ class Needs:
 
     @cached_property
     def pairs(self) -> list[tuple[Term, Term]]:
-        """Pairs of terms whose scatter is wanted, each once, in sorted order."""
-        found = {
+        """Pairs of terms whose scatter is requested, each once, in sorted order."""
+        pairs = {
             pair
             for group in self.groups
             for pair in combinations_with_replacement(_unique(group), 2)
         }
-        return sorted(found, key=lambda pair: (pair[0].key, pair[1].key))
+        return sorted(pairs, key=lambda pair: (pair[0].key, pair[1].key))
 
 
 def unite(needs: Iterable[Needs]) -> Needs:
-    """All needs together, each once."""
-    every = tuple(needs)
+    """Return all needs together, each once."""
+    parts = tuple(needs)
     return Needs(
-        _unique(t for n in every for t in n.means),
-        tuple(dict.fromkeys(group for n in every for group in n.groups)),
-        _unique(t for n in every for t in n.extremes),
-        _unique(t for n in every for t in n.tails),
-        _unique(t for n in every for t in n.histograms),
+        _unique(t for n in parts for t in n.means),
+        tuple(dict.fromkeys(group for n in parts for group in n.groups)),
+        _unique(t for n in parts for t in n.extremes),
+        _unique(t for n in parts for t in n.tails),
+        _unique(t for n in parts for t in n.histograms),
     )
 
 
