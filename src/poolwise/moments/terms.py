@@ -128,7 +128,7 @@ def residual_moment(logger: str) -> Term:
 
 
 def unsupported_weight(logger: str) -> Term:
-    """Return the term whose mean is the target's probability of actions a logger never plays."""
+    """Return the term whose mean is the target's share of actions a logger never plays."""
     return BALANCED_WEIGHT * Term((Factor("unsupported", logger),))
 
 
