@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
+from poolwise.engines.answer import decode
 from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.printed import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
 from poolwise.errors import (
     EngineError,
@@ -35,6 +37,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.moments import pooled
 from poolwise.rows.reader import Piece
 from tests.engines import test_moments_numbers as numbers
+from tests.support import queries
 from tests.support.messages import refused
 from tests.support.reference import (
     Reference,
@@ -408,3 +411,16 @@ print(SparkContext._active_spark_context)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines() == ["local[1]", "None"]
+
+
+def test_spark_runs_the_printed_query(
+    session: SparkSession, folder: Path, table: pa.Table
+) -> None:
+    log, needs = log_of(table), queries.NEEDS
+    session.read.parquet(str(folder)).createOrReplaceTempView("printed_log")
+    text = standalone_query(log, "printed_log", TARGETS, needs, "spark")
+    request = standalone_request(log, "printed_log", TARGETS, needs)
+    groups = [decode(request, line.asDict()) for line in session.sql(text).collect()]
+    with Reference().open(log, TARGETS) as rows:
+        expected = rows.moments(needs)
+    assert_moments_agree({str(group.logger): group.moments for group in groups}, expected)
