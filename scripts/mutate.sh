@@ -16,7 +16,7 @@ files=("$@")
     src/poolwise/engine/sql.py 'src/poolwise/estimators/*.py')
 tests=(tests/moments/test_moments.py tests/moments/test_moments_fields.py tests/intervals/test_student.py
     tests/engines/test_exact.py tests/diagnosis/test_tails.py tests/estimators tests/engines/test_sql.py
-    tests/engines/test_query_steps.py tests/engines/test_moments_numbers.py)
+    tests/engines/test_moments_numbers.py)
 # A mutant that survives has seen every test, so what takes a second or needs more than
 # pip is left out, and so are other processes, which would import the code as it was.
 without="postgres or compiled or in_every_process or file_sorted or sorted_file or many_draws or
