@@ -18,7 +18,6 @@ from sklearn.tree import DecisionTreeClassifier
 from poolwise import evaluate
 from poolwise.errors import LogError, RefusedError, SourceError, UsageError
 from poolwise.formats import vw as dsjson
-from poolwise.formats.dsjson_line import decision
 from poolwise.formats.vw import FIRST, GREEDY, UNIFORM, from_dsjson, read_dsjson
 from tests.support.messages import refused
 
@@ -109,10 +108,11 @@ def test_actions_that_count_from_0_are_read_alike() -> None:
         assert table(log)["action"].to_pylist() == [li["_label_Action"] for li in lines]
 
 
-def test_probabilities_follow_the_order_of_a() -> None:
-    row = decision(line(2, -3.0, a=[3, 1, 2], p=[0.5, 0.3, 0.2], _label_probability=0.2))
-    assert row.probabilities == [0.3, 0.2, 0.5]
-    assert (row.action, row.propensity, row.reward) == (2, 0.2, 3.0)
+def test_probabilities_follow_the_order_of_a(tmp_path: Path) -> None:
+    three = line(2, -3.0, a=[3, 1, 2], p=[0.5, 0.3, 0.2], _label_probability=0.2)
+    (row,) = table(from_dsjson(write(tmp_path / "x.json", three))).to_pylist()
+    assert row["probabilities"] == [0.3, 0.2, 0.5]
+    assert (row["action"], row["propensity"], row["reward"]) == (2, 0.2, 3.0)
 
 
 def test_no_cost_is_the_reward_0_and_not_minus_0(tmp_path: Path) -> None:
@@ -160,13 +160,14 @@ BROKEN: dict[str, object] = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_a_broken_line_is_refused_with_its_place(rule: str, tmp_path: Path) -> None:
+def test_a_broken_line_is_refused_with_its_file(rule: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", line(cost=-1), BROKEN[rule], line(2))
     with pytest.raises(LogError) as caught:
         from_dsjson(path)
     (fault,) = caught.value.faults
     assert rule in fault.rule
-    assert (fault.rows, fault.example) == (1, {"lines": "x.json:2"})
+    assert fault.rows == 1
+    assert fault.example["file"] == "x.json"
     assert table(from_dsjson(path, on_fault="drop"))["reward"].to_pylist() == [1.0, 0.0]
 
 
@@ -179,8 +180,8 @@ def test_all_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         from_dsjson(paths)
     assert [fault.rows for fault in caught.value.faults] == [4, 1]
     assert "4 rows: the line is not JSON" in str(caught.value)
-    assert "one.json:1, one.json:3, one.json:4" in str(caught.value)
-    assert "two.json:1" in str(caught.value)
+    examples = [fault.example for fault in caught.value.faults]
+    assert examples == [{"file": "one.json"}, {"file": "two.json", "event": "e"}]
     kept = read_dsjson(paths, on_fault="drop")
     assert (kept.rows, [fault.rows for fault in kept.faults]) == (1, [4, 1])
 
@@ -242,7 +243,7 @@ def test_context_is_kept_by_its_path(tmp_path: Path) -> None:
             "User.age": "30",
             "User.name": "Zoë",
             "User.gone": None,
-            "User": json.dumps([{"age": 30, "name": "Zoë"}]),
+            "User": '[{"age":30,"name":"Zoë"}]',
         },
         dict.fromkeys(names),
     ]

@@ -1,63 +1,122 @@
 """Decision-service JSON: the logs of Vowpal Wabbit and Azure Personalizer.
 
 Each line is one decision: its context, the probabilities of all actions, the action that
-was drawn, and its cost once that is known.  A line of some kilobytes becomes a row of a few
-numbers, so that files are read once, line by line, in bounded memory.  The probabilities are
-those of the model that wrote the line; what other models would have done is not in the file.
+was drawn, and its cost once that is known.  One SELECT of DuckDB turns lines of some
+kilobytes into rows of a few numbers.  The probabilities are those of the model that wrote
+the line; the file has no probabilities of other models.
 """
 
 from __future__ import annotations
 
 import glob
-import gzip
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from poolwise.errors import Fault, LogError, SourceError, UsageError
-from poolwise.formats.dsjson_line import (
-    BrokenError,
-    Row,
-    SkippedError,
-    decision,
-    parsed,
-    value_at,
-)
 from poolwise.log.log import Log, OnFault
 from poolwise.rows.output import PARQUET, refuse_output, telling, whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import duckdb
     import pyarrow as pa
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 LoggerFrom = Literal["model", "file"] | None
 
-UNIFORM = "1.0 / action_count"  # target: every action alike
-FIRST = "if(action = 1, 1.0, 0.0)"  # target: the first of the actions on offer, always
+UNIFORM = "1.0 / action_count"  # target: every action with the same probability
+FIRST = "if(action = 1, 1.0, 0.0)"  # target: always the first of the offered actions
 GREEDY = "if(action = list_position(probabilities, list_max(probabilities)), 1.0, 0.0)"
 
 ENDINGS = ("*.json", "*.dsjson", "*.json.gz", "*.dsjson.gz")  # files of a folder
 BATCH_ROWS = 20_000
-SHOWN_LINES = 3  # places that a fault names
 ADVICE = (
-    "Correct these lines where they are written, or leave them out with on_fault='drop'. "
-    "Lines that are missing because of their cost or action cannot be made up for."
+    "Correct these lines at their source, or leave them out with on_fault='drop'. Estimates "
+    "are biased if lines are missing because of their cost or action."
 )
+
+# Probabilities are float32, written with seven digits, perhaps thousands of them.
+TOLERANCE = 1e-4  # of the sum of `p`, and of `_label_probability`, relative
+FIELDS = {  # values of a line, by their path
+    "a": "$.a",
+    "p": "$.p",
+    "label_index": "$._labelIndex",
+    "label_action": "$._label_Action",
+    "label_chance": "$._label_probability",
+    "pdrop": "$.pdrop",
+    "outcomes": "$._outcomes",
+    "skip_learn": "$._skipLearn",
+    "reward_value": "$.RewardValue",
+    "observations": "$.Observations",
+    "model": "$.VWState.m",
+    "event_id": "$.EventId",
+    "time": "$.Timestamp",
+    "context": "$.c",
+}
+NEVER_SHOWN = "decision that was never shown (_skipLearn)"
+OBSERVATION = "observation without its decision"
+SKIPPED = (NEVER_SHOWN, OBSERVATION)  # reasons that are not faults
+REASONS = {  # to leave a line out, with the condition in SQL; the first that holds counts
+    "the line is not JSON": "line IS NULL",
+    "the line is not a JSON object": "json_type(line) <> 'OBJECT'",
+    NEVER_SHOWN: "skip_learn = 'true'",
+    "the line has several slots (`_outcomes`): it is not one decision": "outcomes IS NOT NULL",
+    OBSERVATION: "NOT labelled AND coalesce(reward_value, observations) IS NOT NULL",
+    "the line has no label (`{cost}` and `_labelIndex`)": "NOT labelled",
+    "`pdrop` is not in [0, 1)": "coalesce(drop_chance < 0 OR drop_chance >= 1, true)",
+    "`a` and `p` are not lists of one length": "numbers IS NULL OR chances IS NULL "
+    "OR len(numbers) <> len(chances)",
+    "a value of `a` is not a finite number": "list_contains_null(numbers)",
+    "a value of `p` is not a finite number": "list_contains_null(chances)",
+    "`a` does not hold every action once": "coalesce(list_min(numbers) NOT IN (0, 1) "
+    "OR list_max(numbers) - list_min(numbers) <> len(numbers) - 1 "
+    "OR len(list_distinct(numbers)) <> len(numbers) "
+    "OR numbers <> list_transform(numbers, lambda n: trunc(n)), true)",
+    f"`p` is negative or does not sum to 1 (within {TOLERANCE:g})": "list_min(chances) < 0 "
+    f"OR abs(list_sum(chances) - 1) > {TOLERANCE}",
+    "the number of the logged action is not a finite number": "logged IS NULL",
+    "`_labelIndex` and `_label_Action` name different actions": "label_index IS NOT NULL "
+    "AND label_action IS NOT NULL AND double(label_action) IS DISTINCT FROM logged",
+    "the logged action is not a whole number": "logged <> trunc(logged)",
+    "the logged action is not among `a`": "logged < 1 OR logged > len(numbers)",
+    "the logged action has probability 0 in `p`": "chance <= 0",
+    "`_label_probability` is not the probability of the action in `p`": "label_chance IS NOT "
+    "NULL AND NOT coalesce(near(double(label_chance), chance) "
+    "OR near(double(label_chance), chance * (1 - drop_chance)), false)",
+    "`{cost}` is not a finite number": "double(cost) IS NULL",
+}
+COLUMNS = {  # of a row
+    "logger": "logger",
+    "action": "TRY_CAST(logged AS INTEGER)",
+    "reward": "0.0 - double(cost)",  # not -0.0
+    "propensity": "chance",
+    "event_id": "event_id->>'$'",
+    "probabilities": "probabilities",
+    "action_count": "len(probabilities)::INTEGER",
+    "time": "TRY_CAST(regexp_extract(time->>'$', '^[0-9].*') AS TIMESTAMP)",
+    "pdrop": "drop_chance",
+}
+MACROS = f"""
+    CREATE TEMP MACRO double(x) AS CASE WHEN json_type(x) IN ('DOUBLE', 'BIGINT', 'UBIGINT')
+        AND isfinite(TRY_CAST(x AS DOUBLE)) THEN TRY_CAST(x AS DOUBLE) END;
+    CREATE TEMP MACRO doubles(x) AS CASE WHEN json_type(x) = 'ARRAY'
+        THEN list_transform(json_extract(x, '$[*]'), lambda v: double(v)) END;
+    CREATE TEMP MACRO list_contains_null(x) AS len(list_filter(x, lambda v: v IS NULL)) > 0;
+    CREATE TEMP MACRO not_null(x) AS list_filter(x, lambda v: v IS NOT NULL)[1];
+    CREATE TEMP MACRO near(x, y) AS abs(x - y) <= {TOLERANCE} * greatest(abs(x), abs(y));
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """What decision files held.
+    """Content of decision files.
 
     Attributes:
         source: The rows: an Arrow table, or the Parquet file they were saved to.
         rows: Number of decisions.
-        skipped: Lines that are no decisions, by what they are.
-        faults: Lines that were left out because they are broken.
+        skipped: Lines that are not decisions, counted by their kind.
+        faults: Broken lines that were left out.
         log: The rows as a log.
     """
 
@@ -84,20 +143,21 @@ def from_dsjson(
     action_count, time and pdrop.  Only own propensities are known: naive works as it is,
     balanced needs `estimate_mixture`, and that needs the `context` the models saw.
 
-    Where `pdrop` says that lines were thinned out unevenly, the reward of each line counts
-    for the decisions it stands for.  That holds where thinning looked at neither the action
+    Where `pdrop` differs between the lines of a logger, the reward of each line counts for
+    the decisions it represents.  That is valid where thinning depended on neither the action
     nor its reward.
 
     Args:
-        paths: A file, a folder or a list of them; `.gz` is read as it is.
-        logger: What tells loggers apart: the "model" id, the "file", or None for one logger.
+        paths: A file, a folder or a list of them; `.gz` files are decompressed.
+        logger: Label of the loggers: the "model" id, the "file", or None for one logger.
         context: Values to keep as columns of text, by their path below `c`: "User.age".
-        cost: Field of the cost; `_original_label_cost` is what it was before any default.
+            Lists and objects become JSON text.
+        cost: Field of the cost; `_original_label_cost` is the cost before any default.
         save: Parquet file to write the rows to; without it they stay in memory.
-        on_fault: Refuse files with broken lines ("raise"), or leave these out ("drop").
+        on_fault: Reject files with broken lines ("raise"), or leave these out ("drop").
 
     Raises:
-        LogError: Lines are broken; all faults together, with the places of some.
+        LogError: Lines are broken; all faults together, with an example of each.
     """
     return read_dsjson(
         paths, logger=logger, context=context, cost=cost, save=save, on_fault=on_fault
@@ -113,214 +173,187 @@ def read_dsjson(
     save: str | Path | None = None,
     on_fault: OnFault = "raise",
 ) -> Decisions:
-    """As `from_dsjson`, with a record of the lines that were left out."""
+    """Read as `from_dsjson` does, and also count the lines that were left out."""
+    import duckdb
+
     _check_options(logger, context, on_fault)
     files = _files(paths)
     if save is not None:
         refuse_output(save, PARQUET, files)
-    reading = _Reading(logger, tuple(context), cost)
-    lines = reading.batches(files)
-    schema = _schema(context)
-    if save is None:
-        source, done = _in_memory(lines, schema), reading.done(on_fault)
-    else:
-        source = Path(save)
-        done = _saved(lines, schema, source, reading, on_fault)
+    with duckdb.connect() as connection:
+        _load(connection, files, _select(logger, context, cost))
+        skipped, faults = _left_out(connection, on_fault)
+        reward, rows = _reward(connection), _count(connection)
+        source = _rows(connection, context, None if save is None else Path(save))
     log = Log(
         source,
         logger="logger",
         action="action",
-        reward=reading.reward(),
+        reward=reward,
         propensity="propensity",
         context=tuple(context) or ("action_count",),  # not event ids and times
         on_fault=on_fault,
     )
-    return Decisions(source, reading.rows, dict(reading.skipped), done, log)
+    return Decisions(source, rows, skipped, faults, log)
 
 
 def _check_options(logger: object, context: object, on_fault: object) -> None:
     if logger not in {"model", "file", None}:
-        raise UsageError(f"`logger` is 'model', 'file' or None, not {logger!r}")
+        raise UsageError(f"logger must be 'model', 'file' or None, got {logger!r}")
     if isinstance(context, str):
-        raise UsageError("`context` is a list of paths, not one path")
-    taken = sorted({*Row._fields} & {*cast("Sequence[str]", context)})
+        raise UsageError(f"context must be a list of paths, got {context!r}")
+    taken = sorted({*COLUMNS} & {*cast("Sequence[str]", context)})
     if taken:
-        raise UsageError(f"context {taken[0]!r} has the name of a column that is there already")
+        raise UsageError(f"context must not have the name of another column: {taken[0]!r}")
     if on_fault not in {"raise", "drop"}:
-        raise UsageError(f"`on_fault` is 'raise' or 'drop', not {on_fault!r}")
+        raise UsageError(f"on_fault must be 'raise' or 'drop', got {on_fault!r}")
 
 
 def _files(paths: Paths) -> list[Path]:
-    """The files, in order; a folder stands for those below it."""
+    """Return the files, in order; a folder means all files below it."""
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not listed:
+        raise UsageError("paths must name at least one file, got an empty list")
     files: list[Path] = []
     for path in map(Path, listed):
-        found = _found(path)
-        if not found:
+        matches = _matches(path)
+        if not matches:
             raise SourceError(str(path), f"there is no file ({', '.join(ENDINGS)})")
-        files += found
-    if not files:
-        raise UsageError("the list of files is empty: there is nothing to read")
+        files += matches
     return files
 
 
-def _found(path: Path) -> list[Path]:
+def _matches(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted({p for ending in ENDINGS for p in path.rglob(ending)})
     if glob.has_magic(str(path)) and not path.exists():
         return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-    return [path]
+    return [path] if path.exists() else []
 
 
-@dataclass
-class _Thinning:
-    """How the lines of one logger were thinned out."""
-
-    rows: int = 0
-    decisions: float = 0.0  # that the lines stand for
-    lowest: float = math.inf
-    highest: float = -math.inf
-
-    def add(self, pdrop: float) -> None:
-        self.rows += 1
-        self.decisions += 1 / (1 - pdrop)
-        self.lowest, self.highest = min(self.lowest, pdrop), max(self.highest, pdrop)
-
-
-@dataclass
-class _Reading:
-    """Counts what is read while files become rows."""
-
-    logger: LoggerFrom
-    context: tuple[str, ...]
-    cost: str
-    skipped: dict[str, int] = field(default_factory=dict)
-    broken: dict[str, list[str]] = field(default_factory=dict)
-    broken_rows: dict[str, int] = field(default_factory=dict)
-    thinning: dict[str, _Thinning] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return sum(one.rows for one in self.thinning.values())
-
-    def batches(self, files: Sequence[Path]) -> Iterator[list[tuple[object, ...]]]:
-        batch: list[tuple[object, ...]] = []
-        for path in files:
-            for row in self._file(path):
-                batch.append(row)
-                if len(batch) == BATCH_ROWS:
-                    yield batch
-                    batch = []
-        yield batch
-
-    def _file(self, path: Path) -> Iterator[tuple[object, ...]]:
-        try:
-            with _opened(path) as lines:
-                for number, text in enumerate(lines, start=1):
-                    row = self._line(text, path) if text.strip() else None
-                    if isinstance(row, str):
-                        self.broken_rows[row] = self.broken_rows.get(row, 0) + 1
-                        places = self.broken.setdefault(row, [])
-                        if len(places) < SHOWN_LINES:
-                            places.append(f"{path.name}:{number}")
-                    elif row is not None:
-                        yield row
-        except (OSError, EOFError) as error:  # EOFError: a .gz that ends too soon
-            raise SourceError(str(path), str(error)) from error
-
-    def _line(self, text: bytes, path: Path) -> tuple[object, ...] | str | None:
-        """The row of a line; the rule it breaks; or None if it is no decision."""
-        try:
-            line = parsed(text)
-            row = decision(line, self.cost, path.stem if self.logger == "file" else None)
-        except SkippedError as reason:
-            self.skipped[str(reason)] = self.skipped.get(str(reason), 0) + 1
-            return None
-        except BrokenError as rule:
-            return str(rule)
-        if self.logger is None:
-            row = row._replace(logger="log")
-        self.thinning.setdefault(row.logger, _Thinning()).add(row.pdrop)
-        return (*row, *(value_at(line.get("c"), name) for name in self.context))
-
-    def done(self, on_fault: OnFault) -> tuple[Fault, ...]:
-        """All faults, once everything is read; an error unless they may be dropped."""
-        faults = tuple(
-            Fault(rule, "", self.broken_rows[rule], {"lines": ", ".join(places)}, ADVICE)
-            for rule, places in self.broken.items()
-        )
-        if faults and on_fault == "raise":
-            raise LogError(faults)
-        if not self.rows:
-            other = "".join(f"; {count:,} × {what}" for what, count in self.skipped.items())
-            raise LogError(
-                [*faults, Fault(f"there is no decision in these files{other}", "", 0)]
-            )
-        return faults
-
-    def reward(self) -> str:
-        """The reward, as an expression where lines stand for unequal numbers of decisions."""
-        if all(one.lowest == one.highest for one in self.thinning.values()):
-            return "reward"
-        cases = " ".join(
-            f"WHEN {_quoted(label)} THEN {one.decisions / one.rows!r}"
-            for label, one in self.thinning.items()
-        )
-        return f"reward / (1.0 - pdrop) / CASE logger {cases} END"
+def _select(logger: LoggerFrom, context: Sequence[str], cost: str) -> str:
+    """Return the SELECT from `lines` to rows, with the reason to leave a line out."""
+    fields = {**FIELDS, "cost": f"$.{_quoted(cost)}"}
+    values = ", ".join(f"v[{index}] AS {name}" for index, name in enumerate(fields, 1))
+    label = {"model": "coalesce(nullif(model->>'$', ''), 'no model')", "file": "file_stem"}
+    reasons = "".join(
+        f" WHEN {rule} THEN {_text(why.format(cost=cost))}" for why, rule in REASONS.items()
+    )
+    columns = {**COLUMNS, **{name: _at("context", name) for name in context}}
+    listed = ", ".join(f"{value} AS {_quoted(name)}" for name, value in columns.items())
+    return f"""
+        WITH split AS (SELECT line, parse_filename(filename) AS file,
+                parse_filename(filename, true) AS file_stem,
+                json_extract(line, [{", ".join(map(_text, fields.values()))}]) AS v FROM lines),
+            raw AS (SELECT line, file, file_stem, {values} FROM split),
+            parsed AS (SELECT * REPLACE (nullif(label_index, 'null') AS label_index,
+                    nullif(label_action, 'null') AS label_action),
+                cost IS NOT NULL AND coalesce(label_index, label_action) IS NOT NULL
+                    AS labelled FROM raw),
+            typed AS (SELECT *,
+                {label.get(logger or "", "'log'")} AS logger,
+                double(coalesce(pdrop, '0')) AS drop_chance,
+                doubles(a) AS numbers, doubles(p) AS chances,
+                if(label_index IS NULL, double(label_action), double(label_index) + 1)
+                    AS logged FROM parsed),
+            sorted AS (SELECT *, list_transform(list_sort(list_zip(numbers, chances)),
+                lambda pair: pair[2]) AS probabilities FROM typed),
+            decisions AS (SELECT *,
+                probabilities[TRY_CAST(logged AS INTEGER)] AS chance FROM sorted)
+        SELECT CASE{reasons} END AS reason, file, {listed} FROM decisions"""
 
 
-def _quoted(text: str) -> str:
+def _at(value: str, path: str) -> str:
+    """Return the SQL of the text below a JSON value; a list means its first entry."""
+    for key in path.split("."):
+        steps = ", ".join(_text(f"${first}.{_quoted(key)}") for first in ("", "[0]", "[0][0]"))
+        value = f"not_null(json_extract({value}, [{steps}]))"
+    return f"({value})->>'$'"
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _text(text: str) -> str:
     escaped = text.replace("'", "''")
     return f"'{escaped}'"
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb"))
+def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path], select: str) -> None:
+    """Read all files into the table `decisions`."""
+    import duckdb
+
+    names = ", ".join(_text(glob.escape(str(path))) for path in files)
+    lines = f"""
+        SELECT json AS line, filename FROM read_json_objects([{names}],
+            format = 'newline_delimited', ignore_errors = true, filename = true)"""
+    connection.execute(MACROS)
+    try:
+        connection.execute(f"CREATE TEMP VIEW lines AS {lines}")
+        connection.execute(f"CREATE TEMP TABLE decisions AS {select}")
+    except duckdb.Error as error:
+        raise SourceError(", ".join(map(str, files)), str(error)) from error
 
 
-def _schema(context: Sequence[str]) -> pa.Schema:
-    import pyarrow as pa
-
-    types = {
-        "logger": pa.string(),
-        "action": pa.int32(),
-        "reward": pa.float64(),
-        "propensity": pa.float64(),
-        "event_id": pa.string(),
-        "probabilities": pa.list_(pa.float64()),
-        "action_count": pa.int32(),
-        "time": pa.timestamp("us"),
-        "pdrop": pa.float64(),
-    }
-    return pa.schema({**types, **dict.fromkeys(context, pa.string())})
-
-
-def _record(batch: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    columns = zip(*batch, strict=True) if batch else [()] * len(schema)
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
-    return pa.record_batch(arrays, schema=schema)
+def _left_out(
+    connection: duckdb.DuckDBPyConnection, on_fault: OnFault
+) -> tuple[dict[str, int], tuple[Fault, ...]]:
+    """Count skipped lines and faults by reason; raise unless faults may be dropped."""
+    counts = connection.execute("""
+        SELECT reason, count(*), first(file ORDER BY rowid), first(event_id ORDER BY rowid)
+        FROM decisions WHERE reason IS NOT NULL GROUP BY reason ORDER BY min(rowid)
+    """).fetchall()
+    skipped = {reason: rows for reason, rows, *_ in counts if reason in SKIPPED}
+    faults = tuple(
+        Fault(reason, "", rows, {"file": file} | ({"event": event} if event else {}), ADVICE)
+        for reason, rows, file, event in counts
+        if reason not in SKIPPED
+    )
+    if faults and on_fault == "raise":
+        raise LogError(faults)
+    if not _count(connection):
+        other = "".join(f"; {count:,} × {what}" for what, count in skipped.items())
+        raise LogError([*faults, Fault(f"there is no decision in these files{other}", "", 0)])
+    return skipped, faults
 
 
-def _in_memory(batches: Iterator[list[tuple[object, ...]]], schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
+def _count(connection: duckdb.DuckDBPyConnection) -> int:
+    (rows,) = connection.execute(
+        "SELECT count(*) FROM decisions WHERE reason IS NULL"
+    ).fetchall()[0]
+    return int(rows)
 
-    return pa.Table.from_batches([_record(batch, schema) for batch in batches], schema)
+
+def _reward(connection: duckdb.DuckDBPyConnection) -> str:
+    """Return the reward, weighted where the lines of a logger were thinned unevenly."""
+    loggers = connection.execute("""
+        SELECT logger, avg(1 / (1 - pdrop)), min(pdrop) < max(pdrop)
+        FROM decisions WHERE reason IS NULL GROUP BY logger ORDER BY min(rowid)
+    """).fetchall()
+    if not any(uneven for *_, uneven in loggers):
+        return "reward"
+    cases = " ".join(f"WHEN {_text(label)} THEN {mean!r}" for label, mean, _ in loggers)
+    return f"reward / (1.0 - pdrop) / CASE logger {cases} END"
 
 
-def _saved(
-    batches: Iterator[list[tuple[object, ...]]],
-    schema: pa.Schema,
-    path: Path,
-    reading: _Reading,
-    on_fault: OnFault,
-) -> tuple[Fault, ...]:
-    """Write beside the file and move it there once all is known to be well."""
+def _rows(
+    connection: duckdb.DuckDBPyConnection, context: Sequence[str], save: Path | None
+) -> pa.Table | Path:
+    """Return the rows as an Arrow table, or write them to a Parquet file."""
+    names = ", ".join(map(_quoted, (*COLUMNS, *context)))
+    result = connection.sql(f"SELECT {names} FROM decisions WHERE reason IS NULL")
+    if save is None:
+        return result.to_arrow_table()
     import pyarrow.parquet as pq
 
-    with whole_file(path) as beside:
-        with telling(path), pq.ParquetWriter(beside, schema) as writer:
-            for batch in batches:
-                writer.write_batch(_record(batch, schema))
-        return reading.done(on_fault)
+    batches = result.to_arrow_reader(BATCH_ROWS)
+    with (
+        whole_file(save) as partial,
+        telling(save),
+        pq.ParquetWriter(partial, batches.schema) as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
+    return save
