@@ -113,7 +113,7 @@ def _scatter(request: Request, line: Line, count: int, offsets: FloatArray) -> F
 
 
 def off_centre(request: Request, moments: Moments) -> bool:
-    """Whether a scatter lost digits because its centre was far from the mean.
+    """Return True if a scatter lost digits because its centre was far from the mean.
 
     The loss is the ratio of the squared distance to the variance: at 100 about two of
     sixteen digits, and a sum of 1e8 rows loses another four.
@@ -283,8 +283,8 @@ class WarehouseRows(QueryRows):
             )
         answers = []
         for part in parts:
-            asked = replace(request, needs=part)
-            groups = [decode(asked, line) for line in self._lines(moments_query(asked))]
+            narrow = replace(request, needs=part)
+            groups = [decode(narrow, line) for line in self._lines(moments_query(narrow))]
             answers.append({(group.logger, group.bucket): group for group in groups})
         self._refuse_changed(answers)
         if len(parts) == 1:

@@ -113,7 +113,7 @@ def _hash(value: object) -> str:
 
 
 def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
-    """Whether two counts of the loggers give the same mixture.
+    """Return True if two counts of the loggers give the same mixture.
 
     >>> same_shares({"a": 200, "b": 100}, {"b": 1, "a": 2})
     True
@@ -214,7 +214,7 @@ class SavedRows:
 
 
 def _holds(m: Moments, needs: Needs) -> bool:
-    """Whether moments hold every requested mean, pair and extreme."""
+    """Return True if moments hold each requested mean, pair and extreme."""
     try:
         for left, right in needs.pairs:
             m.scatter_of([left, right])
@@ -258,7 +258,7 @@ class Summary:
 
     @property
     def crossed(self) -> bool:
-        """Whether moments that use the mixture are present."""
+        """True if moments that use the mixture are present."""
         return bool(self.manifest)
 
     @contextmanager
@@ -358,18 +358,18 @@ class Summary:
         moments, header = read_moments(Path(path))
         try:
             targets = {str(k): str(v) for k, v in header["targets"].items()}
-            asked = Question(str(header["roles"]), targets, str(header["mixture"]))
+            hashes = Question(str(header["roles"]), targets, str(header["mixture"]))
             manifest = {str(k): float(v) for k, v in header["manifest"].items()}
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as reason:
             raise SourceError(f"{str(path)!r}", DAMAGED) from reason
         mixed = any(_of_mixture(t) for m in moments.values() for t in m.terms)
         if bool(manifest) != mixed or not set(moments) <= {*(manifest or moments)}:
             raise SourceError(f"{str(path)!r}", DAMAGED)
-        return cls(moments, asked, manifest)
+        return cls(moments, hashes, manifest)
 
 
 def _of_mixture(term: Term) -> bool:
-    """Whether a term depends on the mixture, and so on every logger's rows."""
+    """Return True if a term depends on the mixture, and so on every logger's rows."""
     return any(factor.name in OF_MIXTURE for factor in term.factors)
 
 

@@ -119,7 +119,7 @@ def refuse_missing(path: Path) -> None:
 
 
 def holds_moments(path: Path) -> bool:
-    """Whether the metadata of a file is that of `write_moments`."""
+    """Return True if the metadata of a file is that of `write_moments`."""
     try:
         return KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError):
@@ -187,7 +187,7 @@ def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> 
 
 
 def _consistent(m: Moments) -> bool:
-    """Whether the numbers could be moments of some rows."""
+    """Return True if the numbers could be moments of some rows."""
     extremes = np.array([m.lowest, m.largest])
     return (
         m.bounded

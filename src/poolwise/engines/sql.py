@@ -63,7 +63,7 @@ class Request:
 
     @property
     def self_centred(self) -> bool:
-        """Whether the query computes centres, in a step of its own."""
+        """True if the query computes centres, in a step of its own."""
         return self.centres is None and bool(self.needs.scattered)
 
 

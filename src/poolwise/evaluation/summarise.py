@@ -103,14 +103,14 @@ def from_result(
     named = named_targets(targets)
     needs = needs_of(log, named, also)
     request = standalone_request(log, log.table or "log", named, needs)
-    asked = question(log, named)
+    hashes = question(log, named)
     refuse_missing(Path(path))
-    groups = read_result(Path(path), request, asked.mark(needs))
+    groups = read_result(Path(path), request, hashes.mark(needs))
     order = [label for label in request.table.labels if label in groups] or sorted(groups)
     moments = {label: groups[label].moments for label in order}
     refuse_infinite(moments)
     counts = {label: m.count for label, m in moments.items()}
-    return Summary(moments, asked, counts if log.crossed else {})
+    return Summary(moments, hashes, counts if log.crossed else {})
 
 
 def from_files(

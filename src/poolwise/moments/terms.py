@@ -155,7 +155,7 @@ class Needs:
 
     @property
     def modelled(self) -> bool:
-        """Whether a term uses predictions of a reward model."""
+        """True if a term uses predictions of a reward model."""
         return any(f.name in OF_MODEL for t in self.terms for f in t.factors)
 
     def bind(self, target: str) -> Needs:
