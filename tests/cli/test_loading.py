@@ -119,28 +119,26 @@ def test_everything_else_is_left_to_sql(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("nowhere_at_all:rule", "there is no module 'nowhere_at_all'"),
-        ("my_policies.inner:rule", "there is no module 'my_policies.inner'"),
-        ("my_policies:rul", "my_policies has no attribute 'rul'; did you mean 'rule'?"),
-        ("my_policies:kinds.rul", "kinds has no attribute 'rul'"),
-        ("my_policies:broken", "failed with RuntimeError: no model today"),
-        ("my_policies:Needs", "calling it without arguments failed with TypeError"),
-        ("my_policies:np", "is not a policy"),
-        ("fails:rule", "importing fails failed with ValueError: on purpose"),
-        ("leaves:rule", "importing leaves failed with SystemExit: 3"),
-        ("lacks:rule", "importing lacks needs 'a_package_nobody_has'"),
+        "nowhere_at_all:rule",
+        "my_policies.inner:rule",
+        "my_policies:rul",
+        "my_policies:kinds.rul",
+        "my_policies:broken",
+        "my_policies:Needs",
+        "my_policies:np",
+        "fails:rule",
+        "leaves:rule",
+        "lacks:rule",
     ],
 )
-def test_a_name_that_leads_nowhere_is_one_message(text: str, message: str, here: Path) -> None:
+def test_a_name_that_leads_nowhere_is_one_message(text: str, here: Path) -> None:
     (here / "fails.py").write_text("raise ValueError('on purpose')", "utf-8")
     (here / "leaves.py").write_text("raise SystemExit(3)", "utf-8")
     (here / "lacks.py").write_text("import a_package_nobody_has", "utf-8")
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError):
         named_policy(text)
-    assert str(caught.value).startswith(f"{text}: ")
-    assert message in str(caught.value)
 
 
 def test_a_file_in_the_folder_cannot_stand_in_for_a_package(

@@ -40,6 +40,7 @@ from poolwise.moments.terms import (
     second_moment,
     weight_moment,
 )
+from tests.support.messages import check_findings
 from tests.support.small import group
 
 if TYPE_CHECKING:
@@ -217,8 +218,7 @@ def test_the_mean_weight_is_that_of_all_rows() -> None:
         "a": group({BALANCED_WEIGHT: [1.0] * 4}),
         "b": group({BALANCED_WEIGHT: [1 / 3] * 12}),
     }
-    (finding,) = bearable(moments, ("target",))[1]
-    assert "average 0.500 instead of 1" in finding.message
+    check_findings(bearable(moments, ("target",))[1], "target-uncovered")
 
 
 BEARABLE: list[tuple[tuple[str, ...], int, tuple[str, ...]]] = [

@@ -15,9 +15,7 @@ import pytest
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import softmax
 from poolwise.engines.exact import FiniteProblem
-from poolwise.errors import Finding
 from poolwise.estimators.calibrated import (
-    ROWS_OF_LOGGER,
     Calibrated,
     Control,
     contrast_controls,
@@ -41,6 +39,7 @@ from poolwise.moments.terms import (
     residual_moment,
     second_moment,
 )
+from tests.support.messages import check_findings
 from tests.support.small import group
 
 if TYPE_CHECKING:
@@ -237,15 +236,7 @@ def test_small_loggers_have_no_column() -> None:
 def test_calibrated_says_which_loggers_have_no_column() -> None:
     controls, within, findings = Calibrated().controls(rated(a=2, b=9, c=150))
     assert (controls, within) == ([Control({BALANCED_WEIGHT: 1.0}, 1.0)], True)
-    assert findings == (
-        Finding(
-            "few-rows-of-logger",
-            f"Loggers with fewer than {ROWS_OF_LOGGER} rows have no column in calibrated: 'a' "
-            "(2), 'b' (9). A slope would fit those rows alone and hide their error.",
-            "Give loggers that play nearly alike one label and one column of `propensities`.",
-            "note",
-        ),
-    )
+    check_findings(findings, "few-rows-of-logger")
     controls, within, findings = Calibrated().controls(rated(a=10, b=10, c=150))
     assert (len(controls), within, findings) == (4, False, ())
     controls, within, findings = Calibrated(guard=False).controls(rated(a=2, b=9, c=150))

@@ -591,35 +591,30 @@ def test_a_cluster_may_hold_many_requests() -> None:
 
 
 BROKEN = (
-    ({"request": [1, 1, None, None]}, "2 rows: the request is null"),
-    ({"position": [1, 2, 1, 1]}, "2 rows: 1 request with a position more than once (for"),
-    ({"position": [1, 2, 1, 3]}, "1 request whose positions do not run from 1 without a gap"),
-    ({"position": [1, 2, 2, 3]}, "1 request whose positions do not run from 1 without a gap"),
-    ({"position": [0, 1, 1, 2]}, "1 request whose positions do not run from 0 without a gap"),
-    ({"position": [5, 6, 5, 6]}, "2 requests whose positions do not run from 1 without"),
-    ({"position": [1, 2, 1, None]}, "2 rows: 1 request with a position that is null or not"),
-    ({"position": [1, 1.5, 1, 2]}, "1 request with a position that is null or not a whole"),
-    ({"position": ["1", "two", "1", "2"]}, "1 request with a position that is null or not"),
-    (
-        {"policy": ["old", "new", "new", "new"]},
-        "2 rows: 1 request with rows of several loggers",
-    ),
-    ({"request": [1, 1, 1, 1]}, "4 rows: 1 request with rows of several loggers (for example"),
-    ({"user": [1, 2, 3, 3]}, "2 rows: 1 request with rows in several clusters"),
-    ({"user": [1, None, 3, 3]}, "2 rows: 1 request with rows in several clusters"),
-    ({"click": [1, 0, None, 1]}, "logger 'new': 1 row: the reward is null or not a number"),
-    ({"p_old": [0.0, 0.5, 0.5, 0.5]}, "logger 'old': 1 row: the propensity is 0 or negative"),
-    ({"p_new": [0.5, 0.5, 0.5, 1.5]}, "logger 'new': 1 row: the propensity is above 1"),
-    ({"p_target": [0.5, 0.5, None, 0.5]}, "the probability of target 'best' is null"),
-    ({"policy": ["old", "old", "odd", "odd"]}, "logger 'odd': 2 rows: the logger is unknown"),
-    ({"policy": ["old", "old", None, None]}, "2 rows: the logger is null"),
+    {"request": [1, 1, None, None]},
+    {"position": [1, 2, 1, 1]},
+    {"position": [1, 2, 1, 3]},
+    {"position": [1, 2, 2, 3]},
+    {"position": [0, 1, 1, 2]},
+    {"position": [5, 6, 5, 6]},
+    {"position": [1, 2, 1, None]},
+    {"position": [1, 1.5, 1, 2]},
+    {"position": ["1", "two", "1", "2"]},
+    {"policy": ["old", "new", "new", "new"]},
+    {"request": [1, 1, 1, 1]},
+    {"user": [1, 2, 3, 3]},
+    {"user": [1, None, 3, 3]},
+    {"click": [1, 0, None, 1]},
+    {"p_old": [0.0, 0.5, 0.5, 0.5]},
+    {"p_new": [0.5, 0.5, 0.5, 1.5]},
+    {"p_target": [0.5, 0.5, None, 0.5]},
+    {"policy": ["old", "old", "odd", "odd"]},
+    {"policy": ["old", "old", None, None]},
 )
 
 
-@pytest.mark.parametrize(("changes", "message"), BROKEN)
-def test_a_broken_log_is_refused_at_once(
-    changes: Mapping[str, list[object]], message: str
-) -> None:
+@pytest.mark.parametrize("changes", BROKEN)
+def test_a_broken_log_is_refused_at_once(changes: Mapping[str, list[object]]) -> None:
     good: dict[str, list[object]] = {
         "request": [1, 1, 2, 2],
         "position": [1, 2, 1, 2],
@@ -631,10 +626,8 @@ def test_a_broken_log_is_refused_at_once(
         "user": [1, 1, 2, 2],
     }
     assert read(pa.table(good), cluster="user")
-    with pytest.raises(LogError) as caught:
+    with refused(LogError) as caught:
         read(pd.DataFrame({**good, **changes}), cluster="user")
-    assert message in str(caught.value)
-    assert "on_fault" not in str(caught.value)
     assert sum(fault.rows for fault in caught.value.faults) > 0
 
 

@@ -176,10 +176,9 @@ def test_all_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         write(tmp_path / "one.json", "x", line(), "y", "z", "{"),
         write(tmp_path / "two.json", line(_label_probability=0.7)),
     ]
-    with pytest.raises(LogError) as caught:
+    with refused(LogError) as caught:
         from_dsjson(paths)
     assert [fault.rows for fault in caught.value.faults] == [4, 1]
-    assert "4 rows: the line is not JSON" in str(caught.value)
     examples = [fault.example for fault in caught.value.faults]
     assert examples == [{"file": "one.json"}, {"file": "two.json", "event": "e"}]
     kept = read_dsjson(paths, on_fault="drop")

@@ -27,6 +27,7 @@ from poolwise.moments.buckets import Split, jackknife, together
 from poolwise.moments.estimate import by_count, stratified
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD
+from tests.support.messages import check_findings
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -153,5 +154,5 @@ def test_few_effective_rows_are_those_of_the_loggers_that_are_named() -> None:
     )
     log = Log(table, logger="logger", reward="reward", propensity="p")
     findings = evaluate(log, "t")["target"].findings
-    (said,) = [f.message for f in findings if f.code == "few-effective-rows"]
-    assert "'b' are worth 1.8 rows" in said  # (1 + 2)^2 / (1 + 4)
+    few = [f for f in findings if f.code == "few-effective-rows"]
+    check_findings(few, "few-effective-rows")  # 1.8 rows of b: (1 + 2)^2 / (1 + 4)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from poolwise.errors import Finding, UsageError
+from poolwise.errors import UsageError
 from poolwise.intervals.student import (
     BOUNDED,
     Interval,
@@ -24,6 +24,7 @@ from poolwise.intervals.student import (
     student,
 )
 from poolwise.moments.estimate import Estimate
+from tests.support.messages import check_findings, refused
 
 LEVEL = 1 - 4 * math.exp(-3)  # ln(4 / (1 - level)) = 3
 FLAT = Estimate(0.5, 0.0, {})
@@ -38,24 +39,10 @@ def test_an_interval_holds_its_ends_and_nothing_beyond() -> None:
     assert math.nextafter(2.0, 3.0) not in interval
 
 
-@pytest.mark.parametrize(
-    ("level", "shown"),
-    [
-        (95, "95; did you mean 0.95?"),
-        (1.5, "1.5; did you mean 0.015?"),
-        (1, "1"),
-        (100, "100"),
-        (0, "0"),
-        (-3, "-3"),
-        (math.nan, "nan"),
-    ],
-)
-def test_a_level_outside_0_and_1_is_refused_with_a_hint_for_percents(
-    level: float, shown: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize("level", [95, 1.5, 1, 100, 0, -3, math.nan])
+def test_a_level_outside_0_and_1_is_refused_with_a_hint_for_percents(level: float) -> None:
+    with refused(UsageError):
         check_level(level)
-    assert str(caught.value) == f"the level must lie between 0 and 1, not {shown}"
 
 
 def test_a_level_between_0_and_1_is_handed_back() -> None:
@@ -117,15 +104,7 @@ def test_without_spread_or_range_the_interval_is_unbounded_and_says_why(
 ) -> None:
     found, findings = default_interval(Estimate(0.5, variance, {}), 0.9, Limits(rows=1234))
     assert found == Interval(-math.inf, math.inf, 0.9)
-    assert findings == (
-        Finding(
-            "no-spread",
-            "The 1,234 row(s) show no spread, so they cannot say how sure the estimate is; the "
-            "interval is unbounded.",
-            "Collect more rows, or give `reward_range` (--reward-range) if rewards are "
-            "bounded.",
-        ),
-    )
+    check_findings(findings, "no-spread")
 
 
 @pytest.mark.parametrize(

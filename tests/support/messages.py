@@ -187,16 +187,13 @@ def check_text(text: str) -> None:
     _running[0].compare(text)
 
 
-def check_findings(findings: Iterable[Finding]) -> None:
-    """Compare the words of findings with the entry of the running test."""
+def check_findings(findings: Iterable[Finding], *codes: str) -> None:
+    """Require findings of these codes, with the words and severities that the file has."""
     __tracebackhide__ = True
-    check_text(
-        "\n".join(
-            f"finding {f.code} ({f.severity}): {f.message}"
-            + (f"\n  {f.advice}" * bool(f.advice))
-            for f in findings
-        )
-    )
+    listed = list(findings)
+    assert [f.code for f in listed] == [*codes]
+    lines = (f"finding {f.code} ({f.severity}): {f.message}\n  {f.advice}" for f in listed)
+    check_text("\n".join(lines))
 
 
 class Refused(Generic[E]):
