@@ -41,6 +41,7 @@ VARYING = (
         "<tmp>",
     ),
     (re.compile(re.escape(str(TESTS.parent))), "<repository>"),
+    (re.compile(r"(<module '[\w.]+' from) '[^']*'"), r"\1 '<path>'"),
     (re.compile(r"\b0x[0-9a-f]{6,}"), "0x<address>"),
     (re.compile(r"\b(\d+ )?([A-Z]\w+ )+Error: .*"), "<error of DuckDB or requests>"),
     (
