@@ -32,7 +32,8 @@ from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DirectMethod, DoublyRobust
 from poolwise.intervals.student import student
-from poolwise.moments.estimate import Estimate, Estimator, by_count
+from poolwise.moments.estimate import Estimate, Estimator
+from poolwise.moments.linear import by_count
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, Term
 

@@ -16,7 +16,7 @@ from .estimators.ips import Weighted as Weighted
 from .estimators.model import DirectMethod as DirectMethod
 from .estimators.model import DoublyRobust as DoublyRobust
 from .estimators.shrink import Shrink as Shrink
-from .estimators.tuned import tuned as tuned
+from .estimators.shrink import tuned as tuned
 from .evaluation.check import check as check
 from .evaluation.compare import compare as compare
 from .evaluation.evaluate import evaluate as evaluate

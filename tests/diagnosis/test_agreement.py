@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import special, stats
+from scipy import stats
 
-from poolwise.diagnosis.agreement import cochran, hausman, random_effects, welch
+from poolwise.diagnosis.agreement import cochran, random_effects, welch
 from poolwise.errors import UsageError
 from tests.support.messages import refused
 
@@ -120,16 +120,6 @@ def test_random_effects_cover_the_mean_of_drifting_logs() -> None:
     assert missed <= 100 + 4 * math.sqrt(95)
 
 
-def test_hausman_counts_errors_of_the_difference() -> None:
-    found = hausman(0.60, 0.57, 0.0001)
-    assert found.z == pytest.approx(3.0)
-    assert found.p_value == pytest.approx(2 * float(special.ndtr(-3)))
-    assert hausman(0.57, 0.60, 0.0001).z == pytest.approx(-3.0)
-    assert hausman(1.0, 1.0, 0.0) == hausman(1.0, 1.0, 5.0)
-    certain = hausman(1.0, 2.0, 0.0)
-    assert (certain.z, certain.p_value) == (-math.inf, 0.0)
-
-
 def test_logs_that_no_test_can_use_are_counted() -> None:
     with refused(UsageError):
         cochran(VALUES, [1.0, 0.0, 1.0])
@@ -141,5 +131,3 @@ def test_logs_that_no_test_can_use_are_counted() -> None:
         welch([1.0, 2.0], [1.0, 1.0], [10, 1])
     with refused(UsageError):
         random_effects(VALUES, [1.0, 1.0, 1.0], 95)
-    with refused(UsageError):
-        hausman(1.0, 2.0, -1.0)

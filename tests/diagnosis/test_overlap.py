@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.diagnosis import checks
 from poolwise.diagnosis.overlap import diagnose, gamma, mixed_overlap, own_overlap, shown
 from poolwise.diagnosis.trained import conflicts
 from poolwise.engines.exact import TARGET, FiniteProblem
@@ -25,7 +24,7 @@ from poolwise.estimators.ips import Weighted, weight_moments
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.formats.digits import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log
-from poolwise.moments.linear import Combination, deviation, mean_of, variance
+from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 from tests.support.messages import check_findings, refused
@@ -153,13 +152,14 @@ def test_the_variance_of_a_hausman_difference_is_that_of_the_variances(name: str
     # calibrated is the best of a family that weighted belongs to, so that their difference
     # is unrelated to it: Var(weighted - calibrated) = Var(weighted) - Var(calibrated)
     view = exact_view(toy(name))
-    calibrated = checks.calibration(view)
+    calibrated = Calibrated(guard=False).estimate(view)
     weighted = Weighted(divergence="reward-free").estimate(view)
-    alone = variance(calibrated, view, [view])[0]
+    alone = calibrated.linear.variance(view)[0]
     exact = toy(name).exact(Calibrated())
     assert calibrated.value == pytest.approx(exact.value, rel=1e-12)
     assert alone == pytest.approx(exact.variance, rel=1e-9)
-    found = variance(checks.difference(calibrated, weighted), view, [view])[0]
+    difference = calibrated.linear.plain - weighted.linear.plain
+    found = difference.variance(view)[0]
     assert found == pytest.approx(weighted.variance - alone, rel=1e-9)
 
 
@@ -397,12 +397,12 @@ def test_rows_of_a_cluster_do_not_count_as_independent() -> None:
 
 def test_a_deviation_of_rows_that_do_not_vary() -> None:
     flat = exact_moments({WEIGHT: np.ones(5)}, weight_needs())
-    same = mean_of({"a": flat}, "a", {WEIGHT: 1.0})
+    same = Score({WEIGHT: 1.0}).of("a")
     assert deviation(same, {"a": flat}, [{"a": flat}]).p_value == 1
-    off = Combination(same.parts, 0.5)
+    off = Score({WEIGHT: 0.5}).of("a")
     assert deviation(off, {"a": flat}, [{"a": flat}]).z == -math.inf
     alone = exact_moments({WEIGHT: np.ones(1)}, weight_needs())
-    assert variance(same, {"a": alone}, [{"a": alone}])[0] == math.inf
+    assert same.deviation_variance({"a": alone}, [{"a": alone}])[0] == math.inf
 
 
 def weight_needs() -> Needs:
@@ -433,7 +433,7 @@ def test_merged_tails_are_the_largest_values_of_both(
 def test_leaving_a_logger_out_equals_a_log_without_it(engine: Engine) -> None:
     table = pq.read_table(digits_path())
     log = replace(digits_log(), source=table.take(pa.array(np.arange(0, len(table), 7))))
-    found = evaluate(log, TARGETS, engine=engine)["candidate"].diagnosis
+    found = evaluate(log, TARGETS, engine=engine, which_logs=True)["candidate"].diagnosis
     assert set(found.without) == {"small", "medium", "large"}
     others = pa.array([str(label) != "small" for label in frame_of(log)["policy"].to_pylist()])
     rest = replace(
@@ -448,7 +448,8 @@ def test_leaving_a_logger_out_equals_a_log_without_it(engine: Engine) -> None:
 
 def test_a_log_that_cannot_be_done_without_leaves_an_endless_error() -> None:
     log = toy("T3").draw(np.random.default_rng(11))
-    without = evaluate(log, CANDIDATE)["target"].diagnosis.without
+    without = evaluate(log, CANDIDATE, which_logs=True)["target"].diagnosis.without
+    assert without
     assert all(math.isinf(e) for errors in without.values() for e in errors.values())
 
 
@@ -587,7 +588,7 @@ def test_every_finding_says_what_to_do() -> None:
 
 
 def test_json_has_the_diagnostics_and_only_finite_numbers() -> None:
-    entry = json.loads(evaluate(drawn(1), CANDIDATE).to_json())["targets"][0]
+    entry = json.loads(evaluate(drawn(1), CANDIDATE, which_logs=True).to_json())["targets"][0]
     logger = entry["loggers"][0]
     names = {"divergence", "effective_rows", "mean_weight", "largest_weight", "mean_weight_z"}
     names |= {"mean_weight_p", "largest_share", "unsupported", "tail_index", "tail_discrete"}

@@ -11,7 +11,6 @@ from poolwise.estimators.calibrated import (
     AS_NAIVE,
     BALANCED_PREDICTION,
     Calibrated,
-    Control,
     SelfNormalised,
     bearable,
     controls_of,
@@ -22,8 +21,8 @@ from poolwise.estimators.calibrated import (
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import BALANCED_RESIDUAL, OWN_SCORE, DirectMethod, DoublyRobust
-from poolwise.estimators.shrink import Shrink, shrunk_weight
-from poolwise.estimators.tuned import tuned
+from poolwise.estimators.shrink import Shrink, shrunk_weight, tuned
+from poolwise.moments.linear import Score
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -158,27 +157,27 @@ def rows(count: int, *ratios: str) -> Moments:
 def test_the_last_logger_has_what_the_others_leave_of_the_mixture() -> None:
     moments = {"c": rows(5, "a", "b"), "a": rows(1, "a", "b"), "b": rows(2, "a", "b")}
     found = logger_controls(moments)
-    assert found[:2] == [Control({ratio("a"): 1.0}, 1.0), Control({ratio("b"): 1.0}, 1.0)]
+    assert found[:2] == [Score({ratio("a"): 1.0}, -1.0), Score({ratio("b"): 1.0}, -1.0)]
     (last,) = found[2:]
     assert last.parts == pytest.approx({ratio("a"): -1 / 5, ratio("b"): -2 / 5})
-    assert last.mean == pytest.approx(1 - 8 / 5)
+    assert last.constant == pytest.approx(8 / 5 - 1)
 
 
 def test_where_every_logger_has_a_column_the_last_in_order_goes_without() -> None:
     found = logger_controls({"b": rows(3, "a", "b"), "a": rows(1, "a", "b")})
-    assert found[0] == Control({ratio("b"): 1.0}, 1.0)
+    assert found[0] == Score({ratio("b"): 1.0}, -1.0)
     assert found[1].parts == pytest.approx({ratio("b"): -3.0})
-    assert found[1].mean == pytest.approx(-3.0)
+    assert found[1].constant == pytest.approx(3.0)
     assert len(found) == 2
 
 
 def test_columns_stand_for_these_known_means() -> None:
     moments = {"a": rows(1, "a"), "b": rows(3, "a")}
-    target = Control({BALANCED_WEIGHT: 1.0}, 1.0)
-    model = Control({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)
+    target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
+    model = Score({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)
     assert controls_of(moments, ("dr", "target")) == [model, target]
     assert controls_of(moments, ("loggers", "target")) == [*logger_controls(moments), target]
-    assert controls_of(moments, ("loggers",), known=("b",)) == [Control({ratio("b"): 1.0}, 1.0)]
+    assert controls_of(moments, ("loggers",), known=("b",)) == [Score({ratio("b"): 1.0}, -1.0)]
     assert controls_of(moments, ("loggers", "target"), known=()) == [target]
     assert controls_of(moments, ()) == []
 

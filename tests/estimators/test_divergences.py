@@ -26,7 +26,8 @@ from poolwise.estimators.model import (
     DoublyRobust,
     score_divergences,
 )
-from poolwise.moments.estimate import by_count, stratified
+from poolwise.moments.estimate import stratified
+from poolwise.moments.linear import by_count
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

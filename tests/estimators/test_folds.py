@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from poolwise.estimators.calibrated import Calibrated, stratified_variance
+from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.crossfit import CrossFitted
+from poolwise.moments.linear import Score
 from poolwise.moments.moments import merge
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.support.small import group, mean, scatter, var
@@ -84,7 +85,9 @@ def test_each_fold_is_corrected_with_the_slopes_of_the_other() -> None:
     # the freedom is that of all rows, corrected as the first fold is
     whole = {i: merge(moments_of(FIRST)[i], moments_of(SECOND)[i]) for i in "ab"}
     parts = {Y: 1.0, W: -float(slope_within(SECOND))}
-    assert found.freedom == pytest.approx(stratified_variance(whole, parts)[1], rel=1e-12)
+    assert found.freedom == pytest.approx(
+        Score(parts).over(whole).variance(whole)[1], rel=1e-12
+    )
 
 
 def test_with_the_columns_of_the_loggers_slopes_are_pooled() -> None:

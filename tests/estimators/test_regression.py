@@ -12,13 +12,12 @@ import pytest
 from poolwise.estimators.calibrated import (
     AS_NAIVE,
     Calibrated,
-    Control,
     SelfNormalised,
     controls_of,
     least_squares,
     regressed,
-    stratified_variance,
 )
+from poolwise.moments.linear import Score
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, OVERLAP, WEIGHT, ratio
 from tests.support.small import group, mean, scatter, var
 
@@ -34,7 +33,7 @@ ROWS: dict[str, dict[Term, Sequence[float]]] = {
 }
 MOMENTS = {i: group(columns) for i, columns in ROWS.items()}
 EXACT = {i: replace(m, ddof=0) for i, m in MOMENTS.items()}
-LUCK = Control({X: 1.0}, 1.0)
+LUCK = Score({X: 1.0}, -1.0)
 
 
 def every(term: Term) -> list[float]:
@@ -63,7 +62,7 @@ def expected(slope: Fraction) -> tuple[Fraction, Fraction]:
 def test_one_slope_is_a_covariance_over_a_variance() -> None:
     assert POOLED != WITHIN
     for slope, within in ((POOLED, False), (WITHIN, True)):
-        found, rank = least_squares(MOMENTS, Y, [LUCK], within=within)
+        found, rank = least_squares(MOMENTS, Score({Y: 1.0}), [LUCK], within=within)
         assert found == pytest.approx([float(slope)], rel=1e-12)
         assert rank == 1
 
@@ -73,31 +72,31 @@ def test_two_slopes_solve_the_normal_equations() -> None:
     xy, wy = scatter(every(X), every(Y)), scatter(every(W), every(Y))
     whole = xx * ww - xw**2
     slopes = [(xy * ww - wy * xw) / whole, (wy * xx - xy * xw) / whole]
-    controls = [LUCK, Control({W: 1.0}, 1.0)]
-    found, rank = least_squares(MOMENTS, Y, controls, within=False)
+    controls = [LUCK, Score({W: 1.0}, -1.0)]
+    found, rank = least_squares(MOMENTS, Score({Y: 1.0}), controls, within=False)
     assert found == pytest.approx(list(map(float, slopes)), rel=1e-12)
     assert rank == 2
     # a difference of terms, explained by one of them
-    found, rank = least_squares(MOMENTS, {Y: 2.0, W: -1.0}, [LUCK], within=False)
+    found, rank = least_squares(MOMENTS, Score({Y: 2.0, W: -1.0}), [LUCK], within=False)
     assert found == pytest.approx([float((2 * xy - xw) / xx)], rel=1e-12)
 
 
 def test_of_collinear_columns_the_shortest_slopes_are_taken() -> None:
     # b1 + 2 b2 = slope is shortest at slope (1, 2) / 5
-    double = Control({X: 2.0}, 2.0)
-    found, rank = least_squares(MOMENTS, Y, [LUCK, double], within=False)
+    double = Score({X: 2.0}, -2.0)
+    found, rank = least_squares(MOMENTS, Score({Y: 1.0}), [LUCK, double], within=False)
     assert found == pytest.approx([float(POOLED) / 5, float(POOLED) * 2 / 5], rel=1e-9)
     assert rank == 1
 
 
 def test_a_constant_column_has_slope_zero_and_no_rank() -> None:
     flat = {i: group(ROWS[i] | {OVERLAP: [3.0] * m.count}) for i, m in MOMENTS.items()}
-    constant = Control({OVERLAP: 1.0}, 1.0)
-    assert least_squares(flat, Y, [constant], within=False) == ([0.0], 0)
-    found, rank = least_squares(flat, Y, [constant, LUCK], within=False)
+    constant = Score({OVERLAP: 1.0}, -1.0)
+    assert least_squares(flat, Score({Y: 1.0}), [constant], within=False) == ([0.0], 0)
+    found, rank = least_squares(flat, Score({Y: 1.0}), [constant, LUCK], within=False)
     assert found == pytest.approx([0.0, float(POOLED)], rel=1e-12)
     assert rank == 1
-    assert least_squares(flat, Y, [], within=False) == ([], 0)
+    assert least_squares(flat, Score({Y: 1.0}), [], within=False) == ([], 0)
 
 
 @pytest.mark.parametrize(("step", "rank"), [(1.1e-5, 1), (0.9e-5, 0)])
@@ -106,7 +105,9 @@ def test_a_column_is_constant_below_a_tenth_of_a_billionth_of_its_square(
 ) -> None:
     # 1 ± s varies by s² of its mean square 1 + s²
     near = {"a": group({Y: [1.0, 2.0], WEIGHT: [1 - step, 1 + step]})}
-    found, seen = least_squares(near, Y, [Control({WEIGHT: 1.0}, 1.0)], within=False)
+    found, seen = least_squares(
+        near, Score({Y: 1.0}), [Score({WEIGHT: 1.0}, -1.0)], within=False
+    )
     assert seen == rank
     assert (found[0] != 0) is bool(rank)
 
@@ -118,7 +119,9 @@ def test_two_columns_are_collinear_below_two_billionths(eigenvalue: float, rank:
     step = math.sqrt(2 * eigenvalue)
     near = [a + step * b for a, b in zip(x, z, strict=True)]
     moments = {"a": group({Y: [1.0, 2.0, 4.0, 3.0], X: x, W: near})}
-    _, found = least_squares(moments, Y, [LUCK, Control({W: 1.0}, 1.0)], within=False)
+    _, found = least_squares(
+        moments, Score({Y: 1.0}), [LUCK, Score({W: 1.0}, -1.0)], within=False
+    )
     assert found == rank
 
 
@@ -126,10 +129,10 @@ def test_two_columns_are_collinear_below_two_billionths(eigenvalue: float, rank:
 def test_a_corrected_mean_takes_back_the_luck_of_the_rows(*, within: bool) -> None:
     slope = WITHIN if within else POOLED
     value, variance = expected(Fraction(slope))
-    exact = regressed(EXACT, Y, [LUCK], within=within)
+    exact = regressed(EXACT, Score({Y: 1.0}), [LUCK], within=within)
     assert exact.value == pytest.approx(float(value), rel=1e-12)
     assert exact.freedom == math.inf
-    found = regressed(MOMENTS, Y, [LUCK], within=within)
+    found = regressed(MOMENTS, Score({Y: 1.0}), [LUCK], within=within)
     rows = sum(map(Fraction, every(W))) ** 2 / sum(Fraction(w) ** 2 for w in every(W))
     assert found.value == pytest.approx(float(value), rel=1e-12)
     assert found.variance == pytest.approx(float(variance * rows / (rows - 1)), rel=1e-12)
@@ -144,19 +147,19 @@ def test_a_corrected_mean_takes_back_the_luck_of_the_rows(*, within: bool) -> No
 
 
 def test_an_outcome_may_be_a_combination_of_terms() -> None:
-    plain = regressed(MOMENTS, Y, [LUCK], within=False)
-    double = regressed(MOMENTS, {Y: 2.0}, [LUCK], within=False)
+    plain = regressed(MOMENTS, Score({Y: 1.0}), [LUCK], within=False)
+    double = regressed(MOMENTS, Score({Y: 2.0}), [LUCK], within=False)
     assert double.value == pytest.approx(2 * plain.value, rel=1e-12)
     assert double.variance == pytest.approx(4 * plain.variance, rel=1e-12)
     # a column of the outcome that the control takes out again leaves the control's mean
-    known = regressed(MOMENTS, {X: 3.0}, [LUCK], within=False)
+    known = regressed(MOMENTS, Score({X: 3.0}), [LUCK], within=False)
     assert known.value == pytest.approx(3.0, rel=1e-12)
     assert known.variance == pytest.approx(0.0, abs=1e-25)
 
 
 def test_few_effective_rows_leave_one_degree_of_freedom_at_least() -> None:
     heavy = {Y: [1.0, 2.0, 4.0], X: [1.0, 2.0, 1.0], W: [0.0, 0.0, 1.0]}
-    found = regressed({"a": group(heavy)}, Y, [LUCK], within=False)
+    found = regressed({"a": group(heavy)}, Score({Y: 1.0}), [LUCK], within=False)
     slope = scatter(heavy[X], heavy[Y]) / scatter(heavy[X], heavy[X])
     rows = [Fraction(y) - slope * Fraction(x) for y, x in zip(heavy[Y], heavy[X], strict=True)]
     assert found.freedom == 1.0
@@ -171,23 +174,28 @@ def test_the_variance_of_a_combination_is_stratified() -> None:
     }
     total = sum(pieces.values(), Fraction(0))
     freedom = total**2 / (pieces["a"] ** 2 / 3 + pieces["b"] ** 2 / 2)
-    assert stratified_variance(MOMENTS, parts) == pytest.approx((float(total), float(freedom)))
+    assert Score(parts).over(MOMENTS).variance(MOMENTS) == pytest.approx(
+        (float(total), float(freedom))
+    )
 
 
 def test_one_row_alone_takes_the_spread_of_all_rows() -> None:
     # rows 5 | 1 3: together their variance is 4, that of the pair 2
     moments = {"a": group({Y: [5.0]}), "b": group({Y: [1.0, 3.0]})}
-    variance, freedom = stratified_variance(moments, {Y: 1.0})
+    variance, freedom = Score({Y: 1.0}).over(moments).variance(moments)
     first, second = Fraction(4, 9), Fraction(4, 9)  # (1/9)·4/1 and (4/9)·2/2
     assert variance == pytest.approx(float(first + second))
     assert freedom == pytest.approx(float((first + second) ** 2 / (first**2 / 2 + second**2)))
-    assert stratified_variance({"a": moments["a"]}, {Y: 1.0}) == (math.inf, math.inf)
+    assert Score({Y: 1.0}).over({"a": moments["a"]}).variance({"a": moments["a"]}) == (
+        math.inf,
+        math.inf,
+    )
 
 
 def test_what_rounding_leaves_of_a_difference_is_nothing() -> None:
     rows = [0.1, 0.7, 1.3]
     moments = {"a": group({Y: [3 * r for r in rows], X: rows})}
-    assert stratified_variance(moments, {Y: 1.0, X: -3.0}) == (0.0, math.inf)
+    assert Score({Y: 1.0, X: -3.0}).over(moments).variance(moments) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize("weights", ["balanced", "own"])
@@ -231,9 +239,11 @@ def test_calibrated_is_the_regression_on_its_columns(
     estimator: Calibrated, *, within: bool
 ) -> None:
     controls = controls_of(MOMENTS, estimator.columns, estimator.known)
-    assert estimator.estimate(MOMENTS) == regressed(MOMENTS, Y, controls, within=within)
-    assert regressed(MOMENTS, Y, controls, within=within) != regressed(
-        MOMENTS, Y, controls, within=not within
+    assert estimator.estimate(MOMENTS) == regressed(
+        MOMENTS, Score({Y: 1.0}), controls, within=within
+    )
+    assert regressed(MOMENTS, Score({Y: 1.0}), controls, within=within) != regressed(
+        MOMENTS, Score({Y: 1.0}), controls, within=not within
     )
 
 
@@ -241,10 +251,12 @@ def test_calibrated_uses_the_columns_of_known_loggers_alone() -> None:
     other = {"a": [0.0, 1.0, 2.0, 0.5], "b": [2.0, 1.5, 1.0]}
     moments = {i: group(ROWS[i] | {ratio("b"): other[i]}) for i in ROWS}
     found = Calibrated(columns=("loggers",), guard=False, known=("a",)).estimate(moments)
-    assert found == regressed(moments, Y, [LUCK], within=True)
+    assert found == regressed(moments, Score({Y: 1.0}), [LUCK], within=True)
     assert found.value == pytest.approx(float(expected(Fraction(WITHIN))[0]), rel=1e-12)
     crossed = Calibrated(columns=("loggers",), guard=False, known=("b",)).estimate(moments)
-    assert crossed == regressed(moments, Y, [Control({ratio("b"): 1.0}, 1.0)], within=True)
+    assert crossed == regressed(
+        moments, Score({Y: 1.0}), [Score({ratio("b"): 1.0}, -1.0)], within=True
+    )
     assert crossed.value != found.value
 
 

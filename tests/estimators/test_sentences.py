@@ -12,8 +12,7 @@ from poolwise.estimators.calibrated import Calibrated, SelfNormalised, bearable
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Weighted, require_crossed, with_divergences
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Shrink, shrink_findings
-from poolwise.estimators.tuned import Tuned, tuned
+from poolwise.estimators.shrink import Shrink, Tuned, shrink_findings, tuned
 from poolwise.moments.moments import merge
 from poolwise.moments.terms import (
     BALANCED_REWARD,

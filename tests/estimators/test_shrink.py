@@ -9,8 +9,7 @@ import pytest
 from poolwise.errors import UsageError
 from poolwise.estimators.ips import Balanced
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Rule, Shrink
-from poolwise.estimators.tuned import Tuned, half_width, tuned
+from poolwise.estimators.shrink import Rule, Shrink, Tuned, half_width, tuned
 from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.estimate import Estimate

@@ -17,7 +17,6 @@ from benchmarks.families import softmax
 from poolwise.engines.exact import FiniteProblem
 from poolwise.estimators.calibrated import (
     Calibrated,
-    Control,
     contrast_controls,
     controls_of,
     few_rows,
@@ -27,7 +26,8 @@ from poolwise.estimators.model import BALANCED_RESIDUAL, OWN_SCORE, DoublyRobust
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
-from poolwise.moments.estimate import by_count, satterthwaite_freedom, stratified
+from poolwise.moments.estimate import stratified
+from poolwise.moments.linear import Score, by_count, satterthwaite_freedom
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -207,8 +207,8 @@ def test_a_logger_has_few_rows_below_ten() -> None:
 
 def test_large_loggers_are_set_against_each_other() -> None:
     first, second = contrast_controls(rated(a=10, b=30, c=2), ("c",))
-    assert first == Control({ratio("a"): 0.75, ratio("b"): -0.75}, 0.0)
-    assert second == Control({ratio("a"): -0.25, ratio("b"): 0.25}, 0.0)
+    assert first == Score({ratio("a"): 0.75, ratio("b"): -0.75}, 0.0)
+    assert second == Score({ratio("a"): -0.25, ratio("b"): 0.25}, 0.0)
 
 
 def test_the_last_logger_is_written_in_the_ratios_of_the_others() -> None:
@@ -219,23 +219,23 @@ def test_the_last_logger_is_written_in_the_ratios_of_the_others() -> None:
     }
     first, last = contrast_controls(moments, ("a",))
     assert first.parts == pytest.approx({ratio("a"): 0.05, ratio("b"): 1.0})
-    assert first.mean == pytest.approx(1.05)
+    assert first.constant == pytest.approx(-1.05)
     assert last.parts == pytest.approx({ratio("a"): -0.05, ratio("b"): -1.0})
-    assert last.mean == pytest.approx(-1.05)
+    assert last.constant == pytest.approx(1.05)
 
 
 def test_small_loggers_have_no_column() -> None:
-    target = Control({BALANCED_WEIGHT: 1.0}, 1.0)
+    target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     moments = rated(a=2, b=3, c=150)
     assert controls_of(moments, ("loggers", "target"), None, ("a", "b")) == [target]
     known = controls_of(moments, ("loggers",), ("a", "c"), ("a", "b"))
-    assert known == [Control({ratio("c"): 1.0}, 1.0)]
+    assert known == [Score({ratio("c"): 1.0}, -1.0)]
     assert contrast_controls(moments, ("a", "b")) == []
 
 
 def test_calibrated_says_which_loggers_have_no_column() -> None:
     controls, within, findings = Calibrated().controls(rated(a=2, b=9, c=150))
-    assert (controls, within) == ([Control({BALANCED_WEIGHT: 1.0}, 1.0)], True)
+    assert (controls, within) == ([Score({BALANCED_WEIGHT: 1.0}, -1.0)], True)
     check_findings(findings, "few-rows-of-logger")
     controls, within, findings = Calibrated().controls(rated(a=10, b=10, c=150))
     assert (len(controls), within, findings) == (4, False, ())

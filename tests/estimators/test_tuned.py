@@ -9,8 +9,7 @@ import pytest
 
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Shrink
-from poolwise.estimators.tuned import Tuned, half_width, tuned
+from poolwise.estimators.shrink import Shrink, Tuned, half_width, tuned
 from poolwise.moments.estimate import Estimate
 
 

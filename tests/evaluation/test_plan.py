@@ -259,7 +259,7 @@ def test_a_logger_that_cannot_play_the_target_never_gets_there() -> None:
         "never"
     }
     assert "biased" in found.option("naive").reason
-    assert [w["code"] for w in found.warnings] == ["weighted-refused"]
+    assert "weighted-refused" in {w["code"] for w in found.warnings}
     with pytest.raises(RefusedError):
         plan(log, "target_prob", half_width=0.005, estimators=["weighted"])
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.sparse import csr_array
 
 from poolwise.evaluation.compare import compare
-from poolwise.evaluation.contrasts import MANY, Spread
+from poolwise.evaluation.contrasts import MANY, Source, Spread
 from poolwise.log.log import Log
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def test_repeats_of_the_best_and_of_the_baseline_are_told() -> None:
     found = silently({**targets, "twin": targets[best]})
     assert found.sentence == (
         f"{best!r} has the highest estimate and was shown to be better than every target that "
-        f"plays otherwise. 'twin' plays as {best!r} on every row."
+        f"differs from it. 'twin' plays as {best!r} on every row."
     )
     against = silently({**targets, "twin": targets[last], "two": targets["t5"]}, baseline=last)
     assert against.sentence == (
@@ -155,7 +156,7 @@ def test_targets_that_are_all_one_have_nothing_between_them() -> None:
     assert {d.verdict for d in found.pairs} == {"identical"}
     assert found.repeats == {"a": ["b", "c"]}
     assert found.sentence == (
-        "No two of these targets play differently. 'b' and 'c' play as 'a' on every row."
+        "All of these targets are the same policy. 'b' and 'c' play as 'a' on every row."
     )
 
 
@@ -190,7 +191,8 @@ def test_what_rounding_leaves_is_no_error(size: int) -> None:
     covariance = np.array([[1.0, 1.0, 0.0], [1.0, 1.0 + 4e-16, 0.0], [0.0, 0.0, 1.0]])
     rows = np.array([[1.0, -1.0, 0.0], *[[0.0, 0.0, 1.0 + k] for k in range(size)]])
     values, free = np.array([1e-17, *np.ones(size)]), np.full(size + 1, math.inf)
-    spread = Spread(values, rows, covariance[None], np.array([math.inf]), free)
+    source = Source(csr_array(rows), covariance, math.inf)
+    spread = Spread(values, [source], np.ones(size + 1), free)
     assert spread.errors.tolist() == [0.0, *(1.0 + k for k in range(size))]
     assert spread.p_values()[0] == 1.0
     # multiples of one term: the normal quantile, to four errors of 20,000 draws

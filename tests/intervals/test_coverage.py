@@ -24,7 +24,8 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
 from poolwise.moments.buckets import Split, jackknife, together
-from poolwise.moments.estimate import by_count, stratified
+from poolwise.moments.estimate import stratified
+from poolwise.moments.linear import by_count
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD
 from tests.support.messages import check_findings

@@ -7,14 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from poolwise.moments.estimate import (
-    Estimate,
-    by_count,
-    row_variances,
-    satterthwaite_freedom,
-    shares,
-    stratified,
-)
+from poolwise.moments.estimate import Estimate, stratified
+from poolwise.moments.linear import by_count, row_variances, satterthwaite_freedom, shares
 from poolwise.moments.terms import WEIGHT
 from tests.support.small import group
 
@@ -30,13 +24,13 @@ def test_shares_are_masses_over_their_sum() -> None:
 def test_one_row_takes_the_variance_of_all_rows() -> None:
     # 5, 1 and 3 together: mean 3, squares 4 + 4 + 0 over 2
     alone = {"a": group({WEIGHT: [5.0]}), "b": group({WEIGHT: [1.0, 3.0]})}
-    assert row_variances(alone, WEIGHT) == {"a": 4.0, "b": 2.0}
-    assert row_variances(TWO, WEIGHT) == pytest.approx({"a": 13.0, "b": 8.0})
+    assert row_variances(alone, {WEIGHT: 1.0}) == {"a": 4.0, "b": 2.0}
+    assert row_variances(TWO, {WEIGHT: 1.0}) == pytest.approx({"a": 13.0, "b": 8.0})
 
 
 def test_one_exact_expectation_is_its_own_variance() -> None:
     exact = {"a": group({WEIGHT: [5.0]}, ddof=0), "b": group({WEIGHT: [1.0, 3.0]}, ddof=0)}
-    assert row_variances(exact, WEIGHT) == {"a": 0.0, "b": 1.0}
+    assert row_variances(exact, {WEIGHT: 1.0}) == {"a": 0.0, "b": 1.0}
 
 
 def test_a_stratified_mean_adds_means_and_squares_shares() -> None:

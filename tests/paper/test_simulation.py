@@ -38,7 +38,9 @@ def test_known_slopes_have_the_variance_of_the_calibrated_estimator(cell: ExactC
     for name, columns in (("cv_loggers", ("loggers",)), ("cv_target", ("loggers", "target"))):
         calibrated = Calibrated(columns=columns).estimate(cell.moments)  # type: ignore[arg-type]
         known = cell.fixed[name]
-        assert known.value(cell.moments) == pytest.approx(calibrated.value, rel=1e-12)
+        assert known.over(cell.moments).value(cell.moments) == pytest.approx(
+            calibrated.value, rel=1e-12
+        )
         weights = np.array(list(known.parts.values()))
         total = sum(m.count for m in cell.moments.values())
         variance = sum(

@@ -94,12 +94,9 @@ def evaluate(
     ] = "two",
     rows: RowOptions,
     which_logs: Annotated[
-        bool | None,
-        typer.Option(
-            "--which-logs/--no-which-logs",
-            help="Report standard errors with each log left out (default for small logs).",
-        ),
-    ] = None,
+        bool,
+        typer.Option("--which-logs", help="Report standard errors with each log left out."),
+    ] = False,
     moments: Annotated[
         list[Path] | None,
         typer.Option(

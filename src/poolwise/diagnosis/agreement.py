@@ -1,38 +1,219 @@
-"""Agreement: whether several logs tell of one value.
+"""Agreement: tests of numbers that theory makes equal.
 
-Each log gives its own estimate of the same quantity.  If contexts or rewards drifted
-between the logs, the estimates differ by more than their errors, and a pooled estimate
-is of a mixture that nobody asked for.
+Each test compares means of the same pass: the mean weight is 1, a logger over the mixture
+averages 1, the loggers' own estimates of a target are of one value, two estimators of one
+value agree.  Wrong probabilities, drift between the logs, or a logger that was trained on
+them break such equalities.  A test that these rows cannot support is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.errors import UsageError
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.calibrated import (
+    Calibrated,
+    Columns,
+    bearable,
+    logger_controls,
+    many,
+)
+from poolwise.estimators.ips import Weighted
 from poolwise.intervals.student import Interval, check_level
+from poolwise.moments.linear import Deviation, Score, by_count, deviation
 from poolwise.moments.moments import FloatArray
+from poolwise.moments.terms import (
+    BALANCED_WEIGHT,
+    OVERLAP,
+    OVERLAP_REWARD,
+    ratio,
+    unsupported_weight,
+)
+
+if TYPE_CHECKING:
+    from poolwise.moments.buckets import Buckets
+    from poolwise.moments.moments import Moments, MomentsByLogger
 
 Numbers = Sequence[float] | FloatArray
+Estimates = Mapping[str, tuple[float, float]]  # value and variance, by logger
+ENOUGH = 30  # rows of one logger below which its own mean proves nothing
+ENOUGH_OVERLAP = 50  # effective rows of the overlap policy, likewise
+FULL: tuple[Columns, ...] = ("loggers", "target")  # the columns of calibrated
 
 
 @dataclass(frozen=True)
 class Check:
-    """A test of something that must hold if all is well.
+    """A test of an equality.
 
     Attributes:
-        name: What is compared.
-        statistic: What is tested: a distance in standard errors, Q or F.
-        p_value: Chance of a larger one if all is well.
+        name: Equality that is tested, in words.
+        statistic: Distance in standard errors, Q or F.
+        p_value: Probability of a larger one if the equality holds.
     """
 
     name: str
     statistic: float
     p_value: float
+
+
+def mean_weight(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
+    """Test that the balanced weights have mean 1."""
+    mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(view), view, buckets)
+    return {"mean-weight": Check("mean balanced weight is 1 (z)", mean.z, mean.p_value)}
+
+
+def column_means(view: MomentsByLogger, buckets: Buckets) -> dict[str, Deviation]:
+    """Return the mean of each logger's probability over the mixture's, which should be 1.
+
+    Empty where there are too many loggers to give each a column.
+    """
+    if many(view):
+        return {}
+    one = Score({}, 1.0)
+    return {
+        logger: deviation((column + one).over(view), view, buckets)
+        for logger, column in zip(view, logger_controls(view), strict=True)
+    }
+
+
+def columns(means: Mapping[str, Deviation]) -> dict[str, Check]:
+    """Test the column furthest from 1; the p-value allows for the number of loggers."""
+    if len(means) < 2:
+        return {}
+    worst = min(means.values(), key=lambda d: d.p_value)
+    p_value = min(1.0, len(means) * worst.p_value)
+    return {"columns": Check("logger / mixture averages 1 (worst z)", worst.z, p_value)}
+
+
+def own_columns(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
+    r"""Test that a logger over the mixture averages 1 or more in the logger's *own* rows.
+
+    $$E_i[\pi_i / \pi_{avg}] = E_{avg}[(\pi_i / \pi_{avg})^2] \ge 1$$
+
+    Swapped columns of two loggers break this, even where their logs are of the same size
+    and the means over all rows show nothing.
+    """
+    *others, last = view
+    if not others or many(view):
+        return {}
+    share = by_count(view)
+    scores = {i: Score({ratio(i): 1.0}) for i in others}
+    rest = {ratio(i): -share[i] / share[last] for i in others}
+    scores[last] = Score(rest, 1 / share[last])
+    means = [deviation(scores[i].of(i), view, buckets) for i in view if view[i].count >= ENOUGH]
+    if not means:
+        return {}
+    worst = min(means, key=lambda d: d.z)
+    below = worst.p_value / 2 if worst.z < 0 else 1 - worst.p_value / 2
+    p_value = min(1.0, len(means) * below)
+    return {"own-columns": Check("own column is 1 or more (worst z)", worst.z, p_value)}
+
+
+def drift(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
+    r"""Compare rewards of the overlap policy $\propto \min_k \pi_k$ between loggers.
+
+    Its weights are light under every logger, so the test has power where one on the target
+    has none.  Self-normalised, by Welch.
+    """
+    values = {}
+    for logger, moments in view.items():
+        if _overlap_rows(moments) < ENOUGH_OVERLAP:
+            continue
+        mean = moments.mean(OVERLAP)
+        value = moments.mean(OVERLAP_REWARD) / mean
+        score = Score({OVERLAP_REWARD: 1 / mean, OVERLAP: -value / mean}, value)
+        values[logger] = (value, score.of(logger).deviation_variance(view, buckets)[0])
+    test = _by_welch(view, values)
+    return {} if test is None else {"drift": Check("overlap policy by logger (F)", *test)}
+
+
+def _overlap_rows(moments: Moments) -> float:
+    square = moments.mean_square(OVERLAP)
+    return moments.count * moments.mean(OVERLAP) ** 2 / square if square > 0 else 0.0
+
+
+def estimates(view: MomentsByLogger, values: Estimates) -> dict[str, Check]:
+    """Compare the loggers' own estimates of the target, by Welch and by Cochran's Q."""
+    test = _by_welch(view, values)
+    if test is None:
+        return {}
+    q = cochran(*_scaled(values)[:2])
+    return {
+        "estimates": Check("target by logger (Welch's F)", *test),
+        "estimates-q": Check("target by logger (Cochran's Q)", q.statistic, q.p_value),
+    }
+
+
+def comparable(view: MomentsByLogger, values: Estimates) -> dict[str, tuple[float, float]]:
+    """Return estimates with an error, of loggers that play all that the target plays."""
+    never = {i: unsupported_weight(i) for i in view}
+    crossed = all(m.has(never[i]) for i, m in view.items())
+    missing = {i for i in view if crossed and any(m.mean(never[i]) for m in view.values())}
+    return {i: v for i, v in _with_error(values).items() if i not in missing}
+
+
+def typical(values: Estimates, level: float) -> Interval | None:
+    """Return the interval of a typical period's value, if loggers are periods that differ."""
+    if len(values) < 2:
+        return None
+    means, spreads, unit = _scaled(values)
+    interval = random_effects(means, spreads, level).interval
+    return Interval(unit * interval.lower, unit * interval.upper, level)
+
+
+def _with_error(values: Estimates) -> dict[str, tuple[float, float]]:
+    return {i: v for i, v in values.items() if 0 < v[1] < math.inf}
+
+
+def _scaled(values: Estimates) -> tuple[list[float], list[float], float]:
+    """Return values and variances in units of the largest error, and that unit."""
+    unit = math.sqrt(max(spread for _, spread in values.values()))
+    means = [value / unit for value, _ in values.values()]
+    return means, [spread / unit / unit for _, spread in values.values()], unit
+
+
+def _by_welch(view: MomentsByLogger, values: Estimates) -> tuple[float, float] | None:
+    used = {i: v for i, v in _with_error(values).items() if view[i].count > 1}
+    if len(used) < 2:
+        return None
+    counts = [view[i].count for i in used]
+    means, spreads, _ = _scaled(used)
+    rows = [spread * count for spread, count in zip(spreads, counts, strict=True)]
+    test = welch(means, rows, counts)
+    return test.statistic, test.p_value
+
+
+def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
+    """Test that calibrated and reward-free weighted estimate one value (Hausman, 1978).
+
+    The first rests on the mixture, the second on each row's own propensity: wrong
+    probabilities, drift, or a logger trained on these logs pull them apart.  The variance of
+    the difference comes from row differences within each logger; it is at least the
+    difference of the variances, which pooled divergences know even where the largest own
+    weights were not seen.
+    """
+    if bearable(view, FULL)[0] != FULL:
+        return {}
+    try:
+        weighted = Weighted(divergence="reward-free").estimate(view)
+    except RefusedError:
+        return {}
+    calibrated = Calibrated(FULL, guard=False).estimate(view)
+    gap = calibrated.linear.plain - weighted.linear.plain
+    own, _ = calibrated.linear.plain.deviation_variance(view, buckets)
+    test = deviation(
+        replace(gap, constant=gap.constant + weighted.value),
+        view,
+        buckets,
+        expected=weighted.value,
+        at_least=weighted.variance - own,
+    )
+    return {"hausman": Check("calibrated = reward-free weighted (z)", test.z, test.p_value)}
 
 
 @dataclass(frozen=True)
@@ -72,8 +253,8 @@ def cochran(values: Numbers, variances: Numbers) -> Homogeneity:
         Cochran (Biometrics, 1954); Higgins & Thompson (2002) for I².
 
     Examples:
-        >>> found = cochran([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225])
-        >>> round(found.statistic, 6), round(found.p_value, 6), round(found.inconsistency, 6)
+        >>> test = cochran([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225])
+        >>> round(test.statistic, 6), round(test.p_value, 6), round(test.inconsistency, 6)
         (7.95082, 0.018772, 0.748454)
     """
     from scipy.special import chdtrc
@@ -105,8 +286,8 @@ def welch(means: Numbers, variances: Numbers, counts: Sequence[int]) -> Homogene
         Welch (Biometrika, 1951).
 
     Examples:
-        >>> found = welch([1.0, 1.5, 0.8], [1.0, 2.0, 1.5], [100, 50, 60])
-        >>> round(found.statistic, 6), round(found.freedom_within, 4), round(found.p_value, 7)
+        >>> test = welch([1.0, 1.5, 0.8], [1.0, 2.0, 1.5], [100, 50, 60])
+        >>> round(test.statistic, 6), round(test.freedom_within, 4), round(test.p_value, 7)
         (3.838697, 102.6138, 0.0246771)
     """
     from scipy.special import fdtrc
@@ -164,8 +345,8 @@ def random_effects(values: Numbers, variances: Numbers, level: float) -> RandomE
         DerSimonian & Laird (1986); Follmann & Proschan (Biometrics, 1999) for Student's.
 
     Examples:
-        >>> found = random_effects([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225], 0.95)
-        >>> round(found.value, 6), round(found.between, 6), round(found.interval.lower, 4)
+        >>> test = random_effects([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225], 0.95)
+        >>> round(test.value, 6), round(test.between, 6), round(test.interval.lower, 4)
         (1.07153, 0.062586, 0.3471)
     """
     from scipy.special import stdtrit
@@ -182,43 +363,6 @@ def random_effects(values: Numbers, variances: Numbers, level: float) -> RandomE
     half = float(stdtrit(len(estimates) - 1, tail)) * math.sqrt(variance)
     interval = Interval(value - half, value + half, level)
     return RandomEffects(value, variance, between, interval)
-
-
-@dataclass(frozen=True)
-class Hausman:
-    """How far two estimates of one value are apart, in standard errors of the difference."""
-
-    z: float
-    p_value: float
-
-
-def hausman(left: float, right: float, variance: float) -> Hausman:
-    r"""Hausman's test that two estimates from the same rows are of one value.
-
-    $$z = (\hat U_1 - \hat U_2) / \sqrt{Var(\hat U_1 - \hat U_2)}$$
-
-    The variance is that of the *difference*, from row differences within each logger:
-    the estimates share their rows, so the sum of their variances is far too large.
-    Without variance any difference is infinitely many errors away.
-
-    References:
-        Hausman (Econometrica, 1978).
-
-    Examples:
-        >>> found = hausman(0.60, 0.57, 0.0001)
-        >>> round(found.z, 6), round(found.p_value, 6)
-        (3.0, 0.0027)
-    """
-    from scipy.special import ndtr
-
-    gap = left - right
-    if not (math.isfinite(gap) and variance >= 0):
-        raise UsageError("a Hausman test needs finite estimates and a variance of 0 or more")
-    if variance == 0:
-        z = math.copysign(math.inf, gap) if gap else 0.0
-    else:
-        z = gap / math.sqrt(variance)
-    return Hausman(z, 2 * float(ndtr(-abs(z))))
 
 
 def _checked(values: Numbers, variances: Numbers) -> tuple[FloatArray, FloatArray]:

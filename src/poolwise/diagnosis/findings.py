@@ -8,10 +8,9 @@ default estimator does not rest on them.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poolwise.diagnosis.checks import ENOUGH
+from poolwise.diagnosis.agreement import ENOUGH
 from poolwise.errors import Finding, Severity
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poolwise.diagnosis.overlap import Diagnosis, Overlap
-    from poolwise.evaluation.results import TargetResult
     from poolwise.moments.moments import MomentsByLogger
 
 ALARMING = 1e-4  # p-value that no good log has: a wrong column is far beyond it
@@ -328,25 +326,17 @@ CODE = "no-cross-propensities"
 AS_NAIVE = {"calibrated-as-naive": "calibrated", "weighted-as-naive": "weighted"}
 
 
-def one_cause(
-    refused: Sequence[str], results: Mapping[str, TargetResult], loggers: Sequence[str]
-) -> tuple[tuple[Finding, ...], dict[str, TargetResult]]:
-    """One finding in the place of many, and results without those.
+def no_cross_propensities(
+    refused: Sequence[str], fallen: Sequence[str], loggers: Sequence[str]
+) -> tuple[Finding, ...]:
+    """Return one finding for all estimators that lack cross-propensities.
 
     Args:
-        refused: Estimators that need cross-propensities; without any, nothing changes.
-        results: What was found, by target.
-        loggers: Whose probabilities would be needed.
+        refused: Estimators that cannot run without them.
+        fallen: Estimators that fall back on naive without them.
+        loggers: Loggers whose probabilities are missing.
     """
-    if not refused:
-        return (), dict(results)
-    codes = {f.code for result in results.values() for f in result.findings}
-    fallen = [name for code, name in AS_NAIVE.items() if code in codes]
-    rest = {
-        name: replace(r, findings=tuple(f for f in r.findings if f.code not in AS_NAIVE))
-        for name, r in results.items()
-    }
-    return (_finding(refused, fallen, loggers),), rest
+    return (_finding(refused, fallen, loggers),) if refused else ()
 
 
 def _finding(refused: Sequence[str], fallen: Sequence[str], loggers: Sequence[str]) -> Finding:

@@ -22,21 +22,8 @@ if TYPE_CHECKING:
     from poolwise.engines.base import Rows
     from poolwise.moments.estimate import Estimator
 
-CHEAP = 500_000  # rows times targets that are read again without asking
-MANY_LOGGERS = 10  # beyond which so many passes are not made without asking
 ESTIMATORS: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
 Errors = dict[str, float]
-
-
-def affordable(counts: Mapping[str, int], targets: int) -> bool:
-    """Whether leaving out each logger is cheap enough to be done by itself.
-
-    >>> affordable({"a": 150_000, "b": 100_000}, targets=2)
-    True
-    >>> affordable({"a": 150_000, "b": 100_000}, targets=3)
-    False
-    """
-    return len(counts) <= MANY_LOGGERS and sum(counts.values()) * targets <= CHEAP
 
 
 def errors(split: Split) -> Errors:

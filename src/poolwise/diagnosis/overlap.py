@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poolwise.diagnosis import checks
+from poolwise.diagnosis import agreement
 from poolwise.diagnosis.tails import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, many
 from poolwise.estimators.ips import pooled_divergences
-from poolwise.moments.estimate import shares
 from poolwise.moments.histogram import edges
-from poolwise.moments.linear import deviation, mean_of, mean_over, variance
+from poolwise.moments.linear import Score, deviation, shares
 from poolwise.moments.moments import Moments, MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -189,7 +188,7 @@ def own_overlap(
     together = pooled(view.values())
     found = {}
     for i, m in view.items():
-        mean = deviation(mean_of(view, i, {WEIGHT: 1.0}), view, buckets)
+        mean = deviation(Score({WEIGHT: 1.0}).of(i), view, buckets)
         missing = together.mean(unsupported_weight(i)) if crossed else 0.0
         divergence = known[i] if crossed else m.var(WEIGHTED_REWARD)
         found[i] = _overlap(m, WEIGHT, divergence, mean, missing)
@@ -203,7 +202,7 @@ def mixed_overlap(view: MomentsByLogger, buckets: Buckets) -> Overlap:
     """
     together = pooled(view.values())
     rows = sum(m.count * m.var(BALANCED_REWARD) for m in view.values() if m.count > 1)
-    mean = deviation(mean_over(view, {BALANCED_WEIGHT: 1.0}), view, buckets)
+    mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(view), view, buckets)
     missing = max(0.0, 1 - mean.value) if mean.z < -UNCOVERED else 0.0
     return _overlap(together, BALANCED_WEIGHT, rows / together.count, mean, missing)
 
@@ -257,24 +256,27 @@ def diagnose(
     view: MomentsByLogger, buckets: Buckets, level: float, *, crossed: bool
 ) -> Diagnosis:
     """What each log says by itself, and whether the logs agree."""
-    own = {i: mean_of(view, i, {WEIGHTED_REWARD: 1.0}) for i in view}
-    values = {i: (own[i].value, variance(own[i], view, buckets)[0]) for i in view}
+    own = {i: Score({WEIGHTED_REWARD: 1.0}).of(i) for i in view}
+    values = {
+        i: (mean.value(view), mean.deviation_variance(view, buckets)[0])
+        for i, mean in own.items()
+    }
     divergence = pooled_divergences(view) if crossed else {}
     known = divergence or {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
     alone = _alone(view, values, known)
-    supported = checks.comparable(view, values)
-    found = checks.estimates(view, supported)
-    typical = checks.typical(supported, level)
+    supported = agreement.comparable(view, values)
+    found = agreement.estimates(view, supported)
+    typical = agreement.typical(supported, level)
     if not crossed:
         return Diagnosis(alone, gamma(view, known), checks=found, typical=typical)
-    columns = checks.column_means(view, buckets)
+    columns = agreement.column_means(view, buckets)
     found = {
-        **checks.mean_weight(view, buckets),
-        **checks.columns(columns),
-        **checks.own_columns(view, buckets),
-        **checks.drift(view, buckets),
+        **agreement.mean_weight(view, buckets),
+        **agreement.columns(columns),
+        **agreement.own_columns(view, buckets),
+        **agreement.drift(view, buckets),
         **found,
-        **checks.hausman(view, buckets),
+        **agreement.hausman(view, buckets),
     }
     return Diagnosis(alone, gamma(view, known), columns, found, typical)
 

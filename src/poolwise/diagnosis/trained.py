@@ -8,7 +8,6 @@ misses.  Own propensities, in shares that never saw a reward, stay honest.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poolwise.errors import Finding, UsageError, nearest
@@ -17,10 +16,7 @@ from poolwise.estimators.ips import Weighted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.evaluation.results import TargetResult
-    from poolwise.intervals.student import Interval
-    from poolwise.log.log import Log
-    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.estimate import Estimator
 
 HONEST = Weighted(divergence="reward-free")
 Conflicts = dict[str, list[str]]
@@ -58,32 +54,29 @@ def pools(estimator: Estimator, loggers: Sequence[str]) -> bool:
     return any(f.name == "balanced_weight" for t in needs.terms for f in t.factors)
 
 
-def with_honest_interval(
-    result: TargetResult, estimators: Sequence[str], estimate: Estimate, interval: Interval
-) -> TargetResult:
-    """Show the reward-free estimate, and give its interval to those that pool."""
-    name = HONEST.name
-    intervals = {i: interval if i in estimators else v for i, v in result.intervals.items()}
-    return replace(
-        result,
-        estimates={**result.estimates, name: estimate},
-        intervals={**intervals, name: interval},
-    )
+def on_own_log(trained: Conflicts, *, replaced: Sequence[str] | None = None) -> Finding:
+    """Return the finding that loggers were trained on logs of this set.
 
-
-def on_own_log(found: Conflicts, *, replaced: Sequence[str]) -> Finding:
-    """What to know where a logger was trained on a log of these."""
-    pairs = "; ".join(f"{i!r} on {', '.join(map(repr, logs))}" for i, logs in found.items())
-    said = (
-        f"The intervals of {', '.join(replaced)} are those of {HONEST.name}."
-        if replaced
-        else "No logger alone covers the target, so that no interval here is free of it."
-    )
+    Args:
+        trained: The logs that each of them was trained on.
+        replaced: Estimators whose intervals were replaced; None where intervals do not
+            allow for it at all.
+    """
+    pairs = "; ".join(f"{i!r} on {', '.join(map(repr, logs))}" for i, logs in trained.items())
+    if replaced is None:
+        effect = "The intervals here do not allow for it."
+        advice = "Evaluate each target by itself, or leave those logs out."
+    elif replaced:
+        effect = f"The intervals of {', '.join(replaced)} are those of {HONEST.name}."
+        advice = "Use the interval as the answer; for a narrower one, leave those logs out."
+    else:
+        effect = "No single logger covers the target, so every interval here is affected."
+        advice = "Leave those logs out."
     return Finding(
         "trained-on-own-log",
         f"Loggers were trained on logs in this set ({pairs}). This biases estimates that pool "
-        f"the loggers' probabilities, mostly down. {said}",
-        "Take the interval as the answer; for a surer one, leave those logs out.",
+        f"the loggers' probabilities, mostly down. {effect}",
+        advice,
         "alarm",
     )
 
@@ -97,29 +90,3 @@ def target_on_log(target: str, logs: Sequence[str]) -> Finding:
         "Evaluate it on rows that it has not seen.",
         "alarm",
     )
-
-
-def trained_notes(log: Log, loggers: Sequence[str]) -> list[Finding]:
-    """The same for results that have no interval to put in its place."""
-    found = {i: logs for i, logs in conflicts(log.trained_on, loggers).items() if i in loggers}
-    if not found:
-        return []
-    pairs = "; ".join(f"{i!r} on {', '.join(map(repr, logs))}" for i, logs in found.items())
-    return [
-        Finding(
-            "trained-on-own-log",
-            f"Loggers were trained on logs in this set ({pairs}). This biases estimates that "
-            "pool the loggers' probabilities, and the intervals here do not allow for it.",
-            "Evaluate each target by itself, or leave those logs out.",
-            "alarm",
-        )
-    ]
-
-
-def refuse_estimated(log: Log, what: str) -> None:
-    """Say that an estimated mixture serves `evaluate` only."""
-    if log.estimate_mixture and not log.crossed:
-        raise UsageError(
-            f"{what} does not estimate mixtures: give `propensities` under every logger, or "
-            "evaluate the targets"
-        )

@@ -19,10 +19,9 @@ import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.ips import require_crossed
-from poolwise.estimators.left_out import no_cover, too_few, too_many, too_small
-from poolwise.moments.estimate import Estimate, by_count, satterthwaite_freedom, stratified
-from poolwise.moments.linear import CANCELLED
-from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
+from poolwise.moments.estimate import Estimate, estimated, stratified
+from poolwise.moments.linear import Fit, Score, by_count
+from poolwise.moments.moments import Moments, MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -36,7 +35,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 Columns = Literal["loggers", "target", "dr"]
 COLUMNS = ("loggers", "target", "dr")
@@ -47,19 +46,6 @@ ROWS_OF_LOGGER = 10  # a column of 2 rows costs a point of coverage, one of 10 n
 MOST_COLUMNS = 64  # loggers with a column: each logger keeps the scatter of all pairs of them
 BALANCED_PREDICTION = BALANCED_WEIGHT * PREDICTED_REWARD
 UNCOVERED = 3.29  # standard errors below 1: a mean weight there is no accident (p 0.0005)
-
-
-@dataclass(frozen=True)
-class Control:
-    """A combination of terms whose mean is known.
-
-    Attributes:
-        parts: Coefficient of each term.
-        mean: Its known mean over the mixture.
-    """
-
-    parts: Mapping[Term, float]
-    mean: float
 
 
 @dataclass(frozen=True)
@@ -97,9 +83,8 @@ class SelfNormalised:
         if mean <= 0 or math.isinf(1 / mean):
             raise RefusedError("no-weight", f"{self.name} needs one row with a positive weight")
         value = together.mean(reward) / mean
-        parts = {reward: 1 / mean, weight: -value / mean}
-        variance, freedom = stratified_variance(moments, parts)
-        return Estimate(value, variance, by_count(moments), freedom)
+        score = Score({reward: 1 / mean, weight: -value / mean}, value)
+        return estimated(score.over(moments), moments)
 
 
 @dataclass(frozen=True)
@@ -149,12 +134,13 @@ class Calibrated:
             naive = stratified(moments, WEIGHTED_REWARD, by_count(moments))
             return replace(naive, findings=(AS_NAIVE,))
         controls, within, findings = self.controls(moments)
-        found = regressed(moments, BALANCED_REWARD, controls, within=within)
-        return replace(found, findings=findings)
+        outcome = Score({BALANCED_REWARD: 1.0})
+        estimate = regressed(moments, outcome, controls, within=within)
+        return replace(estimate, findings=findings)
 
     def controls(
         self, moments: MomentsByLogger
-    ) -> tuple[list[Control], bool, tuple[Finding, ...]]:
+    ) -> tuple[list[Score], bool, tuple[Finding, ...]]:
         """Known means, whether slopes are those within loggers, and what was left out."""
         columns = self.columns
         findings: tuple[Finding, ...] = ()
@@ -164,7 +150,7 @@ class Calibrated:
         if few:
             findings = (
                 *findings,
-                too_small({i: moments[i].count for i in few}, ROWS_OF_LOGGER),
+                _too_small({i: moments[i].count for i in few}, ROWS_OF_LOGGER),
             )
         within = "loggers" not in columns or self.known is not None or bool(few)
         return controls_of(moments, columns, self.known, few), within, findings
@@ -195,14 +181,14 @@ def controls_of(
     columns: Sequence[Columns],
     known: Sequence[str] | None = None,
     few: Collection[str] = (),
-) -> list[Control]:
+) -> list[Score]:
     """The known means that some columns stand for; loggers with `few` rows have none."""
-    alone = [Control({ratio(i): 1.0}, 1.0) for i in known or () if i not in few]
+    alone = [Score({ratio(i): 1.0}, -1.0) for i in known or () if i not in few]
     every = contrast_controls(moments, few) if few else logger_controls(moments)
     chosen = {
         "loggers": every if known is None else alone,
-        "target": [Control({BALANCED_WEIGHT: 1.0}, 1.0)],
-        "dr": [Control({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)],
+        "target": [Score({BALANCED_WEIGHT: 1.0}, -1.0)],
+        "dr": [Score({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0})],
     }
     return [control for name in columns for control in chosen[name]]
 
@@ -214,26 +200,26 @@ def bearable(
     if "loggers" in columns and many(moments):
         others = tuple(c for c in columns if c != "loggers")
         fewer, findings = bearable(moments, others)
-        return fewer, (too_many(len(moments), MOST_COLUMNS), *findings)
+        return fewer, (_too_many(len(moments), MOST_COLUMNS), *findings)
     together = pooled(moments.values())
     if together.ddof == 0 or not columns:
         return columns, ()
     if columns != ("loggers",) and uncovered(moments):
         return tuple(c for c in columns if c == "loggers"), (
-            no_cover(together.mean(BALANCED_WEIGHT)),
+            _no_cover(together.mean(BALANCED_WEIGHT)),
         )
     effective = effective_balanced(together)
     size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
-        return (), (too_few(effective, "no column is used"),)
+        return (), (_too_few(effective, "no column is used"),)
     if effective < ROWS_PER_COLUMN * size:  # never so for the target's column alone
         kept: tuple[Columns, ...] = ("target",) if "target" in columns else ()
         left_out = " and ".join(repr(c) for c in columns if c not in kept)
-        return kept, (too_few(effective, f"{left_out} are left out of the columns"),)
+        return kept, (_too_few(effective, f"{left_out} are left out of the columns"),)
     return columns, ()
 
 
-def logger_controls(moments: MomentsByLogger) -> list[Control]:
+def logger_controls(moments: MomentsByLogger) -> list[Score]:
     """One column per logger; the last is what the others leave of the mixture.
 
     It adds nothing to the span, but keeps the answer from hanging on the loggers' order.
@@ -241,7 +227,7 @@ def logger_controls(moments: MomentsByLogger) -> list[Control]:
     return list(_by_logger(moments).values())
 
 
-def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Control]:
+def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Score]:
     """Columns of the loggers with many rows, each less their mean.
 
     The mean itself is what the loggers with few rows leave of the mixture, and so rests on
@@ -251,24 +237,19 @@ def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Co
     if len(large) < 2:
         return []
     share = by_count({i: moments[i] for i in large})
-    terms = dict.fromkeys(t for c in large.values() for t in c.parts)
-    parts = {t: sum(share[i] * c.parts.get(t, 0.0) for i, c in large.items()) for t in terms}
-    mean = sum(share[i] * c.mean for i, c in large.items())
-    return [
-        Control({t: c.parts.get(t, 0.0) - part for t, part in parts.items()}, c.mean - mean)
-        for c in large.values()
-    ]
+    mean = sum((column * share[i] for i, column in large.items()), Score({}))
+    return [column - mean for column in large.values()]
 
 
-def _by_logger(moments: MomentsByLogger) -> dict[str, Control]:
+def _by_logger(moments: MomentsByLogger) -> dict[str, Score]:
     # loggers may come in any order; the last one is that which has no column of its own
     first = next(iter(moments.values()))
     last = next((i for i in moments if not first.has(ratio(i))), list(moments)[-1])
     others = [i for i in moments if i != last]
     share = by_count(moments)
     rest = {ratio(i): -share[i] / share[last] for i in others}
-    known = {i: Control({ratio(i): 1.0}, 1.0) for i in others}
-    return {**known, last: Control(rest, 1.0 - 1.0 / share[last])}
+    known = {i: Score({ratio(i): 1.0}, -1.0) for i in others}
+    return {**known, last: Score(rest, 1.0 / share[last] - 1.0)}
 
 
 def uncovered(moments: MomentsByLogger) -> bool:
@@ -282,34 +263,19 @@ def uncovered(moments: MomentsByLogger) -> bool:
 
 
 def regressed(
-    moments: MomentsByLogger,
-    outcome: Term | Mapping[Term, float],
-    controls: Sequence[Control],
-    *,
-    within: bool,
+    moments: MomentsByLogger, outcome: Score, columns: Sequence[Score], *, within: bool
 ) -> Estimate:
-    """The mean of an outcome, less what the controls explain of its luck.
-
-    The outcome is a term, or a combination of terms with their coefficients.
+    """Return the mean of an outcome, less what the columns explain of its luck.
 
     With the columns of all loggers, pooled least squares is best; without them the spread
     *between* loggers would mislead it, so that only the spread `within` them counts.
     """
+    slopes, rank = least_squares(moments, outcome, columns, within=within)
     together = pooled(moments.values())
-    slopes, rank = least_squares(moments, outcome, controls, within=within)
-    parts = {outcome: 1.0} if isinstance(outcome, Term) else dict(outcome)
-    for slope, control in zip(slopes, controls, strict=True):
-        for term, part in control.parts.items():
-            parts[term] = parts.get(term, 0.0) - slope * part
-    known = sum(s * c.mean for s, c in zip(slopes, controls, strict=True))
-    value = sum(part * together.mean(term) for term, part in parts.items()) + known
-    variance, freedom = stratified_variance(moments, parts)
-    if together.ddof:
-        # few heavy rows decide the slopes: they are worth `effective` rows, not all
-        rows = effective_balanced(together)
-        variance *= rows / max(1.0, rows - rank)
-        freedom = max(1.0, min(freedom, rows - rank - 1))
-    return Estimate(float(value), float(variance), by_count(moments), freedom)
+    # few heavy rows decide the slopes: they are worth `effective` rows, not all
+    effective = effective_balanced(together) if together.ddof else math.inf
+    fit = Fit(outcome.less(slopes, columns), tuple(columns), effective)
+    return estimated(fit.linear(moments, rank), moments)
 
 
 def effective_balanced(together: Moments) -> float:
@@ -319,71 +285,81 @@ def effective_balanced(together: Moments) -> float:
 
 
 def least_squares(
-    moments: MomentsByLogger,
-    outcome: Term | Mapping[Term, float],
-    controls: Sequence[Control],
-    *,
-    within: bool,
+    moments: MomentsByLogger, outcome: Score, columns: Sequence[Score], *, within: bool
 ) -> tuple[list[float], int]:
-    """Slopes of an outcome on controls, and their rank.
+    """Return the slopes of an outcome on columns, and their rank.
 
     Columns are scaled, constant ones get slope 0, and of collinear ones the shortest slopes
-    are taken; without that tiny logs would blow the slopes up.
+    are taken; otherwise tiny logs would blow the slopes up.
     """
     together = pooled(moments.values())
-    parts = {outcome: 1.0} if isinstance(outcome, Term) else outcome
-    terms = list(dict.fromkeys([*parts, *(t for c in controls for t in c.parts)]))
+    terms = list(dict.fromkeys([*outcome.parts, *(t for c in columns for t in c.parts)]))
     groups = list(moments.values()) if within else [together]
     scatter = sum((m.scatter_of(terms) for m in groups), np.zeros(()))
     covariance = scatter / together.count
-    mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in controls])
-    mix = mix.reshape(len(controls), len(terms))
-    wanted = np.array([parts.get(t, 0.0) for t in terms])
+    mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in columns])
+    mix = mix.reshape(len(columns), len(terms))
+    wanted = np.array([outcome.parts.get(t, 0.0) for t in terms])
     inner, outer = mix @ covariance @ mix.T, mix @ covariance @ wanted
     means = mix @ np.array([together.mean(t) for t in terms])
     spread = np.sqrt(np.maximum(np.diag(inner), 0.0))
     usable = np.diag(inner) > NULL_COLUMN * (np.diag(inner) + means**2)
-    slopes = np.zeros(len(controls))
+    slopes = np.zeros(len(columns))
     if not usable.any():
         return slopes.tolist(), 0
     scale = spread[usable]
     correlation = inner[np.ix_(usable, usable)] / np.outer(scale, scale)
     values, vectors = np.linalg.eigh(correlation)
-    kept = values > NULL_EIGENVALUE * len(scale)
-    rotated = vectors[:, kept].T @ (outer[usable] / scale)
-    found = vectors[:, kept] @ (rotated / values[kept]) / scale
-    null = vectors[:, ~kept] / scale[:, None]
-    slopes[usable] = found - null @ np.linalg.lstsq(null, found)[0]
-    return slopes.tolist(), int(kept.sum())
+    large = values > NULL_EIGENVALUE * len(scale)
+    rotated = vectors[:, large].T @ (outer[usable] / scale)
+    shortest = vectors[:, large] @ (rotated / values[large]) / scale
+    null = vectors[:, ~large] / scale[:, None]
+    slopes[usable] = shortest - null @ np.linalg.lstsq(null, shortest)[0]
+    return slopes.tolist(), int(large.sum())
 
 
-def stratified_variance(
-    moments: MomentsByLogger, parts: Mapping[Term, float]
-) -> tuple[float, float]:
-    """Variance of the mean of a combination of terms, and its degrees of freedom."""
-    share, spreads = by_count(moments), row_spreads(moments, parts)
-    found = {i: share[i] ** 2 / m.count * spreads[i] for i, m in moments.items()}
-    return sum(found.values()), satterthwaite_freedom(moments, found)
+def _no_cover(mean: float) -> Finding:
+    """The target plays what nobody logged, so that its weights do not average 1."""
+    return Finding(
+        "target-uncovered",
+        f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
+        f"no logger plays, about {1 - mean:.1%} of the time, or probabilities are wrong (or, "
+        "where they were estimated, rough). The columns that rest on the target's weights are "
+        "left out.",
+        "Log such actions before relying on any estimate, unless they are known to earn 0.",
+        "alarm",
+    )
 
 
-def row_spreads(moments: MomentsByLogger, parts: Mapping[Term, float]) -> dict[str, float]:
-    """Variance of a combination of terms in one row of each logger; alone, that of all rows."""
-    terms, weights = list(parts), np.array(list(parts.values()))
-    alone = any(m.count <= m.ddof for m in moments.values())
-    overall = _spread(pooled(moments.values()), terms, weights) if alone else math.nan
-    return {
-        i: overall if m.count <= m.ddof else _spread(m, terms, weights)
-        for i, m in moments.items()
-    }
+def _too_many(loggers: int, most: int) -> Finding:
+    """There are more loggers than can have a column each."""
+    return Finding(
+        "many-loggers",
+        f"There are {loggers} loggers, more than {most}: their columns are left out of "
+        "calibrated, which then knows only that the target's weights average 1.",
+        "Give loggers that play nearly alike one label and one column of `propensities`.",
+    )
 
 
-def _spread(moments: Moments, terms: Iterable[Term], weights: FloatArray) -> float:
-    if moments.count <= moments.ddof:
-        return math.inf
-    covariance = moments.covariance(list(terms))
-    left = float(weights @ covariance @ weights)
-    cancelled = float(abs(weights) @ abs(covariance) @ abs(weights))
-    return left if left > CANCELLED * cancelled else 0.0
+def _too_few(effective: float, what: str) -> Finding:
+    """The weights are too uneven for these columns."""
+    return Finding(
+        "few-effective-rows",
+        f"The weights are worth {effective:.1f} rows only, so {what}.",
+        "Collect more rows from loggers that are closer to the target.",
+    )
+
+
+def _too_small(rows: Mapping[str, int], fewest: int) -> Finding:
+    """Some loggers wrote too few rows for a column of their own."""
+    found = ", ".join(f"{i!r} ({count:,})" for i, count in rows.items())
+    return Finding(
+        "few-rows-of-logger",
+        f"Loggers with fewer than {fewest} rows have no column in calibrated: {found}. A slope "
+        "would fit those rows alone and hide their error.",
+        "Give loggers that play nearly alike one label and one column of `propensities`.",
+        "note",
+    )
 
 
 AS_NAIVE = Finding(

@@ -7,17 +7,13 @@ as a fold is concerned, and the estimate is exactly unbiased.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.calibrated import (
-    Calibrated,
-    Control,
-    least_squares,
-    stratified_variance,
-)
-from poolwise.moments.estimate import Estimate, by_count
+from poolwise.estimators.calibrated import Calibrated, least_squares
+from poolwise.moments.estimate import Estimate
+from poolwise.moments.linear import Linear, Score, by_count
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import BALANCED_REWARD
 
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.errors import Finding
-    from poolwise.moments.terms import Needs, Term
+    from poolwise.moments.terms import Needs
 
 
 @dataclass(frozen=True)
@@ -69,24 +65,14 @@ class CrossFitted:
             raise RefusedError(
                 "too-few-for-folds", f"{found} has no rows in some of the {self.folds} folds"
             )
-        controls, within, findings = self.inner.controls(whole)  # the mixture is of all rows
-        parts = []
+        columns, within, findings = self.inner.controls(whole)  # the mixture is of all rows
+        outcome = Score({BALANCED_REWARD: 1.0})
+        scores = []
         for k in range(self.folds):
             others = _merged([fold for j, fold in enumerate(folds) if j != k])
-            slopes, _ = least_squares(others, BALANCED_REWARD, controls, within=within)
-            parts.append(_residual(slopes, controls))
-        return _combined(whole, folds, parts, findings)
-
-
-def _residual(
-    slopes: Sequence[float], controls: Sequence[Control]
-) -> tuple[dict[Term, float], float]:
-    """Coefficients of a corrected row, and the constant beside them."""
-    parts = {BALANCED_REWARD: 1.0}
-    for slope, control in zip(slopes, controls, strict=True):
-        for term, part in control.parts.items():
-            parts[term] = parts.get(term, 0.0) - slope * part
-    return parts, sum(s * c.mean for s, c in zip(slopes, controls, strict=True))
+            slopes, _ = least_squares(others, outcome, columns, within=within)
+            scores.append(outcome.less(slopes, columns))
+        return _combined(whole, folds, scores, findings)
 
 
 def _merged(buckets: Sequence[MomentsByLogger]) -> MomentsByLogger:
@@ -97,19 +83,22 @@ def _merged(buckets: Sequence[MomentsByLogger]) -> MomentsByLogger:
 def _combined(
     whole: MomentsByLogger,
     folds: Sequence[MomentsByLogger],
-    parts: Sequence[tuple[dict[Term, float], float]],
+    scores: Sequence[Score],
     findings: tuple[Finding, ...],
 ) -> Estimate:
-    """Folds in proportion to their rows; loggers in proportion to theirs in all folds."""
-    share = by_count(whole)
-    rows = sum(m.count for m in whole.values())
-    value, variance = 0.0, 0.0
-    for fold, (coefficients, constant) in zip(folds, parts, strict=True):
+    """Return the folds in proportion to their rows, loggers in proportion to all of theirs.
+
+    Differences from other estimates use the mean score of the folds.
+    """
+    share, rows = by_count(whole), sum(m.count for m in whole.values())
+    value, variance, mean = 0.0, 0.0, Score({})
+    for fold, score in zip(folds, scores, strict=True):
         size = sum(m.count for m in fold.values()) / rows
-        means = {
-            i: sum(c * m.mean(t) for t, c in coefficients.items()) for i, m in fold.items()
-        }
-        value += size * (sum(share[i] * mean for i, mean in means.items()) + constant)
-        variance += size**2 * stratified_variance(fold, coefficients)[0]
-    freedom = stratified_variance(whole, parts[0][0])[1]
-    return Estimate(value, variance, share, freedom, findings)
+        means = Linear({i: {t: share[i] * c for t, c in score.parts.items()} for i in fold})
+        value += size * (means.value(fold) + score.constant)
+        variance += size**2 * score.over(fold).variance(fold)[0]
+        mean += score * size
+    freedom = scores[0].over(whole).variance(whole)[1]
+    linear = mean.over(whole)
+    linear = replace(linear, constant=linear.constant + value - linear.value(whole))
+    return Estimate(value, variance, share, freedom, findings, linear)

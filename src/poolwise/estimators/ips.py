@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import (
-    Estimate,
+from poolwise.moments.estimate import Estimate, stratified
+from poolwise.moments.linear import (
+    Linear,
     added_freedom,
     by_count,
     row_variances,
     satterthwaite_freedom,
     shares,
-    stratified,
 )
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import (
@@ -229,7 +229,7 @@ class Differences:
         if noisy:
             from_own = (sum(noisy.values()), satterthwaite_freedom(moments, noisy))
             freedom = added_freedom([from_own, (rest, found.freedom)])
-        return replace(found, variance=variance, freedom=freedom)
+        return with_variance(found, moments, variance, freedom)
 
 
 def _differences(moments: MomentsByLogger) -> Differences:
@@ -257,7 +257,7 @@ def pooled_divergences(moments: MomentsByLogger) -> dict[str, float]:
 
 
 def _with_row_errors(moments: MomentsByLogger, found: Estimate) -> Estimate:
-    own = row_variances(moments, WEIGHTED_REWARD)
+    own = row_variances(moments, {WEIGHTED_REWARD: 1.0})
     error = stratified(moments, BALANCED_REWARD, by_count(moments)).variance
     return _differences(moments).with_errors(found, moments, own, error)
 
@@ -302,14 +302,27 @@ def with_divergences(
             "target, and each of these gives probability 0 to some. Use balanced.",
         )
     share = share or shares(_precisions(moments, divergence))
-    value = sum(share[i] * sum(map(m.mean, terms)) for i, m in moments.items())
+    linear = Linear({i: dict.fromkeys(terms, share[i]) for i in moments})
     used = {i: s for i, s in share.items() if s > 0}
     variance = sum(s**2 * divergence[i] / moments[i].count for i, s in used.items())
     exact = any(m.ddof == 0 for m in moments.values())
     rows = sum(m.count for m in moments.values())
     freedom = math.inf if exact else float(max(1, rows - len(moments)))
     findings = (_unsupported(outside),) if outside else ()
-    return Estimate(value, variance, share, freedom, findings)
+    return Estimate(linear.value(moments), variance, share, freedom, findings, linear)
+
+
+def with_variance(
+    estimate: Estimate, moments: MomentsByLogger, variance: float, freedom: float
+) -> Estimate:
+    """Return the estimate with another variance, which its differences share.
+
+    Where it exceeds the variance that the rows show, the combination is inflated to it.
+    """
+    rows, _ = estimate.linear.plain.variance(moments)
+    inflation = max(1.0, variance / rows) if 0 < rows < math.inf else 1.0
+    linear = replace(estimate.linear, inflation=inflation, most_free=freedom)
+    return replace(estimate, variance=variance, freedom=freedom, linear=linear)
 
 
 def _precisions(moments: MomentsByLogger, divergence: Mapping[str, float]) -> dict[str, float]:
@@ -331,7 +344,7 @@ def _unsupported(loggers: Sequence[str]) -> Finding:
 
 def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
     """The paper's plug-in: each log's own sample variance sets its share."""
-    variance = row_variances(moments, WEIGHTED_REWARD)
+    variance = row_variances(moments, {WEIGHTED_REWARD: 1.0})
     flat = [
         i
         for i, m in moments.items()
@@ -345,12 +358,14 @@ def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
         return plain
     if crossed and all(map(math.isfinite, pooled_divergences(moments).values())):
         known = _with_row_errors(moments, plain)
-        return replace(plain, variance=known.variance, findings=(OWN_SHARES,))
+        found = with_variance(plain, moments, known.variance, plain.freedom)
+        return replace(found, findings=(OWN_SHARES,))
     # Meier (1953): estimated shares inflate the variance, already under normal rows
     inflation = 1 + 4 * sum(
         share[i] * (1 - share[i]) / (m.count - 1) for i, m in moments.items()
     )
-    return replace(plain, variance=plain.variance * inflation, findings=(OWN_SHARES,))
+    found = with_variance(plain, moments, plain.variance * inflation, plain.freedom)
+    return replace(found, findings=(OWN_SHARES,))
 
 
 def _as_naive(moments: MomentsByLogger, finding: Finding) -> Estimate:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import Finding, UsageError
-from poolwise.estimators.calibrated import row_spreads, stratified_variance, uncovered
+from poolwise.estimators.calibrated import uncovered
 from poolwise.estimators.ips import (
     FLOOR,
     OWN_ONLY,
@@ -24,7 +24,8 @@ from poolwise.estimators.ips import (
     with_divergences,
 )
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import Estimate, by_count, stratified
+from poolwise.moments.estimate import Estimate, estimated, stratified
+from poolwise.moments.linear import Score, by_count, row_variances
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
@@ -132,17 +133,15 @@ class DoublyRobust:
 
 def _scored(moments: MomentsByLogger, score: tuple[Term, Term]) -> Estimate:
     """Mean and stratified variance of a sum of two terms."""
-    together = pooled(moments.values())
-    variance, freedom = stratified_variance(moments, dict.fromkeys(score, 1.0))
-    return Estimate(sum(map(together.mean, score)), variance, by_count(moments), freedom)
+    return estimated(Score(dict.fromkeys(score, 1.0)).over(moments), moments)
 
 
 def _weighted(moments: MomentsByLogger) -> Estimate:
     if not all(m.has(residual_moment(i)) for i in moments for m in moments.values()):
         return replace(_scored(moments, OWN_SCORE), findings=(OWN_ONLY,))
     found = with_divergences(moments, score_divergences(moments), terms=OWN_SCORE)
-    own = row_spreads(moments, dict.fromkeys(OWN_SCORE, 1.0))
-    error = stratified_variance(moments, dict.fromkeys(BALANCED_SCORE, 1.0))[0]
+    own = row_variances(moments, dict.fromkeys(OWN_SCORE, 1.0))
+    error = _scored(moments, BALANCED_SCORE).variance
     return _differences(moments).with_errors(found, moments, own, error)
 
 

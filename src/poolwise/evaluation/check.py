@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from poolwise.engines.choose import as_engine
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
-from poolwise.evaluation.read import declare
+from poolwise.evaluation.read import served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.moments.terms import unite
 
@@ -74,7 +74,7 @@ def needs_of(log: Log, targets: Iterable[str], also: Sequence[Estimator] = ()) -
     """Return what evaluations with the default and some other estimators need."""
     loggers = tuple(map(str, log.propensities or ()))
     default = [make() for make in BY_NAME.values()]
-    plan = declare([*default, *also], loggers, crossed=log.crossed, strict=False)
+    usable = served([*default, *also], loggers, crossed=log.crossed, strict=False)
     bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
-    needs = plan.needs | bounded
+    needs = usable.needs | bounded
     return unite(needs.bind(name) for name in targets)

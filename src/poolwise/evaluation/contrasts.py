@@ -1,91 +1,49 @@
-"""Contrasts: estimates of several targets, and of what lies between them.
+"""Contrasts: differences of estimates, and the covariance of their errors.
 
-Every estimate here is a combination of means of terms, and so is the difference of two
-of them.  One pass gives the moments of all terms of all targets together; from these
-come the differences, their errors, and how the errors hang together.
+Every estimate carries the combination of term means that it is (`Linear`).  One pass gives
+the moments of all terms of all targets together; from these come the covariance of the
+estimates, and with it the error of every difference.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.estimators.calibrated import (
-    Calibrated,
-    Control,
-    SelfNormalised,
-    effective_balanced,
-    least_squares,
-)
-from poolwise.estimators.ips import Balanced, Naive
+from poolwise.estimators.calibrated import least_squares
 from poolwise.intervals.simultaneous import max_t_critical
 from poolwise.moments.buckets import Split, effective_buckets, refuse_lone, rows_of
-from poolwise.moments.estimate import by_count
-from poolwise.moments.linear import CANCELLED
+from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
-from poolwise.moments.terms import (
-    BALANCED_REWARD,
-    BALANCED_WEIGHT,
-    WEIGHT,
-    WEIGHTED_REWARD,
-    Needs,
-    Term,
-)
+from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from scipy.sparse import csr_array
+
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
+    from poolwise.moments.linear import Linear, Score
 
-Comparable = Naive | Balanced | SelfNormalised | Calibrated
-SAME = 1e-12  # of the scatter of two weights: what is left of it between equal ones
-MANY = 200  # contrasts beyond which their covariance is never written out
-DIRECTIONS = 50_000  # of few contrasts: a standard error of 0.006 at most
-DRAWS, CHUNK = 20_000, 1_000  # of many contrasts: a standard error of 0.02 at most
-
-
-@dataclass(frozen=True, eq=False)
-class Contrast:
-    """A combination of means of terms: an estimate, or the difference of two.
-
-    Attributes:
-        parts: Coefficient of each term, bound to its target.
-        known: What is added to the combination.
-        rank: Number of slopes that were estimated for it.
-        effective: Rows of equal weight that the slopes rest on.
-    """
-
-    parts: Mapping[Term, float]
-    known: float = 0.0
-    rank: int = 0
-    effective: float = math.inf
-
-    @property
-    def inflation(self) -> float:
-        """What the slopes cost, as `estimators.control.regressed` has it."""
-        if not self.rank or math.isinf(self.effective):
-            return 1.0
-        return self.effective / max(1.0, self.effective - self.rank)
-
-    @property
-    def most_free(self) -> float:
-        """Degrees of freedom that the slopes leave at the most."""
-        return max(1.0, self.effective - self.rank - 1)
+SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
+MANY = 200  # contrasts from which the covariance of all of them is not written out
+DIRECTIONS = 50_000  # for few contrasts: a standard error of 0.006 at most
+DRAWS, CHUNK = 20_000, 1_000  # for many contrasts: a standard error of 0.02 at most
 
 
 def weight_of(*, crossed: bool) -> Term:
-    """The weight that tells targets apart."""
+    """Return the weight that tells targets apart."""
     return BALANCED_WEIGHT if crossed else WEIGHT
 
 
 def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
-    """Needs of one target, for several, with the scatter between all their terms."""
+    """Return the needs of one target for several, with the scatter between all their terms."""
     weight = weight_of(crossed=crossed)
     own = dict.fromkeys([*(t for group in needs.groups for t in group), weight])
     bound = dict.fromkeys(t.bind(name) for name in targets for t in own)
@@ -94,234 +52,262 @@ def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
     )
 
 
+def firsts(moments: MomentsByLogger, targets: Sequence[str], weight: Term) -> dict[str, str]:
+    """Return the first target that equals each one on every logged row: mostly itself."""
+    together = pooled(moments.values())
+
+    def same(left: str, right: str) -> bool:
+        pair = [weight.bind(left), weight.bind(right)]
+        scatter = together.scatter_of(pair)  # weights may differ between loggers only
+        between = scatter[0, 0] + scatter[1, 1] - 2 * scatter[0, 1]
+        close = math.isclose(*map(together.mean, pair), rel_tol=math.sqrt(SAME))
+        return bool(close and between <= SAME * (scatter[0, 0] + scatter[1, 1]))
+
+    first: dict[str, str] = {}
+    for name in targets:
+        equal = (other for other in dict.fromkeys(first.values()) if same(other, name))
+        first[name] = next(equal, name)
+    return first
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the rows say about several targets together.
+    """Estimates of several targets, and the moments of all their terms together.
 
     Attributes:
-        estimator: How the value of a target is estimated.
-        needs: What the estimator asks of one target.
+        estimates: Estimate of each target.
         moments: Moments of the terms of all targets, by logger.
-        targets: Their names.
-        crossed: Whether every logger scores every row.
+        clusters: Means of the same terms by bucket, where rows of a cluster share one.
     """
 
-    estimator: Comparable
-    needs: Needs
+    estimates: Mapping[str, Estimate]
     moments: MomentsByLogger
-    targets: tuple[str, ...]
-    crossed: bool
+    clusters: Buckets = ()
 
     @cached_property
-    def views(self) -> dict[str, dict[str, Moments]]:
-        """Moments of each target, under the names that estimators use."""
-        terms = dict.fromkeys([*self.needs.terms, weight_of(crossed=self.crossed)])
-        return {
-            name: {
-                i: m.select({t: t.bind(name) for t in terms}) for i, m in self.moments.items()
-            }
-            for name in self.targets
-        }
-
-    @cached_property
-    def estimates(self) -> dict[str, Estimate]:
-        """The estimate of each target alone."""
-        return {name: self.estimator.estimate(view) for name, view in self.views.items()}
+    def _bound(self) -> dict[str, Linear]:
+        return {name: e.linear.bind(name) for name, e in self.estimates.items()}
 
     @cached_property
     def _pooled(self) -> Moments:
         return pooled(self.moments.values())
 
-    @cached_property
-    def _controls(self) -> dict[str, list[Control]]:
-        """Columns of known mean that each target can bear, bound to it."""
-        if not (isinstance(self.estimator, Calibrated) and self.crossed):
-            return {name: [] for name in self.targets}
-        return {
-            name: [_bound(c, name) for c in self.estimator.controls(view)[0]]
-            for name, view in self.views.items()
-        }
+    def singles(self, names: Sequence[str]) -> Spread:
+        """Return the estimates of targets."""
+        values = [self.estimates[name].value for name in names]
+        own = [(name,) for name in names]
+        return self._spread(values, [self._bound[name] for name in names], own)
 
-    def single(self, target: str) -> Contrast:
-        """The estimate of one target."""
-        plain = replace(self._plain(target), effective=self._effective(target))
-        return self._regressed(plain, self._controls[target])
+    def differences(self, pairs: Sequence[tuple[str, str]]) -> Spread:
+        """Return the first target of each pair less the second."""
+        linears = [self._difference(left, right) for left, right in pairs]
+        values = [linear.value(self.moments) for linear in linears]
+        return self._spread(values, linears, pairs)
 
-    def _effective(self, *targets: str) -> float:
-        """Rows that slopes rest on: those of the target with the heaviest weights."""
-        if not (isinstance(self.estimator, Calibrated) and self.crossed and self._pooled.ddof):
-            return math.inf
-        return min(effective_balanced(pooled(self.views[t].values())) for t in targets)
+    def _difference(self, left: str, right: str) -> Linear:
+        """Return the difference of two estimates.
 
-    def paired(self, left: str, right: str) -> Contrast:
-        """The left target less the right one.
-
-        With columns of known mean, the difference is regressed on the columns of *both*
-        targets: alike targets then share their luck, and it cancels.
+        Where both were regressed on columns of known mean, the difference is regressed on
+        the columns of *both*: targets that are alike then share their luck, and it cancels.
         """
-        first, second = self._plain(left), self._plain(right)
-        minus = {term: -part for term, part in second.parts.items()}
-        known = first.known - second.known
-        plain = Contrast(
-            {**first.parts, **minus}, known, effective=self._effective(left, right)
+        first, second = self._bound[left], self._bound[right]
+        if first.fit is None or second.fit is None:
+            return first - second
+        mine, theirs = (
+            [column.bind(name) for column in fit.columns]
+            for name, fit in ((left, first.fit), (right, second.fit))
         )
-        mine, theirs = self._controls[left], self._controls[right]
-        common = [c for c in mine if c in theirs]
-        own = [c for c in (*mine, *theirs) if c not in common and _of_target(c)]
-        return self._regressed(plain, [*common, *own])
-
-    def _plain(self, target: str) -> Contrast:
-        """The estimate of one target before any regression."""
-        by_own = self.estimator in {Naive(), SelfNormalised("own")}
-        own = by_own or not self.crossed
-        reward, weight = (
-            (WEIGHTED_REWARD, WEIGHT) if own else (BALANCED_REWARD, BALANCED_WEIGHT)
-        )
-        reward, weight = reward.bind(target), weight.bind(target)
-        if not isinstance(self.estimator, SelfNormalised):
-            return Contrast({reward: 1.0})
-        mean, value = self._pooled.mean(weight), self.estimates[target].value
-        return Contrast({reward: 1 / mean, weight: -value / mean}, value)
-
-    def _regressed(self, plain: Contrast, controls: Sequence[Control]) -> Contrast:
-        """A contrast less what controls explain of it."""
-        if not controls:
-            return plain
-        within = sum(not _of_target(c) for c in controls) < len(self.moments)
-        terms = {t: t for t in (*plain.parts, *(t for c in controls for t in c.parts))}
+        common = [column for column in mine if column in theirs]
+        columns = [*common, *(c for c in (*mine, *theirs) if c not in common and _of_target(c))]
+        score = first.fit.score.bind(left) - second.fit.score.bind(right)
+        within = sum(not _of_target(c) for c in columns) < len(self.moments)
+        terms = {t: t for t in (*score.parts, *(t for c in columns for t in c.parts))}
         rows = self.moments if within else {"": self._pooled}
         small = {i: m.select(terms) for i, m in rows.items()}
-        slopes, rank = least_squares(small, plain.parts, controls, within=within)
-        parts = dict(plain.parts)
-        for slope, control in zip(slopes, controls, strict=True):
-            for term, part in control.parts.items():
-                parts[term] = parts.get(term, 0.0) - slope * part
-        known = sum(s * c.mean for s, c in zip(slopes, controls, strict=True))
-        return Contrast(parts, plain.known + known, rank, plain.effective)
-
-    def same(self, left: str, right: str) -> bool:
-        """Whether two targets are the same policy on every logged row, to rounding."""
-        pair = [weight_of(crossed=self.crossed).bind(name) for name in (left, right)]
-        first, second = (self._pooled.mean(t) for t in pair)
-        scatter = self._pooled.scatter_of(pair)  # weights may differ between loggers only
-        between = scatter[0, 0] + scatter[1, 1] - 2 * scatter[0, 1]
-        close = math.isclose(first, second, rel_tol=math.sqrt(SAME))
-        return bool(close and between <= SAME * (scatter[0, 0] + scatter[1, 1]))
+        slopes, rank = least_squares(small, score, columns, within=within)
+        effective = min(first.fit.effective, second.fit.effective)
+        fit = Fit(score.less(slopes, columns), tuple(columns), effective)
+        return fit.linear(self.moments, rank)
 
     @cached_property
-    def firsts(self) -> dict[str, str]:
-        """The first target that plays as each one does on every row: mostly itself."""
-        found: dict[str, str] = {}
-        for name in self.targets:
-            alike = (first for first in dict.fromkeys(found.values()) if self.same(first, name))
-            found[name] = next(alike, name)
-        return found
+    def _excess(self) -> dict[str, float]:
+        """Factor by which each jackknife variance exceeds that of fixed coefficients.
 
-    def spread(self, contrasts: Sequence[Contrast], clusters: Buckets = ()) -> Spread:
-        """Values of contrasts, and the covariance that their errors share."""
-        used = {term for contrast in contrasts for term in contrast.parts}
-        kept = [k for k, t in enumerate(self._pooled.terms) if t in used]
-        place = {self._pooled.terms[k]: column for column, k in enumerate(kept)}
-        rows = np.zeros((len(contrasts), len(place)))
-        for row, contrast in zip(rows, contrasts, strict=True):
-            for term, part in contrast.parts.items():
-                row[place[term]] = part
-        known = np.array([c.known for c in contrasts])
-        values = rows @ self._pooled.means[kept] + known
-        rows = rows * np.sqrt([c.inflation for c in contrasts])[:, None]
-        parts, free = _clustered(clusters) if clusters else _by_logger(self.moments)
-        parts = parts[:, kept][:, :, kept]
-        return Spread(values, rows, parts, free, np.array([c.most_free for c in contrasts]))
+        Leaving out a cluster changes slopes as well; a comparison is never surer than the
+        evaluation, so every difference keeps the factor.
+        """
+        names = list(self.estimates)
+        if not self.clusters:
+            return dict.fromkeys(names, 1.0)
+        linears = [linear.plain for linear in self._bound.values()]
+        shown = Spread(np.zeros(len(names)), self._sources(linears), *_unlimited(names)).errors
+        reported = np.array([e.variance for e in self.estimates.values()])
+        usable = (shown > 0) & np.isfinite(reported)
+        ratio = np.divide(reported, shown**2, out=np.ones_like(shown), where=usable)
+        return dict(zip(names, np.where(ratio > 1 + SAME, ratio, 1.0).tolist(), strict=True))
+
+    def _spread(
+        self,
+        values: Sequence[float],
+        linears: Sequence[Linear],
+        names: Sequence[tuple[str, ...]],
+    ) -> Spread:
+        inflation = [
+            max(linear.inflation, *(self._excess[name] for name in own))
+            for linear, own in zip(linears, names, strict=True)
+        ]
+        limits = [
+            min(linear.most_free, *(self.estimates[name].freedom for name in own))
+            if self.clusters
+            else linear.most_free
+            for linear, own in zip(linears, names, strict=True)
+        ]
+        scale = np.sqrt(inflation)
+        return Spread(np.array(values), self._sources(linears), scale, np.array(limits))
+
+    def _sources(self, linears: Sequence[Linear]) -> list[Source]:
+        """Return the sources of error of combinations: loggers, or clusters."""
+        terms = list(dict.fromkeys(t for c in linears for p in c.parts.values() for t in p))
+        column = {term: k for k, term in enumerate(terms)}
+        rows = {
+            i: _matrix([linear.parts.get(i, {}) for linear in linears], column)
+            for i in self.moments
+        }
+        if self.clusters:
+            return [_clustered(rows, terms, self.clusters)]
+        return _stratified(rows, terms, self.moments)
 
 
-def _bound(control: Control, target: str) -> Control:
-    return Control({t.bind(target): part for t, part in control.parts.items()}, control.mean)
+def _unlimited(names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+    return np.ones(len(names)), np.full(len(names), math.inf)
 
 
-def _of_target(control: Control) -> bool:
-    return any(f.target for term in control.parts for f in term.factors)
+def _of_target(column: Score) -> bool:
+    return any(f.target for term in column.parts for f in term.factors)
 
 
-def _by_logger(moments: MomentsByLogger) -> tuple[FloatArray, FloatArray]:
-    r"""Covariance of the mean of all terms, $\sum_i n_i / n^2 \, Cov_i$, logger by logger.
+def _matrix(parts: Sequence[Mapping[Term, float]], column: Mapping[Term, int]) -> csr_array:
+    """Return one row of coefficients per combination."""
+    from scipy.sparse import csr_array
 
-    One row alone has no variance: it takes that of all rows together.
+    ends = np.cumsum([0, *map(len, parts)])
+    columns = [column[term] for each in parts for term in each]
+    values = [value for each in parts for value in each.values()]
+    return csr_array(
+        (np.array(values, dtype=np.float64), np.array(columns, dtype=np.int64), ends),
+        shape=(len(parts), len(column)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One source of error of several combinations.
+
+    Attributes:
+        rows: Coefficients of the means, one row per combination, shape (c, k).
+        covariance: Covariance of the means, shape (k, k).
+        free: Degrees of freedom of the covariance.
+    """
+
+    rows: csr_array
+    covariance: FloatArray
+    free: float
+
+    def variances(self) -> FloatArray:
+        """Return what the source adds to the variance of each combination.
+
+        A variance that is a tiny share of its summands is rounding: a contrast divided by
+        its root would exceed every other.  The share is that of the estimators.
+        """
+        left = _squared(self.rows, self.covariance)
+        size = _squared(abs(self.rows), abs(self.covariance))
+        return np.where(left > CANCELLED * size, left, 0.0)
+
+    def factor(self) -> FloatArray:
+        """Return a matrix F with F F' the covariance of the combinations."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        root: FloatArray = self.rows @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+        return root
+
+
+def _squared(rows: csr_array, form: FloatArray) -> FloatArray:
+    """Return the quadratic form of each row."""
+    values: FloatArray = np.asarray(rows.multiply(rows @ form).sum(axis=1)).ravel()
+    return values
+
+
+def _stratified(
+    rows: Mapping[str, csr_array], terms: Sequence[Term], moments: MomentsByLogger
+) -> list[Source]:
+    r"""Return one source per logger, $C_i \Sigma_i C_i' / n_i$.
+
+    A logger of one row takes the covariance of all rows; such loggers err together.
     """
     overall = pooled(moments.values())
     if overall.count <= overall.ddof:
         raise RefusedError("one-row", "one row shows no spread: collect more to compare")
-    share = by_count(moments)
-    parts, free = [], []
-    borrowed = sum(share[i] ** 2 / m.count for i, m in moments.items() if m.count <= m.ddof)
-    for logger, m in moments.items():
-        if m.count > m.ddof:
-            parts.append(m.covariance(m.terms) * (share[logger] ** 2 / m.count))
-            free.append(float(m.count - 1) if m.ddof else math.inf)
-    if borrowed:  # one variance for all of them: it errs once
-        parts.append(overall.covariance(overall.terms) * borrowed)
-        free.append(float(overall.count - 1))
-    return np.array(parts), np.array(free)
+    sources = [
+        Source(
+            rows[i], m.covariance(terms) / m.count, float(m.count - 1) if m.ddof else math.inf
+        )
+        for i, m in moments.items()
+        if m.count > m.ddof
+    ]
+    alone = [rows[i] for i, m in moments.items() if m.count <= m.ddof]
+    if alone:  # one covariance for all of them: their coefficients add up in squares
+        total = sum(alone[1:], alone[0])
+        squares = sum((c.power(2) for c in alone[1:]), alone[0].power(2))
+        root = squares.sqrt().multiply(total.sign())
+        sources.append(Source(root, overall.covariance(terms), float(overall.count - 1)))
+    return sources
 
 
-def _clustered(clusters: Buckets) -> tuple[FloatArray, FloatArray]:
-    r"""The same where rows of a bucket belong together: the jackknife of the means.
+def _clustered(
+    rows: Mapping[str, csr_array], terms: Sequence[Term], clusters: Buckets
+) -> Source:
+    r"""Return the jackknife of the means over buckets of clusters.
 
-    $$S = \frac{G-1}{G} \sum_g d_g d_g', \qquad
-      d_g = \sum_i \frac{n_i}{n} \bar x_{i(-g)} - \frac1G \sum_h \sum_i
-      \frac{n_i}{n} \bar x_{i(-h)}$$
+    $$S = \frac{G-1}{G} \sum_g d_g d_g', \qquad d_g = \bar x_{(-g)} - \text{mean}$$
 
-    What a bucket adds is measured against the others: one that holds most of the rows is
-    close to a mean that is mostly its own.
+    with the means of all loggers, one after the other.
     """
+    from scipy.sparse import csr_array, hstack
+
     split = Split(clusters)
     refuse_lone(split)
-    share = by_count(split.whole)
-    means = np.array(
-        [sum(share[i] * m.means for i, m in rest.items()) for rest in split.without_each]
+    index = {t: k for k, t in enumerate(next(iter(split.whole.values())).terms)}
+    columns = [index[t] for t in terms]
+    means = np.hstack(
+        [[rest[i].means[columns] for rest in split.without_each] for i in split.whole]
     )
     gaps = means - means.mean(axis=0)
-    size = len(clusters)
-    free = effective_buckets(rows_of(clusters)) - 1
-    return (gaps.T @ gaps * ((size - 1) / size))[None], np.array([max(1.0, free)])
-
-
-def _squared(rows: FloatArray, form: FloatArray) -> FloatArray:
-    """The quadratic form of each row."""
-    found: FloatArray = ((rows @ form) * rows).sum(axis=1)
-    return found
+    share = (len(clusters) - 1) / len(clusters)
+    free = max(1.0, effective_buckets(rows_of(clusters)) - 1)
+    return Source(
+        csr_array(hstack([rows[i] for i in split.whole])), share * gaps.T @ gaps, free
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Values of contrasts and what their errors share.
+    """Values of contrasts and the errors that they share.
 
     Attributes:
         values: One per contrast, shape (c,).
-        rows: Coefficients of the terms, shape (c, k).
-        parts: Covariance of the means of the terms, shape (sources, k, k).
-        free: Degrees of freedom of each part, shape (sources,).
-        most_free: Degrees of freedom that each contrast has at the most, shape (c,).
+        sources: Sources of their errors.
+        scale: Factor on the standard error of each, shape (c,).
+        most_free: Upper bound on the degrees of freedom of each, shape (c,).
     """
 
     values: FloatArray
-    rows: FloatArray
-    parts: FloatArray
-    free: FloatArray
+    sources: Sequence[Source]
+    scale: FloatArray
     most_free: FloatArray
 
     @cached_property
     def _variances(self) -> FloatArray:
-        """What each source adds to the variance of each contrast, shape (sources, c).
-
-        Covariances are sums over rows, right to some units of rounding.  What is left of
-        a'Sa when all its summands cancel is then so much of |a|'|S||a|, and no variance: a
-        contrast divided by its root would outdo every other.  The share below which
-        nothing is left is that of the estimators; errors then are 1e-6 of their parts'.
-        """
-        size = abs(self.rows)
-        left = np.array([_squared(self.rows, part) for part in self.parts])
-        cancelled = np.array([_squared(size, abs(part)) for part in self.parts])
-        return np.where(left > CANCELLED * cancelled, left, 0.0)
+        """What each source adds to the variance of each contrast, shape (sources, c)."""
+        return np.array([source.variances() for source in self.sources]) * self.scale**2
 
     @cached_property
     def errors(self) -> FloatArray:
@@ -332,7 +318,8 @@ class Spread:
     @cached_property
     def freedom(self) -> FloatArray:
         r"""Satterthwaite's $\nu = V^2 / \sum V_i^2 / \nu_i$, shape (c,)."""
-        below = (self._variances**2 / self.free[:, None]).sum(axis=0)
+        free = np.array([source.free for source in self.sources])
+        below = (self._variances**2 / free[:, None]).sum(axis=0)
         square = self._variances.sum(axis=0) ** 2
         freedom: FloatArray = np.full_like(square, math.inf)
         np.divide(square, below, out=freedom, where=below > 0)
@@ -341,26 +328,30 @@ class Spread:
     @property
     def covariance(self) -> FloatArray:
         """Covariance of all contrasts, shape (c, c)."""
-        covariance: FloatArray = self.rows @ self.parts.sum(axis=0) @ self.rows.T
+        covariance = np.zeros((len(self.values), len(self.values)))
+        for source in self.sources:
+            covariance += (source.rows @ source.covariance) @ source.rows.T
+        covariance *= np.outer(self.scale, self.scale)
         np.fill_diagonal(covariance, self.errors**2)
         return covariance
 
-    def critical(self, level: float, rng: np.random.Generator) -> float:
-        """Number of standard errors that covers all contrasts together (max-T)."""
-        kept = self.errors > 0
-        if kept.sum() <= MANY:
-            return max_t_critical(self.covariance, level, rng, DIRECTIONS)
-        values, vectors = np.linalg.eigh(self.parts.sum(axis=0))
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        factor = (self.rows[kept] @ root / self.errors[kept, None]).T
+    def critical(
+        self, level: float, rng: np.random.Generator, directions: int = DIRECTIONS
+    ) -> float:
+        """Return the number of standard errors that covers all contrasts together (max-T)."""
+        usable = self.errors > 0
+        if usable.sum() <= MANY:
+            return max_t_critical(self.covariance, level, rng, directions)
+        per_error = (self.scale[usable] / self.errors[usable])[:, None]
+        factors = [(source.factor()[usable] * per_error).T for source in self.sources]
         largest = [
-            np.abs(rng.standard_normal((CHUNK, len(factor))) @ factor).max(axis=1)
+            np.abs(sum(rng.standard_normal((CHUNK, len(f))) @ f for f in factors)).max(axis=1)
             for _ in range(DRAWS // CHUNK)
         ]
         return float(np.quantile(np.concatenate(largest), level))
 
     def half_widths(self, critical: float) -> FloatArray:
-        """Student's quantiles with the tail of a normal critical value, times the errors."""
+        """Return Student's quantiles at the tail of a normal critical value, in errors."""
         from scipy.special import ndtr, ndtri, stdtrit
 
         tail = float(ndtr(critical))
@@ -372,7 +363,7 @@ class Spread:
         return widths
 
     def p_values(self) -> FloatArray:
-        """Two-sided p-values of no difference; 1 where the rows show no spread."""
+        """Return two-sided p-values of no difference; 1 where the rows show no spread."""
         from scipy.special import ndtr, stdtr
 
         some = self.errors > 0
@@ -383,5 +374,5 @@ class Spread:
             stdtr(np.where(finite, self.freedom, 1.0), -np.abs(ratio)),
             ndtr(-np.abs(ratio)),
         )
-        found: FloatArray = np.minimum(1.0, 2 * tails)
-        return found
+        p_values: FloatArray = np.minimum(1.0, 2 * tails)
+        return p_values

@@ -8,20 +8,16 @@ the loggers gets there with the fewest rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial, reduce
-from operator import or_
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from poolwise.diagnosis.trained import refuse_estimated, trained_notes
-from poolwise.engines.choose import as_engine
 from poolwise.engines.duckdb import DuckDBRows
 from poolwise.engines.single_rows import sample_terms
-from poolwise.errors import Finding, RefusedError, UsageError, nearest
-from poolwise.estimators import BY_NAME
+from poolwise.errors import UsageError, nearest
 from poolwise.estimators.calibrated import many
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.evaluation.design import (
@@ -36,11 +32,11 @@ from poolwise.evaluation.design import (
     three_digits,
     weighted_variance,
 )
+from poolwise.evaluation.evaluate import results_of, without_training
 from poolwise.evaluation.outlook import AS_NOW, BEST, NO_SPREAD, Option, Plan
-from poolwise.evaluation.read import named_targets
-from poolwise.intervals.student import check_level
-from poolwise.moments.buckets import BUCKETS, Split, jackknife, together
-from poolwise.moments.estimate import row_variances
+from poolwise.evaluation.read import opened
+from poolwise.evaluation.request import named_targets, request
+from poolwise.moments.linear import row_variances
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, WEIGHTED_REWARD, ratio
 
 if TYPE_CHECKING:
@@ -51,8 +47,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.design import Variance
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.buckets import Buckets
-    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import FloatArray, MomentsByLogger
 
 PLANNED = ("calibrated", "balanced", "weighted", "naive")
@@ -89,44 +84,41 @@ def plan(
         engine: What reads the rows: "duckdb" (the default, in this process), "spark", a
             SparkSession, or an object such as ``DuckDB(threads=4)``.
     """
-    check_level(level)
     if not 0 < half_width < math.inf:
-        raise UsageError(f"the half-width must be a positive number, not {half_width:g}")
+        raise UsageError(f"half_width must be positive and finite, got {half_width:g}")
     named = named_targets(target)
     if len(named) != 1:
-        raise UsageError("plan one target at a time")
+        raise UsageError(f"plan takes one target, got {len(named)}: call it for each")
+    if log.estimate_mixture and not log.crossed:
+        raise UsageError(
+            "plan does not estimate mixtures: give `propensities` under every logger"
+        )
+    asked = request(log, named, _wanted(estimators, log), level=level)
+    asked = replace(asked, strict=estimators is not None)
     (name,) = named
-    chosen = [BY_NAME[e]() for e in _wanted(estimators, log)]
-    refuse_estimated(log, "plan")
-    with as_engine(engine, log).open(log, named) as rows:
-        buckets = _read(rows, log, chosen, name)
-        rowwise = {"calibrated", "balanced"} & {e.name for e in chosen} and log.crossed
-        sample = _sample(rows, name) if rowwise else None
-    view = together(buckets)
-    asked = _Asked(view, sample, half_width, level, crossed=log.crossed)
-    estimates, options = {}, []
-    findings = trained_notes(log, tuple(view))
-    for estimator in chosen:
-        try:
-            estimate = _estimate(estimator, buckets, clustered=log.cluster is not None)
-        except RefusedError as reason:
-            if estimators is not None:
-                raise
-            findings.append(Finding(reason.code, str(reason)))
-            continue
-        estimates[estimator.name] = estimate
-        findings += estimate.findings
-        with threadpool_limits(limits=1):  # thousands of small products: threads only wait
-            options += asked.options(estimator.name, estimate)
+    with opened(asked, engine) as rows:
+        answers = rows.read()
+        rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
+        sample = _sample(rows.rows, name) if rowwise else None
+    evaluation = without_training(results_of(asked, answers, rows), asked, answers)
+    result, view = evaluation[name], answers.splits[name].whole
+    outlook = _Outlook(view, sample, half_width, level, crossed=log.crossed)
+    estimates = {
+        e: result.estimates[e] for e in rows.served.estimators if e in result.estimates
+    }
+    options = []
+    with threadpool_limits(limits=1):  # thousands of small products: threads only wait
+        for estimator, estimate in estimates.items():
+            options += outlook.options(estimator, estimate)
     return Plan(
         target=name,
         half_width=half_width,
         level=level,
-        rows={i: m.count for i, m in view.items()},
+        rows=evaluation.rows,
         estimates=estimates,
         options=tuple(options),
-        assumptions=_assumptions(log, asked, len(view)),
-        findings=tuple(dict.fromkeys(findings)),
+        assumptions=_assumptions(log, outlook, len(view)),
+        findings=(*evaluation.findings, *result.findings),
     )
 
 
@@ -142,24 +134,6 @@ def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
         found = f"no plan for estimator {unknown[0]!r}{hint} " if unknown else "no estimator; "
         raise UsageError(f"{found}there are {', '.join(PLANNED)}")
     return list(dict.fromkeys(estimators))
-
-
-def _read(rows: Rows, log: Log, chosen: Sequence[Estimator], name: str) -> Buckets:
-    """Moments of the target under the names that estimators use, by bucket if clustered."""
-    loggers = tuple(rows.counts)
-    needs = reduce(or_, (e.needs(loggers, crossed=log.crossed) for e in chosen))
-    if log.crossed:
-        needs |= BY_NAME["weighted"]().needs(loggers, crossed=True)
-    bound = needs.bind(name)
-    clustered = log.cluster is not None
-    found = rows.bucketed([bound], BUCKETS)[0] if clustered else [rows.moments(bound)]
-    names = {term: term.bind(name) for term in needs.terms}
-    return [{i: m.select(names) for i, m in bucket.items()} for bucket in found]
-
-
-def _estimate(estimator: Estimator, buckets: Buckets, *, clustered: bool) -> Estimate:
-    split = Split(buckets)
-    return jackknife(estimator, split) if clustered else estimator.estimate(split.whole)
 
 
 def _sample(rows: Rows, name: str) -> RowSample:
@@ -179,8 +153,8 @@ def _sample(rows: Rows, name: str) -> RowSample:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """What is wanted, and what the log says."""
+class _Outlook:
+    """Rows that reach the half-width, from the moments of the log and a sample of its rows."""
 
     view: MomentsByLogger
     sample: RowSample | None
@@ -238,7 +212,7 @@ class _Asked:
         by_logger = (
             pooled_divergences(self.view)
             if self.crossed
-            else row_variances(self.view, WEIGHTED_REWARD)
+            else row_variances(self.view, {WEIGHTED_REWARD: 1.0})
         )
         return np.array([by_logger[i] for i in self.view])
 
@@ -290,13 +264,13 @@ class _Asked:
         return best_plan(reached, self.counts, split_for)
 
 
-def _assumptions(log: Log, asked: _Asked, loggers: int) -> tuple[str, ...]:
+def _assumptions(log: Log, outlook: _Outlook, loggers: int) -> tuple[str, ...]:
     found = [*ALWAYS]
-    if asked.sample is not None:
-        total, taken = sum(m.count for m in asked.view.values()), len(asked.sample.shares)
+    if outlook.sample is not None:
+        total, taken = sum(m.count for m in outlook.view.values()), len(outlook.sample.shares)
         part = "all" if taken == total else f"{taken:,} of {total:,}"
         found.append(f"Calibrated and balanced are predicted from {part} rows.")
-        if many(asked.view):
+        if many(outlook.view):
             found.append("The best split of calibrated and balanced minimises a second moment.")
         elif loggers > 1:
             found.append(

@@ -6,7 +6,7 @@ disagree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.evaluation.results import Presented, Row
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimate
 
-Verdict = Literal["better", "worse", "undecided", "identical"]
+Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
 FEW = 5  # names that a sentence lists; more are counted
 
 
@@ -35,7 +35,8 @@ class Difference:
         interval: Covers together with the intervals of all other differences.
         p_value: Of no difference, for this pair alone.
         adjusted: The same for all differences together (Holm).
-        verdict: "better" or "worse" where the interval leaves 0 out.
+        verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
+            says that the probabilities of either target cannot be right.
     """
 
     target: str
@@ -82,7 +83,8 @@ class Comparison(Presented):
         estimator: Name of the estimator.
         level: Level of the intervals, each family of them together.
         rows: Usable rows of each logger.
-        findings: What to know before trusting the comparison.
+        findings: Findings of the log and of every target.
+        doubted: Alarms of targets whose probabilities cannot be right, by target.
     """
 
     ranking: tuple[Ranked, ...]
@@ -93,6 +95,7 @@ class Comparison(Presented):
     level: float
     rows: Mapping[str, int]
     findings: tuple[Finding, ...] = ()
+    doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __getitem__(self, target: str) -> Ranked:
         return {r.target: r for r in self.ranking}[target]
@@ -111,8 +114,8 @@ class Comparison(Presented):
     @property
     def sentence(self) -> str:
         """What was found, for people who read no tables."""
-        found = _against(self) if self.baseline else _leader(self)
-        return " ".join([found, *_repeated(self)])
+        conclusion = _against(self) if self.baseline else _leader(self)
+        return " ".join(filter(None, [*_doubts(self), conclusion, *_repeated(self)]))
 
     @property
     def repeats(self) -> dict[str, list[str]]:
@@ -210,6 +213,7 @@ def _against(comparison: Comparison) -> str:
         "worse": "shown to be worse",
         "undecided": "not significantly different from it",
         "identical": "the same policy on every logged row",
+        "unreliable": "not compared",
     }
     parts = [
         f"{_counted(by_verdict[verdict])} {text}"
@@ -220,20 +224,36 @@ def _against(comparison: Comparison) -> str:
 
 
 def _leader(comparison: Comparison) -> str:
-    """Whom the highest estimate beats."""
-    best, *others = comparison.ranking
-    beaten, alike = set(best.better_than), comparison.repeats.get(best.target, [])
-    rivals = [r.target for r in others if r.target not in alike]
-    open_to = [name for name in rivals if name not in beaten]
-    first = f"{best.target!r} has the highest estimate"
+    """Return which targets the highest reliable estimate beats."""
+    reliable = [r for r in comparison.ranking if r.target not in comparison.doubted]
+    if not reliable:
+        return "No target can be called better than another."
+    best, *others = reliable
+    beaten, equal = set(best.better_than), comparison.repeats.get(best.target, [])
+    rivals = [r.target for r in others if r.target not in equal]
+    unresolved = [name for name in rivals if name not in beaten]
+    of_rest = " of the others" if comparison.doubted else ""
+    first = f"{best.target!r} has the highest estimate{of_rest}"
     if not rivals:
-        return "No two of these targets play differently."
-    if not open_to:
-        whom = "every target that plays otherwise" if alike else "every other target"
+        return "" if comparison.doubted else "All of these targets are the same policy."
+    if not unresolved:
+        whom = "every target that differs from it" if equal else "every other target"
         return f"{first} and was shown to be better than {whom}."
     shown = f", and was shown to be better than {len(beaten)} of {len(rivals)} others"
-    alike_text = f"it is not significantly different from {_list(open_to)}"
-    return f"{first}{shown if beaten else ''}; {alike_text}."
+    return (
+        f"{first}{shown if beaten else ''}; it is not significantly different from "
+        f"{_list(unresolved)}."
+    )
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    """Return the sentence about targets whose probabilities cannot be right."""
+    if not comparison.doubted:
+        return []
+    codes = dict.fromkeys(code for alarms in comparison.doubted.values() for code in alarms)
+    names, whom = list(comparison.doubted), "it" if len(comparison.doubted) == 1 else "them"
+    reason = f"The probabilities of {_list(names)} cannot be right ({', '.join(codes)})"
+    return [f"{reason}: no conclusion is drawn about {whom}."]
 
 
 def _repeated(comparison: Comparison) -> list[str]:

@@ -1,151 +1,96 @@
-"""Read: what the estimators need becomes one pass over the rows.
+"""Read: every verb reads its log here.
 
-Every verb resolves its targets and estimators here, opens the log and reads its moments.
+`opened` opens the log of a `Request` and settles which estimators it can serve; then
+`OpenLog.read` unites their needs, makes one pass over the rows, and refuses rewards or
+targets that cannot be right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.overlap import shown
+from poolwise.diagnosis.trained import check_names, conflicts
 from poolwise.engines.choose import as_engine
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import Finding, RefusedError, UsageError, nearest
-from poolwise.estimators import BY_NAME, WITH_MODEL
-from poolwise.moments.buckets import BUCKETS
+from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.intervals.guarantees import (
+    GUARANTEES,
+    guarantee_needs,
+    refuse_outside,
+)
+from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term, unite
-from poolwise.rows.mixture import mixture_extra, with_mixture
-from poolwise.rows.reward_model import model_extra
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from poolwise.engines.base import Rows
     from poolwise.engines.choose import EngineLike
-    from poolwise.log.log import Log
-    from poolwise.log.policy import PolicyLike
+    from poolwise.evaluation.request import Request
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
-    from poolwise.rows.learn import Extra
-    from poolwise.rows.reward_model import ModelLike
-
-
-def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
-    """Targets by name; one alone is called "target"."""
-    if isinstance(targets, Mapping):
-        if not targets:
-            raise UsageError("there is no target: name one policy at least")
-        if "" in map(str, targets):
-            raise UsageError("a target needs a name")
-        if all(isinstance(value, int | float) for value in targets.values()):
-            raise UsageError(
-                "these targets are numbers: name a policy for each, as in "
-                "{'candidate': 'p_candidate'}; one table of probabilities by action is "
-                "{'candidate': pw.Table({...})}"
-            )
-        return {str(name): policy for name, policy in targets.items()}
-    return {"target": targets}
-
-
-def refuse_unlogged(views: Mapping[str, MomentsByLogger], weight: Term = WEIGHT) -> None:
-    """Refuse targets of which the logs say nothing at all."""
-    silent = [t for t, view in views.items() if not any(m.max(weight) for m in view.values())]
-    if silent:
-        found = ", ".join(map(repr, silent))
-        raise RefusedError(
-            "target-unlogged",
-            f"target {found} gives probability 0 to every logged action: these logs say "
-            "nothing about it. Check that the probability is that of the *logged* action.",
-        )
-
-
-def chosen_estimators(
-    wanted: Sequence[str | Estimator] | str | Estimator | None,
-    names: Mapping[str, Callable[[], Estimator]] = BY_NAME,
-) -> list[Estimator]:
-    """The estimators that were asked for, by name or as objects; None asks for all names."""
-    return [_estimator(e, names) for e in _listed(wanted, names)]
-
-
-def _listed(
-    estimators: Sequence[str | Estimator] | str | Estimator | None, names: Iterable[str]
-) -> Sequence[str | Estimator]:
-    if estimators is None:
-        return tuple(names)
-    if isinstance(estimators, Sequence) and not isinstance(estimators, str):
-        if not estimators:
-            raise UsageError(f"no estimator was asked for; there are {', '.join(names)}")
-        return estimators
-    return [estimators]
-
-
-def _estimator(
-    wanted: str | Estimator, names: Mapping[str, Callable[[], Estimator]]
-) -> Estimator:
-    if not isinstance(wanted, str):
-        return wanted
-    if wanted in names:
-        return names[wanted]()
-    if wanted in WITH_MODEL:  # refused with its reason once its needs are known
-        return WITH_MODEL[wanted]()
-    close = nearest(wanted, WITH_MODEL)
-    hint = f"did you mean {close!r}? " if close else ""
-    raise UsageError(f"no estimator {wanted!r}; {hint}There are {', '.join(WITH_MODEL)}.")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which estimators run, and what they and the tables ask of the rows.
+class Served:
+    """Estimators that a log can serve, and their needs.
 
     Attributes:
-        estimators: Those that this log can serve, by name.
-        needs: What they and the tables ask of one target.
-        refused: Why others do not run.
-        uncrossed: Names of those that only lack cross-propensities.
-        crossed: Whether every logger's probability of every row is known.
-        strict: Whether the estimators were asked for by name.
+        estimators: Usable estimators by name.
+        needs: Needs of the estimators and of the tables, for one target.
+        refused: Reasons why others are not used.
+        uncrossed: Names of estimators that lack nothing but cross-propensities.
     """
 
     estimators: Mapping[str, Estimator]
     needs: Needs
-    refused: tuple[Finding, ...]
-    uncrossed: tuple[str, ...]
-    crossed: bool
-    strict: bool
+    refused: tuple[Finding, ...] = ()
+    uncrossed: tuple[str, ...] = ()
 
 
-def declare(
-    chosen: Sequence[Estimator],
+def served(
+    estimators: Sequence[Estimator],
     loggers: Sequence[str],
     *,
     crossed: bool,
     strict: bool,
     modelled: bool = False,
-) -> Plan:
-    """Unite the needs of the estimators that this log can serve."""
+) -> Served:
+    """Unite the needs of the estimators that a log with these loggers can serve."""
     needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
     usable: dict[str, Estimator] = {}
-    for estimator in chosen:
+    for estimator in estimators:
         try:
-            asked = estimator.needs(loggers, crossed=crossed)
-            needs |= require_model(estimator.name, asked, modelled=modelled)
+            own = estimator.needs(loggers, crossed=crossed)
+            needs |= _with_model(estimator.name, own, modelled=modelled)
         except RefusedError as reason:
             if strict:
                 raise
-            if crossed or not _served(estimator, loggers):
+            if crossed or not _lacks_only_crossing(estimator, loggers):
                 refused.append(Finding(reason.code, str(reason)))
             else:
                 uncrossed.append(estimator.name)
         else:
             usable[_free_name(estimator.name, usable)] = estimator
-    return Plan(usable, needs, tuple(refused), tuple(uncrossed), crossed, strict)
+    return Served(usable, needs, tuple(refused), tuple(uncrossed))
 
 
-def _served(estimator: Estimator, loggers: Sequence[str]) -> bool:
-    """Whether cross-propensities are all that an estimator lacks."""
+def _with_model(name: str, needs: Needs, *, modelled: bool) -> Needs:
+    if needs.modelled and not modelled:
+        raise RefusedError(
+            f"{name}-refused",
+            f"{name} needs a reward model: give `model`, a scikit-learn regressor or "
+            "classifier, or GivenModel(...) for predictions that are columns already.",
+        )
+    return needs
+
+
+def _lacks_only_crossing(estimator: Estimator, loggers: Sequence[str]) -> bool:
     try:
         estimator.needs(loggers, crossed=True)
     except RefusedError:
@@ -154,31 +99,36 @@ def _served(estimator: Estimator, loggers: Sequence[str]) -> bool:
 
 
 def _free_name(name: str, taken: Mapping[str, object]) -> str:
-    """The same estimator may be asked for twice, with other settings."""
+    """Return the name, numbered where the caller gave the same estimator twice."""
     names = [name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))]
     return next(n for n in names if n not in taken)
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """What the rows answered.
+class Answers:
+    """Moments that a pass over the rows gave.
 
     Attributes:
-        buckets: Moments of each bucket, by target; of all rows, where they were not split.
-        whole: Moments of all rows, with tails, histograms and the pairs of targets; empty
-            where the engine has none of them beside the buckets.
-        means: Means of each bucket, of the terms that pairs of targets have.
+        loggers: Labels of the loggers, in the order in which they are shown.
+        splits: Moments of each target, by bucket where the pass split the rows.
+        whole: Moments of all rows, with tails, histograms and pairs of targets; empty where
+            the engine has none of them.
+        means: Means of each bucket for the terms that pairs of targets have.
+        findings: Findings about the rows as a whole.
     """
 
-    buckets: Mapping[str, Buckets]
+    loggers: tuple[str, ...]
+    splits: Mapping[str, Split]
     whole: MomentsByLogger
-    means: Buckets
+    means: Buckets = ()
+    findings: tuple[Finding, ...] = ()
 
-    def counted(self, view: MomentsByLogger, target: str) -> dict[str, Moments]:
-        """The moments of one target, with the tails and histograms of its weights."""
-        return {i: self._counted(i, m, target) for i, m in view.items()}
+    def view(self, target: str) -> dict[str, Moments]:
+        """Return one target's moments, with the tails and histograms of its weights."""
+        whole = self.splits[target].whole
+        return {i: self._with_tails(i, whole[i], target) for i in self.loggers}
 
-    def _counted(self, logger: str, moments: Moments, target: str) -> Moments:
+    def _with_tails(self, logger: str, moments: Moments, target: str) -> Moments:
         if logger not in self.whole:
             return moments
         whole = self.whole[logger]
@@ -188,102 +138,149 @@ class Read:
         return replace(moments, histograms=bins, tails=tails or moments.tails)
 
 
-def read(
-    rows: Rows, needs: Needs, targets: Sequence[str], pairs: Needs, *, split: bool
-) -> Read:
-    """Ask the rows.
+@dataclass(frozen=True, eq=False)
+class OpenLog:
+    """A log that is open, with the estimators that it serves.
 
-    Args:
+    Attributes:
+        request: The question.
         rows: The rows.
-        needs: What every bucket must tell of each target.
-        targets: Names of the targets.
-        pairs: What is to be known of all rows together.
-        split: Whether there are to be buckets.
+        served: Estimators and needs.
     """
-    bound = [needs.bind(name) for name in targets]
-    if not split:
-        found = rows.moments(unite([*bound, pairs]))
-        views = {name: [_view(found, needs, name)] for name in targets}
-        return Read(views, found, ())
-    *parts, means = rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
-    views = {
-        name: [_view(bucket, needs, name) for bucket in mine]
-        for name, mine in zip(targets, parts, strict=True)
-    }
-    if not rows.by_kernel:  # a database has no histograms, and no short pass
-        return Read(views, {}, means)
-    apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
-    return Read(views, rows.moments(unite([*apart, pairs])), means)
+
+    request: Request
+    rows: Rows
+    served: Served = field(repr=False)
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        return tuple(self.rows.counts)
+
+    def read(self, pairs: Needs | None = None) -> Answers:
+        """Make the pass over the rows.
+
+        Args:
+            pairs: Terms of all targets together, for comparisons.
+        """
+        asked, pairs = self.request, pairs or Needs()
+        bound = [self.served.needs.bind(name) for name in asked.names]
+        means: Buckets = ()
+        if asked.split:
+            *parts, means = self.rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
+            apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
+            also = unite([*apart, pairs] if self.rows.by_kernel else [pairs])
+            whole = self.rows.moments(also) if also.terms else {}
+        else:
+            whole = self.rows.moments(unite([*bound, pairs]))
+            parts = [[whole]] * len(bound)
+        splits = {
+            name: Split([view_of(bucket, self.served.needs, name) for bucket in buckets])
+            for name, buckets in zip(asked.names, parts, strict=True)
+        }
+        refuse_outside(asked.log, next(iter(splits.values())).whole)
+        refuse_unlogged(splits)
+        return Answers(self.loggers, splits, whole, means, self._findings(splits))
+
+    def _findings(self, splits: Mapping[str, Split]) -> tuple[Finding, ...]:
+        dropped = self.rows.check() if self.request.log.on_fault == "drop" else ()
+        # a report carries no rows, so the example stays out of it
+        counted = [replace(fault, example={}) for fault in dropped]
+        return (
+            *cluster_findings(self.request, splits),
+            *(Finding("dropped-rows", f"Dropped: {fault}.") for fault in counted),
+            *getattr(self.rows, "notes", ()),
+        )
 
 
-def _view(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
-    """The moments of one target, under the names that estimators use."""
+@contextmanager
+def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
+    """Open the log of a request; refuse what its loggers cannot serve before the pass."""
+    log = asked.log
+    with _open(asked, engine) as rows:
+        loggers = tuple(rows.counts)
+        check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *asked.names])
+        usable = served(
+            asked.estimators,
+            loggers,
+            crossed=log.crossed,
+            strict=asked.strict,
+            modelled=asked.modelled,
+        )
+        if asked.method in GUARANTEES:
+            _refuse_trained(asked, loggers)
+            needs = usable.needs | guarantee_needs(crossed=log.crossed)
+            usable = replace(usable, needs=needs)
+        yield OpenLog(asked, rows, usable)
+
+
+def _open(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
+    chosen = as_engine(engine, asked.log)
+    if not (asked.modelled or asked.extra.mixture):
+        return chosen.open(asked.log, asked.targets)
+    if not isinstance(chosen, DuckDB):
+        raise UsageError(
+            "only the DuckDB engine learns a reward model or an estimated mixture: leave "
+            "`engine` out, or write the predictions as columns of the log first"
+        )
+    return chosen.open(asked.log, asked.targets, asked.extra)
+
+
+def _refuse_trained(asked: Request, loggers: Sequence[str]) -> None:
+    """Refuse a guarantee from pooled rows that a logger's training made dependent."""
+    log = asked.log
+    trained = [i for i in conflicts(log.trained_on, loggers) if i in loggers]
+    if trained and log.crossed and asked.method != "betting":
+        raise UsageError(
+            f"interval={asked.method!r} pools the rows of all loggers, and {trained[0]!r} was "
+            "trained on a log of these: use interval='auto', which remains valid in that case"
+        )
+
+
+def view_of(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
+    """Return the moments of one target, under the names that estimators use."""
     names = {term: term.bind(target) for term in needs.terms}
     return {logger: m.select(names) for logger, m in moments.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Beyond:
-    """What an evaluation has beyond the log.
-
-    Attributes:
-        log: The log.
-        extra: What the rows get.
-        refused: Why there is no reward model, although one was given.
-    """
-
-    log: Log
-    extra: Extra
-    refused: tuple[Finding, ...] = ()
-
-    @property
-    def modelled(self) -> bool:
-        return bool(self.extra.predicted_reward)
-
-    def adapted(self, estimators: Sequence[Estimator]) -> list[Estimator]:
-        """The estimators, with the mixture of the log under those that need it."""
-        if not self.extra.mixture:
-            return list(estimators)
-        return [with_mixture(e, self.log) for e in estimators]
-
-    def open(
-        self, engine: EngineLike, targets: Mapping[str, PolicyLike]
-    ) -> AbstractContextManager[Rows]:
-        """Open the log with whatever it gets beyond its columns."""
-        chosen = as_engine(engine, self.log)
-        if not (self.modelled or self.extra.mixture):
-            return chosen.open(self.log, targets)
-        if not isinstance(chosen, DuckDB):
-            raise UsageError(
-                "only the DuckDB engine learns a reward model or an estimated mixture: leave "
-                "`engine` out, or write the predictions as columns of the log first"
-            )
-        return chosen.open(self.log, targets, self.extra)
-
-
-def beyond(
-    log: Log, targets: Mapping[str, PolicyLike], model: ModelLike | None, *, strict: bool
-) -> Beyond:
-    """What the log gets: refusals are errors where an estimator was asked for by name."""
-    mixed = mixture_extra(log)
-    if model is None:
-        return Beyond(log, mixed)
-    try:
-        found = model_extra(model, targets)
-    except RefusedError as reason:
-        if strict:
-            raise
-        return Beyond(log, mixed, (Finding(reason.code, str(reason)),))
-    learners = (*found.learners, *mixed.learners)
-    return Beyond(log, replace(found, mixture=mixed.mixture, learners=learners))
-
-
-def require_model(name: str, needs: Needs, *, modelled: bool) -> Needs:
-    """Refuse an estimator that needs a reward model where there is none."""
-    if needs.modelled and not modelled:
+def refuse_unlogged(splits: Mapping[str, Split], weight: Term = WEIGHT) -> None:
+    """Refuse targets that give probability 0 to every logged action."""
+    wholes = {name: split.whole.values() for name, split in splits.items()}
+    silent = [name for name, whole in wholes.items() if not any(m.max(weight) for m in whole)]
+    if silent:
+        names = ", ".join(map(repr, silent))
         raise RefusedError(
-            f"{name}-refused",
-            f"{name} needs a reward model: give `model`, a scikit-learn regressor or "
-            "classifier, or GivenModel(...) for predictions that are columns already.",
+            "target-unlogged",
+            f"target {names} gives probability 0 to every logged action: these logs say "
+            "nothing about it. Check that the probability is that of the *logged* action.",
         )
-    return needs
+
+
+FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
+
+
+def cluster_findings(asked: Request, splits: Mapping[str, Split]) -> list[Finding]:
+    """Return findings about the clusters of a log."""
+    if asked.log.cluster is None:
+        return []
+    if asked.method == "student":
+        return [
+            Finding(
+                "clusters-ignored",
+                "These intervals treat rows as independent, though the log names a `cluster`.",
+                "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
+            )
+        ]
+    number = max(len(split.buckets) for split in splits.values())
+    if number >= FEW_CLUSTERS:
+        return []
+    rough = (
+        " The bootstrap's interval is then too narrow." if asked.method == "bootstrap" else ""
+    )
+    return [
+        Finding(
+            "few-clusters",
+            f"The rows belong to only {number} clusters, so the standard error is itself "
+            f"uncertain.{rough}",
+            "Collect rows of more clusters, or name a finer unit.",
+        )
+    ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from poolwise.diagnosis.overlap import Diagnosis
+from poolwise.errors import RefusedError
 from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables
 
 if TYPE_CHECKING:
@@ -99,10 +100,10 @@ def finite(value: object) -> object:
     return value
 
 
-class Comparing(Protocol):
-    """Something that can compare the targets of an evaluation."""
+class Pairs(Protocol):
+    """A comparison of the targets of an evaluation that is computed on demand."""
 
-    def comparison(self) -> Comparison | None: ...
+    def comparison(self) -> Comparison: ...
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,15 @@ class Evaluation(Presented):
     findings: tuple[Finding, ...] = ()
     truth: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str = ""
-    pairs: Comparing | None = field(default=None, repr=False, compare=False)
+    pairs: Pairs | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def comparison(self) -> Comparison | None:
         """The targets beside each other in pairs, from the same rows; None without them."""
-        return None if self.pairs is None else self.pairs.comparison()
+        try:
+            return None if self.pairs is None else self.pairs.comparison()
+        except RefusedError:  # the findings of the targets give the reason
+            return None
 
     def __getitem__(self, target: str) -> TargetResult:
         return self.targets[target]

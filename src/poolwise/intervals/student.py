@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 Sides = Literal["two", "lower", "upper"]
+SIDES = ("two", "lower", "upper")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolwise.estimators.calibrated import Control, least_squares, logger_controls
-from poolwise.moments.estimate import by_count
+from poolwise.estimators.calibrated import least_squares, logger_controls
+from poolwise.moments.linear import Score, row_variance
 from poolwise.moments.moments import FloatArray, Moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -124,7 +124,7 @@ SIMULATED_ROWS = 2000  # of both logs together; a little less where their ratio 
 MOST_EXCESS = 1.0  # kurtosis of an estimate: below it, a z-score of its variance is near normal
 MOST_TIMES = 40  # largest factor by which logs are enlarged
 ESTIMATED = {"cv_loggers": "cv_loggers_estimated", "cv_target": "cv_target_estimated"}
-TARGET_COLUMN = Control({BALANCED_WEIGHT: 1.0}, 1.0)
+TARGET_COLUMN = Score({BALANCED_WEIGHT: 1.0}, -1.0)
 
 
 def mix_for(ratio: float) -> Mix:
@@ -139,36 +139,14 @@ def mix_for(ratio: float) -> Mix:
     return Mix({FIRST: times * round(second * ratio), SECOND: times * second})
 
 
-@dataclass(frozen=True)
-class FixedSlopes:
-    """Control variates with fixed slopes: a plain mean, so exactly unbiased.
+def optimal(moments: MomentsByLogger, columns: Sequence[Score]) -> Score:
+    """Return the balanced reward less columns, with the slopes that exact moments give.
 
-    Attributes:
-        parts: Coefficient of each term of a row.
-        constant: Sum of the known means of the columns, times their slopes.
+    Slopes that are given numbers make it a plain mean, so it is exactly unbiased.
     """
-
-    parts: Combination
-    constant: float
-
-    def value(self, moments: MomentsByLogger) -> float:
-        share = by_count(moments)
-        rows = (
-            share[i] * part * m.mean(term)
-            for i, m in moments.items()
-            for term, part in self.parts.items()
-        )
-        return sum(rows) + self.constant
-
-
-def optimal(moments: MomentsByLogger, controls: Sequence[Control]) -> FixedSlopes:
-    """Return the estimator with the slopes that exact moments give."""
-    slopes, _ = least_squares(moments, BALANCED_REWARD, controls, within=False)
-    parts: dict[Term, float] = {BALANCED_REWARD: 1.0}
-    for slope, control in zip(slopes, controls, strict=True):
-        for term, part in control.parts.items():
-            parts[term] = parts.get(term, 0.0) - slope * part
-    return FixedSlopes(parts, sum(s * c.mean for s, c in zip(slopes, controls, strict=True)))
+    outcome = Score({BALANCED_REWARD: 1.0})
+    slopes, _ = least_squares(moments, outcome, columns, within=False)
+    return outcome.less(slopes, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +173,7 @@ class ExactCell:
         parts = {WEIGHTED_REWARD: 1.0} if own else self.parts(name)
         total = 0.0
         for logger, m in self.moments.items():
-            spread = _spread(m, parts)
+            spread = row_variance(m, parts)
             total += (
                 (shares[logger] / m.count) ** 4 * m.count * (fourth[logger] - 3 * spread**2)
             )
@@ -206,7 +184,7 @@ class ExactCell:
         return {BALANCED_REWARD: 1.0} if name == "balanced" else self.fixed[name].parts
 
     @cached_property
-    def fixed(self) -> dict[str, FixedSlopes]:
+    def fixed(self) -> dict[str, Score]:
         """Both control-variate estimators at their optimal slopes."""
         return controlled(self.moments)
 
@@ -232,13 +210,8 @@ def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
     )
 
 
-def _spread(moments: Moments, parts: Combination) -> float:
-    weights = np.array(list(parts.values()))
-    return float(weights @ moments.covariance(list(parts)) @ weights)
-
-
-def controlled(moments: MomentsByLogger) -> dict[str, FixedSlopes]:
-    """Return both control-variate estimators at their optimal slopes."""
+def controlled(moments: MomentsByLogger) -> dict[str, Score]:
+    """Both control-variate estimators at their optimal slopes."""
     loggers = logger_controls(moments)
     return {
         "cv_loggers": optimal(moments, loggers),
@@ -289,8 +262,8 @@ def simulate_cell(
                 values[name].append(estimator.estimate(moments).value)
             elif len(values[ESTIMATED[name]]) < WITH_ESTIMATED:
                 values[ESTIMATED[name]].append(estimator.estimate(moments).value)
-        for name, fixed in exact.fixed.items():
-            values[name].append(fixed.value(moments))
+        for name, score in exact.fixed.items():
+            values[name].append(score.over(moments).value(moments))
     truths = {name: estimator.estimate(exact.moments) for name, estimator in chosen.items()}
     rows = [compared(name, np.array(values[name]), e, exact) for name, e in truths.items()]
     return rows + [

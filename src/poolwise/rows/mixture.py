@@ -10,27 +10,19 @@ whose probabilities are known stay known; only the unknown part is estimated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poolwise.errors import Finding, MissingExtraError, ModelError
-from poolwise.estimators.calibrated import Calibrated, SelfNormalised
-from poolwise.estimators.ips import Balanced
-from poolwise.estimators.model import DoublyRobust
 from poolwise.log.policy import index_of
 from poolwise.rows.features import Features, fit_features, other_folds
 from poolwise.rows.learn import Extra
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import MomentsByLogger
-    from poolwise.moments.terms import Needs
     from poolwise.rows.learn import Piece
 
 MIXTURE = "poolwise_mixture"
@@ -208,60 +200,6 @@ class FittedMixture:
 
     def findings(self) -> tuple[Finding, ...]:
         return (_cut(sum(self.cut)),) if sum(self.cut) else ()
-
-
-@dataclass(frozen=True)
-class GivenMixture:
-    """An estimator whose balanced weights rest on a column of the log.
-
-    Attributes:
-        estimator: What it does with them.
-    """
-
-    estimator: Estimator
-
-    @property
-    def name(self) -> str:
-        return self.estimator.name
-
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        del crossed  # the column stands for what is not known
-        return self.estimator.needs(loggers, crossed=True)
-
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        return self.estimator.estimate(moments)
-
-
-class EstimatedMixture(GivenMixture):
-    """The same on a column that was estimated: wherever it appears, it says so."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.estimator.name}-estimated"
-
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        found = super().estimate(moments)
-        return replace(found, findings=(ESTIMATED, *found.findings))
-
-
-def with_mixture(estimator: Estimator, log: Log) -> Estimator:
-    """The estimator on the mixture of a log, if it uses balanced weights; else itself."""
-    wrapped = EstimatedMixture if log.mixture is None else GivenMixture
-    if isinstance(estimator, Calibrated):
-        return wrapped(replace(estimator, known=known_loggers(log)))
-    balanced = isinstance(estimator, Balanced) or (
-        isinstance(estimator, SelfNormalised | DoublyRobust) and estimator.weights == "balanced"
-    )
-    return wrapped(estimator) if balanced else estimator
-
-
-ESTIMATED = Finding(
-    "estimated-mixture",
-    "The probability of each row under the mixture of the loggers was estimated, by a "
-    "classifier of which logger wrote the row: estimates marked so rest on it, and their "
-    "intervals do not know its errors.",
-    "Log the probability of every action under every logger.",
-)
 
 
 def _cut(rows: int) -> Finding:
