@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poolwise.errors import UsageError, nearest
-from poolwise.evaluation.evaluate import results_of, without_training
+from poolwise.evaluation.evaluate import results_of
 from poolwise.evaluation.families import Comparing, pair_needs
 from poolwise.evaluation.read import opened
 from poolwise.evaluation.request import named_targets, request
@@ -55,7 +55,7 @@ def compare(
     with opened(asked, engine) as rows:
         (name,) = rows.served.estimators
         answers = rows.read(pair_needs(rows, name))
-    evaluation = without_training(results_of(asked, answers, rows), asked, answers)
+    evaluation = results_of(asked, answers, rows)
     return Comparing(asked, answers, evaluation, name).comparison(baseline or "")
 
 

@@ -141,24 +141,6 @@ def results_of(
     )
 
 
-def without_training(evaluation: Evaluation, asked: Request, answers: Answers) -> Evaluation:
-    """Return the results for a verb whose intervals do not allow for trained loggers.
-
-    Its finding says so, in place of the one that names replaced intervals.
-    """
-    trained = conflicts(asked.log.trained_on, answers.loggers)
-    on_own = {i: logs for i, logs in trained.items() if i in answers.loggers}
-    if not on_own:
-        return evaluation
-    code = on_own_log(on_own).code
-    targets = {
-        name: replace(r, findings=tuple(f for f in r.findings if f.code != code))
-        for name, r in evaluation.targets.items()
-    }
-    findings = (on_own_log(on_own), *evaluation.findings)
-    return replace(evaluation, targets=targets, findings=findings)
-
-
 @dataclass(frozen=True, eq=False)
 class _Judge:
     """Estimates and diagnoses targets; `codes` collects the codes of their findings."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.diagnosis.trained import conflicts, on_own_log
 from poolwise.errors import Finding, RefusedError
 from poolwise.evaluation.contrasts import Candidates, firsts, united, weight_of
 from poolwise.evaluation.ranking import Comparison, Difference, Ranked, Verdict
@@ -84,7 +85,8 @@ class Comparing:
         Raises:
             RefusedError: The rows show no spread, or all belong to one cluster.
         """
-        targets = self.evaluation.targets
+        evaluation = without_training(self.evaluation, self.asked, self.answers)
+        targets = evaluation.targets
         missing = [name for name, r in targets.items() if self.estimator not in r.estimates]
         if missing:
             names = ", ".join(map(repr, missing))
@@ -92,8 +94,26 @@ class Comparing:
         estimates = {name: r.estimates[self.estimator] for name, r in targets.items()}
         clusters = self.answers.means if self.asked.clustered else ()
         candidates = Candidates(estimates, self.answers.whole, clusters)
-        families = _Families(self, estimates, candidates, _doubted(self.evaluation))
+        families = _Families(self, evaluation, estimates, candidates, _doubted(evaluation))
         return families.comparison(baseline)
+
+
+def without_training(evaluation: Evaluation, asked: Request, answers: Answers) -> Evaluation:
+    """Return the results for a verb whose intervals do not allow for trained loggers.
+
+    Its finding says so, in place of the one that names replaced intervals.
+    """
+    trained = conflicts(asked.log.trained_on, answers.loggers)
+    on_own = {i: logs for i, logs in trained.items() if i in answers.loggers}
+    if not on_own:
+        return evaluation
+    code = on_own_log(on_own).code
+    targets = {
+        name: replace(r, findings=tuple(f for f in r.findings if f.code != code))
+        for name, r in evaluation.targets.items()
+    }
+    findings = (on_own_log(on_own), *evaluation.findings)
+    return replace(evaluation, targets=targets, findings=findings)
 
 
 def _doubted(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
@@ -110,6 +130,7 @@ class _Families:
     """Families of intervals over the targets of one comparison."""
 
     source: Comparing
+    evaluation: Evaluation
     estimates: Mapping[str, Estimate]
     candidates: Candidates
     doubted: Mapping[str, tuple[str, ...]]
@@ -138,7 +159,7 @@ class _Families:
         pairs = self._differences(list(combinations(order, 2)))
         others = [(name, baseline) for name in order if baseline and name != baseline]
         ranking, notes = self._ranking(order, pairs)
-        evaluation = self.source.evaluation
+        evaluation = self.evaluation
         return Comparison(
             ranking=ranking,
             differences=self._differences(others),

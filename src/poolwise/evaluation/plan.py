@@ -32,7 +32,8 @@ from poolwise.evaluation.design import (
     three_digits,
     weighted_variance,
 )
-from poolwise.evaluation.evaluate import results_of, without_training
+from poolwise.evaluation.evaluate import results_of
+from poolwise.evaluation.families import without_training
 from poolwise.evaluation.outlook import AS_NOW, BEST, NO_SPREAD, Option, Plan
 from poolwise.evaluation.read import opened
 from poolwise.evaluation.request import named_targets, request
