@@ -17,11 +17,9 @@ from scipy import optimize, special
 from poolwise.errors import UsageError
 from poolwise.intervals.bounds import (
     Batch,
-    Sides,
     WeightSums,
     betting,
     empirical_bernstein,
-    empirical_likelihood,
     euclidean_likelihood,
 )
 from tests.support.messages import refused
@@ -318,97 +316,11 @@ def test_one_row_has_no_bernstein_bound() -> None:
     assert (found.lower, found.upper) == (-math.inf, math.inf)
 
 
-# Empirical likelihood
-
-
-def test_empirical_likelihood_of_a_fair_coin() -> None:
-    # -2 ln R = -100 ln(4 p (1 - p)) = 3.841459, so p = (1 ± sqrt(1 - exp(-0.03841459)))/2
-    found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95)
-    half = math.sqrt(1 - math.exp(-(special.ndtri(0.975) ** 2) / 100)) / 2
-    assert found.lower == pytest.approx(0.5 - half, abs=1e-10)
-    assert ends(found) == pytest.approx([0.402935, 0.597065], abs=1e-6)
-
-
-def test_the_f_calibration_is_wider() -> None:
-    # as above with F(1, 99) = 3.937117 in place of 3.841459
-    found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95, calibration="f")
-    assert found.lower == pytest.approx(
-        0.5 - math.sqrt(1 - math.exp(-0.03937117)) / 2, abs=1e-8
-    )
-
-
-def distance(rows: FloatArray, mean: float) -> float:
-    """-2 ln R of a mean by the dual: g = 1/(n (1 + eta (z - mean)))."""
-    gaps = rows - mean
-    ends = (-1 / gaps.max(), -1 / gaps.min())
-    near = 1e-11 * (ends[1] - ends[0])
-    eta = optimize.brentq(
-        lambda e: float((gaps / (1 + e * gaps)).sum()),
-        ends[0] + near,
-        ends[1] - near,
-        xtol=1e-14,
-    )
-    return 2 * float(np.log1p(eta * gaps).sum())
-
-
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-def test_both_ends_lie_at_the_quantile_of_the_dual(level: float) -> None:
-    rows = np.random.default_rng(4).exponential(size=40) ** 2
-    found = empirical_likelihood(rows, level)
-    quantile = float(special.ndtri((1 + level) / 2)) ** 2
-    assert distance(rows, found.lower) == pytest.approx(quantile, rel=1e-6)
-    assert distance(rows, found.upper) == pytest.approx(quantile, rel=1e-6)
-    assert found.upper - rows.mean() > rows.mean() - found.lower  # it follows the skew
-
-
-@given(
-    st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40),
-    st.floats(0.01, 100),
-    st.floats(-1e3, 1e3),
-)
-def test_empirical_likelihood_moves_with_the_rows(
-    values: list[float], factor: float, offset: float
-) -> None:
-    rows = np.array(values)
-    if np.ptp(rows) < 1e-3:
-        return
-    found = empirical_likelihood(rows, 0.9)
-    assert rows.min() - 1e-9 <= found.lower <= rows.mean() + 1e-9
-    assert rows.mean() - 1e-9 <= found.upper <= rows.max() + 1e-9
-    moved = empirical_likelihood((factor * rows + offset)[::-1], 0.9)
-    assert moved.lower == pytest.approx(factor * found.lower + offset, abs=1e-6)
-    flipped = empirical_likelihood(-rows, 0.9)
-    assert -ends(flipped)[::-1] == pytest.approx(ends(found), abs=1e-7)
-
-
 @given(amounts, st.floats(0.01, 0.98), st.floats(0.001, 0.01))
 def test_a_higher_level_is_wider(values: list[float], level: float, step: float) -> None:
-    both_and_each: list[Sides] = ["two", "lower", "upper"]
-    for sides in both_and_each:
-        inner = empirical_likelihood(values, level, sides=sides)
-        outer = empirical_likelihood(values, level + step, sides=sides)
-        assert outer.lower <= inner.lower + 1e-9
-        assert outer.upper >= inner.upper - 1e-9
     small = empirical_bernstein(0.3, 0.2, len(values), 1.0, level)
     large = empirical_bernstein(0.3, 0.2, len(values), 1.0, level + step)
     assert large.lower < small.lower < 0.3 < small.upper < large.upper
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [2.0] * 50])
-def test_rows_without_spread_say_nothing(values: list[float]) -> None:
-    found = empirical_likelihood(values, 0.95)
-    assert (found.lower, found.upper) == (-math.inf, math.inf)
-
-
-def test_empirical_likelihood_of_odd_rows() -> None:
-    huge = empirical_likelihood([-1e308, 0.0, 1e308], 0.95)
-    assert -1e308 <= huge.lower < 0 < huge.upper <= 1e308
-    assert empirical_likelihood([0.0, 1.0], 0.999999, calibration="f").lower >= 0
-    one_sided = empirical_likelihood([0.0, 1.0, 5.0], 0.95, sides="lower")
-    assert one_sided.upper == math.inf
-    assert one_sided.lower == empirical_likelihood([0.0, 1.0, 5.0], 0.9).lower
-    with refused(UsageError):
-        empirical_likelihood([0.0, math.nan], 0.95)
 
 
 # Euclidean likelihood

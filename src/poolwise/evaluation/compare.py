@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from poolwise.errors import UsageError, nearest
 from poolwise.evaluation.evaluate import results_of
-from poolwise.evaluation.families import Comparing, pair_needs
+from poolwise.evaluation.families import comparing, pair_needs
 from poolwise.evaluation.read import opened
 from poolwise.evaluation.request import named_targets, request
 
@@ -54,9 +54,10 @@ def compare(
     asked = request(log, named, estimator, level=level, model=model)
     with opened(asked, engine) as rows:
         (name,) = rows.served.estimators
-        answers = rows.read(pair_needs(rows, name))
+        pairs = pair_needs(rows, name)
+        answers = rows.read(pairs)
     evaluation = results_of(asked, answers, rows)
-    return Comparing(asked, answers, evaluation, name).comparison(baseline or "")
+    return comparing(asked, answers, evaluation, pairs, name).comparison(baseline or "")
 
 
 def _with_baseline(

@@ -17,7 +17,7 @@ from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
 from poolwise.diagnosis.trained import HONEST, conflicts, on_own_log, pools, target_on_log
 from poolwise.errors import Finding, RefusedError
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.evaluation.families import Comparing, needs_beside, recommended
+from poolwise.evaluation.families import comparing, needs_beside, recommended
 from poolwise.evaluation.fingerprint import fingerprint
 from poolwise.evaluation.read import opened
 from poolwise.evaluation.request import request
@@ -90,7 +90,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     if not pair_needs.groups:
         return evaluation
     name = recommended(list(rows.served.estimators))
-    return replace(evaluation, pairs=Comparing(asked, answers, evaluation, name))
+    pairs = comparing(asked, answers, evaluation, pair_needs, name)
+    return replace(evaluation, pairs=pairs)
 
 
 @dataclass(frozen=True)

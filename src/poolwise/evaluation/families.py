@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.request import Request
     from poolwise.evaluation.results import Evaluation
+    from poolwise.moments.buckets import Buckets, Split
     from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.terms import Term
 
 SEED = 20170813  # the same rows give the same intervals
 MOST = 30  # targets that an evaluation compares by itself: 435 pairs
@@ -67,17 +70,23 @@ def needs_beside(rows: OpenLog) -> Needs:
 class Comparing:
     """A comparison of the targets of an evaluation, computed when it is first shown.
 
+    It holds moments and no rows.
+
     Attributes:
-        asked: The question.
-        answers: Moments, with the terms of all targets together.
         evaluation: The results.
         estimator: Name of the estimator that targets are compared in.
+        moments: Moments of the terms of all targets together.
+        clusters: Means of the same terms by bucket, where rows of a cluster share one.
+        weight: The weight that tells targets apart.
+        limits: Bounds on the rows of each target.
     """
 
-    asked: Request
-    answers: Answers
     evaluation: Evaluation
     estimator: str
+    moments: MomentsByLogger
+    clusters: Buckets
+    weight: Term
+    limits: Mapping[str, Limits]
 
     def comparison(self, baseline: str = "") -> Comparison:
         """Rank the targets; an empty baseline means none.
@@ -85,17 +94,40 @@ class Comparing:
         Raises:
             RefusedError: The rows show no spread, or all belong to one cluster.
         """
-        evaluation = without_training(self.evaluation, self.asked, self.answers)
-        targets = evaluation.targets
+        targets = self.evaluation.targets
         missing = [name for name, r in targets.items() if self.estimator not in r.estimates]
         if missing:
             names = ", ".join(map(repr, missing))
             raise RefusedError("not-comparable", f"{self.estimator} has no estimate of {names}")
         estimates = {name: r.estimates[self.estimator] for name, r in targets.items()}
-        clusters = self.answers.means if self.asked.clustered else ()
-        candidates = Candidates(estimates, self.answers.whole, clusters)
-        families = _Families(self, evaluation, estimates, candidates, _doubted(evaluation))
-        return families.comparison(baseline)
+        candidates = Candidates(estimates, self.moments, self.clusters)
+        return _Families(self, candidates, _doubted(self.evaluation)).comparison(baseline)
+
+
+def comparing(
+    asked: Request, answers: Answers, evaluation: Evaluation, pairs: Needs, estimator: str
+) -> Comparing:
+    """Keep the moments that a comparison of an evaluation's targets needs."""
+    terms = {t: t for t in pairs.terms}
+    weight = weight_of(crossed=asked.log.crossed)
+    return Comparing(
+        evaluation=without_training(evaluation, asked, answers),
+        estimator=estimator,
+        moments={i: _narrow(m, terms) for i, m in answers.whole.items()},
+        clusters=answers.means if asked.clustered else (),
+        weight=weight,
+        limits={name: _limits(asked, split, weight) for name, split in answers.splits.items()},
+    )
+
+
+def _narrow(moments: Moments, terms: Mapping[Term, Term]) -> Moments:
+    return replace(moments.select(terms), tails={}, histograms={})
+
+
+def _limits(asked: Request, split: Split, weight: Term) -> Limits:
+    whole = split.whole.values()
+    largest = max(m.max(weight) for m in whole)
+    return Limits(sum(m.count for m in whole), asked.log.reward_range, largest)
 
 
 def without_training(evaluation: Evaluation, asked: Request, answers: Answers) -> Evaluation:
@@ -130,20 +162,21 @@ class _Families:
     """Families of intervals over the targets of one comparison."""
 
     source: Comparing
-    evaluation: Evaluation
-    estimates: Mapping[str, Estimate]
     candidates: Candidates
     doubted: Mapping[str, tuple[str, ...]]
 
     @property
     def _level(self) -> float:
-        return self.source.asked.level
+        return self.source.evaluation.level
+
+    @property
+    def estimates(self) -> Mapping[str, Estimate]:
+        return self.candidates.estimates
 
     @cached_property
     def _firsts(self) -> dict[str, str]:
         """The first target that equals each one on every logged row."""
-        weight = weight_of(crossed=self.source.asked.log.crossed)
-        return firsts(self.source.answers.whole, tuple(self.estimates), weight)
+        return firsts(self.source.moments, tuple(self.estimates), self.source.weight)
 
     def comparison(self, baseline: str) -> Comparison:
         index = {name: k for k, name in enumerate(self.estimates)}
@@ -159,7 +192,7 @@ class _Families:
         pairs = self._differences(list(combinations(order, 2)))
         others = [(name, baseline) for name in order if baseline and name != baseline]
         ranking, notes = self._ranking(order, pairs)
-        evaluation = self.evaluation
+        evaluation = self.source.evaluation
         return Comparison(
             ranking=ranking,
             differences=self._differences(others),
@@ -224,7 +257,7 @@ class _Families:
         return Difference(*pair, value, error, interval, p_value, adjusted, verdict)
 
     def _possible(self) -> tuple[float, float]:
-        reward_range = self.source.asked.log.reward_range
+        reward_range = next(iter(self.source.limits.values())).reward_range
         if reward_range is None:
             return -math.inf, math.inf
         width = reward_range[1] - reward_range[0]
@@ -274,17 +307,10 @@ class _Families:
             )
             if not 0 < halves[k] < math.inf:
                 intervals[name], found = default_interval(
-                    estimates[name], self._level, self._limits(name)
+                    estimates[name], self._level, self.source.limits[name]
                 )
                 notes += [of_target(name, note) for note in found]
         return estimates, intervals, notes
-
-    def _limits(self, name: str) -> Limits:
-        asked = self.source.asked
-        weight = weight_of(crossed=asked.log.crossed)
-        whole = self.source.answers.splits[name].whole.values()
-        rows = sum(m.count for m in whole)
-        return Limits(rows, asked.log.reward_range, max(m.max(weight) for m in whole))
 
 
 def shared_findings(evaluation: Evaluation) -> list[Finding]:

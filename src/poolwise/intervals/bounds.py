@@ -1,9 +1,8 @@
 """Bounds: intervals that hold at any number of rows, or where the tail was not sampled.
 
-Student's interval trusts that the rows have shown their spread.  With heavy weights
-they may not have: the misses are then intervals that lie below the value.  Betting and
-empirical Bernstein need no such trust, only a bound on the rows; the two likelihood
-intervals follow the skew of the rows instead of assuming none.
+Student's interval relies on the spread that the rows show.  With heavy weights the largest
+may be missing, and the interval then lies below the value.  Betting and empirical Bernstein
+need only a bound on the rows; the likelihood interval follows the skew of the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from poolwise.intervals.student import Interval, bernstein_half_width, check_lev
 from poolwise.moments.moments import FloatArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 Batch = tuple[NDArray[np.int64], FloatArray]
 Sides = Literal["two", "lower", "upper"]
@@ -220,62 +219,6 @@ def empirical_bernstein(
 def _one_or_two(lower: float, upper: float, level: float, sides: Sides) -> Interval:
     lower = -math.inf if sides == "upper" else lower
     return Interval(lower, math.inf if sides == "lower" else upper, level)
-
-
-def empirical_likelihood(
-    values: Sequence[float] | FloatArray,
-    level: float,
-    *,
-    sides: Sides = "two",
-    calibration: Literal["chi-square", "f"] = "chi-square",
-) -> Interval:
-    r"""Interval for a mean that takes its shape from the rows.
-
-    $$\Big\{\textstyle\sum_j g_j z_j : g \ge 0, \sum_j g_j = 1,
-      -2 \sum_j \ln(n g_j) \le q\Big\}$$
-
-    with $q$ the quantile of $\chi^2_1$, or of $F_{1,n-1}$, which is wider for few rows.
-    At the ends $g_j \propto 1/(z_j - a)$, so that one number, $a$, is searched for.
-    Stays within the rows, so it misses where the tail was not sampled; rows of several
-    loggers count as of their mixture.  Unbounded where the rows show no spread.
-
-    References:
-        Owen (Biometrika, 1988).
-
-    Examples:
-        >>> found = empirical_likelihood([0.0] * 50 + [1.0] * 50, 0.95)
-        >>> round(found.lower, 6), round(found.upper, 6)
-        (0.402935, 0.597065)
-    """
-    rows = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(rows).all():
-        raise UsageError("empirical likelihood needs finite rows")
-    error = _error_of_one_side(level, sides)
-    if len(rows) < 2 or rows.min() == rows.max():
-        return Interval(-math.inf, math.inf, level)
-    limit = _squared_quantile(error, math.inf if calibration == "chi-square" else len(rows) - 1)
-    unit = float(np.abs(rows).max())
-    low, high = float(rows.min()) / unit, float(rows.max()) / unit
-    lower = low + _least_mean(rows / unit - low, limit)
-    upper = high - _least_mean(high - rows / unit, limit)
-    return _one_or_two(lower * unit, upper * unit, level, sides)
-
-
-def _least_mean(rows: FloatArray, limit: float) -> float:
-    """Least mean of reweighted rows, the smallest being 0, within a distance."""
-    from scipy.optimize import brentq
-
-    def excess(logarithm: float) -> float:
-        scaled = rows * math.exp(-logarithm)
-        weight_of_mean = math.log(float(np.mean(1 / (1 + scaled))))
-        return 2 * (float(np.log1p(scaled).sum()) + len(rows) * weight_of_mean) - limit
-
-    nearest, farthest = -500.0, 50.0  # of ln(-a): all on the smallest row; all rows alike
-    if excess(nearest) <= 0:
-        return 0.0
-    found = brentq(excess, nearest, farthest) if excess(farthest) < 0 else farthest
-    tilted = 1 / (1 + rows * math.exp(-float(found)))
-    return float((rows * tilted).sum() / tilted.sum())
 
 
 def _squared_quantile(error: float, freedom: float) -> float:

@@ -1,8 +1,7 @@
-"""Multiplicity: what must widen when many candidates are compared at once.
+"""Simultaneous: intervals and p-values of many candidates that hold together.
 
-The best of twenty estimates is the luckiest as well; its own interval does not know
-that.  A simultaneous interval covers all candidates together, so also the one that was
-picked.
+The best of twenty estimates is also the luckiest, which its own interval ignores.  A
+simultaneous interval covers all candidates together, and so the one that was picked.
 """
 
 from __future__ import annotations
@@ -96,37 +95,6 @@ def _furthest(factor: FloatArray, rng: np.random.Generator, draws: int) -> list[
         length = np.linalg.norm(normal, axis=1)
         found.append(np.abs(normal @ factor.T).max(axis=1) / length)
     return found
-
-
-def bonferroni_critical(count: int, level: float) -> float:
-    r"""Number of standard errors for `count` intervals, however they depend.
-
-    $$c = \Phi^{-1}(1 - \alpha / (2 k))$$
-
-    Wider than `max_t_critical`, most of all where candidates are alike.
-
-    Examples:
-        >>> round(bonferroni_critical(20, 0.95), 4)
-        3.0233
-    """
-    from scipy.special import ndtri
-
-    if count < 1:
-        raise UsageError(f"the number of intervals must be positive, not {count}")
-    return float(ndtri(1 - (1 - check_level(level)) / (2 * count)))
-
-
-def bonferroni(p_values: Sequence[float] | FloatArray) -> FloatArray:
-    r"""Adjusted p-values $\min(1, k p_i)$, valid however the tests depend.
-
-    Holm's are never larger and hold under the same conditions.
-
-    Examples:
-        >>> bonferroni([0.01, 0.04, 0.03]).round(6).tolist()
-        [0.03, 0.12, 0.09]
-    """
-    found = _checked(p_values)
-    return np.minimum(1.0, len(found) * found)
 
 
 def holm(p_values: Sequence[float] | FloatArray) -> FloatArray:

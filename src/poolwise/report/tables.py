@@ -31,6 +31,7 @@ VERDICTS = {
     "better": "better",
     "worse": "worse",
     "undecided": "not significant",
+    "unreliable": "unreliable",
     "identical": "same policy",
     "": UNKNOWN,
 }
