@@ -83,11 +83,12 @@ def opened(case: Case, engine: str, folder: Path) -> Iterator[Questions]:
     elif engine == "spark-files":
         path = folder / "recorded.parquet"
         pq.write_table(case.log.source, path, row_group_size=400)
-        yield Questions(_moved(case, source=str(path)), pw.Spark(session(), task_rows=500))
+        spark = pw.Spark(session(), task_rows=500)
+        yield Questions(_moved(case, source=str(path)), spark, which_logs=False)
     else:
         source: Any = case.log.source
         frame = session().createDataFrame(source.to_pandas())
-        yield Questions(_moved(case, source=frame), pw.Spark(session()))
+        yield Questions(_moved(case, source=frame), pw.Spark(session()), which_logs=False)
 
 
 def _moved(case: Case, **where: Any) -> Case:  # noqa: ANN401 - fields of a log

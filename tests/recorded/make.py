@@ -55,6 +55,7 @@ def record(engines: list[str]) -> None:
     values = load()
     if OTHER in engines:
         values |= {f"{OTHER}/{name}": {"": answer(ask)} for name, ask in OTHERS.items()}
+        save(values)
     for name, engine in pairs():
         if engine not in engines:
             continue
@@ -63,7 +64,7 @@ def record(engines: list[str]) -> None:
                 values[key(name, engine)] = values_of(name, engine, Path(folder))
             except pytest.skip.Exception as reason:
                 sys.stderr.write(f"{name} on {engine} is left as it is: {reason}\n")
-    save(values)
+        save(values)
 
 
 if __name__ == "__main__":

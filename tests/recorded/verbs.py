@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     Question = tuple[str, Callable[[], Any]]  # its name, and what asks it
 
 Values = dict[str, Any]  # numbers, strings and None, nested
-METHODS = ("student", "jackknife", "bootstrap", "bernstein", "betting", "likelihood")
+METHODS = ("student", "bernstein", "betting", "likelihood")
+RESAMPLED = ("jackknife", "bootstrap")
 COMPARED = ("calibrated", "balanced", "naive", "self-normalised")
 WORDS = {"histogram", "message", "name", "reason", "sentence", "assumptions", "source"}
 KEYS = ("target", "estimator", "logger", "check")  # the name of an entry in a list
@@ -168,11 +169,12 @@ class Questions:
 
     case: Case
     engine: Any = None
+    which_logs: bool | None = None  # whether logs are left out in turn; None is the default
 
     def all(self) -> Iterator[Question]:
         """All questions."""
         yield from self.main()
-        for method in METHODS:
+        for method in (*METHODS, *(RESAMPLED if self.case.resampled else ())):
             yield f"interval {method}", partial(self.bounded, method, "two")
         for method in ("auto", "bernstein", "betting", "likelihood"):
             yield f"lower {method}", partial(self.bounded, method, "lower")
@@ -199,7 +201,8 @@ class Questions:
 
     def evaluate(self) -> Values:
         case = self.case
-        found = pw.evaluate(case.log, case.targets, engine=self.engine, model=case.model)
+        options: dict[str, Any] = {"engine": self.engine, "which_logs": self.which_logs}
+        found = pw.evaluate(case.log, case.targets, model=case.model, **options)
         return recorded(found)
 
     @property
