@@ -66,7 +66,7 @@ def _session_ends() -> Iterator[None]:
     end_session()
 
 
-@pytest.mark.parametrize(("name", "engine"), pairs(), ids="-".join)
+@pytest.mark.parametrize(("name", "engine"), pairs())
 def test_the_values_of_a_log_are_those_recorded(name: str, engine: str, tmp_path: Path) -> None:
     old, new = VALUES[key(name, engine)], values_of(name, engine, tmp_path)
     if engine == "compiled":  # which is asked less
