@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from tests.postgres import load, server
 from tests.recorded.logs import EVERYWHERE, LOGS, Case
 from tests.recorded.verbs import Questions, Values, answers
+from tests.support.postgres import load, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
