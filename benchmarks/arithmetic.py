@@ -34,9 +34,8 @@ TEXT = (
     + """
 
 Time grows with the rows and what is kept of them does not, so a large log is a
-multiplication. Measured on two cores with the extra `fast`, with five loggers, on the largest
-log of each kind (bytes are those of the file). Tasks of Spark go without the extra: for them
-take the times of the column that says so above.
+multiplication. Measured on two cores, with five loggers, on the largest log of each kind
+(bytes are those of the file).
 
 {measured}
 

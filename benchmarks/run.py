@@ -44,7 +44,6 @@ MODELS = ("predict", "predict-plain", "score", "policies", "policies-memory")
 RIVALS = (
     "decode",
     "evaluate",
-    "evaluate-plain",
     "command",
     "duckdb",
     "numpy-three",

@@ -47,8 +47,8 @@ def decode(path: Path) -> None:
         list(pool.map(read, range(2)))
 
 
-def evaluate(path: Path, rows: object = None, *, compiled: bool = True) -> None:
-    """Evaluate every target with all defaults, with or without the extra `fast`."""
+def evaluate(path: Path, rows: object = None) -> None:
+    """Evaluate every target with all defaults."""
     import poolwise as pw
 
     log = pw.Log(
@@ -58,8 +58,7 @@ def evaluate(path: Path, rows: object = None, *, compiled: bool = True) -> None:
         propensity="p",
         propensities=loggers_of(path),
     )
-    engine = None if compiled else pw.DuckDB(compiled=False)
-    pw.evaluate(log, {name: name for name in targets_of(path)}, engine=engine)
+    pw.evaluate(log, {name: name for name in targets_of(path)})
 
 
 def in_memory(path: Path) -> Callable[[], None]:
@@ -92,7 +91,6 @@ def command(path: Path) -> None:
 WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
     "decode": lambda path: partial(decode, path),
     "evaluate": lambda path: partial(evaluate, path),
-    "evaluate-plain": lambda path: partial(evaluate, path, compiled=False),
     "command": lambda path: partial(command, path),
     "duckdb": lambda path: partial(rivals.duckdb_balanced, path),
     "numpy": lambda path: partial(rivals.numpy_five, path),

@@ -22,7 +22,6 @@ MARKER = "speed"
 WORDS = {
     "decode": "decoding only",
     "evaluate": "`evaluate`",
-    "evaluate-plain": "without `fast`",
     "command": "`poolwise evaluate`",
     "duckdb": "DuckDB, balanced only",
     "numpy-three": "NumPy and pandas, three estimates",
@@ -42,8 +41,7 @@ BEFORE = """\
 Seconds and, in parentheses, peak megabytes on two cores; the best of three to fifteen runs,
 each kind in a process of its own, and each line in one run of `make bench`. Logs are zstd
 Parquet files of doubles that do not compress. *Decoding only* reads these columns with pyarrow
-and does nothing with them: it is the limit. `evaluate` has the extra `fast`, which works from
-a million rows on; the column beside it is without. `poolwise evaluate` is the command, its
+and does nothing with them: it is the limit. `poolwise evaluate` is the command, its
 start included. The rivals do less than `evaluate`, which also checks every row and judges the
 weights and the logs: one hand-written query for the balanced estimate alone; the paper's
 three estimates, and all five that `evaluate` gives, with standard errors, as one would write

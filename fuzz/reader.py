@@ -12,6 +12,7 @@ import harness
 harness.instrument(
     "poolwise.engines.kernel",
     "poolwise.engines.sums",
+    "poolwise.engines.workspace",
     "poolwise.rows.reader",
     "poolwise.engines.duckdb",
     "poolwise.rows.sources",

@@ -19,7 +19,7 @@ tests=(tests/moments/test_moments.py tests/moments/test_moments_fields.py tests/
     tests/engines/test_moments_numbers.py)
 # A mutant that survives has seen every test, so what takes a second or needs more than
 # pip is left out, and so are other processes, which would import the code as it was.
-without="postgres or compiled or in_every_process or file_sorted or sorted_file or many_draws or
+without="postgres or in_every_process or file_sorted or sorted_file or many_draws or
     scaled_and_shifted or never_worse or adding_a_log_never or gamma_is_the or
     three_estimators_are or no_other_shares"
 least=${LEAST:-90}

@@ -7,7 +7,6 @@ A test with the parameter `engine` runs on every engine of `ENGINES`, and
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,8 +26,7 @@ settings.register_profile("poolwise", derandomize=True, deadline=None)
 settings.load_profile("poolwise")
 
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "duckdb": partial(DuckDB, compiled=False),
-    "compiled": partial(DuckDB, compiled=True),
+    "duckdb": DuckDB,
     "connection": DuckDBConnection,  # runs the SQL query through a DB-API connection
     "postgres": PostgresEngine,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,34 +11,53 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engines import compiled, parallel, program, workspace
+from poolwise.engines import parallel
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.program import Program
+from poolwise.engines.kernel import Kernel, order_of
+from poolwise.engines.sums import to_moments
+from poolwise.engines.workspace import ONE, Workspace, wanted_pairs
 from poolwise.errors import LogError, RefusedError
-from poolwise.moments.histogram import BINS, bins, edges
+from poolwise.moments.histogram import BINS, counts, edges
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
+    OVERLAP,
+    OVERLAP_REWARD,
+    PREDICTED_REWARD,
+    PREDICTED_VALUE,
+    RESIDUAL,
     REWARD,
+    UNSUPPORTED,
     WEIGHT,
     WEIGHTED_REWARD,
+    Factor,
     Needs,
+    Term,
     ratio,
+    residual_moment,
     second_moment,
     unite,
     unsupported_weight,
+    weight_moment,
 )
 from poolwise.rows import reader as feed
-from poolwise.rows.reader import ParquetFeed
+from poolwise.rows.reader import BadRowsError, Layout, ParquetFeed, cut
 from tests.support.messages import refused
-from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
+from tests.support.reference import (
+    Reference,
+    assert_moments_agree,
+    exact_moments,
+    log_of,
+    random_table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from poolwise.moments.moments import Moments
+    from poolwise.log.policy import AnyArray
+    from poolwise.moments.moments import FloatArray, Moments
 
 COUNTS = {"a": 700, "b": 500, "c": 300}
 LOGGERS = tuple(COUNTS)
@@ -52,22 +70,19 @@ NEEDS = Needs(
 ).bind("t")
 
 
-@pytest.fixture(params=["numpy", "compiled"], autouse=True)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test of this file goes through both kernels, however few rows it has."""
-    name: str = request.param
-    monkeypatch.setattr(parallel, "COMPILED_FROM", 0 if name == "compiled" else math.inf)
-    return name
-
-
 @pytest.fixture
 def table() -> pa.Table:
     return random_table(np.random.default_rng(11), COUNTS)
 
 
-def moments(source: Any, needs: Needs = NEEDS, threads: int = 0) -> dict[str, Moments]:  # noqa: ANN401
+def moments(
+    source: Any,  # noqa: ANN401
+    needs: Needs = NEEDS,
+    threads: int = 0,
+    batch_rows: int = 131_072,
+) -> dict[str, Moments]:
     log = log_of(source, LOGGERS)
-    with DuckDB(threads=threads).open(log, {"t": "t"}) as rows:
+    with DuckDB(threads, batch_rows=batch_rows).open(log, {"t": "t"}) as rows:
         return rows.moments(needs)
 
 
@@ -89,18 +104,15 @@ def same(left: dict[str, Moments], right: dict[str, Moments]) -> bool:
 # One answer, by whichever way the rows come.
 
 
-@pytest.mark.parametrize("rows", [64, 1_000, 16_384])
+@pytest.mark.parametrize("rows", [1, 64, 1_000, 131_072])
 def test_files_tables_and_queries_give_the_moments_of_the_judge(
-    table: pa.Table, tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+    table: pa.Table, tmp_path: Path, rows: int
 ) -> None:
-    monkeypatch.setattr(program, "MOST_ROWS", rows)
-    monkeypatch.setattr(program, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(compiled, "ROWS", rows)
     with Reference().open(log_of(table, LOGGERS), {"t": "t"}) as judge:
         expected = judge.moments(NEEDS)
     path = written(table, tmp_path / "log.parquet")
     for source in (table, path, f"SELECT * FROM '{path}'"):
-        assert_moments_agree(moments(source), expected)
+        assert_moments_agree(moments(source, batch_rows=rows), expected)
 
 
 def test_plain_files_and_tables_do_not_pass_through_a_query(
@@ -138,10 +150,8 @@ def test_the_same_files_give_the_same_bits_with_any_number_of_threads(
 
 @pytest.mark.parametrize("group", [70, 300, 700])
 def test_many_row_groups_keep_the_digits_of_rewards_far_from_zero(
-    tmp_path: Path, group: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, group: int
 ) -> None:
-    monkeypatch.setattr(workspace, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(workspace, "MOST_ROWS", 16)  # many chunks as well
     counts = {"a": 1_000, "b": 1_500, "c": 500}
     offsets = {"a": 0.0, "b": 1e8, "c": -3e8}
     far = random_table(np.random.default_rng(4), counts, offset=offsets)
@@ -149,7 +159,7 @@ def test_many_row_groups_keep_the_digits_of_rewards_far_from_zero(
     needs = Needs(groups=((WEIGHTED_REWARD, BALANCED_REWARD),)).bind("t")
     with Reference().open(log_of(far, LOGGERS), {"t": "t"}) as judge:
         expected = judge.moments(needs)
-    found = moments(written(far, tmp_path / "log.parquet", group=group), needs)
+    found = moments(written(far, tmp_path / "log.parquet", group=group), needs, batch_rows=48)
     for logger in LOGGERS:  # without `Sums.rest` errors reach 1e-9
         np.testing.assert_allclose(
             found[logger].scatter, expected[logger].scatter, rtol=1e-13, atol=0
@@ -193,12 +203,10 @@ def test_other_types_are_read_like_doubles(
 
 
 def test_tails_are_the_largest_values_even_where_batches_are_short_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(program, "MOST_ROWS", 512)
-    monkeypatch.setattr(compiled, "ROWS", 512)
     many = random_table(np.random.default_rng(3), {"a": 9_000, "b": 6_000, "c": 100})
-    found = moments(written(many, tmp_path / "log.parquet", group=1_024))
+    found = moments(written(many, tmp_path / "log.parquet", group=1_024), batch_rows=512)
     labels = many["logger"].to_numpy(zero_copy_only=False)
     weights = many["t"].to_numpy() / many["p"].to_numpy()
     for name in LOGGERS:
@@ -211,19 +219,20 @@ def test_histograms_count_every_row_once(table: pa.Table) -> None:
     labels = table["logger"].to_numpy(zero_copy_only=False)
     weights = table["t"].to_numpy() / table["p"].to_numpy()
     for name in LOGGERS:
-        counts = found[name].histograms[WEIGHT.bind("t")]
+        rows = found[name].histograms[WEIGHT.bind("t")]
         expected, _ = np.histogram(weights[labels == name], [*edges(), np.inf])
-        np.testing.assert_array_equal(counts, expected)
-        assert counts.sum() == COUNTS[name]
+        np.testing.assert_array_equal(rows, expected)
+        assert rows.sum() == COUNTS[name]
 
 
-def test_bins_hold_what_their_edges_say() -> None:
+def test_counts_are_of_the_bins_between_edges() -> None:
     rng = np.random.default_rng(1)
     values = 2.0 ** rng.uniform(-63, 63, 1_000)
-    place = bins(values)
-    assert (edges()[place] <= values).all()
-    assert (values < edges()[place + 1]).all()
-    assert bins(np.array([0.0, 1e-300, 1e300])).tolist() == [0, 1, BINS - 1]
+    expected, _ = np.histogram(values, [*edges(), np.inf])
+    np.testing.assert_array_equal(counts(values), expected)
+    ends = counts(np.array([0.0, -0.0, 5e-324, 1e-300, 1e300, np.inf, np.nan]))
+    assert np.flatnonzero(ends).tolist() == [0, 1, BINS - 1]
+    assert ends[ends > 0].tolist() == [2, 2, 3]
 
 
 def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
@@ -238,7 +247,7 @@ def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
         Needs(n.means, ((BALANCED_REWARD, BALANCED_WEIGHT, ratio("a")),), (WEIGHT,)).bind(name)
         for n, name in zip(each, names, strict=True)
     )
-    assert len(Program(every).blocks) > 1
+    assert len(Workspace(every).products) > 1
     log, targets = log_of(table, LOGGERS), {name: name for name in names}
     with DuckDB().open(log, targets) as rows, Reference().open(log, targets) as judge:
         assert_moments_agree(rows.moments(every), judge.moments(every))
@@ -316,3 +325,254 @@ def test_evaluate_is_the_same_by_every_way(table: pa.Table, tmp_path: Path) -> N
         for name, estimate in answers[0].items():
             assert other[name].value == pytest.approx(estimate.value, rel=1e-12)
             assert other[name].variance == pytest.approx(estimate.variance, rel=1e-9)
+
+
+# Each kind of column, judged row by row.
+
+TARGETS = ("t", "u")
+
+
+def layout(**more: object) -> Layout:
+    plain = Layout(LOGGERS, LOGGERS, (0.5, 0.3, 0.2), TARGETS, tolerance=1e-6)
+    return Layout(**(plain.__dict__ | more))
+
+
+LAYOUTS = {
+    "plain": layout(),
+    "without propensity": layout(propensity=False),
+    "a logger that is not crossed": layout(crossed=("a", "c"), shares=(0.6, 0.4)),
+    "given mixture": layout(mixture=True),
+    "reward model": layout(valued=TARGETS, predicted=True),
+    "logarithms": layout(logs=True),
+    "logarithms without propensity": layout(logs=True, propensity=False),
+    "logarithms with a mixture": layout(logs=True, mixture=True),
+}
+
+
+def held(rule: str, bound: float) -> Term:
+    """A balanced weight with a rule."""
+    return Term((Factor("balanced_weight", rule=rule, bound=bound),))
+
+
+def needs_of(of: Layout) -> Needs:
+    """All terms that a layout has columns for, for each target."""
+    rules = [held("clip", 1.5), held("switch", 1.2), held("optimistic", 2.0)]
+    crossed = of.crossed
+    means = [REWARD, WEIGHTED_REWARD, *rules, *map(unsupported_weight, crossed)]
+    means += [*map(second_moment, crossed), *map(weight_moment, crossed)]
+    group = [BALANCED_REWARD, BALANCED_WEIGHT, OVERLAP, *map(ratio, crossed)]
+    if of.predicted:
+        means += [*map(residual_moment, crossed), RESIDUAL * BALANCED_WEIGHT]
+        group += [PREDICTED_VALUE, PREDICTED_REWARD]
+    needs = Needs(
+        means=tuple(means),
+        groups=(tuple(group), (WEIGHTED_REWARD, WEIGHT), (OVERLAP_REWARD, REWARD)),
+        extremes=(REWARD, WEIGHT),
+        tails=(WEIGHT, BALANCED_WEIGHT),
+    )
+    return unite(needs.bind(target) for target in of.targets)
+
+
+def rows_of(of: Layout, number: int = 700) -> tuple[AnyArray, dict[str, FloatArray]]:
+    """Rows of all loggers; some have probability 0 under another one, or under a target."""
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, len(of.loggers), number).astype(np.uint8)
+    columns = {name: rng.uniform(0.1, 0.9, number) for name in of.columns}
+    for place, label in enumerate(of.crossed):
+        mine = codes == of.loggers.index(label)
+        columns[f"p_{place}"][~mine & (rng.random(number) < 0.2)] = 0.0
+        if of.propensity:
+            columns["propensity"][mine] = columns[f"p_{place}"][mine]
+    if len(of.crossed) < len(of.loggers):  # otherwise a row may have no mixture
+        columns["p_0"] = np.maximum(columns["p_0"], 0.05)
+    columns["t_0"][rng.random(number) < 0.2] = 0.0
+    columns["reward"] = rng.normal(3.0, 1.0, number)
+    return codes, columns
+
+
+def in_logs(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """The same columns with logarithms for probabilities, below the range of doubles."""
+    with np.errstate(divide="ignore"):
+        return {
+            name: np.log(values) - 800.0
+            if name[:2] in {"p_", "t_"} or name in {"propensity", "estimated_mixture"}
+            else values
+            for name, values in columns.items()
+        }
+
+
+def values_of(
+    term: Term, of: Layout, codes: AnyArray, columns: dict[str, FloatArray]
+) -> FloatArray:
+    """A term in each row, by its definition in `moments.terms`."""
+    product = np.ones(len(codes))
+    for factor in term.factors:
+        product = product * factor_values(factor, of, codes, columns)
+    return product
+
+
+def factor_values(
+    factor: Factor, of: Layout, codes: AnyArray, columns: dict[str, FloatArray]
+) -> FloatArray:
+    probs = {label: columns[f"p_{k}"] for k, label in enumerate(of.crossed)}
+    own = np.array([probs.get(of.loggers[g], codes)[i] for i, g in enumerate(codes)])
+    own = columns.get("propensity", own)
+    mixture = np.array(of.shares) @ np.array(list(probs.values()))
+    mixture = columns.get("estimated_mixture", mixture)
+    name, prob = factor.name, probs.get(factor.logger, mixture)
+    target = columns.get(f"t_{of.targets.index(factor.target or 't')}", mixture)
+    zero = prob == 0
+    values = {
+        **columns,
+        "residual": columns["reward"] - columns.get("predicted_reward", 0.0),
+        "predicted_value": columns.get(f"v_{of.targets.index(factor.target or 't')}"),
+        "weight": target / own,
+        "balanced_weight": shrunk(factor, target / mixture),
+        "overlap": np.array(list(probs.values())).min(axis=0) / own,
+        "ratio": prob / mixture,
+        "unsupported": zero.astype(np.float64),
+        "inverse_ratio": np.where(zero, UNSUPPORTED, mixture / np.where(zero, 1.0, prob)),
+    }
+    return np.asarray(values[name], dtype=np.float64)
+
+
+def shrunk(factor: Factor, weight: FloatArray) -> FloatArray:
+    bound = factor.bound
+    rules = {
+        "": weight,
+        "clip": np.minimum(weight, bound),
+        "switch": np.where(weight > bound, 0.0, weight),
+        "optimistic": bound * weight / (weight * weight + (bound or 1.0)),
+    }
+    return rules[factor.rule]
+
+
+def kernel_moments(
+    of: Layout, needs: Needs, codes: AnyArray, columns: Mapping[str, AnyArray], size: int = 97
+) -> dict[str, Moments]:
+    workspace = Workspace(needs)
+    sums = Kernel(of, workspace).together(cut(codes, columns, size))
+    return to_moments(sums, workspace, of.loggers)
+
+
+@pytest.mark.parametrize("size", [1, 97, 700])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_has_the_moments_of_its_rows(name: str, size: int) -> None:
+    of = LAYOUTS[name]
+    needs, (codes, columns) = needs_of(of), rows_of(of)
+    values = {term: values_of(term, of, codes, columns) for term in needs.terms}
+    expected = {
+        label: exact_moments({t: v[codes == g] for t, v in values.items()}, needs)
+        for g, label in enumerate(of.loggers)
+    }
+    assert max(expected["a"].means) > UNSUPPORTED / 1e3  # a logger is zero in a row
+    given = in_logs(columns) if of.logs else columns
+    found = kernel_moments(of, needs, codes, given, size)
+    for label, moments in found.items():
+        judge = expected[label]
+        # a logarithm near -800 has 13 digits after the point
+        rtol = 1e-11 if of.logs else 1e-12
+        np.testing.assert_allclose(moments.means, judge.means, rtol=rtol)
+        spread = np.sqrt(np.diag(judge.scatter))
+        error = np.abs(moments.scatter - judge.scatter) / np.outer(spread, spread)
+        assert np.nanmax(error) < rtol
+        np.testing.assert_array_equal(np.isnan(moments.scatter), np.isnan(judge.scatter))
+        for term in needs.tails:
+            np.testing.assert_allclose(moments.tails[term], judge.tails[term], rtol=rtol)
+
+
+def test_columns_need_neither_be_doubles_nor_contiguous() -> None:
+    of = LAYOUTS["plain"]
+    codes, columns = rows_of(of)
+    columns["reward"] = np.round(columns["reward"] * 8)
+    odd: dict[str, AnyArray] = {name: np.repeat(v, 3)[::3] for name, v in columns.items()}
+    odd["reward"] = columns["reward"].astype(np.int16)
+    for values in odd.values():
+        values.flags.writeable = False
+    plain = kernel_moments(of, needs_of(of), codes, columns)
+    assert same(plain, kernel_moments(of, needs_of(of), codes, odd))
+
+
+@pytest.mark.parametrize("rows", [(9_000, 0, 0), (0, 0, 9_000), (0, 20, 0), (9_000, 3, 9_000)])
+def test_a_batch_may_lack_a_logger(rows: tuple[int, ...]) -> None:
+    of = LAYOUTS["without propensity"]
+    _, columns = rows_of(of, sum(rows))
+    columns |= {f"p_{k}": np.full(sum(rows), 0.1 + 0.2 * k) for k in range(len(LOGGERS))}
+    codes = np.repeat(np.arange(len(rows)), rows)
+    found = kernel_moments(of, needs_of(of), codes, columns, sum(rows))
+    assert {i: m.count for i, m in found.items()} == {
+        i: n for i, n in zip(LOGGERS, rows, strict=True) if n
+    }
+    for g, label in enumerate(LOGGERS):
+        if rows[g]:
+            expected = columns["reward"][codes == g].mean()
+            assert found[label].mean(REWARD) == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("groups", [3, 40, 70_000])
+def test_rows_are_ordered_by_group_and_stay_in_their_order(groups: int) -> None:
+    codes = np.random.default_rng(0).integers(0, groups, 500).astype(np.uint32)
+    codes[0] = groups - 1
+    order, ends = order_of(codes, groups)
+    assert order is not None
+    np.testing.assert_array_equal(order, np.argsort(codes, kind="stable"))
+    again, same_ends = order_of(codes[order], groups)
+    assert again is None
+    np.testing.assert_array_equal(ends, same_ends)
+    np.testing.assert_array_equal(np.diff(ends), np.bincount(codes, minlength=groups))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_wanted_pair_is_multiplied_once(name: str) -> None:
+    workspace = Workspace(needs_of(LAYOUTS[name]))
+    place = {term: k for k, term in enumerate(workspace.singles)}
+    wanted = wanted_pairs(place, workspace.needs)
+    wanted[place[ONE]] = wanted[:, place[ONE]] = True
+    wanted[place[ONE], place[ONE]] = False
+    covered = np.zeros(wanted.shape, dtype=int)
+    np.add.at(covered, tuple(workspace.pairs), 1)
+    np.testing.assert_array_equal(covered, np.tril(wanted))
+
+
+def test_a_logarithm_too_small_for_a_double_is_a_logger_that_does_not_play() -> None:
+    of = layout(logs=True, loggers=("a",), crossed=("a", "b"), shares=(1.0, 0.0))
+    needs = Needs(means=(unsupported_weight("b"), weight_moment("b"))).bind("t")
+    columns = {name: np.array([0.0 if name != "p_1" else -1000.0]) for name in of.columns}
+    found = kernel_moments(of, needs, np.zeros(1, dtype=np.uint8), columns)["a"]
+    assert [found.mean(t) for t in needs.means] == [1.0, UNSUPPORTED]  # e ** -1000 is 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward", np.nan),
+        ("reward", np.inf),
+        ("p_1", -1e-300),
+        ("p_1", 1.0000001),
+        ("t_0", np.nan),
+        ("t_1", 1.5),
+        ("propensity", 0.0),
+        ("propensity", 0.999),
+    ],
+)
+def test_a_bad_row_is_refused(name: str, value: float) -> None:
+    of = LAYOUTS["plain"]
+    codes, columns = rows_of(of)
+    kernel = Kernel(of, Workspace(needs_of(of)))
+    kernel.together([(codes, columns)])
+    columns[name][-3] = value
+    with pytest.raises(BadRowsError):
+        kernel.together(cut(codes, columns, 97))
+
+
+def test_a_product_beyond_doubles_makes_no_mean_that_looks_right() -> None:
+    of = LAYOUTS["plain"]
+    codes, columns = rows_of(of)
+    last = int(np.flatnonzero(codes == 0)[-1])
+    columns["reward"][last], columns["t_0"][last] = 1.7e308, 0.9
+    for name in ("propensity", "p_0", "p_1", "p_2"):
+        columns[name][last] = 0.1
+    needs = Needs(groups=((BALANCED_REWARD,),)).bind("t")
+    found = kernel_moments(of, needs, codes, columns, 700)
+    assert not np.isfinite(found["a"].means[0])
+    assert np.isfinite(found["b"].means[0])

@@ -24,11 +24,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from poolwise.engines.compiled import CompiledKernel
 from poolwise.engines.kernel import Kernel
-from poolwise.engines.program import Program
 from poolwise.engines.saved_file import read_moments, write_moments
 from poolwise.engines.sums import Sums, to_moments
+from poolwise.engines.workspace import Workspace
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -66,8 +65,7 @@ NEEDS = Needs(
     extremes=(REWARD, WEIGHT),
     tails=(WEIGHT,),
 )
-PROGRAM = Program(NEEDS)
-KERNELS = (Kernel, CompiledKernel)  # in turns: their sums are added to each other's
+WORKSPACE = Workspace(NEEDS)
 probabilities = st.floats(0.01, 1.0)
 # below 1e-6 nothing: squares of 1e-200 are no doubles, and the judge's tolerance is one
 rewards = st.floats(-100, 100).map(lambda reward: reward if abs(reward) > 1e-6 else 0.0)
@@ -87,12 +85,11 @@ def kernel_sums(rows: Sequence[Row]) -> Sums:
     codes = np.array(["ab".index(row[0]) for row in rows], dtype=np.uint8)
     names = ("reward", "p_0", "p_1", "t_0")
     columns = {n: np.array([row[k + 1] for row in rows]) for k, n in enumerate(names)}
-    kernel = KERNELS[len(rows) % len(KERNELS)](LAYOUT, PROGRAM)
-    return kernel.together([(codes, columns)])
+    return Kernel(LAYOUT, WORKSPACE).together([(codes, columns)])
 
 
 def kernel_moments(rows: Sequence[Row]) -> dict[str, Moments]:
-    return to_moments(kernel_sums(rows), PROGRAM, LAYOUT.loggers)
+    return to_moments(kernel_sums(rows), WORKSPACE, LAYOUT.loggers)
 
 
 def exact(rows: Sequence[Row]) -> dict[str, Moments]:
@@ -185,8 +182,8 @@ class MomentsMachine(RuleBasedStateMachine):
         first, second = held.rows[:place], held.rows[place:]
         sums = kernel_sums(first)
         if second:
-            sums = sums.add(kernel_sums(second), PROGRAM)
-        return self._hold(to_moments(sums, PROGRAM, LAYOUT.loggers), held.rows)
+            sums = sums.add(kernel_sums(second), WORKSPACE)
+        return self._hold(to_moments(sums, WORKSPACE, LAYOUT.loggers), held.rows)
 
     @rule(target=pool, held=pool, seed=st.integers(0, 2**32 - 1))
     def reorder(self, held: Held, seed: int) -> Held:
@@ -247,8 +244,8 @@ def test_rows_that_are_all_alike_have_no_scatter_in_any_split() -> None:
     for size in (3, 10, 1000):
         whole = kernel_sums([row] * size)
         for count in (1, 7, 777):
-            whole = whole.add(kernel_sums([row] * count), PROGRAM)
-        moments = to_moments(whole, PROGRAM, LAYOUT.loggers)["a"]
+            whole = whole.add(kernel_sums([row] * count), WORKSPACE)
+        moments = to_moments(whole, WORKSPACE, LAYOUT.loggers)["a"]
         assert moments.var(WEIGHTED_REWARD) == 0
         assert moments.var(BALANCED_REWARD) == 0
         assert moments.mean(WEIGHT) == 0.7 / 0.3

@@ -158,15 +158,14 @@ def dealt(table: pa.Table, *, clustered: bool) -> IntArray:
         return np.array([b for (b,) in connection.execute(query).fetchall()])
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("clustered", [False, True])
-def test_each_bucket_has_the_moments_of_its_rows(*, compiled: bool, clustered: bool) -> None:
+def test_each_bucket_has_the_moments_of_its_rows(*, clustered: bool) -> None:
     table = random_table(np.random.default_rng(60), {"a": 250, "b": 150})
     users = np.random.default_rng(61).integers(0, 40, 400)
     table = table.append_column("user", pa.array(users))
     log = log_of(table, cluster="user" if clustered else None)
     targets = {"target": "t"}
-    with DuckDB(compiled=compiled).open(log, targets) as rows:
+    with DuckDB().open(log, targets) as rows:
         whole, means = rows.bucketed([NEEDS, Needs(means=NEEDS.means)], BUCKETS)
     of = dealt(table, clustered=clustered)
     numbers = sorted(set(of.tolist()))

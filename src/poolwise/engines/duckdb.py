@@ -19,10 +19,10 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.parallel import Pass, kernel_for, workers
-from poolwise.engines.program import Program
+from poolwise.engines.parallel import Pass, workers
 from poolwise.engines.query import CHANGED, QueryRows
 from poolwise.engines.sums import Sums, bucketed_moments, moments_of
+from poolwise.engines.workspace import MOST_ROWS, Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.moments.terms import unite
 from poolwise.rows.guard import lock, refuse_reaching
@@ -66,14 +66,12 @@ class DuckDB:
     Attributes:
         threads: Threads to use; 0 means one for each core.
         memory_limit: Such as "2GB"; empty means DuckDB's own choice.
-        compiled: Whether rows go through compiled loops, which need ``poolwise[fast]``;
-            None means for a million rows and more, if it is installed. The two differ in
-            the last digits.
+        batch_rows: Largest number of rows that a thread works on at once.
     """
 
     threads: int = 0
     memory_limit: str = ""
-    compiled: bool | None = None
+    batch_rows: int = MOST_ROWS
 
     @contextmanager
     def open(
@@ -275,8 +273,9 @@ class DuckDBRows(QueryRows):
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger: batches of rows go through the kernel, in threads."""
-        layout, program = layout_of(self.table, self.counts), Program(needs)
-        found = moments_of(self._sums(layout, program, self._read), program, self.counts)
+        layout = layout_of(self.table, self.counts)
+        workspace = Workspace(needs, self.engine.batch_rows)
+        found = moments_of(self._sums(layout, workspace, self._read), workspace, self.counts)
         if found is None:
             raise LogError([CHANGED])
         return found
@@ -285,20 +284,20 @@ class DuckDBRows(QueryRows):
         """Moments of each bucket and logger, without tails and histograms."""
         table = replace(self.table, bucket=self._bucket(buckets))
         layout = replace(layout_of(table, self.counts), buckets=buckets)
-        program = Program(replace(unite(needs), tails=(), histograms=()))
-        sums = self._sums(layout, program, partial(self._stream, table=table))
-        moments = bucketed_moments(sums, program, needs, self.counts)
+        united = replace(unite(needs), tails=(), histograms=())
+        workspace = Workspace(united, self.engine.batch_rows)
+        sums = self._sums(layout, workspace, partial(self._stream, table=table))
+        moments = bucketed_moments(sums, workspace, needs, self.counts)
         if moments is None:
             raise LogError([CHANGED])
         return moments
 
-    def _sums(self, layout: Layout, program: Program, read: Callable[[Pass], Sums]) -> Sums:
+    def _sums(self, layout: Layout, workspace: Workspace, read: Callable[[Pass], Sums]) -> Sums:
         """Sums over all rows, as one way of reading gives them."""
         rows = sum(self.counts.values())
         try:
             with stage("reading", rows) as advance:
-                kernel = kernel_for(rows, compiled=self.engine.compiled)
-                return read(Pass(layout, program, self.engine.threads, kernel, advance))
+                return read(Pass(layout, workspace, self.engine.threads, advance))
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
         except (pa.ArrowException, OSError) as reason:

@@ -1,9 +1,10 @@
-"""Kernel: a batch of rows becomes sums of products, by matrix products.
+"""Kernel: turns a batch of rows into sums of products, by matrix products.
 
-Rows are ordered by logger, so that each logger's rows lie together; every factor and
-term of the `Program` is computed once, into its row of a workspace that stays near the
-processor; and one matrix product per logger gives all scatters at once.  A batch is
-centred by its own means before its products are taken, so no digits are lost.
+Rows are ordered by logger, so that the rows of each logger are adjacent.  Each factor and
+term of the `Workspace` is computed once, into its row of a matrix; then a few matrix
+products per logger give all sums and products.  Each batch is centred by its own means
+before its products are taken, which keeps the digits of means that are large compared with
+the standard deviation.
 """
 
 from __future__ import annotations
@@ -14,291 +15,319 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.sums import ROUNDED, Sums
-from poolwise.moments.histogram import BINS, bins
+from poolwise.engines.sums import ROUNDED, Sums, no_sums
+from poolwise.engines.workspace import ONE
+from poolwise.moments.histogram import counts
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.terms import UNSUPPORTED, Factor, Term
 from poolwise.rows.reader import BadRowsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from poolwise.engines.program import Cross, Program
+    from poolwise.engines.workspace import Cross, Workspace
     from poolwise.log.policy import AnyArray
     from poolwise.rows.reader import Layout
 
-LARGEST_DOUBLE = sys.float_info.max
+LARGEST = sys.float_info.max
+SMALLEST = float(np.nextafter(0.0, 1.0))  # positive double
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
-ALIKE = 1e-13  # relative: rounding puts no mean of equal values further from them
+FEW_GROUPS = 12  # from more groups on, sorting is faster than one search for each
+RUN = 8_192  # rows that go through all steps together, or more of one group
+PADDING = 24  # doubles between the rows of a matrix
+CHUNK, SMALL = 1024, 900  # columns of a matrix product that has so few entries
+ALIKE = 1e-13  # relative distance of equal values from their mean, at most
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows ordered by logger.
+class OrderedRows:
+    """Rows of some loggers, ordered by logger.
 
     Attributes:
         ends: First row of each logger, and the number of rows, shape (g + 1,).
-        columns: The columns of the layout, in that order.
+        columns: Columns of the layout, with the probabilities ``own`` (of the logger that
+            wrote the row) and ``mixture``, each of shape (n,).
+        probs: Probabilities under the crossed loggers, shape (loggers, n).
+        zeros: Whether one of `probs` is 0.
     """
 
     ends: IntArray
     columns: Mapping[str, FloatArray]
+    probs: FloatArray
+    zeros: bool
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
 
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What is known of each row of a batch.
-
-    Attributes:
-        batch: The rows.
-        probs: Probability under each of the crossed loggers, shape (loggers, n).
-        own: Probability under the row's own logger, shape (n,).
-        mixture: Probability under the mixture, shape (n,).
-        targets: Probability under each target.
-        zeros: Whether some logger cannot play what some row played.
-    """
-
-    batch: Batch
-    probs: FloatArray
-    own: FloatArray
-    mixture: FloatArray
-    targets: Mapping[str, FloatArray]
-    zeros: bool
-
-
 class Kernel:
-    """Turns batches of rows into sums; one for each thread.
+    """Turns batches of rows into sums; each thread has its own.
 
     Args:
-        layout: The columns that batches have.
-        program: What is computed of them.
-        floors: Values below them are known not to be among the largest of all, by tail
-            and logger; shared by the kernels of one process.
+        layout: Columns of the batches.
+        workspace: Rows and products to compute.
+        floors: Least value that may be among the largest, by tail and logger; the kernels
+            of one process share it.
     """
 
     def __init__(
-        self, layout: Layout, program: Program, floors: FloatArray | None = None
+        self, layout: Layout, workspace: Workspace, floors: FloatArray | None = None
     ) -> None:
-        self.layout, self.program = layout, program
-        self.floors = fresh_floors(layout, program) if floors is None else floors
-        self._place = {label: k for k, label in enumerate(layout.crossed)}
-        rows = program.rows
+        self.layout, self.workspace = layout, workspace
+        self.floors = fresh_floors(layout, workspace) if floors is None else floors
+        self._crossed = {label: k for k, label in enumerate(layout.crossed)}
+        self._names = (*layout.columns, "own", "mixture")
+        self._limits = _limits(layout)
+        rows = workspace.rows
         self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
-        self._products = [product(t, rows) for t in rows if len(t.factors) > 1]
-        self._stems = [_slice([rows[s] for s in c.stems]) for c in program.crosses]
-        self._tails = [rows[t] for t in program.needs.tails]
-        self._blocks = [_slice(block.tolist()) for block in program.blocks]
-        size = self.rows
-        self._work = np.empty((len(program.rows), size))
-        self._probs = np.empty((len(layout.crossed), size))
-        self._spare = np.empty((2, size))
-        self._crossed = [np.empty((len(c.factors), size)) for c in program.crosses]
+        self._terms = [_factors_of(t, rows) for t in rows if len(t.factors) > 1]
+        self._stems = [_adjacent([rows[s] for s in c.stems]) for c in workspace.crosses]
+        self._extremes = [rows[t] for t in workspace.needs.extremes]
+        self._tails = [rows[t] for t in workspace.needs.tails]
+        self._columns = _matrix(len(self._names), self.rows)
+        self._work = _matrix(len(rows), self.rows)
+        self._work[rows[ONE]] = 1.0
+        self._of_loggers = [_matrix(len(c.factors), self.rows) for c in workspace.crosses]
 
     @property
     def rows(self) -> int:
-        """Rows that a batch has at most: some for each group, of which each costs time."""
-        wanted = min(ROWS_OF_GROUP * len(self.layout.groups), MOST_ROWS)
-        return max(self.program.batch_rows, wanted)
+        """Largest number of rows of a batch; more where each group would have few."""
+        many = min(ROWS_OF_GROUP * len(self.layout.groups), MOST_ROWS)
+        return max(self.workspace.batch_rows, many)
 
     def __call__(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Sums:
-        """Sums of one batch; `codes` are places of loggers, shape (n,)."""
-        batch = self._by_logger(codes, columns)
-        with np.errstate(all="ignore"):  # infinite sums are refused where they end
-            known = self._known(batch)
-            self._fill(known)
-            return self._sums(known)
-
-    def _by_logger(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Batch:
-        """Rows in the order of their loggers; probabilities go to their place at once."""
-        groups, n = len(self.layout.groups), len(codes)
-        ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
-        ordered = bool((codes[1:] >= codes[:-1]).all())
-        order = None if ordered else np.argsort(codes, kind="stable")
-        probs = {f"p_{k}": self._probs[k, :n] for k in range(len(self._probs))}
-        found = {}
-        for name, values in columns.items():
-            doubles = np.asarray(values, dtype=np.float64)
-            if order is not None:
-                doubles = doubles.take(order, mode="clip", out=probs.get(name))
-            elif name in probs:
-                np.copyto(probs[name], doubles)
-            found[name] = doubles
-        return Batch(ends, found)
-
-    def _known(self, batch: Batch) -> Known:
-        """The probabilities of a batch; logarithms relative to the row's largest."""
-        layout, n = self.layout, len(batch)
-        probs = self._probs[:, :n]
-        own = self._own(batch, probs)
-        _refuse_bad(batch, layout, probs, own)
-        columns = dict(batch.columns)
-        if layout.logs:
-            top = np.max([own, *probs], axis=0)
-            own = np.exp(own - top)
-            np.exp(np.subtract(probs, top, out=probs), out=probs)
-            for name, values in batch.columns.items():
-                if name.startswith("t_") or name == "estimated_mixture":
-                    columns[name] = np.exp(values - top)
-        zeros = bool(probs.size) and not probs.min() > 0.0
-        targets = {t: columns[f"t_{k}"] for k, t in enumerate(layout.targets)}
-        if layout.mixture:
-            mixture = columns["estimated_mixture"]
-        else:
-            mixture = np.matmul(np.array(layout.shares), probs, out=self._spare[0, :n])
-        return Known(batch, probs, own, mixture, targets, zeros)
-
-    def _own(self, batch: Batch, probs: FloatArray) -> FloatArray:
-        """Probability under the row's own logger."""
-        if self.layout.propensity:
-            return batch.columns["propensity"]
-        own = self._spare[1, : len(batch)]
-        for place, rows in _of_loggers(self.layout, batch):
-            own[rows] = probs[place, rows]
-        return own
-
-    def _fill(self, known: Known) -> None:
-        """Every factor and every product, into its row of the workspace."""
-        n, work = len(known.batch), self._work
-        for factor, row in self._factors:
-            self._factor(factor, known, work[row, :n])
-        for row, first, second, rest in self._products:
-            out = np.multiply(work[first, :n], work[second, :n], out=work[row, :n])
-            for more in rest:
-                np.multiply(out, work[more, :n], out=out)
-
-    def _factor(self, factor: Factor, known: Known, out: FloatArray) -> None:
-        columns, name = known.batch.columns, factor.name
-        if name in {"reward", "predicted_reward"}:
-            np.copyto(out, columns[name])
-        elif name == "weight":
-            np.divide(known.targets[factor.target], known.own, out=out)
-        elif name == "balanced_weight":
-            np.divide(known.targets[factor.target], known.mixture, out=out)
-            _hold_back(factor, out)
-        elif name == "ratio":
-            np.divide(known.probs[self._place[factor.logger]], known.mixture, out=out)
-        elif name == "overlap":
-            np.divide(np.min(known.probs, axis=0), known.own, out=out)
-        elif name == "predicted_value":
-            np.copyto(out, columns[f"v_{self.layout.valued.index(factor.target)}"])
-        elif name == "residual":
-            np.subtract(columns["reward"], columns["predicted_reward"], out=out)
-        else:
-            self._of_logger(factor, known, out)
-
-    def _of_logger(self, factor: Factor, known: Known, out: FloatArray) -> None:
-        """Mixture over logger, or where the logger is zero."""
-        prob = known.probs[self._place[factor.logger]]
-        if factor.name == "unsupported":
-            np.equal(prob, 0.0, out=out, casting="unsafe")
-            return
-        np.divide(known.mixture, prob, out=out)
-        if known.zeros:
-            out[prob == 0.0] = UNSUPPORTED
-
-    def _sums(self, known: Known) -> Sums:
-        batch, program, groups = known.batch, self.program, len(self.layout.groups)
-        singles, extremes = len(program.singles), len(program.extremes)
-        found = Sums(
-            count=np.diff(batch.ends),
-            means=np.zeros((groups, singles)),
-            rest=np.zeros((groups, singles)),
-            lowest=np.full((groups, extremes), np.inf),
-            largest=np.full((groups, extremes), -np.inf),
-            blocks=[np.zeros((groups, len(b), len(b))) for b in program.blocks],
-            crossed=[np.zeros((groups, len(c.stems), len(c.factors))) for c in program.crosses],
-            tails=[[np.empty(0)] * groups for _ in program.needs.tails],
-            histograms=self._histograms(batch),
-        )
-        crossed = [
-            self._columns(cross, known, out)
-            for cross, out in zip(program.crosses, self._crossed, strict=True)
-        ]
-        for group in range(groups):
-            first, last = batch.ends[group : group + 2]
-            if first < last:
-                self._add(found, group, slice(first, last), crossed)
-        return found
-
-    def _columns(self, cross: Cross, known: Known, out: FloatArray) -> FloatArray | None:
-        """The loggers' columns of a cross; None where all of them are 0."""
-        if cross.kind == "unsupported" and not known.zeros:
-            return None
-        out = out[:, : len(known.batch)]
-        for row, factor in zip(out, cross.factors, strict=True):
-            self._of_logger(factor, known, row)
-        return out
-
-    def _add(
-        self, found: Sums, group: int, rows: slice, crossed: list[FloatArray | None]
-    ) -> None:
-        """What the rows of one logger add; their terms are centred on the way."""
-        program = self.program
-        singles = self._work[: len(program.singles), rows]
-        head = singles[: len(program.extremes)]
-        if len(head):
-            found.lowest[group], found.largest[group] = head.min(axis=1), head.max(axis=1)
-        for k, row in enumerate(self._tails):
-            found.tails[k][group] = self._tail(k, group, self._work[row, rows])
-        for stems, columns, sums in zip(self._stems, crossed, found.crossed, strict=True):
-            if columns is not None:
-                sums[group] = self._work[stems, rows] @ columns[:, rows].T
-        means = singles.mean(axis=1)
-        if program.blocks:
-            singles -= means[:, None]
-            _settle(singles, means)
-            found.rest[group] = singles.mean(axis=1)
-        found.means[group] = means
-        for block, mine in zip(self._blocks, found.blocks, strict=True):
-            values = singles[block]
-            np.matmul(values, values.T, out=mine[group])
-
-    def _tail(self, place: int, group: int, values: FloatArray) -> FloatArray:
-        """Values that may be among the largest of this logger."""
-        floor = self.floors[place, group]
-        kept = values[values >= floor] if floor > -np.inf else values.copy()
-        if len(kept) > LONGEST_TAIL:
-            kept = np.partition(kept, -LONGEST_TAIL)[-LONGEST_TAIL:]
-        return kept
+        """Return the sums of one batch; `codes` are the groups of the rows, shape (n,)."""
+        with np.errstate(all="ignore"):  # callers reject infinite sums
+            ends = self._gather(codes, columns)
+            sums = no_sums(np.diff(ends), self.workspace)
+            for groups in runs(ends):
+                self._add(sums, groups, ends)
+            return sums
 
     def together(self, batches: Iterable[tuple[AnyArray, Mapping[str, AnyArray]]]) -> Sums:
-        """Sums of several batches, one at least."""
+        """Return the sums of several batches, at least one."""
         total: Sums | None = None
         for codes, columns in batches:
-            found = self(codes, columns)
-            total = found if total is None else total.add(found, self.program)
+            sums = self(codes, columns)
+            total = sums if total is None else total.add(sums, self.workspace)
             raise_floors(self.floors, total)
         if total is None:
             raise ValueError("there is no batch")
         return total
 
-    def _histograms(self, batch: Batch) -> IntArray:
-        """Rows of each logger in each bin."""
-        groups, terms = len(self.layout.groups), self.program.needs.histograms
-        found = np.zeros((len(terms), groups, BINS), dtype=np.int64)
-        if not terms:
-            return found
-        starts = np.repeat(np.arange(groups) * BINS, np.diff(batch.ends))
-        for k, term in enumerate(terms):
-            places = bins(self._work[self.program.rows[term], : len(batch)])
-            places += starts
-            found[k] = np.bincount(places, minlength=groups * BINS).reshape(groups, BINS)
-        return found
+    def _gather(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> IntArray:
+        """Copy the columns with rows ordered by group; returns where the groups end."""
+        order, ends = order_of(codes, len(self.layout.groups))
+        for name, row in zip(self.layout.columns, self._columns, strict=False):
+            out = row[: len(codes)]
+            if order is None:
+                out[:] = columns[name]
+            else:
+                doubles = np.asarray(columns[name], dtype=np.float64)
+                doubles.take(order, mode="clip", out=out)
+        return ends
+
+    def _checked(self, groups: slice, ends: IntArray) -> OrderedRows:
+        """Check the rows of adjacent groups, and compute own probability and mixture."""
+        layout = self.layout
+        matrix = self._columns[:, ends[groups.start] : ends[groups.stop]]
+        values, (lows, tops) = matrix[: len(layout.columns)], self._limits
+        if not ((values.min(axis=1) >= lows) & (values.max(axis=1) <= tops)).all():
+            raise BadRowsError
+        columns = dict(zip(self._names, matrix, strict=True))
+        probs = matrix[1 : 1 + len(layout.crossed)]
+        ends = ends[groups.start : groups.stop + 1] - ends[groups.start]
+        self._set_own(layout.groups[groups], ends, columns, probs)
+        if layout.logs:
+            _take_exp(columns, np.maximum(columns["own"], probs.max(axis=0, initial=-np.inf)))
+        if layout.mixture:
+            np.copyto(columns["mixture"], columns["estimated_mixture"])
+        else:
+            np.matmul(np.array(layout.shares), probs, out=columns["mixture"])
+        return OrderedRows(ends, columns, probs, zeros=not probs.min(initial=1.0) > 0.0)
+
+    def _set_own(
+        self,
+        labels: Sequence[str],
+        ends: IntArray,
+        columns: dict[str, FloatArray],
+        probs: FloatArray,
+    ) -> None:
+        """Set the probability under the logger that wrote the row, and check it."""
+        layout = self.layout
+        if layout.propensity:
+            columns["own"] = columns["propensity"]
+        own = columns["own"]
+        for label, first, last in zip(labels, ends[:-1], ends[1:], strict=True):
+            if label in self._crossed and first < last:
+                prob, mine = probs[self._crossed[label], first:last], own[first:last]
+                if not layout.propensity:
+                    np.copyto(mine, prob)
+                elif not np.abs(prob - mine).max() <= layout.tolerance:
+                    raise BadRowsError
+        if not own.min() >= (-LARGEST if layout.logs else SMALLEST):
+            raise BadRowsError
+
+    def _fill(self, rows: OrderedRows) -> None:
+        """Compute each factor and each product, into its row of the workspace."""
+        work = self._work[:, : len(rows)]
+        for factor, row in self._factors:
+            self._factor(factor, rows, work[row])
+        for row, first, second, rest in self._terms:
+            out = np.multiply(work[first], work[second], out=work[row])
+            for more in rest:
+                np.multiply(out, work[more], out=out)
+
+    def _factor(self, factor: Factor, rows: OrderedRows, out: FloatArray) -> None:
+        columns, name = rows.columns, factor.name
+        if name in {"reward", "predicted_reward"}:
+            np.copyto(out, columns[name])
+        elif name == "weight":
+            np.divide(columns[self._target(factor)], columns["own"], out=out)
+        elif name == "balanced_weight":
+            np.divide(columns[self._target(factor)], columns["mixture"], out=out)
+            _shrink(factor, out)
+        elif name == "ratio":
+            np.divide(rows.probs[self._crossed[factor.logger]], columns["mixture"], out=out)
+        elif name == "overlap":
+            np.divide(rows.probs.min(axis=0, out=out), columns["own"], out=out)
+        elif name == "predicted_value":
+            np.copyto(out, columns[f"v_{self.layout.valued.index(factor.target)}"])
+        elif name == "residual":
+            np.subtract(columns["reward"], columns["predicted_reward"], out=out)
+        else:
+            self._of_logger(factor, rows, out)
+
+    def _target(self, factor: Factor) -> str:
+        return f"t_{self.layout.targets.index(factor.target)}"
+
+    def _of_logger(self, factor: Factor, rows: OrderedRows, out: FloatArray) -> None:
+        """Compute mixture over logger, or the indicator of a logger's zeros."""
+        prob = rows.probs[self._crossed[factor.logger]]
+        if factor.name == "unsupported":
+            np.equal(prob, 0.0, out=out, casting="unsafe")
+            return
+        np.divide(rows.columns["mixture"], prob, out=out)
+        if rows.zeros:
+            out[prob == 0.0] = UNSUPPORTED
+
+    def _add(self, sums: Sums, groups: slice, ends: IntArray) -> None:
+        """Add the rows of adjacent groups."""
+        rows = self._checked(groups, ends)
+        self._fill(rows)
+        of_loggers = [
+            self._logger_columns(cross, rows, out)
+            for cross, out in zip(self.workspace.crosses, self._of_loggers, strict=True)
+        ]
+        for k, group in enumerate(range(groups.start, groups.stop)):
+            mine = slice(rows.ends[k], rows.ends[k + 1])
+            if mine.start == mine.stop:
+                continue
+            self._add_raw(sums, group, self._work[:, mine])
+            for stems, columns, crossed in zip(
+                self._stems, of_loggers, sums.crossed, strict=True
+            ):
+                if columns is not None:
+                    crossed[group] = multiply(self._work[stems, mine], columns[:, mine])
+            self._add_centred(sums, group, self._work[: sums.means.shape[1], mine])
+
+    def _logger_columns(
+        self, cross: Cross, rows: OrderedRows, out: FloatArray
+    ) -> FloatArray | None:
+        """Compute the loggers' columns of a cross; None if all of them are 0."""
+        if cross.kind == "unsupported" and not rows.zeros:
+            return None
+        out = out[:, : len(rows)]
+        for factor, column in zip(cross.factors, out, strict=True):
+            self._of_logger(factor, rows, column)
+        return out
+
+    def _add_raw(self, sums: Sums, group: int, work: FloatArray) -> None:
+        """Add the extremes, tails and histograms of the rows of one logger."""
+        for k, row in enumerate(self._extremes):
+            sums.lowest[group, k], sums.largest[group, k] = work[row].min(), work[row].max()
+        for k, row in enumerate(self._tails):
+            sums.tails[k][group] = self._tail(k, group, work[row])
+        for k, term in enumerate(self.workspace.needs.histograms):
+            sums.histograms[k, group] = counts(work[self.workspace.rows[term]])
+
+    def _tail(self, tail: int, group: int, values: FloatArray) -> FloatArray:
+        """Select the values that may be among the largest of this logger."""
+        floor = self.floors[tail, group]
+        large = values[values >= floor] if floor > -np.inf else values.copy()
+        if len(large) > LONGEST_TAIL:
+            large = np.partition(large, -LONGEST_TAIL)[-LONGEST_TAIL:]
+        return large
+
+    def _add_centred(self, sums: Sums, group: int, singles: FloatArray) -> None:
+        """Add the means and products of the rows of one logger; centres them in place."""
+        workspace, n = self.workspace, singles.shape[1]
+        ones = workspace.rows[ONE]
+        means = multiply(singles, singles[ones : ones + 1])[:, 0] / n
+        means[ones] = 0.0
+        singles -= means[:, None]
+        _settle(singles, means)
+        products = sums.products[group]
+        for product in workspace.products:
+            left, right = singles[product.rows], singles[product.columns]
+            result = np.vecdot(left, right) if product.each else multiply(left, right)
+            products[product.pairs] = result.ravel()[product.entries]
+        pairs, rows = workspace.sums
+        sums.means[group], sums.rest[group, rows] = means, products[pairs] / n
+
+
+def order_of(codes: AnyArray, groups: int) -> tuple[IntArray | None, IntArray]:
+    """Return the order of the rows by group, None if they have it, and where groups end."""
+    if (codes[1:] >= codes[:-1]).all():
+        return None, np.searchsorted(codes, np.arange(groups + 1))
+    if groups <= FEW_GROUPS:
+        parts = [np.flatnonzero(codes == group) for group in range(groups)]
+        return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+    narrow = codes.astype(np.uint16) if groups <= np.iinfo(np.uint16).max else codes
+    ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
+    return np.argsort(narrow, kind="stable"), ends
+
+
+def runs(ends: IntArray, size: int = RUN) -> Iterator[slice]:
+    """Split groups into runs of at most so many rows, or of one group; skip empty runs."""
+    first = 0
+    while first < len(ends) - 1:
+        last = int(np.searchsorted(ends, ends[first] + size, side="right")) - 1
+        last = max(last, first + 1)
+        if ends[first] < ends[last]:
+            yield slice(first, last)
+        first = last
+
+
+def _matrix(rows: int, columns: int) -> FloatArray:
+    """Return room for a matrix; rows a power of two apart would compete for the cache."""
+    return np.empty((rows, columns + PADDING))[:, :columns]
+
+
+def multiply(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Return left @ right.T; small products are faster in chunks of columns."""
+    n = left.shape[1]
+    chunked = n - n % CHUNK
+    if not chunked or len(left) * len(right) > SMALL:
+        return left @ right.T
+    parts = np.matmul(
+        left[:, :chunked].reshape(len(left), -1, CHUNK).transpose(1, 0, 2),
+        right[:, :chunked].reshape(len(right), -1, CHUNK).transpose(1, 2, 0),
+    )
+    product: FloatArray = parts.sum(axis=0)
+    return product + left[:, chunked:] @ right[:, chunked:].T
 
 
 def _settle(centred: FloatArray, means: FloatArray) -> None:
-    """Rows that are all alike have their value as mean, and no scatter from rounding."""
+    """Give rows that are all alike their value as mean, and no scatter from rounding."""
     for k in np.flatnonzero(np.abs(centred[:, 0]) <= ALIKE * np.abs(means)):
         if np.ptp(centred[k]) <= ROUNDED * abs(means[k]):
             means[k] += centred[k, 0]
             centred[k] = 0.0
 
 
-def product(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
-    """Row of a product, and those that are multiplied: a square of what is there, if it is."""
+def _factors_of(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
+    """Return the row of a product, and those to multiply: a square of one row, if possible."""
     half = Term(term.factors[::2])
     if half.factors == term.factors[1::2] and half in rows:
         return rows[term], rows[half], rows[half], ()
@@ -306,66 +335,54 @@ def product(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[
     return rows[term], first, second, tuple(rest)
 
 
-def _slice(places: list[int]) -> slice | list[int]:
-    """Rows that lie together as a slice: no copy is made of them."""
-    first, last = places[0], places[-1] + 1
-    return slice(first, last) if places == list(range(first, last)) else places
+def _adjacent(rows: list[int]) -> slice | list[int]:
+    """Adjacent rows as a slice, which makes no copy of them."""
+    first, last = rows[0], rows[-1] + 1
+    return slice(first, last) if rows == list(range(first, last)) else rows
 
 
-def fresh_floors(layout: Layout, program: Program) -> FloatArray:
-    """Nothing is known yet of the largest values."""
-    return np.full((len(program.needs.tails), len(layout.groups)), -np.inf)
+def fresh_floors(layout: Layout, workspace: Workspace) -> FloatArray:
+    """Return floors below all values."""
+    return np.full((len(workspace.needs.tails), len(layout.groups)), -np.inf)
 
 
-def raise_floors(floors: FloatArray, found: Sums) -> None:
-    """What is below the least of the largest values so far will not be among them."""
-    for place, groups in enumerate(found.tails):
-        for group, kept in enumerate(groups):
-            if len(kept) == LONGEST_TAIL:
-                floors[place, group] = max(floors[place, group], kept.min())
+def raise_floors(floors: FloatArray, sums: Sums) -> None:
+    """Raise the floors to the least of the largest values so far."""
+    for tail, groups in enumerate(sums.tails):
+        for group, values in enumerate(groups):
+            if len(values) == LONGEST_TAIL:
+                floors[tail, group] = max(floors[tail, group], values.min())
 
 
-def _of_loggers(layout: Layout, batch: Batch) -> list[tuple[int, slice]]:
-    """Place among the crossed loggers, and rows, of each logger that has both."""
-    place = {label: k for k, label in enumerate(layout.crossed)}
-    return [
-        (place[label], slice(batch.ends[g], batch.ends[g + 1]))
-        for g, label in enumerate(layout.groups)
-        if label in place and batch.ends[g] < batch.ends[g + 1]
-    ]
+def _limits(layout: Layout) -> tuple[FloatArray, FloatArray]:
+    """Return the least and the largest value of each column: the rules of `rows.rules.good`."""
+    low, positive, top = (-np.inf, -LARGEST, 0.0) if layout.logs else (0.0, SMALLEST, 1.0)
+    limits = []
+    for name in layout.columns:
+        if name in {"propensity", "estimated_mixture"}:
+            limits.append((positive, top))
+        elif _is_probability(name):
+            limits.append((low, top))
+        else:
+            limits.append((-LARGEST, LARGEST))
+    lows, tops = np.array(limits).T
+    return lows, tops
 
 
-def _refuse_bad(batch: Batch, layout: Layout, probs: FloatArray, own: FloatArray) -> None:
-    """The rules of `rows.rules.good`, for all rows at once; a NaN breaks each of them."""
-    top, bottom = (0.0, -LARGEST_DOUBLE) if layout.logs else (1.0, 0.0)
-    low = -np.inf if layout.logs else 0.0
-    fine = [
-        own.max() <= top,
-        own.min() >= bottom if layout.logs else own.min() > bottom,
-        *(_within(batch.columns[f"t_{k}"], low, top) for k in range(len(layout.targets))),
-        *(_within(row, low, top) for row in probs),
-    ]
-    if layout.mixture:
-        mixed = batch.columns["estimated_mixture"]
-        fine += [mixed.min() > bottom, mixed.max() <= top]
-    finite = ["reward", *(f"v_{k}" for k in range(len(layout.valued)))]
-    finite += ["predicted_reward"] if layout.predicted else []
-    fine += [_within(batch.columns[name], -LARGEST_DOUBLE, LARGEST_DOUBLE) for name in finite]
-    if layout.propensity:
-        fine += [
-            _within(probs[k, rows] - own[rows], -layout.tolerance, layout.tolerance)
-            for k, rows in _of_loggers(layout, batch)
-        ]
-    if not all(fine):
-        raise BadRowsError
+def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:
+    """Turn logarithms into probabilities, relative to the largest of each row."""
+    for name, values in columns.items():
+        if name == "own" or _is_probability(name):
+            np.exp(np.subtract(values, top, out=values), out=values)
 
 
-def _within(values: FloatArray, low: float, top: float) -> bool:
-    return bool(values.min() >= low and values.max() <= top)
+def _is_probability(name: str) -> bool:
+    """Whether a column, other than the propensity, is a probability."""
+    return name.startswith(("p_", "t_")) or name == "estimated_mixture"
 
 
-def _hold_back(factor: Factor, weight: FloatArray) -> None:
-    """The weight as the rule of a factor leaves it."""
+def _shrink(factor: Factor, weight: FloatArray) -> None:
+    """Apply the rule of a factor to the weight, in place."""
     bound = factor.bound
     if factor.rule == "clip":
         np.minimum(weight, bound, out=weight)

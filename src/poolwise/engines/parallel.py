@@ -6,13 +6,10 @@ the same bits however busy the machine is.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
-import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -20,47 +17,25 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.engines.kernel import Kernel, fresh_floors, raise_floors
-from poolwise.errors import UsageError
 from poolwise.rows.reader import ParquetFeed, ParquetReader, Piece, arrow_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
     from typing import Any
 
     import pyarrow as pa
 
-    from poolwise.engines.compiled import CompiledKernel
-    from poolwise.engines.program import Program
     from poolwise.engines.sums import Sums
+    from poolwise.engines.workspace import Workspace
     from poolwise.moments.moments import FloatArray
     from poolwise.rows.reader import Layout
 
 SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 32 MB
-COMPILED_FROM = 1_000_000  # rows: loading compiled loops takes as long as a million of them
 
 
 def workers(threads: int) -> int:
     """So many threads, or one for each core where 0 are asked for."""
     return threads or os.cpu_count() or 1
-
-
-def kernel_for(rows: int, *, compiled: bool | None = None) -> type[Kernel | CompiledKernel]:
-    """The kernel for so many rows: compiled where asked for, or where it pays and can be."""
-    installed = importlib.util.find_spec("numba") is not None
-    if not (rows >= COMPILED_FROM and installed if compiled is None else compiled):
-        return Kernel
-    try:
-        from poolwise.engines.compiled import CompiledKernel
-    except (ImportError, RuntimeError) as reason:  # too old or new for NumPy, or no cache
-        told = f"the compiled kernel cannot be used: {reason}"
-        if compiled:
-            advice = "run `pip install 'poolwise[fast]'`, or leave `compiled=True` out"
-            raise UsageError(f"{told}; {advice}") from reason
-        advice = "run `pip install --upgrade 'poolwise[fast]'`, or uninstall numba"
-        warnings.warn(f"{told}; evaluations take longer without it: {advice}", stacklevel=2)
-        return Kernel
-    return CompiledKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +44,20 @@ class Pass:
 
     Attributes:
         layout: The columns that batches have.
-        program: What is computed of them.
+        workspace: Rows and products to compute.
         threads: Threads to use; 0 means one for each core.
-        kernel: What batches go through.
         on_rows: Called with the number of rows whenever some are done.
     """
 
     layout: Layout
-    program: Program
+    workspace: Workspace
     threads: int = 0
-    kernel: type[Kernel | CompiledKernel] = Kernel
     on_rows: Callable[[int], object] = lambda _: None
     _local: threading.local = field(default_factory=threading.local)
 
     def parquet(self, feed: ParquetFeed) -> Sums:
         """Sums over all pieces of a feed."""
-        floors, readers = fresh_floors(self.layout, self.program), []
+        floors, readers = fresh_floors(self.layout, self.workspace), []
 
         def work(piece: Piece) -> Sums:
             kernel = self._kernel(floors)
@@ -112,7 +85,7 @@ class Pass:
 
     def arrow(self, parts: Iterable[Sequence[pa.RecordBatch]]) -> Sums:
         """Sums over batches in memory, or that a database hands out."""
-        floors, loggers = fresh_floors(self.layout, self.program), self.layout.loggers
+        floors, loggers = fresh_floors(self.layout, self.workspace), self.layout.loggers
 
         def work(batches: Sequence[pa.RecordBatch]) -> Sums:
             kernel = self._kernel(floors)
@@ -123,16 +96,12 @@ class Pass:
         items = ((part, rows) for part, rows in sized if rows)
         return self._in_order(work, items, floors, workers(self.threads))
 
-    def _kernel(self, floors: FloatArray) -> Kernel | CompiledKernel:
+    def _kernel(self, floors: FloatArray) -> Kernel:
         """This thread's own."""
         if not hasattr(self._local, "kernel"):
-            self._local.kernel = self.kernel(self.layout, self.program, floors)
-        kernel: Kernel | CompiledKernel = self._local.kernel
+            self._local.kernel = Kernel(self.layout, self.workspace, floors)
+        kernel: Kernel = self._local.kernel
         return kernel
-
-    def _one_blas_thread(self) -> AbstractContextManager[object]:
-        """Matrix products are small, and the threads are ours; compiled loops have none."""
-        return threadpool_limits(1) if self.kernel is Kernel else nullcontext()
 
     def _in_order(
         self,
@@ -149,13 +118,13 @@ class Pass:
             future, rows = waiting.popleft()
             found = future.result()
             self.on_rows(rows)
-            found = found if total is None else total.add(found, self.program)
+            found = found if total is None else total.add(found, self.workspace)
             raise_floors(floors, found)
             return found
 
         pool = ThreadPoolExecutor(threads)
         try:
-            with self._one_blas_thread():
+            with threadpool_limits(1):  # matrix products are small, and the threads are ours
                 for item, rows in items:
                     waiting.append((pool.submit(work, item), rows))
                     if len(waiting) > 2 * threads:

@@ -23,7 +23,6 @@ import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.engines.kernel import Kernel
-from poolwise.engines.program import Program
 from poolwise.engines.query import CHANGED, QueryRows
 from poolwise.engines.spark_sources import (
     frame_of,
@@ -35,6 +34,7 @@ from poolwise.engines.spark_sources import (
     viewed,
 )
 from poolwise.engines.sums import Sums, bucketed_moments, moments_of
+from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments.histogram import BINS
 from poolwise.moments.moments import LONGEST_TAIL
@@ -138,12 +138,12 @@ class FileTask:
 
     Attributes:
         layout: The columns that batches have.
-        program: The terms to compute from them.
+        workspace: Rows and products to compute from them.
         feed: The columns to read; it lists no files.
     """
 
     layout: Layout
-    program: Program
+    workspace: Workspace
     feed: ParquetFeed
 
     def __call__(self, work: FileWork) -> Outcome:
@@ -152,7 +152,7 @@ class FileTask:
         hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
         if hidden:
             return Failure(socket.gethostname(), hidden[0])
-        kernel, reader = Kernel(self.layout, self.program), ParquetReader(self.feed)
+        kernel, reader = Kernel(self.layout, self.workspace), ParquetReader(self.feed)
         try:
             batches = chain.from_iterable(reader.read(p, kernel.rows) for p in pieces)
             return _total(kernel, self._grouped(batches, first_row))
@@ -183,12 +183,12 @@ class TableTask:
 
     Attributes:
         layout: The columns that batches have.
-        program: The terms to compute from them.
+        workspace: Rows and products to compute from them.
         clustered: Whether a column ``bucket`` holds the cluster of each row.
     """
 
     layout: Layout
-    program: Program
+    workspace: Workspace
     clustered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -197,7 +197,7 @@ class TableTask:
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        kernel = Kernel(self.layout, self.program)
+        kernel = Kernel(self.layout, self.workspace)
         joined = _joined(batches, kernel.rows)
         if self.layout.buckets > 1:
             joined = self._bucketed(joined, partition * PARTITION_ROWS)
@@ -270,12 +270,12 @@ def tasks_of(pieces: Sequence[Piece], rows: int, most: int = MOST_TASKS) -> list
     return tasks
 
 
-def most_tasks(layout: Layout, program: Program) -> int:
+def most_tasks(layout: Layout, workspace: Workspace) -> int:
     """Tasks whose results this process can hold at the same time."""
-    values = 2 * len(program.singles) + 2 * len(program.extremes)
-    values += sum(len(block) ** 2 for block in program.blocks)
-    values += sum(len(cross.stems) * len(cross.factors) for cross in program.crosses)
-    values += LONGEST_TAIL * len(program.needs.tails) + BINS * len(program.needs.histograms)
+    needs = workspace.needs
+    values = 2 * len(workspace.singles) + 2 * len(needs.extremes) + len(workspace.pairs.T)
+    values += sum(len(cross.stems) * len(cross.factors) for cross in workspace.crosses)
+    values += LONGEST_TAIL * len(needs.tails) + BINS * len(needs.histograms)
     size = 8 * values * len(layout.groups)
     return min(max(RESULT_BYTES // size, FEWEST_TASKS), MOST_TASKS)
 
@@ -325,8 +325,8 @@ class SparkRows(QueryRows):
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger."""
-        layout, program = layout_of(self.table, self.counts), Program(needs)
-        moments = moments_of(self._sums(layout, program), program, self.counts)
+        layout, workspace = layout_of(self.table, self.counts), Workspace(needs)
+        moments = moments_of(self._sums(layout, workspace), workspace, self.counts)
         if moments is None:
             raise LogError([CHANGED])
         return moments
@@ -334,26 +334,26 @@ class SparkRows(QueryRows):
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Moments of each bucket and logger, without tails and histograms."""
         layout = replace(layout_of(self.table, self.counts), buckets=buckets)
-        program = Program(replace(unite(needs), tails=(), histograms=()))
-        moments = bucketed_moments(self._sums(layout, program), program, needs, self.counts)
+        workspace = Workspace(replace(unite(needs), tails=(), histograms=()))
+        moments = bucketed_moments(self._sums(layout, workspace), workspace, needs, self.counts)
         if moments is None:
             raise LogError([CHANGED])
         return moments
 
-    def _sums(self, layout: Layout, program: Program) -> Sums | None:
+    def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows, added in the order of the tasks."""
         clustered = layout.buckets > 1 and self.table.cluster is not None
         feed = None if clustered else self._feed()
         if feed is not None:
-            outcomes = self._run_on_files(feed, layout, program)
+            outcomes = self._run_on_files(feed, layout, workspace)
         else:
-            outcomes = self._run_on_rows(TableTask(layout, program, clustered))
+            outcomes = self._run_on_rows(TableTask(layout, workspace, clustered))
         total: Sums | None = None
         for outcome in outcomes:
             if isinstance(outcome, Failure):
                 raise self._error(outcome)
             if outcome is not None:
-                total = outcome if total is None else total.add(outcome, program)
+                total = outcome if total is None else total.add(outcome, workspace)
         return total
 
     def _feed(self) -> ParquetFeed | None:
@@ -364,10 +364,10 @@ class SparkRows(QueryRows):
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
 
     def _run_on_files(
-        self, feed: ParquetFeed, layout: Layout, program: Program
+        self, feed: ParquetFeed, layout: Layout, workspace: Workspace
     ) -> list[Outcome]:
-        tasks = tasks_of(feed.pieces, self.task_rows, most_tasks(layout, program))
-        run = FileTask(layout, program, replace(feed, files=()))
+        tasks = tasks_of(feed.pieces, self.task_rows, most_tasks(layout, workspace))
+        run = FileTask(layout, workspace, replace(feed, files=()))
         with spark_errors("reading Parquet in tasks"):
             work = self.session.sparkContext.parallelize(tasks, len(tasks))
             outcomes: list[Outcome] = work.map(run).collect()
@@ -383,7 +383,7 @@ class SparkRows(QueryRows):
         text = spark_text(query)
         with spark_errors(text):
             # fewer partitions only: their results must fit into this process
-            frame = self.session.sql(text).coalesce(most_tasks(task.layout, task.program))
+            frame = self.session.sql(text).coalesce(most_tasks(task.layout, task.workspace))
             lines = frame.mapInArrow(task, "partition BIGINT, outcome BINARY").collect()
         ordered = sorted(lines, key=lambda line: int(line["partition"]))
         return [pickle.loads(line["outcome"]) for line in ordered]  # noqa: S301 - our own tasks'

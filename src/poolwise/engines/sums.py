@@ -1,7 +1,7 @@
-"""Sums: moments of all loggers in the making, as arrays that add up quickly.
+"""Sums: the moments of all loggers while rows are read, as arrays that add up quickly.
 
-A batch of rows gives one of these; batches, files and workers are merged by `add`, and
-what is left at the end is turned into one `Moments` per logger.
+Each batch of rows gives one `Sums`; `Sums.add` merges those of batches, files and workers.
+At the end they are turned into one `Moments` per logger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.program import asked_pairs
+from poolwise.engines.workspace import wanted_pairs
+from poolwise.moments.histogram import BINS
 from poolwise.moments.moments import (
     LONGEST_TAIL,
     FloatArray,
@@ -23,11 +24,11 @@ from poolwise.moments.moments import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.engines.program import Program
-    from poolwise.moments.terms import Needs
+    from poolwise.engines.workspace import Workspace
+    from poolwise.moments.terms import Needs, Term
 
-UNDERFLOW = 1e-130  # the square of less, or of its rounding, is no double
-ROUNDED = 4 * np.finfo(np.float64).eps  # what equal rows may differ by, after arithmetic
+UNDERFLOW = 1e-130  # squares of smaller values, or of their rounding, underflow
+ROUNDED = 4 * np.finfo(np.float64).eps  # relative difference of equal rows after arithmetic
 
 
 @dataclass(eq=False)
@@ -36,12 +37,13 @@ class Sums:
 
     Attributes:
         count: Rows, shape (g,).
-        means: Mean of each single term, shape (g, singles).
-        rest: What the rounding of a mean left over, of the same shape. Two means of 1e8
-            differ by less than their own rounding where rows do not vary much.
-        lowest: Smallest value of the first few of them, shape (g, extremes).
+        means: Mean of each single term of the workspace, shape (g, singles).
+        rest: Rounding error of each mean, to be added to it, of the same shape. Means of
+            1e8 may differ by less than their rounding where rows do not vary much.
+        products: Sum of the centred products of each pair of terms of the workspace,
+            shape (g, pairs).
+        lowest: Smallest value of the terms whose extremes are wanted, shape (g, extremes).
         largest: Largest value of these.
-        blocks: Scatter of some single terms, each of shape (g, terms, terms).
         crossed: Sums of products of stems and loggers' columns, each of shape
             (g, stems, loggers).
         tails: The largest values of a term in each group.
@@ -51,26 +53,25 @@ class Sums:
     count: IntArray
     means: FloatArray
     rest: FloatArray
+    products: FloatArray
     lowest: FloatArray
     largest: FloatArray
-    blocks: list[FloatArray]
     crossed: list[FloatArray]
     tails: list[list[FloatArray]]
     histograms: IntArray
 
-    def add(self, other: Sums, program: Program) -> Sums:
-        """Both together; changes and returns this one (Chan, Golub & LeVeque, 1983)."""
+    def add(self, other: Sums, workspace: Workspace) -> Sums:
+        """Add other sums; changes and returns this one (Chan, Golub & LeVeque, 1983)."""
         total = self.count + other.count
         part = other.count / np.maximum(total, 1)
+        left, right = workspace.pairs
         with np.errstate(over="ignore", invalid="ignore"):
             gap = (other.means - self.means) + (other.rest - self.rest)
             moved = gap * np.sqrt(self.count * part)[:, None]
-            for k, rows in enumerate(program.blocks):
-                shift = moved[:, rows]
-                self.blocks[k] += other.blocks[k]
-                self.blocks[k] += shift[:, :, None] * shift[:, None, :]
-            for k, its in enumerate(other.crossed):
-                self.crossed[k] += its
+            self.products += other.products
+            self.products += moved[:, left] * moved[:, right]
+            for k, crossed in enumerate(other.crossed):
+                self.crossed[k] += crossed
             step = gap * part[:, None]
             moved_to = self.means + step
             self.rest += (self.means - moved_to) + step
@@ -84,8 +85,26 @@ class Sums:
         return self
 
 
+def no_sums(count: IntArray, workspace: Workspace) -> Sums:
+    """Return sums of so many rows in each group, all of them 0."""
+    g, needs = len(count), workspace.needs
+    singles, extremes = len(workspace.singles), len(needs.extremes)
+    crosses = workspace.crosses
+    return Sums(
+        count=count,
+        means=np.zeros((g, singles)),
+        rest=np.zeros((g, singles)),
+        products=np.zeros((g, len(workspace.pairs.T))),
+        lowest=np.full((g, extremes), np.inf),
+        largest=np.full((g, extremes), -np.inf),
+        crossed=[np.zeros((g, len(c.stems), len(c.factors))) for c in crosses],
+        tails=[[np.empty(0)] * g for _ in needs.tails],
+        histograms=np.zeros((len(needs.histograms), g, BINS), dtype=np.int64),
+    )
+
+
 def longest(left: FloatArray, right: FloatArray) -> FloatArray:
-    """The largest values of both, in no order; only what is too long is cut."""
+    """Return the largest values of both, unsorted; only what is too long is cut."""
     if not len(right):
         return left
     both = np.concatenate([left, right])
@@ -95,29 +114,29 @@ def longest(left: FloatArray, right: FloatArray) -> FloatArray:
 
 
 def moments_of(
-    sums: Sums | None, program: Program, counts: Mapping[str, int]
+    sums: Sums | None, workspace: Workspace, counts: Mapping[str, int]
 ) -> dict[str, Moments] | None:
-    """Moments of every logger, if they are of the rows that were counted; else None."""
-    found = {} if sums is None else to_moments(sums, program, tuple(counts))
-    if {i: m.count for i, m in found.items()} != dict(counts):
+    """Return the moments of each logger; None if the rows are not those that were counted."""
+    moments = {} if sums is None else to_moments(sums, workspace, tuple(counts))
+    if {i: m.count for i, m in moments.items()} != dict(counts):
         return None
-    refuse_infinite(found)
-    return found
+    refuse_infinite(moments)
+    return moments
 
 
 def bucketed_moments(
-    sums: Sums | None, program: Program, needs: Sequence[Needs], counts: Mapping[str, int]
+    sums: Sums | None, workspace: Workspace, needs: Sequence[Needs], counts: Mapping[str, int]
 ) -> list[list[dict[str, Moments]]] | None:
-    """Moments of each bucket and logger, for each of the needs; empty buckets are skipped.
+    """Return the moments of each bucket and logger, for each of the needs.
 
-    None if the sums are not of the rows that were counted.
+    Skips empty buckets. None if the sums are not of the rows that were counted.
     """
     loggers = list(counts)
     if sums is None or sums.count.reshape(-1, len(loggers)).sum(0).tolist() != [
         *counts.values()
     ]:
         return None
-    return [_by_bucket(grouped(sums, program, part), loggers) for part in needs]
+    return [_by_bucket(grouped(sums, workspace, part), loggers) for part in needs]
 
 
 def _by_bucket(
@@ -131,33 +150,23 @@ def _by_bucket(
     return [bucket for bucket in buckets if bucket]
 
 
-def to_moments(sums: Sums, program: Program, loggers: Sequence[str]) -> dict[str, Moments]:
-    """One `Moments` for each logger that has rows."""
-    found = zip(loggers, grouped(sums, program, program.needs), strict=True)
-    return {logger: moments for logger, moments in found if moments is not None}
+def to_moments(sums: Sums, workspace: Workspace, loggers: Sequence[str]) -> dict[str, Moments]:
+    """Return one `Moments` for each logger that has rows."""
+    pairs = zip(loggers, grouped(sums, workspace, workspace.needs), strict=True)
+    return {logger: moments for logger, moments in pairs if moments is not None}
 
 
-def grouped(sums: Sums, program: Program, needs: Needs) -> list[Moments | None]:
-    """Moments of each group, with what some of the needs ask for; None without rows."""
-    place = {term: k for k, term in enumerate(needs.terms)}
-    means = np.full((len(sums.count), len(place)), np.nan)
-    lowest, largest = means.copy(), means.copy()
-    rows = [(place[t], row) for row, t in enumerate(program.singles) if t in place]
-    at, of = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    with np.errstate(invalid="ignore"):  # what is infinite is refused by who asked
-        means[:, at] = sums.means[:, of] + sums.rest[:, of]
-    count = np.maximum(sums.count, 1)
-    for table, found in zip(program.crosses, sums.crossed, strict=True):
-        for term, (stem, column) in table.terms.items():
-            if term in place:
-                means[:, place[term]] = found[:, stem, column] / count
-    for row, term in enumerate(program.extremes):
-        if term in place:
-            lowest[:, place[term]] = sums.lowest[:, row]
-            largest[:, place[term]] = sums.largest[:, row]
-    scatter = _scatter(sums, program, needs, means)
-    tails = [(t, sums.tails[k]) for k, t in enumerate(program.needs.tails) if t in needs.tails]
-    bins = [(k, t) for k, t in enumerate(program.needs.histograms) if t in needs.histograms]
+def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | None]:
+    """Return the moments of each group for a part of the needs; None without rows."""
+    means = _means(sums, workspace, needs)
+    lowest, largest = (
+        _placed(values, workspace.needs.extremes, needs)
+        for values in (sums.lowest, sums.largest)
+    )
+    scatter = _scatter(sums, workspace, needs, means)
+    every = workspace.needs
+    tails = [(t, sums.tails[k]) for k, t in enumerate(every.tails) if t in needs.tails]
+    bins = [(k, t) for k, t in enumerate(every.histograms) if t in needs.histograms]
     return [
         Moments(
             terms=needs.terms,
@@ -166,7 +175,7 @@ def grouped(sums: Sums, program: Program, needs: Needs) -> list[Moments | None]:
             scatter=scatter[g],
             lowest=lowest[g],
             largest=largest[g],
-            tails={t: np.sort(kept[g])[::-1][:LONGEST_TAIL] for t, kept in tails},
+            tails={t: np.sort(values[g])[::-1][:LONGEST_TAIL] for t, values in tails},
             histograms={t: sums.histograms[k, g] for k, t in bins},
         )
         if sums.count[g]
@@ -175,22 +184,43 @@ def grouped(sums: Sums, program: Program, needs: Needs) -> list[Moments | None]:
     ]
 
 
-def _scatter(sums: Sums, program: Program, needs: Needs, means: FloatArray) -> FloatArray:
-    """Scatter of the terms that asked for one, nan where a pair did not."""
+def _placed(values: FloatArray, terms: Sequence[Term], needs: Needs) -> FloatArray:
+    """Return the values of terms in the order of the needs, nan where there is none."""
+    place = {term: k for k, term in enumerate(needs.terms)}
+    pairs = [(place[t], k) for k, t in enumerate(terms) if t in place]
+    into, of = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    placed = np.full((len(values), len(place)), np.nan)
+    placed[:, into] = values[:, of]
+    return placed
+
+
+def _means(sums: Sums, workspace: Workspace, needs: Needs) -> FloatArray:
+    """Return the mean of each term."""
+    place = {term: k for k, term in enumerate(needs.terms)}
+    with np.errstate(invalid="ignore"):  # callers reject infinite means
+        means = _placed(sums.means + sums.rest, workspace.singles, needs)
+    count = np.maximum(sums.count, 1)
+    for cross, totals in zip(workspace.crosses, sums.crossed, strict=True):
+        for term, (stem, column) in cross.terms.items():
+            if term in place:
+                means[:, place[term]] = totals[:, stem, column] / count
+    return means
+
+
+def _scatter(sums: Sums, workspace: Workspace, needs: Needs, means: FloatArray) -> FloatArray:
+    """Return the scatter of the scattered terms, nan for pairs that are not wanted."""
     place = {term: k for k, term in enumerate(needs.scattered)}
     size = len(place)
+    row = np.array([place.get(t, -1) for t in workspace.singles], dtype=np.int64)
+    left, right = (row[side] for side in workspace.pairs)
+    mine = np.flatnonzero((left >= 0) & (right >= 0))
     scatter = np.full((len(means), size, size), np.nan)
-    for rows, found in zip(program.blocks, sums.blocks, strict=True):
-        terms = [program.singles[row] for row in rows]
-        mine = [k for k, term in enumerate(terms) if term in place]
-        where = [place[terms[k]] for k in mine]
-        scatter[np.ix_(range(len(means)), where, where)] = found[
-            np.ix_(range(len(means)), mine, mine)
-        ]
-    with np.errstate(all="ignore"):  # infinite sums are refused where they end
+    for i, j in ((left, right), (right, left)):
+        scatter[:, i[mine], j[mine]] = sums.products[:, mine]
+    with np.errstate(all="ignore"):  # callers reject infinite sums
         spread = np.sqrt(np.diagonal(scatter, axis1=1, axis2=2) / sums.count[:, None])
         sizes = np.abs(means[:, :size])
         alike = (spread <= ROUNDED * sizes) & (sizes > UNDERFLOW)
-    scatter[alike[:, :, None] | alike[:, None, :]] = 0.0  # rounding is no spread
-    scatter[:, ~asked_pairs(needs)] = np.nan
+    scatter[alike[:, :, None] | alike[:, None, :]] = 0.0  # the spread is rounding error
+    scatter[:, ~wanted_pairs(place, needs)] = np.nan
     return scatter

@@ -1,128 +1,220 @@
-"""Workspace: the arrays that compiled loops read and fill; one set for each thread."""
+"""Workspace: which rows and matrix products the kernel computes for given `Needs`.
+
+Each factor, product and term gets one row of a matrix; the rows of one logger lie next to
+each other in its columns.  Terms are ordered so that the wanted products of pairs of terms
+are a few matrix products of adjacent rows.  A row of ones takes part: the product of a
+term with it is the term's sum.  Means of a target's product with a column of each logger
+are not computed term by term but as one matrix product of all stems with all such columns.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.opcodes import SPARE, size_of
-from poolwise.moments.histogram import BINS
+from poolwise.moments.terms import Factor, Needs, Term
 
 if TYPE_CHECKING:
-    from poolwise.engines.program import Program
-    from poolwise.log.policy import AnyArray
-    from poolwise.moments.moments import FloatArray, IntArray
-    from poolwise.rows.reader import Layout
+    from collections.abc import Mapping
 
-ROWS, MANY_ROWS = 16_384, 65_536  # that are ordered at once: they stay near the processor
-MANY_GROUPS = 64  # of which each should find some rows among those
-ENOUGH = 8192  # values of a tail after which its floor is raised before more are kept
-WORK = 16_384  # doubles of a chunk in all its rows: 128 kB, near the processor
-FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a chunk
+    from numpy.typing import NDArray
 
+    from poolwise.moments.moments import IntArray
 
-class Chunk(NamedTuple):
-    """Rows of one logger that go through all steps together.
-
-    Attributes:
-        group: Place of the logger.
-        first: First of them among the ordered rows.
-        size: How many.
-        columns: Columns of all ordered rows, shape (columns, rows).
-        work: Rows of the workspace, see `Plan`.
-    """
-
-    group: int
-    first: int
-    size: int
-    columns: FloatArray
-    work: FloatArray
+ONE = Term(())  # the empty product: 1 in each row
+ALL_AT_ONCE = 12  # so few terms are multiplied with each other, wanted or not
+HALF = 40  # from this size on, computing half of a symmetric product is faster
+DOUBLES = 8_000_000  # of one thread: 64 MB
+MOST_ROWS, FEWEST_ROWS = 131_072, 1_024  # of a batch
+OF_LOGGER = ("inverse_ratio", "unsupported")  # factors that a mean has at most once
 
 
-class State(NamedTuple):
-    """What has been summed so far; see `engines.sums.Sums`."""
-
-    rows: IntArray
-    means: FloatArray
-    rest: FloatArray
-    lowest: FloatArray
-    largest: FloatArray
-    products: FloatArray
-    crossed: FloatArray
-    histograms: IntArray
-
-
-class Tails(NamedTuple):
-    """Values that may be among the largest.
+@dataclass(frozen=True, eq=False)
+class Cross:
+    """Sums of stems times the columns of the loggers.
 
     Attributes:
-        floors: Values below them are not, shape (tails, loggers).
-        kept: Those that may be, shape (tails, ENOUGH + rows).
-        groups: Place of the logger of each, of the same shape.
-        counts: How many there are of each, shape (tails,).
+        kind: Name of the loggers' factor.
+        stems: Products without it, one row of the workspace each.
+        factors: The loggers' columns.
+        terms: Row and column of each term in the matrix of sums.
     """
 
-    floors: FloatArray
-    kept: FloatArray
-    groups: AnyArray
-    counts: IntArray
+    kind: str
+    stems: tuple[Term, ...]
+    factors: tuple[Factor, ...]
+    terms: Mapping[Term, tuple[int, int]]
 
 
-class Ordered(NamedTuple):
-    """Rows ordered by logger, and room to work on them.
+@dataclass(frozen=True, eq=False)
+class Product:
+    """One product of adjacent rows with adjacent rows.
 
     Attributes:
-        columns: Their columns, shape (columns, rows).
-        places: Where each row went, shape (rows,).
-        ends: Where each logger's rows begin, and where the last one's end.
-        work: Rows of the workspace, see `Plan`.
+        rows: Rows on the left.
+        columns: Rows on the right.
+        each: Whether the first is multiplied with the first, the second with the second and
+            so on; otherwise each row on the left with each on the right.
+        entries: Wanted entries of the result, as places in the flat array.
+        pairs: Their places among the pairs of the workspace.
     """
 
-    columns: FloatArray
-    places: AnyArray
-    ends: IntArray
-    work: FloatArray
+    rows: slice
+    columns: slice
+    each: bool
+    entries: IntArray
+    pairs: slice
 
 
-def no_sums(layout: Layout, program: Program) -> State:
-    """The state before the first row."""
-    groups, singles, extremes = (
-        len(layout.groups),
-        len(program.singles),
-        len(program.extremes),
-    )
-    return State(
-        rows=np.zeros(groups, dtype=np.int64),
-        means=np.zeros((groups, singles)),
-        rest=np.zeros((groups, singles)),
-        lowest=np.full((groups, extremes), np.inf),
-        largest=np.full((groups, extremes), -np.inf),
-        products=np.zeros(groups * sum(len(b) ** 2 for b in program.blocks)),
-        crossed=np.zeros(groups * sum(size_of(c) for c in program.crosses)),
-        histograms=np.zeros((len(program.needs.histograms), groups, BINS), np.int64),
-    )
+@dataclass(frozen=True, eq=False)
+class Workspace:
+    """Rows and products of a batch.
+
+    Attributes:
+        needs: Moments to compute.
+        most_rows: Largest number of rows of a batch.
+    """
+
+    needs: Needs
+    most_rows: int = MOST_ROWS
+
+    @cached_property
+    def crosses(self) -> tuple[Cross, ...]:
+        """Terms that only need a mean and have one factor of a logger, by its kind."""
+        crosses = []
+        for kind in OF_LOGGER:
+            factors = {t: f for t in self.needs.terms if (f := self._split(t, kind))}
+            stems = sorted({_without(t, f) for t, f in factors.items()}, key=_order)
+            rows = {stem: k for k, stem in enumerate(stems)}
+            columns = {f: k for k, f in enumerate(dict.fromkeys(factors.values()))}
+            places = {t: (rows[_without(t, f)], columns[f]) for t, f in factors.items()}
+            if factors:
+                crosses.append(Cross(kind, tuple(rows), tuple(columns), places))
+        return tuple(crosses)
+
+    def _split(self, term: Term, kind: str) -> Factor | None:
+        """The factor of a logger, if a term is a mean of one such factor and a stem."""
+        needs = self.needs
+        mine = [f for f in term.factors if f.logger]
+        if len(mine) != 1 or len(term.factors) == 1 or mine[0].name != kind:
+            return None
+        more = (needs.scattered, needs.extremes, needs.tails, needs.histograms)
+        return None if any(term in terms for terms in more) else mine[0]
+
+    @cached_property
+    def _dense(self) -> set[Term]:
+        """Terms whose pairs are all computed: those of the largest group, or all if few."""
+        scattered = self.needs.scattered
+        if len(scattered) <= ALL_AT_ONCE:
+            return set(scattered)
+        groups: list[set[Term]] = [set(group) for group in self.needs.groups]
+        return max(groups, key=len)
+
+    @cached_property
+    def singles(self) -> tuple[Term, ...]:
+        """Terms with a row of their own, in the order of the rows; `ONE` is among them."""
+        crossed = {t for cross in self.crosses for t in cross.terms}
+        dense = self._dense
+        rest = {t for t in self.needs.terms if t not in crossed} - dense
+        return (*sorted(dense, key=_order), ONE, *sorted(rest, key=_order))
+
+    @cached_property
+    def rows(self) -> dict[Term, int]:
+        """Row of each single term, factor and stem."""
+        stems = [stem for cross in self.crosses for stem in cross.stems]
+        factors = {Term((f,)) for t in (*self.singles, *stems) for f in t.factors}
+        terms = [*self.singles, *stems, *sorted(factors, key=_order)]
+        return {term: row for row, term in enumerate(dict.fromkeys(terms))}
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """Matrix products that cover the wanted pairs."""
+        place = {t: k for k, t in enumerate(self.singles)}
+        wanted = wanted_pairs(place, self.needs)
+        ones, size = place[ONE], len(self._dense)
+        wanted[ones, :ones] = wanted[ones + 1 :, ones] = True
+        return tuple(_cover(np.tril(wanted), size + (size >= HALF), size + 1))
+
+    @cached_property
+    def pairs(self) -> IntArray:
+        """Rows of each wanted pair of terms, in the order of `Sums.products`; shape (2, p)."""
+        parts = [np.empty((2, 0), dtype=np.int64)]
+        for product in self.products:
+            rows = np.arange(product.rows.start, product.rows.stop)
+            columns = np.arange(product.columns.start, product.columns.stop)
+            if not product.each:
+                rows, columns = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
+            parts.append(np.stack([rows, columns])[:, product.entries])
+        return np.concatenate(parts, axis=1)
+
+    @cached_property
+    def sums(self) -> tuple[IntArray, IntArray]:
+        """Places of the pairs with `ONE`, and row of the other term of each."""
+        ones = self.singles.index(ONE)
+        left, right = self.pairs
+        places = np.flatnonzero((left == ones) | (right == ones))
+        return places, (left + right)[places] - ones
+
+    @cached_property
+    def batch_rows(self) -> int:
+        """Rows of a batch that memory has room for."""
+        wide = len(self.rows) + sum(len(c.factors) for c in self.crosses) + 16
+        return min(max(DOUBLES // wide, FEWEST_ROWS), self.most_rows)
 
 
-def no_tails(layout: Layout, program: Program, floors: FloatArray) -> Tails:
-    """Room for what may be among the largest."""
-    tails = len(program.needs.tails)
-    shape = (tails, ENOUGH + _at_once(layout))
-    groups = np.empty(shape, dtype=np.int32)
-    return Tails(floors, np.empty(shape), groups, np.zeros(tails, dtype=np.int64))
+def wanted_pairs(place: Mapping[Term, int], needs: Needs) -> NDArray[np.bool]:
+    """Whether the product of each pair of terms is wanted, terms in these places."""
+    wanted = np.zeros((len(place), len(place)), dtype=bool)
+    for group in needs.groups:
+        mine = [place[t] for t in group]
+        wanted[np.ix_(mine, mine)] = True
+    return wanted
 
 
-def room(layout: Layout, program: Program) -> Ordered:
-    """Room for rows and for the work on them."""
-    rows, at_once = len(program.rows) + SPARE, _at_once(layout)
-    return Ordered(
-        columns=np.empty((len(layout.columns), at_once)),
-        places=np.empty(at_once, dtype=np.int32),
-        ends=np.empty(len(layout.groups) + 1, dtype=np.int64),
-        work=np.empty((rows, int(np.clip(WORK // rows, FEWEST_ROWS, MOST_ROWS)))),
-    )
+def _cover(wanted: NDArray[np.bool], wide: int, high: int) -> list[Product]:
+    """Cover the wanted pairs by products; the first is that of the dense terms."""
+    products: list[Product] = []
+    pairs = 0
+
+    def take(rows: slice, columns: slice, *, each: bool) -> None:
+        nonlocal pairs
+        block = wanted[rows, columns]
+        entries = np.flatnonzero(np.diagonal(block) if each else block)
+        products.append(
+            Product(rows, columns, each, entries, slice(pairs, pairs + len(entries)))
+        )
+        pairs += len(entries)
+        if each:
+            np.fill_diagonal(block, val=False)
+        else:
+            block[:] = False
+
+    if wide:
+        take(slice(0, high), slice(0, wide), each=False)
+    for row, column in np.argwhere(wanted).tolist():
+        if wanted[row, column]:
+            across = _length(wanted[row, column:])
+            down = _length(np.all(wanted[row:, column : column + across], axis=1))
+            along = _length(np.diagonal(wanted[row:, column:]))
+            each = along > across * down
+            down, across = (along, along) if each else (down, across)
+            take(slice(row, row + down), slice(column, column + across), each=each)
+    return products
 
 
-def _at_once(layout: Layout) -> int:
-    """Rows that are ordered at once."""
-    return ROWS if len(layout.groups) <= MANY_GROUPS else MANY_ROWS
+def _length(wanted: NDArray[np.bool]) -> int:
+    """Number of True values before the first False."""
+    return int(np.argmin(wanted)) if not wanted.all() else len(wanted)
+
+
+def _order(term: Term) -> tuple[object, ...]:
+    """Key that sorts terms of one form next to each other, those without a target last."""
+    targeted = any(f.target for f in term.factors)
+    return (not targeted, len(term.factors), [(f.name, f.rule) for f in term.factors], term.key)
+
+
+def _without(term: Term, factor: Factor) -> Term:
+    return Term(tuple(f for f in term.factors if f != factor))

@@ -16,22 +16,26 @@ if TYPE_CHECKING:
 SMALLEST, LARGEST = -64, 64  # powers of two; the outermost bins also count values outside
 BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros
 SHIFT = 51  # bits below the exponent's and the first of the fraction
-FIRST = (1023 + SMALLEST) << 1  # these bits of the smallest power
+LEADING = 1 << (64 - SHIFT - 1)  # patterns of the remaining bits, without the sign
+FIRST = (1023 + SMALLEST) << 1  # pattern of the smallest power
 
 
-def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of each non-negative value; NaN counts in the last.
+def counts(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the number of values in each bin, shape (BINS,); none may be negative.
 
-    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
-    [0, 129, 129, 130, 131]
+    NaN is counted in the last bin.
+
+    >>> np.flatnonzero(counts(np.array([0.0, 1.0, 1.4, 1.5, 2.0]))).tolist()
+    [0, 129, 130, 131]
     """
-    numbers = values.view(np.int64) >> SHIFT
-    numbers -= FIRST - 1
-    np.maximum(numbers, 1, out=numbers)
-    np.minimum(numbers, BINS - 1, out=numbers)
-    if not values.min(initial=1.0) > 0:
-        numbers[values == 0] = 0
-    return numbers
+    leading = values.view(np.int64) >> SHIFT
+    leading &= LEADING - 1  # the sign of -0.0
+    patterns = np.bincount(leading, minlength=LEADING)
+    inner = patterns[FIRST:]
+    zeros = np.count_nonzero(values == 0) if patterns[0] else 0
+    small = patterns[:FIRST].sum() + inner[0] - zeros
+    large = inner[BINS - 2 :].sum()
+    return np.concatenate([[zeros, small], inner[1 : BINS - 2], [large]])
 
 
 def edges() -> NDArray[np.float64]:
