@@ -277,7 +277,7 @@ def test_a_rival_left_out_is_a_dash() -> None:
         Key("evaluate", 10**6, 100): Measurement(12.34, 1300.0),
     }
     line = speed_chart.table(kept).splitlines()[-1]
-    assert line == "| 1,000,000 | 100 | 5 | 0.50 (200) | 12.3 (1,300) | - | - | - | - | - | - |"
+    assert line == "| 1,000,000 | 100 | 5 | 0.50 (200) | 12.3 (1,300) | - | - | - | - | - |"
 
 
 def test_the_chart_has_a_panel_for_each_size_and_quantity() -> None:
