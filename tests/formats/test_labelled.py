@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 
 import poolwise as pw
 from poolwise.errors import UsageError
-from poolwise.formats.labelled import ByRow, bandit_log, correct_labels, true_value
+from poolwise.formats.labelled import bandit_log, correct_labels, true_value
 from poolwise.log.crf import PairwiseCRF, UnaryCRF
+from poolwise.log.policy import Batch
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def test_the_true_value_of_a_crf_is_the_mean_of_its_marginals() -> None:
     assert true_value(contexts, labels, crf) == pytest.approx(expected, rel=1e-12)
 
 
-def test_sparse_contexts_are_found_by_row() -> None:
+def test_a_log_of_sparse_contexts_has_their_row_numbers() -> None:
     contexts, labels = multi_label()
     contexts[np.abs(contexts) < 0.3] = 0
     sparse, crf = csr_array(contexts), UnaryCRF.fit(contexts, labels)
@@ -110,9 +111,8 @@ def test_sparse_contexts_are_found_by_row() -> None:
     )
     rows = table(log)
     assert "features" not in rows
-    expected = np.mean(rows["reward"])  # the target is the logger: all weights are 1
-    found = pw.evaluate(log, ByRow(crf, sparse), "naive")["target"].estimates["naive"]
-    assert found.value == pytest.approx(expected, rel=1e-12)
+    batch = Batch(np.asarray(rows["action"]), {"features": contexts[rows["row"]]})
+    assert crf.prob(batch) == pytest.approx(np.asarray(rows["propensity"]), rel=1e-12)
 
 
 def test_every_draw_has_randomness_of_its_own() -> None:

@@ -519,7 +519,7 @@ def test_every_source_gives_the_same(source: str, tmp_path: Path) -> None:
     found = read(SOURCES[source](table, tmp_path))
     expected = float(value(of_items_above, short=True))
     assert values(found) == pytest.approx(dict.fromkeys(ALL, expected), rel=1e-12)
-    lazy = source in {"files", "csv", "select"}
+    lazy = source in {"files", "select"}
     assert isinstance(found.log.source, str) == lazy
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from poolwise.errors import (
     nearest,
 )
 from poolwise.log.log import file_format
+from poolwise.log.policy import Uniform
 from tests.support.messages import refused
 
 ROLES: dict[str, Any] = {"logger": "policy", "reward": "click", "propensity": "p"}
@@ -168,3 +170,30 @@ def test_errors_carry_their_data_and_belong_to_one_family() -> None:
 def test_a_finding_reads_as_what_was_seen_and_what_to_do() -> None:
     assert str(Finding("code", "It rains.", "Take a coat.")) == "It rains. Take a coat."
     assert str(Finding("code", "It rains.")) == "It rains."
+
+
+def test_a_notebook_shows_sources_and_roles_without_reading(tmp_path: Path) -> None:
+    missing = tmp_path / "no.parquet"
+    log = Log(
+        {"a": missing, "b<": pa.table({"r": [1.0]})},
+        reward="r * 2",
+        propensity=Uniform(2),
+        propensities={"a": None, "b<": "p_b"},
+        context=["age", "country"],
+    )
+    cells = re.findall("<th>(.*?)</th><td>(.*?)</td>", log._repr_html_())
+    assert cells == [
+        ("source of a", str(missing)),
+        ("source of b&lt;", "pyarrow Table"),
+        ("reward", "r * 2"),
+        ("propensity", "Uniform(actions=range(0, 2))"),
+        ("propensity of b&lt;", "p_b"),
+        ("context", "age, country"),
+    ]
+
+
+def test_a_notebook_shows_the_table_of_a_database_and_cuts_long_texts() -> None:
+    page = Log(table="events", connection=object(), reward="r" * 999, propensity="p")
+    assert "<th>source</th><td>events</td>" in page._repr_html_()
+    assert "rrr…</td>" in page._repr_html_()
+    assert len(page._repr_html_()) < 400

@@ -1,7 +1,7 @@
 """The bundled log: handwritten digits as bandit feedback, with a known truth.
 
-Three classifiers of unequal quality logged which digit they took an image for;
-the reward is 1 if they were right.  `scripts/make_bundled_log.py` made the file.
+Three classifiers of different quality logged the digit that they predicted for an image;
+the reward is 1 if it is right.  `scripts/make_bundled_log.py` writes the file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TARGETS = {"candidate": "p_candidate"}
 
 
 def digits_path() -> Path:
-    """Where the file is."""
+    """Return the path of the file."""
     return Path(str(files("poolwise") / "data" / "digits.parquet"))
 
 
 def digits_log() -> Log:
-    """The bundled log, with the probability of every row under every logger.
+    """Return the bundled log, with the probability of every row under every logger.
 
     >>> digits_log().crossed
     True
@@ -39,7 +39,7 @@ def digits_log() -> Log:
 
 
 def digits_truth() -> dict[str, float]:
-    """True value of each target, from the file's metadata.
+    """Return the true value of each target, from the file's metadata.
 
     >>> 0 < digits_truth()["candidate"] < 1
     True

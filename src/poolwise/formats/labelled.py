@@ -1,9 +1,8 @@
 """Simulated logs from labelled data: supervised learning turned into a bandit.
 
-Draw a context of the data set, let the logger act, and reveal the reward of that
-action only.  Since all labels are known, so is the true value of every policy,
-which makes such logs the usual test bed (Agarwal et al., "Taming the Monster",
-2014; the paper does the same).
+A row draws a context of the data set and an action of the logger, and records the reward
+of that action only.  All labels are known, and so is the true value of every policy, which
+makes such logs the usual test bed (Agarwal et al., "Taming the Monster", 2014).
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
     from poolwise.log.policy import AnyArray, PolicyLike
 
 Contexts: TypeAlias = "FloatArray | csr_array[Any] | Mapping[str, AnyArray]"
-# labels of some rows and the actions played there, to rewards
+# from labels of rows and the actions played there to rewards
 Reward: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], FloatArray]
 
-FEATURES = "features"  # column of the context where it is one matrix
-ROWS = 65_536  # rows drawn and scored at a time: features of all of them may not fit
+FEATURES = "features"  # column of a context that is one matrix
+DRAWN_ROWS = 65_536  # at a time: the features of all rows may not fit in memory
 
 
 def correct_labels(labels: NDArray[Any], actions: NDArray[Any]) -> FloatArray:
-    """Number of labels assigned correctly, the paper's utility.
+    """Count the labels that are assigned correctly, the paper's reward.
 
     >>> correct_labels(np.array([[1, 0, 1]]), np.array([4])).tolist()  # 4 is [0, 0, 1]
     [2.0]
@@ -45,7 +44,7 @@ def correct_labels(labels: NDArray[Any], actions: NDArray[Any]) -> FloatArray:
 
 
 def correct_class(labels: NDArray[Any], actions: NDArray[Any]) -> FloatArray:
-    """1 where the action is the class of the row, else 0."""
+    """Return 1 if the action is the class of the row, else 0."""
     return np.asarray(labels == actions, dtype=np.float64)
 
 
@@ -59,17 +58,17 @@ def bandit_log(
     targets: Mapping[str, PolicyLike] | None = None,
     reward: Reward | None = None,
 ) -> Log:
-    """A log of several policies acting on the rows of a labelled data set.
+    """Simulate a log of several policies that act on a labelled data set.
 
-    Every row of the log draws its context anew, with replacement, and its action with
-    randomness of its own.  Columns: ``logger``, ``row`` (of the data set), ``action``,
-    ``reward``, ``propensity``, one ``propensity_k`` for the k-th logger, one
-    ``NAME_prob`` for each target, and the context if it is not sparse.
+    Every row of the log draws its own context, with replacement, and its own action.
+    Columns: ``logger``, ``row`` (of the data set), ``action``, ``reward``, ``propensity``,
+    one ``propensity_k`` for the k-th logger, one ``NAME_prob`` for each target, and the
+    context if it is not sparse.
 
     Args:
         contexts: A matrix of features, dense or sparse, or named columns.
         labels: One class per row, or a matrix of 0 and 1, one vector per row.
-        loggers: Policies that know all their actions, such as a CRF or a classifier.
+        loggers: Policies with a list of actions, such as a CRF or a classifier.
         counts: Rows that each logger writes.
         rng: Source of all randomness.
         targets: Policies whose probability of the logged action is recorded.
@@ -78,14 +77,14 @@ def bandit_log(
     """
     import pyarrow as pa
 
-    known = np.asarray(labels)
-    _check(known, _length(contexts), loggers, counts)
+    truth = np.asarray(labels)
+    _check(truth, _length(contexts), loggers, counts)
     acting = {str(name): as_policy(policy) for name, policy in loggers.items()}
-    asked = {f"{name}_prob": as_policy(p) for name, p in (targets or {}).items()}
-    asked |= {f"propensity_{k}": policy for k, policy in enumerate(acting.values())}
-    play = _Play(contexts, known, reward or _default_reward(known))
+    scored = {f"{name}_prob": as_policy(p) for name, p in (targets or {}).items()}
+    scored |= {f"propensity_{k}": policy for k, policy in enumerate(acting.values())}
+    play = _Play(contexts, truth, reward or _default_reward(truth))
     tables = [
-        pa.table(play.rows(name, size, acting, asked, rng))
+        pa.table(play.rows(name, size, acting, scored, rng))
         for name in acting
         for size in _sizes(counts[name])
     ]
@@ -96,30 +95,8 @@ def bandit_log(
         reward="reward",
         propensity="propensity",
         propensities={name: f"propensity_{k}" for k, name in enumerate(acting)},
-        context=tuple(_kept(contexts)) or ("row",),
+        context=tuple(_columns(contexts)) or ("row",),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class ByRow:
-    """A policy that finds its context by row number, where the log has only that.
-
-    Logs of sparse data do not repeat the features; `ByRow(policy, contexts)` scores
-    them all the same.
-
-    Attributes:
-        policy: The policy to ask.
-        contexts: Features of every row of the data set.
-        column: Column with the row numbers.
-    """
-
-    policy: Policy
-    contexts: Contexts
-    column: str = "row"
-
-    def prob(self, batch: Batch) -> FloatArray:
-        rows = np.asarray(batch[self.column], dtype=np.int64)
-        return self.policy.prob(_batch(self.contexts, rows, batch.action))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,14 +112,14 @@ class _Play:
         logger: str,
         size: int,
         acting: Mapping[str, Policy],
-        asked: Mapping[str, Policy],
+        scored: Mapping[str, Policy],
         rng: np.random.Generator,
     ) -> dict[str, object]:
-        """Columns of some rows that one logger writes."""
+        """Draw rows of one logger, as columns."""
         rows = rng.integers(len(self.labels), size=size)
         actions = draw(acting[logger], _batch(self.contexts, rows, rows), rng)
         batch = _batch(self.contexts, rows, actions)
-        probs = {name: policy.prob(batch) for name, policy in asked.items()}
+        probs = {name: policy.prob(batch) for name, policy in scored.items()}
         return {
             "logger": [logger] * size,
             "row": rows,
@@ -150,20 +127,20 @@ class _Play:
             "reward": self.reward(self.labels[rows], actions),
             "propensity": probs[f"propensity_{list(acting).index(logger)}"],
             **probs,
-            **{name: _listed(batch[name]) for name in _kept(self.contexts)},
+            **{name: _listed(batch[name]) for name in _columns(self.contexts)},
         }
 
 
 def draw(policy: Policy, batch: Batch, rng: np.random.Generator) -> NDArray[Any]:
-    """One action for each row; the logged actions of the batch are not read."""
+    """Draw one action for each row; the logged actions of the batch are not read."""
     if isinstance(policy, LabelPolicy):
         return to_masks(policy.sample(batch, rng))
     if not is_distribution(policy):
-        raise UsageError(f"{policy!r} does not know all its actions, so none can be drawn")
+        raise UsageError(f"a logger must have a list of its actions, got {policy!r}")
     below = policy.distribution(batch).cumsum(axis=1)
     uniform = rng.random(len(below)) * below[:, -1]  # the sum may miss 1 by rounding
-    place = (below <= uniform[:, None]).sum(axis=1)
-    actions: NDArray[Any] = np.asarray(policy.actions)[place]
+    index = (below <= uniform[:, None]).sum(axis=1)
+    actions: NDArray[Any] = np.asarray(policy.actions)[index]
     return actions
 
 
@@ -174,18 +151,18 @@ def true_value(
     *,
     reward: Reward | None = None,
 ) -> float:
-    """Mean reward of a policy over the rows of a labelled data set, exactly."""
-    known, asked = np.asarray(labels), as_policy(policy)
-    if not is_distribution(asked):
-        raise UsageError(f"{asked!r} does not know all its actions: its value is no finite sum")
-    actions, pay = np.asarray(asked.actions), reward or _default_reward(known)
+    """Return the exact mean reward of a policy over the rows of a labelled data set."""
+    truth, target = np.asarray(labels), as_policy(policy)
+    if not is_distribution(target):
+        raise UsageError(f"the policy must have a list of its actions, got {target!r}")
+    actions, pay = np.asarray(target.actions), reward or _default_reward(truth)
     total, step = 0.0, max(1, (1 << 20) // len(actions))
-    for first in range(0, len(known), step):
-        rows = np.arange(first, min(first + step, len(known)))
-        prob = asked.distribution(_batch(contexts, rows, rows))
+    for first in range(0, len(truth), step):
+        rows = np.arange(first, min(first + step, len(truth)))
+        prob = target.distribution(_batch(contexts, rows, rows))
         of_row, of_action = np.repeat(rows, len(actions)), np.tile(actions, len(rows))
-        total += float(prob.ravel() @ pay(known[of_row], of_action))
-    return total / len(known)
+        total += float(prob.ravel() @ pay(truth[of_row], of_action))
+    return total / len(truth)
 
 
 def _default_reward(labels: NDArray[Any]) -> Reward:
@@ -193,7 +170,7 @@ def _default_reward(labels: NDArray[Any]) -> Reward:
 
 
 def _sizes(count: int) -> list[int]:
-    return [min(ROWS, count - first) for first in range(0, count, ROWS)]
+    return [min(DRAWN_ROWS, count - first) for first in range(0, count, DRAWN_ROWS)]
 
 
 def _length(contexts: Contexts) -> int:
@@ -205,19 +182,19 @@ def _length(contexts: Contexts) -> int:
 def _batch(contexts: Contexts, rows: NDArray[np.int64], actions: NDArray[Any]) -> Batch:
     if isinstance(contexts, Mapping):
         return Batch(actions, {name: values[rows] for name, values in contexts.items()})
-    # a sparse matrix is no array, but CRFs take it as it is
+    # CRFs accept sparse matrices, which are not arrays
     return Batch(actions, {FEATURES: cast("FloatArray", contexts[rows])})
 
 
-def _kept(contexts: Contexts) -> list[str]:
-    """Context columns that a log can hold."""
+def _columns(contexts: Contexts) -> list[str]:
+    """Return the context columns that a log can hold."""
     if isinstance(contexts, Mapping):
         return list(contexts)
     return [FEATURES] if isinstance(contexts, np.ndarray) else []
 
 
 def _listed(values: AnyArray) -> object:
-    """A matrix as a column of lists, anything else as it is."""
+    """Return a matrix as a column of lists, and other values unchanged."""
     import pyarrow as pa
 
     if values.ndim == 1:
@@ -230,11 +207,13 @@ def _check(
 ) -> None:
     problems = []
     if len(labels) != rows or not rows:
-        problems.append(f"{rows} contexts do not go with {len(labels)} rows of labels")
+        problems.append(
+            f"contexts and labels must have the same rows, got {rows} and {len(labels)}"
+        )
     if labels.ndim == 2:
         label_vectors(labels.shape[1])
     if not loggers or set(counts) != set(loggers):
-        problems.append("counts must give the rows of every logger, and of no other")
+        problems.append("counts must name exactly the loggers")
     if any(int(count) != count or count < 1 for count in counts.values()):
         problems.append("counts must be whole numbers above 0")
     if problems:

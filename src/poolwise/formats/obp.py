@@ -1,8 +1,8 @@
 """Open Bandit Pipeline: its dictionaries of arrays become a log.
 
-OBP keeps dense arrays, rows times actions times positions, and one propensity per row.
-What an evaluation asks for is one number per row and logger: the probability of the action
-that was played.  That number is picked out here; the dense arrays are not kept.
+OBP has dense arrays, rows times actions times positions, and one propensity per row.  An
+evaluation needs one number per row and logger: the probability of the logged action.  This
+module extracts that number and does not keep the dense arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import AnyArray, FloatArray, IntArray
 
-BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as OBP has them
+BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as in OBP
 TARGET = "target_prob"
 STRATA = ("stratum_idx", "strata")  # OBP renamed these keys; the older names come second
 AVERAGES = ("pscore_avg", "pscore_star")
@@ -37,10 +37,10 @@ def from_obp(
 ) -> Log:
     """Turn the `bandit_feedback` of Open Bandit Pipeline into a log.
 
-    Loggers are labelled by `stratum_idx`; without it there is one, called "log".  Their
+    Loggers are labelled by `stratum_idx`; without it there is one, "log".  Their
     cross-propensities come from `behavior`; or, with two loggers, from `pscore_avg`, since
     the mixture and one of two parts give the other.  With more, `pscore_avg` becomes the
-    log's `mixture`; without it only own propensities are known, and balanced is refused.
+    log's `mixture`; without it only own propensities are known, and balanced is rejected.
 
     Args:
         bandit_feedback: The dictionary, of one logger or several.
@@ -75,7 +75,7 @@ def from_obp(
     targets = _targets(rows, action_dist)
     taken = [name for name in targets if name in {*columns, *context}]
     if taken:
-        raise UsageError(f"the target {taken[0]!r} has the name of a column: rename it")
+        raise UsageError(f"a target must not have the name of a column: rename {taken[0]!r}")
     return Log(
         _table({**columns, **context, **targets}),
         logger="logger",
@@ -89,11 +89,13 @@ def from_obp(
 
 
 class _Rows:
-    """Reads arrays out of the dictionary, and refuses those that do not fit it."""
+    """Reads arrays of the dictionary, and rejects those of a wrong shape or range."""
 
     def __init__(self, feedback: BanditFeedback) -> None:
         if not isinstance(feedback, Mapping):
-            raise UsageError(f"bandit_feedback is a dictionary, not {type(feedback).__name__}")
+            raise UsageError(
+                f"bandit_feedback must be a dictionary, got {type(feedback).__name__}"
+            )
         needed = ("n_actions", "action", "reward")
         missing = [key for key in needed if feedback.get(key) is None]
         if missing:
@@ -102,7 +104,7 @@ class _Rows:
         self.count = len(np.asarray(feedback["action"]))
         if feedback.get("n_rounds", self.count) != self.count:
             raise UsageError(
-                f"n_rounds is {feedback['n_rounds']}, and there are {self.count} actions"
+                f"n_rounds is {feedback['n_rounds']}, but there are {self.count} actions"
             )
         self.actions = int(feedback["n_actions"])
         self.action = self._indices("action", self.actions)
@@ -120,7 +122,7 @@ class _Rows:
         return next((name for name in names if self.feedback.get(name) is not None), None)
 
     def labels(self) -> AnyArray:
-        """Label of each row's logger."""
+        """Return the label of each row's logger."""
         name = self.first_of(STRATA)
         if name is None:
             return np.full(self.count, "log")
@@ -131,55 +133,59 @@ class _Rows:
             return self.vector("pscore")
         if self.feedback.get("pi_b") is not None:
             return self.at_action("pi_b", self.feedback["pi_b"])
-        raise UsageError("bandit_feedback has neither pscore nor pi_b: nothing replaces them")
+        raise UsageError("bandit_feedback must have pscore or pi_b")
 
     def at_action(self, name: str, values: ArrayLike) -> FloatArray:
-        """Probability of the logged action at its position, one number per row."""
+        """Return the probability of the logged action at its position, one per row."""
         array = np.asarray(values)
         if array.ndim == 1:
             return _numbers(name, array, (self.count,))
         if array.ndim == 2:
             array = array[:, :, None]
         dense = _numbers(name, array, (self.count, self.actions, *array.shape[2:3]))
-        off = np.abs(dense.sum(axis=1) - 1) > SUM_TOLERANCE
-        if off.any():
-            bad = int(off.any(axis=1).sum())
-            raise UsageError(f"{name} does not sum to 1 over the actions in {bad:,} rows")
+        invalid = (np.abs(dense.sum(axis=1) - 1) > SUM_TOLERANCE).any(axis=1)
+        if invalid.any():
+            count = int(invalid.sum())
+            raise UsageError(f"{name} does not sum to 1 over the actions in {count:,} rows")
         return dense[np.arange(self.count), self.action, self._position(name, dense.shape[2])]
 
     def _position(self, name: str, positions: int) -> IntArray:
         if self.feedback.get("position") is not None:
             return self._indices("position", positions)
         if positions > 1:
-            raise UsageError(f"{name} has {positions} positions, and bandit_feedback has none")
+            raise UsageError(
+                f"bandit_feedback must have `position`, since {name} has {positions} positions"
+            )
         return np.zeros(self.count, dtype=np.int64)
 
     def context(self) -> dict[str, pa.Array | AnyArray]:
-        """The context as one column of lists, and the position where there are several."""
+        """Return the context as one column of lists, and the position if there is one."""
         import pyarrow as pa
 
-        found: dict[str, pa.Array | AnyArray] = {}
+        columns: dict[str, pa.Array | AnyArray] = {}
         if self.feedback.get("context") is not None:
             matrix = np.asarray(self.feedback["context"], dtype=np.float64)
             if matrix.ndim != 2 or len(matrix) != self.count:
-                raise UsageError(f"context has shape {matrix.shape}, not ({self.count}, d)")
+                raise UsageError(
+                    f"context must have shape ({self.count}, d), got {matrix.shape}"
+                )
             flat = pa.array(matrix.ravel())
-            found["context"] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+            columns["context"] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
         if self.feedback.get("position") is not None:
-            found["position"] = self._indices("position", 2**31)
-        return found
+            columns["position"] = self._indices("position", 2**31)
+        return columns
 
 
 def _numbers(name: str, values: object, shape: tuple[int, ...]) -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{name} does not hold numbers: {error}") from error
+        raise UsageError(f"{name} must hold numbers: {error}") from error
     if array.shape != shape:
-        raise UsageError(f"{name} has shape {array.shape}, not {shape}")
+        raise UsageError(f"{name} must have shape {shape}, got {array.shape}")
     if not np.isfinite(array).all():
         count = int((~np.isfinite(array)).sum())
-        raise UsageError(f"{name} holds {count:,} values that are not finite numbers")
+        raise UsageError(f"{name} must hold finite numbers; {count:,} values are not finite")
     return array
 
 
@@ -189,14 +195,14 @@ def _crossed(
     own: FloatArray,
     behavior: Mapping[Any, ArrayLike] | None,
 ) -> dict[str, FloatArray]:
-    """Probability of each logged action under every logger; empty where it is unknown."""
+    """Return the probability of each logged action under every logger, if known."""
     present = sorted(set(labels.tolist()))
     if behavior is not None:
-        given = {str(key): values for key, values in behavior.items()}
-        unknown = [label for label in present if label not in given]
-        if unknown:
-            raise UsageError(f"behavior has no logger {', '.join(unknown)}: it needs them all")
-        return {k: rows.at_action(f"behavior[{k!r}]", v) for k, v in given.items()}
+        by_label = {str(key): values for key, values in behavior.items()}
+        missing = [label for label in present if label not in by_label]
+        if missing:
+            raise UsageError(f"behavior must have every logger, lacks {', '.join(missing)}")
+        return {k: rows.at_action(f"behavior[{k!r}]", v) for k, v in by_label.items()}
     average = rows.first_of(AVERAGES)
     if average is None or len(present) != TWO:
         return {}
@@ -206,31 +212,31 @@ def _crossed(
 def other_of_two(
     labels: AnyArray, own: FloatArray, average: FloatArray
 ) -> dict[str, FloatArray]:
-    r"""Both loggers' probabilities from a row's own and the mixture's.
+    r"""Return both loggers' probabilities, from a row's own and the mixture's.
 
     $$\pi_{other} = (\pi_{avg} - \alpha_{own} \pi_{own}) / \alpha_{other},
       \qquad \alpha_i = n_i / n$$
 
-    OBP mixes by the shares it was asked for, which rounding moves from those of the rows
-    by up to 1/n; the result may leave [0, 1] by as much, and is brought back.
+    OBP mixes by the requested shares, which differ from those of the rows by up to 1/n; the
+    result may leave [0, 1] by as much, and is clipped.
 
     >>> both = other_of_two(np.array(["0", "1"]), np.array([0.2, 0.6]), np.array([0.5, 0.4]))
     >>> both["0"].round(3).tolist(), both["1"].round(3).tolist()
     ([0.2, 0.2], [0.8, 0.6])
     """
-    names, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
     share = counts / len(labels)
-    other = (average - share[place] * own) / share[1 - place]
-    off = np.maximum(-other, other - 1) > 1 / counts.min() + 1e-6
-    if off.any():
+    other = (average - share[index] * own) / share[1 - index]
+    invalid = np.maximum(-other, other - 1) > 1 / counts.min() + 1e-6
+    if invalid.any():
         raise UsageError(
-            f"pscore_avg cannot be the mixture of the two loggers in {int(off.sum()):,} of "
+            f"pscore_avg cannot be the mixture of the two loggers in {int(invalid.sum()):,} of "
             f"{len(own):,} rows: the other logger's probability would be "
-            f"{other[off][0]:.6g}. Give `behavior`, the probabilities of each logger."
+            f"{other[invalid][0]:.6g}. Pass `behavior`, the probabilities of each logger."
         )
     other = other.clip(0.0, 1.0)
     return {
-        str(name): np.where(place == k, own, other) for k, name in enumerate(names.tolist())
+        str(name): np.where(index == k, own, other) for k, name in enumerate(names.tolist())
     }
 
 

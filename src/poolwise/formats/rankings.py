@@ -1,10 +1,10 @@
 """Rankings: a log with several positions per request becomes an ordinary log.
 
 A policy that fills a list draws an item for each position, and every position may
-earn a reward.  What a request is worth is the sum over its positions, and each
-reward is weighted by the part of the list that it depends on.  That part, position
-by position, is all that this module computes: the rows it returns go through the
-same estimators as any others, with the rows of a request kept together.
+earn a reward.  The value of a request is the sum over its positions, and each reward
+is weighted by the probability of the part of the list that it depends on.  This module
+computes these probabilities; the same estimators read its rows, with the request as
+the cluster.
 
 Li et al. (KDD 2018), independent; McInerney et al. (KDD 2020), cascade; METHODS E5.
 """
@@ -30,7 +30,7 @@ Model = Literal["cascade", "independent", "whole"]
 
 
 class RankingLog(NamedTuple):
-    """What `evaluate`, `compare` and `plan` take: a log of positions, and its targets.
+    """A log of positions and its targets, as `evaluate`, `compare` and `plan` take them.
 
     Attributes:
         log: One row per request and position (per request, if the model is "whole").
@@ -66,32 +66,33 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
       \qquad \pi_i(y_{1:k}|x) = \prod_{l \le k} \pi_i(y_l|x, y_{<l})$$
 
     in the cascade model: the mixture of products, with $n_i$ *requests* of logger $i$. A
-    product of mixtures would describe a logger that is drawn anew at each position; nobody
-    logged that. Requests are checked here to be whole. Files and queries are read again by
-    each evaluation: call this again when they have changed.
+    product of mixtures would describe a logger that is drawn at each position, which is a
+    different policy. Requests must be complete. Parquet files and queries are read again by
+    each evaluation: call this function again when they have changed. Other sources are read
+    into memory.
 
     Args:
         source: Rows, as for `Log`.
         targets: Probability of the logged item at its position under each new policy, by
-            name: a column or a SQL expression. One alone is called "target".
+            name: a column or a SQL expression. A single one gets the name "target".
         request: Column or SQL expression of the request; unique over all loggers.
         position: Position in the list: 1, 2, 3, ... or 0, 1, 2, ..., without a gap.
         reward: Reward of the position.
         logger: The policy that wrote the row, as for `Log`.
         propensity: Probability of the logged item at its position, under its own logger.
         propensities: The same under every logger, by label.
-        model: What a reward may depend on: "cascade", the items up to its position;
-            "independent", the item at its position alone; "whole", the whole list. All
-            probabilities are given the items above in the first and the last model, and
-            marginal ones of the position in the independent model.
-        cluster: Unit whose requests belong together, such as a user; by default the request.
+        model: Items that a reward may depend on: "cascade", the items up to its position;
+            "independent", only the item at its position; "whole", the whole list.
+            Probabilities are conditional on the items above in the first and the last
+            model, and marginal in the independent model.
+        cluster: Column that groups dependent requests, such as a user; by default the request.
         trained_on: Policies that were trained on logs of others, as for `Log`.
-        log_probabilities: All probabilities are given as natural logarithms.
+        log_probabilities: All probabilities are natural logarithms.
         reader_options: Options for DuckDB's file reader.
 
     Raises:
-        LogError: Rows break a rule, or requests are not whole: a position twice or missing,
-            two loggers in one request, no request at all.
+        LogError: Rows break a rule, or requests are not complete: a position twice or
+            missing, two loggers in one request, no request at all.
 
     Examples:
         >>> import pyarrow as pa
@@ -133,10 +134,10 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         if faults or torn:
             raise LogError([*faults, *torn])
         text = _text(rows.connection, _query(rows.table, units, shape, model))
-        frames = any(part.kind == "frame" for part in long.parts)
-        found = _run(rows.connection, text) if frames else text
-    alone = model == "whole" and cluster is None  # each request is one row
-    return _as_log(found, long, named, None if alone else "cluster")
+        lasting = all(part.kind in {"parquet", "select"} for part in long.parts)
+        positions = text if lasting else _run(rows.connection, text)
+    single = model == "whole" and cluster is None  # each request is one row
+    return _as_log(positions, long, named, None if single else "cluster")
 
 
 def _refuse_misuse(
@@ -146,23 +147,23 @@ def _refuse_misuse(
     propensities: Mapping[Any, object] | None,
 ) -> None:
     if model not in get_args(Model):
-        known = ", ".join(map(repr, get_args(Model)))
-        raise UsageError(f"`model` is one of {known}, not {model!r}")
+        models = ", ".join(map(repr, get_args(Model)))
+        raise UsageError(f"model must be one of {models}, got {model!r}")
     if not targets:
-        raise UsageError("there is no target: name one policy at least")
-    given = [*targets.values(), propensity, *(propensities or {}).values()]
-    strange = [value for value in given if not isinstance(value, str | None)]
-    if strange or None in targets.values():
+        raise UsageError("targets must name at least one policy")
+    values = [*targets.values(), propensity, *(propensities or {}).values()]
+    invalid = [value for value in values if not isinstance(value, str | None)]
+    if invalid or None in targets.values():
         raise UsageError(
-            "probabilities of rankings are columns or SQL expressions, not "
-            f"{type(strange[0]).__name__ if strange else None}: score policies in Python first"
+            "probabilities of rankings must be columns or SQL expressions, got "
+            f"{type(invalid[0]).__name__ if invalid else None}: score policies in Python first"
         )
 
 
 def _as_log(
     source: object, long: Log, targets: Mapping[str, str], cluster: str | None
 ) -> RankingLog:
-    """The log whose rows `_query` describes."""
+    """Return the log whose rows `_query` describes."""
     labels = [str(label) for label in long.propensities or ()] if long.crossed else []
     log = Log(
         source,
@@ -178,7 +179,7 @@ def _as_log(
 
 
 class _Units(NamedTuple):
-    """Which position of which request a row is."""
+    """SQL of the request, the position and the cluster of a row."""
 
     request: Expression
     position: Expression
@@ -196,29 +197,31 @@ class _Shape(NamedTuple):
 def _units(
     connection: duckdb.DuckDBPyConnection, request: str, position: str, cluster: str
 ) -> _Units:
-    """Look up the names that a `Log` has no role for; all that are missing at once."""
+    """Look up the names that are not roles of a `Log`; report all missing ones together."""
     from sqlglot import exp
 
     from poolwise.log.policies import as_policy
     from poolwise.log.policy import expression_of
 
     columns = _run(connection, "DESCRIBE log")["column_name"].to_pylist()
-    known = {name.lower() for name in columns}
+    available = {name.lower() for name in columns}
     roles = {"request": request, "position": position, "cluster": cluster}
-    found: dict[str, Expression] = {}
+    expressions: dict[str, Expression] = {}
     missing: dict[str, str] = {}
     for role, text in roles.items():
         expression = expression_of(as_policy(text, columns)) or exp.null()
         names = [c.name for c in expression.find_all(exp.Column)]
-        missing.update((n, role) for n in names if n.lower() not in known and n not in missing)
-        found[role] = expression
+        missing.update(
+            (n, role) for n in names if n.lower() not in available and n not in missing
+        )
+        expressions[role] = expression
     if missing:
         raise MissingColumnError(missing, columns)
-    return _Units(**found)
+    return _Units(**expressions)
 
 
 def _run(connection: duckdb.DuckDBPyConnection, text: str) -> Any:  # noqa: ANN401 - untyped
-    """The answer to a query as an Arrow table."""
+    """Run a query and return an Arrow table."""
     import duckdb
 
     from poolwise.rows.sources import first_line
@@ -257,7 +260,7 @@ SELECT rule, count(*) AS requests, sum(size)::BIGINT AS in_rows, min(request) AS
     min(start) AS start, min(size) AS shortest, max(size) AS longest
 FROM judged GROUP BY rule ORDER BY rule
 """
-RULES = (
+REQUEST_RULES = (
     "the request is null",
     "{requests} with a position that is null or not a whole number",
     "{requests} with rows of several loggers",
@@ -266,15 +269,15 @@ RULES = (
     "{requests} with rows in several clusters",
 )
 ADVICE = (
-    "Correct these rows where they are written, or leave their whole requests out, with a "
-    "SELECT as the source: a list without one of its positions is another list."
+    "Correct these rows at their source, or leave their whole requests out, with a SELECT as "
+    "the source: a list without one of its positions is a different list."
 )
 
 
 def _shape(
     connection: duckdb.DuckDBPyConnection, table: RoleColumns, units: _Units, request: str
 ) -> tuple[_Shape, list[Fault]]:
-    """Measure the lists, and count the requests that are not whole."""
+    """Measure the lists, and count the requests that are not complete."""
     from sqlglot import exp
 
     places = exp.select(
@@ -290,22 +293,22 @@ def _shape(
             shape = _Shape(line["start"], line["shortest"], line["longest"])
             continue
         count = f"{line['requests']:,} request{'' if line['requests'] == 1 else 's'}"
-        rule = RULES[line["rule"]].format(requests=count, start=line["start"])
+        rule = REQUEST_RULES[line["rule"]].format(requests=count, start=line["start"])
         example = {} if line["example"] is None else {request: line["example"]}
         faults.append(Fault(rule, "", line["in_rows"], example, ADVICE))
     return shape, faults
 
 
 def _text(connection: duckdb.DuckDBPyConnection, query: exp.Select) -> str:
-    """The query as one that stands alone: DuckDB says what the view `log` reads."""
-    asked = "SELECT sql FROM duckdb_views() WHERE view_name = 'log'"
-    view = str(_run(connection, asked)["sql"][0])
+    """Return the query with the definition of the view `log`, so that it runs anywhere."""
+    definition = "SELECT sql FROM duckdb_views() WHERE view_name = 'log'"
+    view = str(_run(connection, definition)["sql"][0])
     body = view.partition(" AS ")[2].rstrip(";\n ")
     return f"WITH log AS (\n{body}\n)\nFROM (\n{query.sql(dialect='duckdb', pretty=True)}\n)"
 
 
 def _query(table: RoleColumns, units: _Units, shape: _Shape, model: Model) -> exp.Select:
-    """Rows whose probabilities are those of what their reward depends on.
+    """Return rows with the probabilities of the items that their reward depends on.
 
     Rewards are multiplied by the length of a list, so that a mean over rows is the value of
     a request.
@@ -325,7 +328,7 @@ KEYS = ('"request"', '"position"', '"logger"', '"cluster"', '"reward"')
 
 
 def _probabilities(table: RoleColumns) -> dict[str, Expression]:
-    """Every probability of a row, by the name it gets."""
+    """Return every probability of a row, by its name in the query."""
     propensities = {f"propensity_{k}": p for k, p in enumerate(table.propensities.values())}
     if not propensities and table.propensity is not None:
         propensities = {"propensity": table.propensity}
@@ -339,18 +342,18 @@ def _double(expression: Expression) -> Expression:
 
 
 def _steps(table: RoleColumns, units: _Units, shape: _Shape, scale: int) -> exp.Select:
-    """Each position as it was logged: roles under fixed names, probabilities as logarithms."""
+    """Select logged positions: roles under fixed names, probabilities as logarithms."""
     from sqlglot import exp
 
-    place = exp.cast(_double(units.position), "bigint") - exp.convert(shape.start - 1)
+    position = exp.cast(_double(units.position), "bigint") - exp.convert(shape.start - 1)
     select = exp.select(
         units.request.copy().as_("request", quoted=True),
-        place.as_("position", quoted=True),
+        position.as_("position", quoted=True),
         exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
         units.cluster.copy().as_("cluster", quoted=True),
         (_double(table.reward) * number(scale)).as_("reward", quoted=True),
     )
-    impossible = exp.cast(string("-inf"), "double")  # DuckDB refuses ln(0)
+    impossible = exp.cast(string("-inf"), "double")  # DuckDB rejects ln(0)
     for name, prob in _probabilities(table).items():
         value = _double(prob)
         if not table.log_probabilities:
@@ -361,14 +364,14 @@ def _steps(table: RoleColumns, units: _Units, shape: _Shape, scale: int) -> exp.
 
 
 def _select(rows: exp.Select, *columns: str) -> exp.Select:
-    """Columns in DuckDB's SQL, of names that are ours."""
+    """Select columns, written in DuckDB's SQL, from rows with fixed names."""
     from sqlglot import exp
 
     return exp.select(*columns, dialect="duckdb").from_(rows.subquery("rows"))
 
 
 def _chained(steps: exp.Select, names: Sequence[str]) -> exp.Select:
-    """Probability of the list down to each position: logarithms summed from the top."""
+    """Sum logarithms from the top: the probability of the list down to each position."""
     above = 'PARTITION BY "request" ORDER BY "position" ROWS UNBOUNDED PRECEDING'
     return _select(steps, *KEYS, *(f"sum({n}) OVER ({above}) AS {n}" for n in names))
 
@@ -376,22 +379,22 @@ def _chained(steps: exp.Select, names: Sequence[str]) -> exp.Select:
 def _padded(
     rows: exp.Select, names: Sequence[str], longest: int, *, repeat: bool
 ) -> exp.Select:
-    """Lists of equal length: below its end a list earns nothing, whoever wrote it.
+    """Extend all lists to the same length, with positions that earn nothing.
 
-    As if there every policy played the same thing for sure: a chain of probabilities then
-    stays as it is, and a probability by itself is 1.
+    Every policy plays the same item there with probability 1: a chain of probabilities does
+    not change, and a single probability is 1.
     """
     sized = _select(rows, "*", 'count(*) OVER (PARTITION BY "request") AS size')
     times = f'CASE WHEN "position" = size THEN {longest + 1} - size ELSE 1 END'
     spread = _select(sized, "*", f"unnest(range({times})) AS below")
-    kept = [*KEYS[2:4], '"position" + below AS "position"']
-    kept.append('CASE WHEN below = 0 THEN "reward" ELSE 0e0 END AS "reward"')
-    alone = [f"CASE WHEN below = 0 THEN {n} ELSE 0e0 END AS {n}" for n in names]
-    return _select(spread, KEYS[0], *kept, *(names if repeat else alone))
+    columns = [*KEYS[2:4], '"position" + below AS "position"']
+    columns.append('CASE WHEN below = 0 THEN "reward" ELSE 0e0 END AS "reward"')
+    single = [f"CASE WHEN below = 0 THEN {n} ELSE 0e0 END AS {n}" for n in names]
+    return _select(spread, KEYS[0], *columns, *(names if repeat else single))
 
 
 def _summed(steps: exp.Select, names: Sequence[str]) -> exp.Select:
-    """One row per request: the whole list, and all that it earned."""
-    alike = [f"any_value({n}) AS {n}" for n in KEYS[2:4]]
+    """Group rows by request: the whole list, and the sum of its rewards."""
+    constant = [f"any_value({n}) AS {n}" for n in KEYS[2:4]]
     sums = [f"sum({n}) AS {n}" for n in (KEYS[4], *names)]
-    return _select(steps, KEYS[0], *alike, *sums).group_by(KEYS[0])
+    return _select(steps, KEYS[0], *constant, *sums).group_by(KEYS[0])

@@ -2,12 +2,12 @@
 
 An action is a vector of q labels, each 0 or 1, and a policy is a distribution
 over all 2^q of them given the context.  The paper trains such policies on
-fractions of a labelled data set; here they are, with explicit log-probabilities,
-so that every expectation over actions is a finite sum.
+fractions of a labelled data set.  Log-probabilities are explicit, so that every
+expectation over actions is a finite sum.
 
 In a log an action is one number, the bit mask of its vector: label k is bit k,
 so that 5 = 1 + 4 assigns labels 0 and 2.  Text such as "101" (label 0 first) and
-lists such as [1, 0, 1] are read as well.
+lists such as [1, 0, 1] are accepted too.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_array
 
-MOST_LABELS = 16  # 65,536 vectors: beyond that, sums over all of them are no longer small
-CELLS = 1 << 21  # numbers held at once where every vector of a context is visited
-TOLERANCE = 1e-8  # of the gradient; policies then repeat to some ten digits
+MOST_LABELS = 16  # 65,536 vectors: sums over more of them would be slow
+CELLS = 1 << 21  # numbers in memory at once, where all vectors of a context are enumerated
+TOLERANCE = 1e-8  # of the gradient; probabilities then repeat to about ten digits
 
 BitArray: TypeAlias = NDArray[np.bool]
 Contexts: TypeAlias = "FloatArray | csr_array[Any] | Batch"
 
 
 def label_vectors(labels: int) -> BitArray:
-    """Every action as a vector, in the order of its bit mask, shape (2^q, q).
+    """Return every action as a vector, in the order of its bit mask, shape (2^q, q).
 
     >>> label_vectors(2).astype(int).tolist()
     [[0, 0], [1, 0], [0, 1], [1, 1]]
     """
     if not 1 <= labels <= MOST_LABELS:
-        raise UsageError(f"a CRF has 1 to {MOST_LABELS} labels, not {labels}")
+        raise UsageError(f"a CRF must have 1 to {MOST_LABELS} labels, got {labels}")
     masks = np.arange(2**labels)
     return (masks[:, None] >> np.arange(labels)) & 1 > 0
 
 
 def to_masks(labels: ArrayLike) -> NDArray[np.int64]:
-    """Label vectors as bit masks.
+    """Return label vectors as bit masks.
 
     >>> to_masks([[1, 0, 1], [0, 1, 0]]).tolist()
     [5, 2]
@@ -60,7 +60,7 @@ def to_masks(labels: ArrayLike) -> NDArray[np.int64]:
 
 
 def to_vectors(actions: AnyArray, labels: int) -> BitArray:
-    """Logged actions as label vectors: from bit masks, text of 0 and 1, or lists.
+    """Return logged actions as label vectors: from bit masks, text of 0 and 1, or lists.
 
     >>> to_vectors(np.array(["101", "010"]), 3).astype(int).tolist()
     [[1, 0, 1], [0, 1, 0]]
@@ -87,7 +87,7 @@ def _whole(bits: AnyArray, fits: ArrayLike) -> BitArray:
 
 
 class LabelPolicy(ABC):
-    """What all CRFs share: linear scores per label, and the face of a policy.
+    """Base of all CRFs: linear scores per label, and the methods of a policy.
 
     Contexts are a matrix, dense or sparse, or a `Batch`, its columns side by side.
     """
@@ -106,49 +106,49 @@ class LabelPolicy(ABC):
         return range(2**self.labels)
 
     def scores(self, contexts: Contexts) -> FloatArray:
-        """Log-odds that each label would have alone, shape (n, q)."""
+        """Return the log-odds of each label without couplings, shape (n, q)."""
         return np.asarray(_matrix(contexts) @ self.weights.T + self.biases)
 
     def log_prob(self, contexts: Contexts, labels: ArrayLike | None = None) -> FloatArray:
-        """Log-probability of one label vector per context, of the logged ones in a batch."""
+        """Return the log-probability of one label vector per context (default: the logged)."""
         if isinstance(contexts, Batch) and labels is None:
             labels = contexts.action
         if labels is None:
-            raise UsageError("give the labels, or a batch, which has its logged actions")
+            raise UsageError("labels are required, unless a batch has its logged actions")
         bits = to_vectors(np.asarray(labels), self.labels)
         return self.log_prob_at(self.scores(contexts), bits)
 
     def prob(self, batch: Batch) -> FloatArray:
-        """Probability of the logged actions."""
+        """Return the probability of the logged actions."""
         return np.exp(self.log_prob(batch))
 
     def distribution(self, contexts: Contexts) -> FloatArray:
-        """Probability of every vector, in the order of its bit mask, shape (n, 2^q)."""
+        """Return the probability of every vector, in mask order, shape (n, 2^q)."""
         return np.exp(self.log_distribution_at(self.scores(contexts)))
 
     def sample(self, contexts: Contexts, rng: np.random.Generator) -> BitArray:
-        """One label vector for each context, shape (n, q)."""
+        """Draw one label vector for each context, shape (n, q)."""
         return self.sample_at(self.scores(contexts), rng)
 
     def log_prob_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
-        """`log_prob` where the scores are already known."""
+        """Return `log_prob`, from scores."""
         return np.asarray(self.energy_at(scores, labels) + self.log_none_at(scores))
 
     def energy_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
-        """How much more probable a vector is than none at all, as a logarithm."""
+        """Return the log of a vector's probability over that of no label."""
         return np.asarray(np.einsum("nq,nq->n", labels.astype(np.float64), scores))
 
     @abstractmethod
     def log_none_at(self, scores: FloatArray) -> FloatArray:
-        """Log-probability of assigning no label, shape (n,)."""
+        """Return the log-probability of assigning no label, shape (n,)."""
 
     @abstractmethod
     def log_distribution_at(self, scores: FloatArray) -> FloatArray:
-        """Logarithm of `distribution` where the scores are already known."""
+        """Return the logarithm of `distribution`, from scores."""
 
     @abstractmethod
     def sample_at(self, scores: FloatArray, rng: np.random.Generator) -> BitArray:
-        """`sample` where the scores are already known."""
+        """Draw as `sample` does, from scores."""
 
 
 def _matrix(contexts: Contexts) -> FloatArray:
@@ -205,13 +205,13 @@ class UnaryCRF(LabelPolicy):
         return _subset_sums(scores, self.log_none_at(scores))
 
     def sample_at(self, scores: FloatArray, rng: np.random.Generator) -> BitArray:
-        with np.errstate(over="ignore"):  # 1 / inf = 0 is the answer
+        with np.errstate(over="ignore"):  # 1 / inf = 0 is right
             return rng.random(scores.shape) < 1 / (1 + np.exp(-scores))
 
 
 @dataclass(frozen=True, eq=False)
 class PairwiseCRF(LabelPolicy):
-    r"""Labels that also like or dislike each other's company.
+    r"""Labels with a coupling for each pair of them.
 
     $$\log \pi(y \mid x) = \sum_k y_k s_k + \sum_{k < l} J_{kl} y_k y_l - \log Z(x)$$
 
@@ -240,13 +240,13 @@ class PairwiseCRF(LabelPolicy):
         weights, biases = np.zeros((count, matrix.shape[1])), _laplace(bits)
         couplings = np.zeros((count, count))
         if len(free):
-            found = _fit_pairwise(matrix, bits[:, free], penalty)
-            weights[free], biases[free], couplings[np.ix_(free, free)] = found
+            fitted = _fit_pairwise(matrix, bits[:, free], penalty)
+            weights[free], biases[free], couplings[np.ix_(free, free)] = fitted
         return cls(weights, biases, couplings)
 
     @cached_property
     def _company(self) -> FloatArray:
-        """What the couplings add to each vector, shape (2^q,)."""
+        """Sum of the couplings of each vector, shape (2^q,)."""
         bits = label_vectors(self.labels).astype(np.float64)
         return np.asarray(((bits @ self.couplings) * bits).sum(axis=1) / 2)
 
@@ -278,7 +278,7 @@ class PairwiseCRF(LabelPolicy):
 
 
 def _subset_sums(scores: FloatArray, start: FloatArray | float = 0.0) -> FloatArray:
-    """Sum of the scores of each vector's labels, shape (n, 2^q), built by doubling."""
+    """Sum the scores of each vector's labels, shape (n, 2^q), by doubling."""
     rows, labels = scores.shape
     sums = np.empty((rows, 2**labels))
     sums[:, 0] = start
@@ -301,11 +301,9 @@ def _slices(rows: int, width: int) -> Iterator[slice]:
 def _training(contexts: Contexts, labels: ArrayLike) -> tuple[FloatArray, BitArray]:
     matrix, bits = _matrix(contexts), np.asarray(labels)
     if bits.ndim != 2 or not np.isin(bits, (0, 1)).all():
-        raise UsageError("labels are a matrix of 0 and 1, one row per context")
+        raise UsageError("labels must be a matrix of 0 and 1, one row per context")
     if len(bits) != matrix.shape[0] or not len(bits):
-        raise UsageError(
-            f"{matrix.shape[0]} contexts do not go with {len(bits)} rows of labels"
-        )
+        raise UsageError(f"contexts have {matrix.shape[0]} rows, but labels have {len(bits)}")
     label_vectors(bits.shape[1])
     return matrix, bits.astype(np.bool)
 
@@ -323,7 +321,7 @@ def _logistic(matrix: FloatArray, bit: BitArray, penalty: float) -> tuple[FloatA
     from threadpoolctl import threadpool_limits
 
     model = LogisticRegression(C=1 / penalty, tol=TOLERANCE, max_iter=100_000)
-    with threadpool_limits(limits=1):  # small products: threads would wait for each other
+    with threadpool_limits(limits=1):  # small products are slower with several threads
         model.fit(matrix, bit)
     return model.coef_[0], float(model.intercept_[0])
 
@@ -337,11 +335,11 @@ def _fit_pairwise(
     pairs = len(loss.pairs[0])
     start = np.concatenate([np.zeros(loss.weights), _laplace(bits), np.zeros(pairs)])
     options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-13, "gtol": 1e-6}
-    # the stubs know no options but those that all methods share
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)  # type: ignore[call-overload]
-    if np.abs(found.jac).max() > 1e-3 * len(bits):
-        raise PolicyError("PairwiseCRF", f"could not be fitted: {found.message}")
-    weights, biases, coupling = loss.split(found.x)
+    # the stubs have only the options that all methods share
+    result = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)  # type: ignore[call-overload]
+    if np.abs(result.jac).max() > 1e-3 * len(bits):
+        raise PolicyError("PairwiseCRF", f"could not be fitted: {result.message}")
+    weights, biases, coupling = loss.split(result.x)
     couplings = np.zeros((len(biases), len(biases)))
     couplings[loss.pairs] = coupling
     return weights, biases, couplings + couplings.T
@@ -353,7 +351,7 @@ class _PairwiseLoss:
     def __init__(self, matrix: FloatArray, observed: FloatArray, penalty: float) -> None:
         labels = observed.shape[1]
         self.matrix, self.observed, self.penalty = matrix, observed, penalty
-        self.weights = labels * int(matrix.shape[1])  # how many
+        self.weights = labels * int(matrix.shape[1])  # their number
         self.pairs = left, right = np.triu_indices(labels, 1)
         self._vectors = label_vectors(labels).astype(np.float64)
         self._joint = self._vectors[:, left] * self._vectors[:, right]
@@ -382,7 +380,7 @@ class _PairwiseLoss:
 def _expectations(
     scores: FloatArray, company: FloatArray, vectors: FloatArray
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Sum of log Z, mean label vector of each row, and summed mass of each vector."""
+    """Return the sum of log Z, each row's mean label vector, and each vector's total mass."""
     log_z, expected, mass = 0.0, np.empty(scores.shape), np.zeros(len(vectors))
     for rows in _slices(len(scores), len(vectors)):
         energy = _subset_sums(scores[rows])

@@ -1,15 +1,15 @@
 """Log: a source of rows, the roles of its columns, and its rules.
 
-Nothing is read here.  A `Log` says where the rows are and what their columns
-mean; an engine reads them, once, when an evaluation asks.
+This module reads nothing.  A `Log` names the source of the rows and the roles of its
+columns; an engine reads the rows during an evaluation.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
 
 OnFault = Literal["raise", "drop"]
-# A frame is whatever DuckDB can register: pyarrow, pandas, Polars. They share no type.
+# A frame is an object that DuckDB can register: pyarrow, pandas, Polars. They share no type.
 Frame = Any
 Source = str | Path | Frame | Sequence[str | Path | Frame] | Mapping[str, Any]
 
@@ -27,18 +27,19 @@ COMMENT = r"--[^\n]*\n|/\*.*?\*/"
 SELECT = re.compile(
     rf"(\s|\(|{COMMENT})*(select|with|from|values)\b", re.IGNORECASE | re.DOTALL
 )
-LARGEST_REWARD = 1e100  # that a range may have: its square, times weights, is a double
-ONLY_LOGGER = "log"  # label of the one logger of a log without a logger column
+LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does not overflow
+LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
+ONLY_LOGGER = "log"  # label of the only logger of a log without a logger column
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One piece of a source: files, a query or a frame, perhaps of one logger.
+    """One part of a source: files, a query or a frame, perhaps of one logger.
 
     Attributes:
         value: Paths of files of one format, the text of a SELECT, or a frame.
-        kind: What `value` is.
-        logger: Label of the logger that wrote all its rows, if the source says so.
+        kind: Format of the files, or kind of the object.
+        logger: Label of the logger that wrote all its rows, if the source is a mapping.
     """
 
     value: Any  # see Frame
@@ -48,41 +49,39 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Rows that several policies logged, and what their columns mean.
+    """Rows that several policies logged, with the roles of their columns.
 
-    Wherever a probability is asked for, a column name, a SQL expression or a
-    `Policy` will do.
+    A probability can be a column name, a SQL expression or a `Policy`.
 
     Attributes:
         source: A path, a glob or a list of them (Parquet, CSV, JSON lines), a SELECT,
             a pyarrow, pandas or Polars frame, or a mapping of each logger to a source.
-            Left out where `table` is given.
+            Leave it out if `table` is given.
         reward: Column or SQL expression of the reward.
-        logger: Column with the label of the policy that wrote the row. Not needed
-            where the source is a mapping, or where there is one logger only.
+        logger: Column with the label of the policy that wrote the row. Optional if the
+            source is a mapping, or if there is only one logger.
         propensity: Probability of the logged action under the logger that wrote the
-            row. Not needed where `propensities` has it.
+            row. Optional if `propensities` has it.
         propensities: Probability of the logged action under *every* logger, by label.
-            The value None says that a logger exists whose probabilities are unknown.
-        action: Column of the logged action; policies in Python need it.
+            The value None marks a logger whose probabilities are unknown.
+        action: Column of the logged action; policies in Python require it.
         context: Columns that policies in Python see; empty means all other columns.
-        cluster: Column of the unit whose rows belong together (a user, a session).
+        cluster: Column that groups dependent rows (a user, a session).
         trained_on: Loggers (or targets) whose policy was trained on the logs of others, as
-            ``{"v2": ["v1"]}``: such rows have shaped the policy that now weighs them.
-        estimate_mixture: Where `propensities` are missing, estimate what they would have told:
-            True, or a scikit-learn classifier of which logger wrote a row. Estimates that
-            rest on it are marked.
-        mixture: Where `propensities` are missing but their average, weighted by the rows of
-            each logger, was kept: its column.
+            ``{"v2": ["v1"]}``: their weights depend on rewards of those rows.
+        estimate_mixture: Estimate the mixture if `propensities` are missing: True, or a
+            scikit-learn classifier of the logger that wrote a row. Estimates that depend
+            on it are marked.
+        mixture: Column of the loggers' average propensity, weighted by their rows, for logs
+            that have it instead of `propensities`.
         log_probabilities: All probabilities are given as natural logarithms.
-        reward_range: Smallest and largest possible reward, where they are known.
-        replay_tolerance: How far a logged propensity may be from the logger's own.
-        on_fault: Refuse a log with bad rows ("raise"), or leave them out and say how
-            many ("drop").
+        reward_range: Smallest and largest possible reward, if known.
+        replay_tolerance: Largest difference between a logged propensity and the logger's own.
+        on_fault: Reject a log with bad rows ("raise"), or drop and count them ("drop").
         reader_options: Options for DuckDB's file reader, such as ``{"delim": ";"}``.
         table: Name of a table, or a SELECT, in the database behind `connection`; or in
             the catalogue of a Spark session, with ``engine="spark"``.
-        connection: An open DB-API or ADBC connection to that database. It stays yours.
+        connection: An open DB-API or ADBC connection to that database; it is not closed.
 
     Examples:
         >>> log = Log("logs/*.parquet", logger="policy", reward="click", propensity="p")
@@ -110,41 +109,75 @@ class Log:
     connection: Any = field(default=None, kw_only=True)  # DB-API and ADBC share no type
 
     def __post_init__(self) -> None:
-        given: object = self.propensities  # whatever the annotation says
-        if given is not None and not isinstance(given, Mapping):
-            raise UsageError("`propensities` maps a logger to its probability: {'v1': 'p_v1'}")
+        if not isinstance(self.propensities, Mapping | None):
+            raise UsageError("propensities must map loggers to probabilities: {'v1': 'p_v1'}")
         problems = [*_source_problems(self), *_role_problems(self), *_rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The pieces of the source, in order."""
+        """Parts of the source, in order."""
         if self.table is not None:
             return (Part(self.table, "table"),)
         return tuple(_parts(self.source, None))
 
     @property
     def crossed(self) -> bool:
-        """Whether every logger's probability of every row is known."""
-        known = self.propensities or {}
-        return bool(known) and all(value is not None for value in known.values())
+        """True if every logger's probability of every row is known."""
+        propensities = self.propensities or {}
+        return bool(propensities) and all(p is not None for p in propensities.values())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: columns and roles, rows of each logger, first faults."""
-        # A log is only a description; what can read it stands below it and imports it.
-        # So it is looked up by name, once somebody looks.
-        shown: str = import_module("poolwise.evaluation.glance").glance(self)
-        return shown
+        """HTML table of the source and the roles, for notebooks; no row is read."""
+        lines = "".join(
+            f"<tr><th>{escape(role)}</th><td>{escape(_short(value))}</td></tr>"
+            for role, value in _described(self)
+        )
+        return f"<table>{lines}</table>"
+
+
+def _described(log: Log) -> Iterator[tuple[str, object]]:
+    """Yield the names of the sources, then each role with its column or policy."""
+    yield from _source_names(log.table if log.source is None else log.source)
+    roles: Mapping[str, object] = {
+        "reward": log.reward,
+        "logger": log.logger,
+        "propensity": log.propensity,
+        **{f"propensity of {k}": v for k, v in (log.propensities or {}).items()},
+        "mixture": log.mixture,
+        "action": log.action,
+        "context": ", ".join(map(str, log.context)) or None,
+        "cluster": log.cluster,
+    }
+    yield from ((role, value) for role, value in roles.items() if value is not None)
+
+
+def _source_names(source: Any, label: str = "source") -> Iterator[tuple[str, str]]:  # noqa: ANN401 - see Frame
+    if isinstance(source, Mapping):
+        for logger, part in source.items():
+            yield from _source_names(part, f"source of {logger}")
+    elif isinstance(source, str | Path):
+        yield label, str(source)
+    elif isinstance(source, Sequence):
+        for part in source:
+            yield from _source_names(part, label)
+    else:
+        yield label, f"{type(source).__module__.partition('.')[0]} {type(source).__name__}"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
 def _source_problems(log: Log) -> list[str]:
     if log.source is None and log.table is None:
-        return ["say where the rows are: a `source`, or a `table` behind a `connection`"]
+        return ["a `source` is required, or a `table` with a `connection`"]
     if log.source is not None and log.table is not None:
-        return ["the rows are in a `source` or in a `table`, not in both"]
+        return ["give either a `source` or a `table`, not both"]
     if log.connection is not None and log.table is None:
-        return ["`connection` goes with `table`: the name of a table, or a SELECT"]
+        return ["`connection` requires `table`: the name of a table, or a SELECT"]
     return []
 
 
@@ -152,41 +185,41 @@ def _role_problems(log: Log) -> list[str]:
     problems = []
     if log.propensity is None and not log.crossed:
         problems.append(
-            "give `propensity` (of the logged action under the logger that wrote the row), "
-            "or `propensities` for every logger"
+            "`propensity` is required (of the logged action under the logger that wrote the "
+            "row), or `propensities` of every logger"
         )
     labelled = log.logger is not None or isinstance(log.source, Mapping)
     if not labelled and len(log.propensities or {}) > 1:
-        problems.append("`propensities` names several loggers: say which column is `logger`")
+        problems.append("`propensities` of several loggers require the column of the `logger`")
     if isinstance(log.source, Mapping) and log.logger is not None:
-        problems.append("the source is a mapping of loggers: leave `logger` out")
+        problems.append("`logger` must be left out if the source is a mapping of loggers")
     if isinstance(log.context, str):
-        problems.append("`context` is a list of columns, not one name")
-    given: object = log.trained_on  # whatever the annotation says
-    lists = given.values() if isinstance(given, Mapping) else ("",)
+        problems.append(f"`context` must be a list of columns, got {log.context!r}")
+    trained: object = log.trained_on  # annotations are not enforced
+    lists = trained.values() if isinstance(trained, Mapping) else ("",)
     if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
-        problems.append("`trained_on` maps a logger to a list of loggers: {'v2': ['v1']}")
+        problems.append("`trained_on` must map loggers to lists of loggers: {'v2': ['v1']}")
     return problems
 
 
 def _rule_problems(log: Log) -> list[str]:
     problems = []
-    wanted = log.estimate_mixture
-    if not isinstance(wanted, bool) and not hasattr(wanted, "predict_proba"):
-        problems.append(f"`estimate_mixture` is True or a classifier, not {wanted!r}")
-    if log.mixture is not None and (log.crossed or wanted is not False):
+    classifier = log.estimate_mixture
+    if not isinstance(classifier, bool) and not hasattr(classifier, "predict_proba"):
+        problems.append(f"`estimate_mixture` must be True or a classifier, got {classifier!r}")
+    if log.mixture is not None and (log.crossed or classifier is not False):
         problems.append(
-            "`mixture` stands for what is not known otherwise: leave it out where "
-            "`propensities` are known for every logger, or where it is to be estimated"
+            "`mixture` must be left out if `propensities` are known for every logger, or if "
+            "`estimate_mixture` is set"
         )
     if log.on_fault not in {"raise", "drop"}:
-        problems.append(f"`on_fault` is 'raise' or 'drop', not {log.on_fault!r}")
+        problems.append(f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}")
     if not log.replay_tolerance >= 0:
-        problems.append(f"`replay_tolerance` cannot be {log.replay_tolerance}")
+        problems.append(f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}")
     if log.reward_range is not None and not _is_range(*log.reward_range):
         problems.append(
-            f"`reward_range` {log.reward_range} is not (lower, upper), two finite numbers that "
-            "rewards can reach"
+            "`reward_range` must be (lower, upper), two finite numbers with lower < upper, got "
+            f"{log.reward_range}"
         )
     return problems
 
@@ -198,23 +231,23 @@ def _is_range(lower: float, upper: float) -> bool:
 def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see Frame
     if isinstance(source, Mapping):
         if not source:
-            raise UsageError("the source is an empty mapping: it names no logger")
+            raise UsageError("the source must not be an empty mapping: it names no logger")
         return [part for label, s in source.items() for part in _parts(s, str(label))]
     if isinstance(source, str) and SELECT.match(source):
         return [Part(source.strip().rstrip(";"), "select", logger)]
     if isinstance(source, str) and not source.strip():
-        raise UsageError("the source is an empty path: there is nothing to read")
+        raise UsageError("the source must not be an empty path")
     if isinstance(source, str | Path):
         return [Part((str(source),), file_format(str(source)), logger)]
     if isinstance(source, Sequence) and not isinstance(source, bytes):
         if not source:
-            raise UsageError("the source is an empty list: there is nothing to read")
+            raise UsageError("the source must not be an empty list")
         return _joined([part for s in source for part in _parts(s, logger)])
     return [Part(source, "frame", logger)]
 
 
 def _joined(parts: list[Part]) -> list[Part]:
-    """Neighbouring files of one format become one part: one scan reads them all."""
+    """Join neighbouring files of one format, so that one scan reads them all."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
@@ -238,7 +271,7 @@ FORMATS: Mapping[str, Literal["parquet", "csv", "json"]] = {
 
 
 def file_format(path: str) -> Literal["parquet", "csv", "json"]:
-    """Format of a file or a glob, by its ending.
+    """Return the format of a file or a glob, by its ending.
 
     >>> file_format("logs/day=1/*.parquet"), file_format("a.csv.gz"), file_format("b.jsonl")
     ('parquet', 'csv', 'json')
@@ -248,9 +281,8 @@ def file_format(path: str) -> Literal["parquet", "csv", "json"]:
     if ending is None:  # a folder, or a glob that ends in a star
         return "parquet"
     if ending.group() not in FORMATS:
-        known = ", ".join(FORMATS)
         raise UsageError(
-            f"cannot tell the format of {path!r} by its ending; known endings: {known}.\n"
+            f"the ending of {path!r} must be one of {', '.join(FORMATS)}.\n"
             "For other formats pass a SELECT that DuckDB can run, or a frame."
         )
     return FORMATS[ending.group()]

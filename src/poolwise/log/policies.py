@@ -1,8 +1,8 @@
-"""Policies that know their actions, and `as_policy`, which picks the adapter.
+"""Policies with a list of actions, and `as_policy`, which chooses the adapter.
 
 Tables, scores and models give the probability of every action, so they are also
-distributions.  A `Mixture` plays several policies; `as_policy` turns what a user
-wrote, a name, a number, a mapping, a model or a function, into a policy.
+distributions.  A `Mixture` plays several policies; `as_policy` turns a name, a number, a
+mapping, a model or a function into a policy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def as_policy(value: PolicyLike, columns: Collection[str] = ()) -> Policy:
-    """The policy that a value stands for.
+    """Return the policy that a value describes.
 
     Text is a column if `columns` has it or if it is a bare name, else an SQL
     expression; a number is a constant, a mapping a `Table`, a classifier a
@@ -73,8 +73,8 @@ def as_policy(value: PolicyLike, columns: Collection[str] = ()) -> Policy:
         if callable(value):
             return Function(value)
     raise UsageError(
-        f"{value!r} is not a policy: give a column, an SQL expression, a probability, a mapping"
-        " of actions to probabilities, a classifier, a function of a batch, or a Policy"
+        "a policy must be a column, an SQL expression, a probability, a mapping of actions to"
+        f" probabilities, a classifier, a function of a batch, or a Policy; got {value!r}"
     )
 
 
@@ -97,7 +97,7 @@ def _from_text(text: str, columns: Collection[str]) -> Policy:
 class Table:
     """Looks the probability up, by action or by context and action.
 
-    What the table does not list has probability 0.
+    Actions and contexts that the table does not list have probability 0.
 
     >>> table = Table({"new": {"a": 0.9, "b": 0.1}, "old": {"b": 1}}, context="user")
     >>> table.prob(Batch(np.array(["b", "a"]), {"user": np.array(["new", "old"])})).tolist()
@@ -108,7 +108,7 @@ class Table:
         context: The column, or columns, that `probabilities` are keyed by.
     """
 
-    probabilities: Mapping[Any, Any]  # typed as the caller typed it, checked here
+    probabilities: Mapping[Any, Any]  # of any types; checked below
     context: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -120,14 +120,16 @@ class Table:
     def _check(self, key: tuple[Hashable, ...], row: object) -> None:
         where = f" in context {', '.join(map(repr, key))}" if key else ""
         if len(key) != len(self._columns):
-            reason = f"needs one label for each of {self._columns} as a key, not {key}"
+            reason = f"needs one label for each of {self._columns} as a key, got {key}"
             raise PolicyError("Table", reason)
         if not isinstance(row, Mapping) or any(isinstance(p, Mapping) for p in row.values()):
             raise PolicyError("Table", "must be nested if it has a `context`, and only then")
-        off = [a for a, p in row.items() if not (isinstance(p, Real) and 0 <= float(p) <= 1)]
-        if off:
-            wrong = ", ".join(f"{row[action]!r} to action {action!r}" for action in off)
-            raise PolicyError("Table", f"gives {wrong}{where}; probabilities are in [0, 1]")
+        invalid = [
+            a for a, p in row.items() if not (isinstance(p, Real) and 0 <= float(p) <= 1)
+        ]
+        if invalid:
+            pairs = ", ".join(f"{row[action]!r} to action {action!r}" for action in invalid)
+            raise PolicyError("Table", f"gives {pairs}{where}; probabilities are in [0, 1]")
         total = math.fsum(row.values())
         if abs(total - 1) > SUM_TOLERANCE:
             raise PolicyError("Table", f"has probabilities that sum to {total:.9g}{where}")
@@ -158,7 +160,7 @@ class Table:
 
     @cached_property
     def _axes(self) -> list[AnyArray]:
-        """The labels of each context column, each once."""
+        """Distinct labels of each context column."""
         axes = zip(*self._rows, strict=True)
         return [label_array(tuple(dict.fromkeys(axis))) for axis in axes]
 
@@ -167,24 +169,24 @@ class Table:
         return self._code(len(self._rows), list(zip(*self._rows, strict=True)))
 
     def _code(self, count: int, contexts: Sequence[Labels]) -> IntArray:
-        """One number for each combination of labels; -1 if a label is not listed."""
+        """Return one number per combination of labels; -1 if a label is not listed."""
         code = np.zeros(count, np.int64)
         for axis, labels in zip(self._axes, contexts, strict=True):
-            place = index_of(axis, labels)
-            code = np.where((code < 0) | (place < 0), -1, code * len(axis) + place)
+            index = index_of(axis, labels)
+            code = np.where((code < 0) | (index < 0), -1, code * len(axis) + index)
         return code
 
-    def _place(self, batch: Batch) -> IntArray:
-        """Line of the table that each row reads; -1 if its context is not listed."""
+    def _line(self, batch: Batch) -> IntArray:
+        """Return the line of the table for each row; -1 if its context is not listed."""
         return search(self._codes, self._code(len(batch), [batch[c] for c in self._columns]))
 
     def prob(self, batch: Batch) -> FloatArray:
-        place, action = self._place(batch), batch.places(self.actions)
-        return np.where((place >= 0) & (action >= 0), self._matrix[place, action], 0.0)
+        line, action = self._line(batch), batch.places(self.actions)
+        return np.where((line >= 0) & (action >= 0), self._matrix[line, action], 0.0)
 
     def distribution(self, batch: Batch) -> FloatArray:
-        place = self._place(batch)
-        return np.where(place[:, None] >= 0, self._matrix[place], 0.0)
+        line = self._line(batch)
+        return np.where(line[:, None] >= 0, self._matrix[line], 0.0)
 
 
 @dataclass(frozen=True)
@@ -208,14 +210,14 @@ class Softmax:
     def __post_init__(self) -> None:
         object.__setattr__(self, "actions", distinct("Softmax", self.actions))
         if not self.temperature > 0:
-            raise PolicyError("Softmax", f"needs a temperature above 0, not {self.temperature}")
+            raise PolicyError("Softmax", f"needs a temperature above 0, got {self.temperature}")
 
     def _logs(self, batch: Batch) -> FloatArray:
         scores = (
             self.scores(batch) if callable(self.scores) else batch.select(self.scores).context
         )
         matrix = shaped("Softmax", scores, len(batch), len(self.actions))
-        with np.errstate(invalid="ignore", over="ignore"):  # a nan is reported with its row
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN is reported with its row
             logits: FloatArray = (matrix - matrix.max(axis=1, keepdims=True)) / self.temperature
             logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits
@@ -243,7 +245,7 @@ class EpsilonGreedy:
     Attributes:
         best: A column, a function of the batch, or a model with `predict`.
         actions: All labels, the best included.
-        epsilon: Part of the rows that explore.
+        epsilon: Fraction of the rows that explore.
     """
 
     best: object
@@ -254,7 +256,7 @@ class EpsilonGreedy:
         object.__setattr__(self, "actions", distinct("EpsilonGreedy", self.actions))
         if not 0 <= self.epsilon <= 1:
             raise PolicyError(
-                "EpsilonGreedy", f"needs an epsilon in [0, 1], not {self.epsilon}"
+                "EpsilonGreedy", f"needs an epsilon in [0, 1], got {self.epsilon}"
             )
 
     def _best(self, batch: Batch) -> IntArray:
@@ -287,11 +289,11 @@ class EpsilonGreedy:
 class Classifier:
     """Draws the action from a fitted model's `predict_proba`.
 
-    A label that the model has not met has probability 0.
+    A label that is not one of the model's classes has probability 0.
 
     Attributes:
         model: Has `predict_proba` and `classes_`; scikit-learn's do.
-        columns: The context columns it was fitted to, in that order; by default
+        columns: Context columns that it was fitted to, in that order; by default
             its `feature_names_in_`, or else all.
     """
 
@@ -312,7 +314,7 @@ class Classifier:
 
 
 def _features(model: object, batch: Batch, columns: Sequence[str] | None) -> object:
-    """What a model was fitted to: a matrix, or a frame if it knows its features by name."""
+    """Return the features: a matrix, or a frame if the model has names of features."""
     names = getattr(model, "feature_names_in_", None)
     if names is None:
         return batch.context if columns is None else batch.select(columns).context
@@ -324,7 +326,7 @@ def _features(model: object, batch: Batch, columns: Sequence[str] | None) -> obj
 class Mixture:
     r"""Plays one of several policies, drawn anew for each row: $\sum_i s_i \pi_i(y \mid x)$.
 
-    >>> from poolwise.policy import Uniform
+    >>> from poolwise.log.policy import Uniform
     >>> Mixture([Uniform(2), Uniform(4)], [0.5, 0.5]).prob(Batch(np.array([1]), {})).tolist()
     [0.375]
     """
@@ -338,19 +340,20 @@ class Mixture:
         if len(shares) != len(parts) or not (
             abs(total - 1) <= SUM_TOLERANCE and min(shares) > 0
         ):
-            reason = f"needs {len(parts)} shares above 0 that sum to 1, not {shares}"
+            reason = f"needs {len(parts)} shares above 0 that sum to 1, got {shares}"
             raise PolicyError("Mixture", reason)
         object.__setattr__(self, "policies", parts)
         object.__setattr__(self, "shares", tuple(share / total for share in shares))
 
     @property
     def actions(self) -> Sequence[Hashable]:
-        """The actions of every part; empty if they differ or a part does not know its own."""
-        known = [part.actions for part in self.policies if is_distribution(part)]
-        if len(known) < len(self.policies):
+        """Actions of every part; empty if they differ or a part has no list of actions."""
+        lists = [part.actions for part in self.policies if is_distribution(part)]
+        if len(lists) < len(self.policies):
             return ()
-        alike = (np.sort(index_of(known[0], other)).tolist() for other in known)
-        return known[0] if all(found == list(range(len(known[0]))) for found in alike) else ()
+        first, indices = lists[0], list(range(len(lists[0])))
+        same = all(np.sort(index_of(first, other)).tolist() == indices for other in lists)
+        return first if same else ()
 
     def prob(self, batch: Batch) -> FloatArray:
         return self._sum([part.prob(batch) for part in self.policies])

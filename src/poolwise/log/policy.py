@@ -1,10 +1,9 @@
-"""Policies: how probable the logged action is, and where that number comes from.
+"""Policies: the probability of the logged action, by one protocol.
 
-A policy answers one question per row: with which probability would it have
-played the action that was played?  The answer may be a column, an expression, a
-table, a formula or a model; the adapters here make all of them one protocol.
-What can be said in SQL has an `expression` and is computed inside the query;
-the rest is scored in Python, batch by batch.
+A policy returns, for each row, the probability with which it would have played the logged
+action.  Columns, expressions, tables, formulas and models are adapted to that protocol.
+Policies with an `expression` are computed inside the query; the others are scored in
+Python, batch by batch.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ IntArray: TypeAlias = NDArray[np.int64]
 AnyArray: TypeAlias = NDArray[Any]  # labels and columns have the type that the log has
 Labels: TypeAlias = Sequence[Hashable] | AnyArray
 
-TURNED_ROWS = 1_024  # rows that are turned into lines of a matrix at once: they stay in cache
-SUM_TOLERANCE = 1e-6  # probabilities typed by hand or kept in float32 sum to 1 this well
+TURNED_ROWS = 1_024  # rows that are copied to a matrix at once, so that they stay in cache
+SUM_TOLERANCE = 1e-6  # of a sum of probabilities that were rounded or stored as float32
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows as a policy sees them: the logged action and the context around it.
+    """Rows as a policy sees them: the logged action and its context.
 
     Attributes:
         action: Labels as logged, shape (n,); (n, d) where an action is a list.
@@ -55,7 +54,7 @@ class Batch:
         return self.columns[name]
 
     def select(self, names: Sequence[str]) -> Batch:
-        """The same rows with these columns, in this order."""
+        """Return the same rows with these columns, in this order."""
         return Batch(self.action, {name: self[name] for name in names})
 
     @cached_property
@@ -63,7 +62,9 @@ class Batch:
         """All columns side by side, shape (n, D); each must hold numbers."""
         for name, values in self.columns.items():
             if values.dtype.kind not in "biuf":
-                raise UsageError(f"column {name!r} holds no numbers: encode it or leave it out")
+                raise UsageError(
+                    f"column {name!r} must hold numbers: encode it or leave it out"
+                )
         blocks = [values.reshape(len(self), -1) for values in self.columns.values()]
         matrix = np.empty((len(self), sum(block.shape[1] for block in blocks)))
         for first in range(0, len(self), TURNED_ROWS):
@@ -73,9 +74,9 @@ class Batch:
         return matrix
 
     def places(self, actions: Labels) -> IntArray:
-        """Place of each logged action among these; -1 where it is not among them.
+        """Return the index of each logged action among these; -1 if it is missing.
 
-        Policies over the same actions ask for the same, so that it is looked up once.
+        The result is cached, since several policies may have the same actions.
         """
         key = tuple(actions)
         if key not in self._places:
@@ -87,7 +88,7 @@ class Batch:
         return {}
 
     def to_pandas(self) -> pd.DataFrame:
-        """The columns as a data frame; each row of a list column is a list."""
+        """Return the columns as a data frame; each row of a list column is a list."""
         import pandas as pd
 
         columns = {k: v if v.ndim == 1 else list(v) for k, v in self.columns.items()}
@@ -95,7 +96,7 @@ class Batch:
 
 
 class Policy(Protocol):
-    """Anything that gives the probability of each row's logged action, shape (n,)."""
+    """Gives the probability of each row's logged action, shape (n,)."""
 
     def prob(self, batch: Batch) -> FloatArray: ...
 
@@ -107,12 +108,6 @@ class Distribution(Policy, Protocol):
     def actions(self) -> Sequence[Hashable]: ...
 
     def distribution(self, batch: Batch) -> FloatArray: ...
-
-
-class SqlPolicy(Policy, Protocol):
-    """A policy that a query can compute; None says that this one must be scored."""
-
-    def expression(self) -> exp.Expr | None: ...
 
 
 class ProbabilityModel(Protocol):
@@ -130,60 +125,61 @@ PolicyLike: TypeAlias = Policy | ProbabilityModel | Choice | Mapping[Any, Any] |
 
 
 def log_prob(policy: Policy, batch: Batch) -> FloatArray:
-    """Log-probability of the logged actions, by the policy's own `log_prob` if it has one."""
+    """Return log-probabilities of the logged actions, by `policy.log_prob` if it exists."""
     if hasattr(policy, "log_prob"):
         return cast("FloatArray", policy.log_prob(batch))
-    with np.errstate(divide="ignore", invalid="ignore"):  # log 0 = -inf is no accident
+    with np.errstate(divide="ignore", invalid="ignore"):  # log 0 = -inf is intended
         return np.log(policy.prob(batch))
 
 
 def expression_of(policy: Policy) -> exp.Expr | None:
-    """The policy in SQL, or None if it must be scored in Python."""
-    return cast("SqlPolicy", policy).expression() if hasattr(policy, "expression") else None
+    """Return the policy in SQL, or None if it must be scored in Python."""
+    expression: Callable[[], exp.Expr | None] = getattr(policy, "expression", lambda: None)
+    return expression()
 
 
 def is_distribution(policy: Policy) -> TypeGuard[Distribution]:
-    """Whether the policy gives the probability of every action."""
+    """Return True if the policy gives the probability of every action."""
     return hasattr(policy, "distribution") and len(getattr(policy, "actions", ())) > 0
 
 
 def index_of(actions: Labels, logged: Labels) -> IntArray:
-    """Place of each logged label among the actions; -1 for a label that is not there.
+    """Return the index of each logged label among the actions; -1 if it is missing.
 
-    Where one side has numbers, text on the other is read as numbers: a JSON file
-    says "7" for the 7 of a log.
+    If one side has numbers, text on the other is parsed as numbers: a JSON file has "7"
+    for the 7 of a log.
 
     >>> index_of(["a", "b"], ["b", "z", "a"]).tolist(), index_of(["7", "8"], [8, 9]).tolist()
     ([1, -1, 0], [1, -1])
     """
-    known, seen = label_array(actions), label_array(logged)
-    if known.dtype.kind in "biuf" and seen.dtype.kind in "biuf":
-        return search(known, seen)
+    listed, seen = label_array(actions), label_array(logged)
+    if listed.dtype.kind in "biuf" and seen.dtype.kind in "biuf":
+        return search(listed, seen)
     # On text a dictionary is as fast as Arrow's hash and four times as fast as np.unique.
-    labels, rows = known.tolist(), seen.tolist()
+    labels, rows = listed.tolist(), seen.tolist()
     distinct = dict.fromkeys(rows)
     numeric = any(_is_number(label) for label in (*labels, *distinct))
-    place = {_read(label, numeric=numeric): k for k, label in enumerate(labels)}
-    found = {label: place.get(_read(label, numeric=numeric), -1) for label in distinct}
-    return np.fromiter(map(found.__getitem__, rows), np.int64, len(rows))
+    index = {_parsed(label, numeric=numeric): k for k, label in enumerate(labels)}
+    by_label = {label: index.get(_parsed(label, numeric=numeric), -1) for label in distinct}
+    return np.fromiter(map(by_label.__getitem__, rows), np.int64, len(rows))
 
 
 def label_array(values: Labels) -> AnyArray:
-    """Labels as an array that keeps their types apart."""
+    """Return labels as an array that preserves their types."""
     if not isinstance(values, np.ndarray):
         numbers = all(isinstance(value, Real | np.bool) for value in values)
         # object, since np.asarray(["a", 1]) would turn 1 into "1"
         values = np.asarray(values) if numbers else np.fromiter(values, object, len(values))
     if values.ndim != 1:
-        raise UsageError(f"expected one label per row, found an array of shape {values.shape}")
+        raise UsageError(f"labels must be one per row, got an array of shape {values.shape}")
     return values
 
 
 def _is_number(label: Hashable) -> bool:
-    return isinstance(label, Real | np.bool) and not math.isnan(label)  # nan is a null
+    return isinstance(label, Real | np.bool) and not math.isnan(label)  # NaN is a missing label
 
 
-def _read(label: Hashable, *, numeric: bool) -> Hashable:
+def _parsed(label: Hashable, *, numeric: bool) -> Hashable:
     text = label.decode() if isinstance(label, bytes) else label
     if numeric and isinstance(text, str):
         for number in (int, float):  # int first: as floats 2**53 and 2**53 + 1 are equal
@@ -194,45 +190,45 @@ def _read(label: Hashable, *, numeric: bool) -> Hashable:
     return text
 
 
-def search(known: AnyArray, seen: AnyArray) -> IntArray:
-    """Place of each number among the known ones; -1 for a number that is not there."""
-    if not len(known):
+def search(listed: AnyArray, seen: AnyArray) -> IntArray:
+    """Return the index of each number in the list; -1 if it is missing."""
+    if not len(listed):
         return np.full(seen.shape, -1)
-    whole = known.dtype.kind in "biu" and seen.dtype.kind in "biu"
-    known, seen = (a.astype(np.int64 if whole else np.float64) for a in (known, seen))
-    order = np.argsort(known)
-    place = order[np.searchsorted(known[order], seen).clip(max=len(known) - 1)]
-    return np.where(known[place] == seen, place, -1)
+    whole = listed.dtype.kind in "biu" and seen.dtype.kind in "biu"
+    listed, seen = (a.astype(np.int64 if whole else np.float64) for a in (listed, seen))
+    order = np.argsort(listed)
+    index = order[np.searchsorted(listed[order], seen).clip(max=len(listed) - 1)]
+    return np.where(listed[index] == seen, index, -1)
 
 
 def distinct(policy: str, actions: Labels) -> tuple[Hashable, ...]:
-    """Actions as a tuple; there must be one or more, each once."""
+    """Return actions as a tuple; raise if there are none or one occurs twice."""
     labels = () if isinstance(actions, str | bytes) else tuple(label_array(actions).tolist())
     if not labels or len(set(labels)) < len(labels):
-        raise PolicyError(policy, f"needs a list of distinct actions, not {actions!r}")
+        raise PolicyError(policy, f"needs a list of distinct actions, got {actions!r}")
     return labels
 
 
-def pick(matrix: FloatArray, place: IntArray, missing: float = 0.0) -> FloatArray:
-    """Entry of each row at its place; `missing` where the place is -1."""
+def pick(matrix: FloatArray, index: IntArray, missing: float = 0.0) -> FloatArray:
+    """Return the entry of each row at its index; `missing` where the index is -1."""
     rows, wide = matrix.shape
-    values: FloatArray = matrix.take(place + np.arange(0, rows * wide, wide), mode="clip")
-    if place.min(initial=0) < 0:
-        values[place < 0] = missing
+    values: FloatArray = matrix.take(index + np.arange(0, rows * wide, wide), mode="clip")
+    if index.min(initial=0) < 0:
+        values[index < 0] = missing
     return values
 
 
 def shaped(policy: str, values: object, rows: int, actions: int) -> FloatArray:
-    """Values as a matrix of float64 with one line per row and one column per action."""
+    """Return values as a float64 matrix with one line per row and one column per action."""
     matrix = np.asarray(values, dtype=np.float64)
     if matrix.shape != (rows, actions):
-        reason = f"found an array of shape {matrix.shape} for {rows} rows and {actions} actions"
+        reason = f"needs {rows} rows of {actions} actions, got an array of shape {matrix.shape}"
         raise PolicyError(policy, reason)
     return matrix
 
 
 def sql_double(value: float) -> str:
-    """A number in SQL; without an exponent DuckDB would read it as a decimal."""
+    """Return a number in SQL; without an exponent DuckDB would read it as a decimal."""
     return repr(value) if "e" in repr(value) else f"{value!r}e0"
 
 
@@ -259,7 +255,7 @@ class Column:
 class Expression:
     """The probability is a scalar SQL expression, in DuckDB's dialect.
 
-    Subqueries, aggregates and windows are refused: they belong in the log's source.
+    Subqueries, aggregates and windows are rejected: they belong in the log's source.
 
     >>> Expression("if(best = item, 0.9, 0.1)").expression().sql("postgres")
     'CASE WHEN best = item THEN 0.9 ELSE 0.1 END'
@@ -278,19 +274,26 @@ class Expression:
         import sqlglot
         from sqlglot import exp
 
-        beyond = (exp.Query, exp.AggFunc, exp.Window, exp.Placeholder, exp.Parameter, exp.UDTF)
+        rejected = (
+            exp.Query,
+            exp.AggFunc,
+            exp.Window,
+            exp.Placeholder,
+            exp.Parameter,
+            exp.UDTF,
+        )
         try:
             (tree,) = sqlglot.parse(self.sql, read="duckdb")
         except (sqlglot.errors.SqlglotError, ValueError):
             tree = None
-        if not isinstance(tree, exp.Condition) or tree.find(*beyond):
-            raise UsageError(f"this is not one scalar SQL expression: {self.sql}")
+        if not isinstance(tree, exp.Condition) or tree.find(*rejected):
+            raise UsageError(f"expected one scalar SQL expression, got {self.sql}")
         return cast("exp.Expr", tree)
 
 
 @dataclass(frozen=True)
 class Function:
-    """The probability is what a function of the batch returns."""
+    """The probability is the result of a function of the batch."""
 
     function: Choice
 
@@ -300,10 +303,10 @@ class Function:
 
 @dataclass(frozen=True, init=False)
 class Uniform:
-    """Plays every action alike.
+    """Plays every action with the same probability.
 
-    Given a number, each label has probability 1/number, and `actions` is a
-    range; given the labels themselves, any other has probability 0.
+    With a number, each label has probability 1/number, and `actions` is a
+    range; with the labels themselves, any other label has probability 0.
 
     >>> Uniform(["a", "b"]).prob(Batch(np.array(["a", "z"]), {})).tolist()
     [0.5, 0.0]
@@ -314,7 +317,7 @@ class Uniform:
     def __init__(self, actions: int | Labels) -> None:
         labels = range(actions) if isinstance(actions, int) else distinct("Uniform", actions)
         if not labels:
-            raise PolicyError("Uniform", f"needs one action or more, not {actions}")
+            raise PolicyError("Uniform", f"needs one action or more, got {actions}")
         object.__setattr__(self, "actions", labels)
 
     def prob(self, batch: Batch) -> FloatArray:
