@@ -218,8 +218,8 @@ def _rule_problems(log: Log) -> list[str]:
         problems.append(f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}")
     if log.reward_range is not None and not _is_range(*log.reward_range):
         problems.append(
-            "`reward_range` must be (lower, upper), two finite numbers with lower < upper, got "
-            f"{log.reward_range}"
+            f"`reward_range` must be (lower, upper) with lower < upper, both within "
+            f"±{LARGEST_REWARD:g}, got {log.reward_range}"
         )
     return problems
 
