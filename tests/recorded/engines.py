@@ -33,10 +33,10 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-# Where the values of an engine are found: the compiled loops give those of DuckDB.
+# Where the values of an engine are found: small batches give those of large ones.
 RECORDED = {
     "duckdb": "duckdb",
-    "compiled": "duckdb",
+    "batches": "duckdb",
     "postgres": "postgres",
     "spark-files": "spark-files",
     "spark-frame": "spark-frame",
@@ -45,8 +45,8 @@ RECORDED = {
 
 def pairs() -> list[tuple[str, str]]:
     """Every log with every engine that reads it."""
-    slow = [engine for engine in RECORDED if engine not in {"duckdb", "compiled"}]
-    embedded = [(name, engine) for name in LOGS for engine in ("duckdb", "compiled")]
+    slow = [engine for engine in RECORDED if engine not in {"duckdb", "batches"}]
+    embedded = [(name, engine) for name in LOGS for engine in ("duckdb", "batches")]
     return [*embedded, *((name, engine) for name in EVERYWHERE for engine in slow)]
 
 
@@ -60,17 +60,11 @@ def values_of(name: str, engine: str, folder: Path) -> Values:
     """
     case = LOGS[name]()
     if engine == "duckdb":
-        return answers(Questions(case, embedded(compiled=False)).all(), case.asked)
-    if engine == "compiled":
-        pytest.importorskip("numba", reason="compiled loops need numba: poolwise[fast]")
-        return answers(Questions(case, embedded(compiled=True)).main(), case.asked)
+        return answers(Questions(case, pw.DuckDB()).all(), case.asked)
+    if engine == "batches":
+        return answers(Questions(case, pw.DuckDB(batch_rows=100)).main(), case.asked)
     with opened(case, engine, folder) as questions:
         return answers(questions.few())
-
-
-def embedded(*, compiled: bool) -> pw.DuckDB:
-    """The engine that reads rows in this process, with or without compiled loops."""
-    return pw.DuckDB(compiled=compiled)
 
 
 @contextmanager

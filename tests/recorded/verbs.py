@@ -189,7 +189,7 @@ class Questions:
         yield "scored", self.scored
 
     def main(self) -> Iterator[Question]:
-        """What is also asked of the compiled loops."""
+        """What is also asked of small batches."""
         yield from self.few()
         yield "check", self.check
         yield "summary", self.summary
