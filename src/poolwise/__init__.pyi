@@ -20,7 +20,7 @@ from .estimators.shrink import tuned as tuned
 from .evaluation.check import check as check
 from .evaluation.compare import compare as compare
 from .evaluation.evaluate import evaluate as evaluate
-from .evaluation.outlook import Plan as Plan
+from .evaluation.plan import Plan as Plan
 from .evaluation.plan import plan as plan
 from .evaluation.ranking import Comparison as Comparison
 from .evaluation.results import Evaluation as Evaluation

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from poolwise.estimators.tuned import tuned
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
@@ -19,7 +18,7 @@ import poolwise
 from poolwise import Log, RewardModel, Table, evaluate, summarise
 from poolwise.engines.exact import TARGET
 from poolwise.estimators.ips import Balanced, Weighted
-from poolwise.estimators.shrink import Shrink
+from poolwise.estimators.shrink import Shrink, tuned
 from tests.support.messages import check_findings
 from tests.support.postgres import DuckDBConnection
 from tests.support.toys import toy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from poolwise import evaluate
 from poolwise.engines.duckdb import DuckDB
-from poolwise.evaluation.fingerprint import cut
+from poolwise.evaluation.evaluate import cut
 from tests.support.reference import Reference, log_of, random_table
 
 if TYPE_CHECKING:

@@ -20,6 +20,8 @@ from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.evaluation import plan as planning
 from poolwise.evaluation.design import (
+    AS_NOW,
+    BEST,
     RowSample,
     balanced_variance,
     best_plan,
@@ -31,7 +33,6 @@ from poolwise.evaluation.design import (
     weighted_variance,
 )
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.outlook import AS_NOW, BEST
 from poolwise.evaluation.plan import plan
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text

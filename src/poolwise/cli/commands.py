@@ -43,7 +43,7 @@ from poolwise.errors import LogError, PoolwiseError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from poolwise.evaluation.results import Evaluation, Presented
+    from poolwise.evaluation.results import Evaluation, Result
     from poolwise.log.log import Log
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
@@ -304,7 +304,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _print(result: Presented, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
+def _print(result: Result, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
     """Print a result as tables and sentences, or as JSON."""
     if as_json:
         typer.echo(result.to_json())

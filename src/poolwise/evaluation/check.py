@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poolwise.engines.choose import as_engine
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
-from poolwise.evaluation.read import served
+from poolwise.evaluation.read import open_rows, served
+from poolwise.evaluation.request import Request, named_targets
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.moments.terms import unite
 
@@ -55,7 +55,8 @@ def check(
     log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: EngineLike = None
 ) -> CheckReport:
     """Count the rows that break each rule, by logger, without estimating anything."""
-    with as_engine(engine, log).open(log, targets or {}) as rows:
+    named = named_targets(targets) if targets else {}
+    with open_rows(Request(log, named), engine) as rows:
         return CheckReport(rows.check(), rows.found)
 
 

@@ -1,8 +1,7 @@
-"""Design: how sure an estimate would be from other numbers of rows.
+"""Design: the variance of an estimate as a function of the rows of each logger.
 
-Variances of all estimators as functions of the rows of each logger, and the split of
-new rows that lowers them most.  Everything is a pure function of divergences, or of a
-sample of rows that carries the shares of the present log.
+From divergences, or from a sample of rows that carries the shares of the present log, come
+the rows that reach a half-width and the split of new rows that needs the fewest.
 
 He & Owen (2014); METHODS B3.
 """
@@ -12,24 +11,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.estimators.calibrated import many
+from poolwise.estimators.ips import pooled_divergences
+from poolwise.moments.linear import row_variances
+from poolwise.moments.terms import WEIGHTED_REWARD
+from poolwise.report.tables import BEST_SPLIT
+
 if TYPE_CHECKING:
-    from poolwise.moments.moments import FloatArray
+    from collections.abc import Mapping
+
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import FloatArray, MomentsByLogger
 
 Variance = Callable[["FloatArray"], float]  # rows of each logger, to the variance
 MOST_FOLD = 1e9  # rows beyond so many times the log are out of reach
 COLLINEAR = 1e-10  # of the largest: singular values below it are rounding
 CLOSE_ENOUGH = 1e-3  # relative error of a number of rows
-STEPS = 30  # of the search for split and size together; it takes five or so
+STEPS = 30  # of the search for split and size together; about five suffice
+AS_NOW = "(as now)"
+BEST = BEST_SPLIT
+NO_SPREAD = "the rows at hand show no spread, so nothing can be predicted"
 
 
 @dataclass(frozen=True, eq=False)
 class RowSample:
-    """Rows that stand for the log as it is.
+    """Rows that represent the present log.
 
     Attributes:
         shares: Part of each row in an average over all rows, shape (n,); sums to 1.
@@ -50,14 +61,14 @@ class RowSample:
 
 
 def naive_variance(divergence: FloatArray, counts: FloatArray) -> float:
-    r"""Variance of naive IPS, $\sum_i n_i \sigma_i^2 / n^2$; infinite without support."""
+    r"""Return $\sum_i n_i \sigma_i^2 / n^2$, the variance of naive IPS."""
     if np.isinf(divergence[counts > 0]).any():
         return math.inf
     return float(counts @ np.where(counts > 0, divergence, 0.0) / counts.sum() ** 2)
 
 
 def weighted_variance(divergence: FloatArray, counts: FloatArray) -> float:
-    r"""Variance of weighted IPS, $1 / \sum_i n_i / \sigma_i^2$; 0 where a divergence is."""
+    r"""Return $1 / \sum_i n_i / \sigma_i^2$, the variance of weighted IPS."""
     if (divergence[counts > 0] == 0).any():
         return 0.0
     precision = float(np.sum(counts / divergence))
@@ -65,7 +76,7 @@ def weighted_variance(divergence: FloatArray, counts: FloatArray) -> float:
 
 
 def balanced_variance(sample: RowSample, counts: FloatArray) -> float:
-    r"""Variance of balanced IPS for other counts $c$, by rows of the present mixture.
+    r"""Return the variance of balanced IPS for other counts $c$.
 
     $$\sum_i c_i Var_i\Big[\frac{\bar\pi \delta}{\sum_k c_k \pi_k}\Big]
       = E_{avg}\Big[\frac{z^2}{C}\Big] - \sum_i c_i E_{avg}\Big[\frac{z \rho_i}{C}\Big]^2,
@@ -78,7 +89,7 @@ def balanced_variance(sample: RowSample, counts: FloatArray) -> float:
 def calibrated_variance(
     sample: RowSample, counts: FloatArray, *, target_column: bool = True
 ) -> float:
-    r"""Variance of the calibrated estimator for other counts, slopes fitted anew.
+    r"""Return the variance of calibrated for other counts, slopes fitted anew.
 
     $$\min_b E_{avg}\Big[\frac{(z - \sum_k b_k \rho_k - b_0 w)^2}{C}\Big]$$
 
@@ -90,10 +101,10 @@ def calibrated_variance(
 
 
 def less_target(sample: RowSample, counts: FloatArray) -> RowSample:
-    r"""The same rows with $z - b w$ for an outcome: calibrated on the target's column alone.
+    r"""Return the rows with outcome $z - b w$: calibrated on the target's column alone.
 
-    Its variance is `balanced_variance` of these.  The slope $b$ is that within the loggers
-    of the present log, and is held still.
+    Its variance is `balanced_variance` of these rows.  The slope $b$ is that within the
+    loggers of the present log, and is kept fixed.
     """
     share = counts / counts.sum()
     outcome, weight = (
@@ -114,8 +125,8 @@ def _residual(sample: RowSample, counts: FloatArray, *, target_column: bool) -> 
     size = np.sqrt(np.diag(inner))
     size = np.where(size > 0, size, 1.0)
     values, vectors = np.linalg.eigh(inner / np.outer(size, size))
-    kept = values > COLLINEAR * values[-1]
-    inverse = vectors[:, kept] / values[kept] @ vectors[:, kept].T
+    usable = values > COLLINEAR * values[-1]
+    inverse = vectors[:, usable] / values[usable] @ vectors[:, usable].T
     slopes = inverse @ (scaled @ (root * sample.outcome) / size) / size
     left: FloatArray = sample.outcome - design @ slopes
     return left
@@ -129,11 +140,11 @@ def best_split(
     target_column: bool | None,
     start: FloatArray,
 ) -> FloatArray:
-    r"""Shares of `extra` new rows that lower the variance most.
+    r"""Return the shares of `extra` new rows that lower the variance most.
 
     Minimises $E_{avg}[e^2 / C]$ over the simplex, with $e$ the residual of the calibrated
-    estimator, or the plain outcome where `target_column` is None (balanced). Convex, so
-    that what is found is the best.
+    estimator, or the plain outcome where `target_column` is None (balanced).  Convex, so
+    the minimum is global.
     """
     from scipy.optimize import LinearConstraint, minimize
 
@@ -144,7 +155,7 @@ def best_split(
 
     scale = 1.0
     scale = loss(start)[0] or 1.0
-    found = minimize(
+    optimum = minimize(
         loss,
         start,
         jac=True,
@@ -153,7 +164,7 @@ def best_split(
         constraints=LinearConstraint(np.ones((1, len(counts))), 1.0, 1.0),
         options={"maxiter": 100, "ftol": 1e-9},
     )
-    split = np.where(found.x < CLOSE_ENOUGH / 2, 0.0, found.x)
+    split = np.where(optimum.x < CLOSE_ENOUGH / 2, 0.0, optimum.x)
     split = split / split.sum()
     return split if loss(split)[0] <= loss(start)[0] else start
 
@@ -161,20 +172,20 @@ def best_split(
 def _loss(
     sample: RowSample, counts: FloatArray, added: FloatArray, *, target_column: bool | None
 ) -> tuple[float, FloatArray]:
-    """Second moment of residuals with more rows, and its slope in these."""
+    """Return the second moment of residuals with more rows, and its gradient."""
     left = sample.outcome
     if target_column is not None:
         left = _residual(sample, counts + added, target_column=target_column)
     mixed = sample.ratios @ (counts + added)
     each = sample.shares * left**2 / mixed
-    # by the envelope theorem the coefficients of the residual may be held still
+    # by the envelope theorem the coefficients of the residual count as fixed
     return float(each.sum()), -((each / mixed) @ sample.ratios)
 
 
 def rows_needed(
     reached: Callable[[FloatArray], bool], counts: FloatArray, split: FloatArray
 ) -> float:
-    """Least number of new rows, in a given split, that is enough; infinite if none is."""
+    """Return the least number of new rows in a split that suffices; infinite if none does."""
     if reached(counts):
         return 0.0
     low, high = 0.0, max(1.0, counts.sum() / 100)
@@ -189,7 +200,7 @@ def rows_needed(
 
 
 def three_digits(rows: float) -> float:
-    """Round a number of rows up: its further digits would be a promise.
+    """Round a number of rows up to three digits; more would be a promise.
 
     >>> three_digits(3_450_625.0), three_digits(128.0), three_digits(math.inf)
     (3460000.0, 128.0, inf)
@@ -205,10 +216,10 @@ def best_plan(
     counts: FloatArray,
     split_for: Callable[[float, FloatArray], FloatArray],
 ) -> tuple[float, FloatArray]:
-    """Least number of new rows, and its split.
+    """Return the least number of new rows, and its split.
 
-    The best split for a size needs fewer rows, for which another split is best: sizes
-    fall until they stay.
+    The best split for a size needs fewer rows, for which another split is best: iterate
+    until the size no longer falls.
     """
     split = counts / counts.sum()
     rows = rows_needed(reached, counts, split)
@@ -223,3 +234,141 @@ def best_plan(
             break
         rows, split = fewer, better
     return rows, split
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number of new rows that reaches the wanted half-width.
+
+    Attributes:
+        estimator: Name of the estimator.
+        source: Logger that writes the new rows, `AS_NOW` or `BEST`.
+        rows: New rows that are needed: 0 if none are, infinite if no number suffices.
+        split: Share of each logger in the new rows; loggers without one are absent.
+        reason: Reason why no number of rows suffices; empty if one does.
+    """
+
+    estimator: str
+    source: str
+    rows: float
+    split: Mapping[str, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """Numbers of new rows that reach a half-width, predicted from the present log.
+
+    Attributes:
+        view: Moments of the target, by logger.
+        sample: Rows of the log; None where no estimator needs them.
+        half_width: Wanted half-width.
+        level: Level of the interval.
+        crossed: Whether every logger scores every row.
+    """
+
+    view: MomentsByLogger
+    sample: RowSample | None
+    half_width: float
+    level: float
+    crossed: bool
+
+    @property
+    def counts(self) -> FloatArray:
+        return np.array([float(m.count) for m in self.view.values()])
+
+    def options(self, name: str, estimate: Estimate) -> list[Option]:
+        """Return the options of one estimator."""
+        refusal = self._refusal(name, estimate)
+        if refusal:
+            return [Option(name, source, math.inf, {}, refusal) for source in self._sources()]
+        covered = all(f.code != "target-uncovered" for f in estimate.findings)
+        variance = self._variance(name, target_column=covered)
+        now = variance(self.counts)
+        reached = partial(self._reached, variance, now, estimate)
+        splits = {AS_NOW: self.counts / self.counts.sum()}
+        splits |= dict(zip(self.view, np.eye(len(self.view)), strict=True))
+        options = [
+            self._option(name, source, split, rows_needed(reached, self.counts, split))
+            for source, split in splits.items()
+        ]
+        rows, split = self._best(name, reached, target_column=covered)
+        single = min(options, key=lambda option: option.rows)
+        if single.rows < rows:
+            rows, split = single.rows, np.array([single.split.get(i, 0.0) for i in self.view])
+        return [*options, self._option(name, BEST, split, rows)]
+
+    def _sources(self) -> list[str]:
+        return [AS_NOW, *self.view, BEST]
+
+    def _option(self, name: str, source: str, split: FloatArray, rows: float) -> Option:
+        shares = {i: float(s) for i, s in zip(self.view, split, strict=True) if s > 0}
+        reason = "" if rows < math.inf else "these rows alone never reach it"
+        return Option(name, source, three_digits(rows), shares, reason)
+
+    def _refusal(self, name: str, estimate: Estimate) -> str:
+        if not 0 < estimate.variance < math.inf:
+            return NO_SPREAD
+        unsupported = [
+            i for i, d in zip(self.view, self._divergence, strict=True) if math.isinf(d)
+        ]
+        if name == "naive" and unsupported:
+            names = ", ".join(map(repr, unsupported))
+            return f"biased: {names} gave probability 0 to rewarded actions of the target"
+        return ""
+
+    @property
+    def _divergence(self) -> FloatArray:
+        by_logger = (
+            pooled_divergences(self.view)
+            if self.crossed
+            else row_variances(self.view, {WEIGHTED_REWARD: 1.0})
+        )
+        return np.array([by_logger[i] for i in self.view])
+
+    def _variance(self, name: str, *, target_column: bool) -> Variance:
+        """Return the variance of an estimator as a function of the rows of each logger."""
+        if self.sample is not None and name in {"calibrated", "balanced"}:
+            sample, column = self._rowwise(self.sample, name, target_column=target_column)
+            if column is None:
+                return partial(balanced_variance, sample)
+            return partial(calibrated_variance, sample, target_column=column)
+        if name == "weighted" and self.crossed:
+            return partial(weighted_variance, self._divergence)
+        return partial(naive_variance, self._divergence)
+
+    def _rowwise(
+        self, sample: RowSample, name: str, *, target_column: bool
+    ) -> tuple[RowSample, bool | None]:
+        """Return rows, and whether the target has a column; None without columns of loggers."""
+        if name == "balanced":
+            return sample, None
+        if many(self.view):  # the estimate has no columns of the loggers either
+            return (less_target(sample, self.counts) if target_column else sample), None
+        return sample, target_column
+
+    def _reached(
+        self, variance: Variance, now: float, estimate: Estimate, counts: FloatArray
+    ) -> bool:
+        """Return whether these counts suffice, scaled to the present variance."""
+        from scipy.special import stdtrit
+
+        if not now > 0:
+            return False
+        predicted = estimate.variance * variance(counts) / now
+        freedom = min(1e9, estimate.freedom * counts.sum() / self.counts.sum())
+        quantile = float(stdtrit(freedom, (1 + self.level) / 2))
+        return quantile * math.sqrt(predicted) <= self.half_width
+
+    def _best(
+        self, name: str, reached: partial[bool], *, target_column: bool
+    ) -> tuple[float, FloatArray]:
+        if self.sample is None or name not in {"calibrated", "balanced"}:
+            alone = np.eye(len(self.counts))[int(np.argmin(self._divergence))]
+            return rows_needed(reached, self.counts, alone), alone
+        sample, column = self._rowwise(self.sample, name, target_column=target_column)
+
+        def split_for(extra: float, start: FloatArray) -> FloatArray:
+            return best_split(sample, self.counts, extra, target_column=column, start=start)
+
+        return best_plan(reached, self.counts, split_for)

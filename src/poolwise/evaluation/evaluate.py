@@ -6,7 +6,9 @@ reports the same findings.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +20,6 @@ from poolwise.diagnosis.trained import HONEST, conflicts, on_own_log, pools, tar
 from poolwise.errors import Finding, RefusedError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.families import comparing, needs_beside, recommended
-from poolwise.evaluation.fingerprint import fingerprint
 from poolwise.evaluation.read import opened
 from poolwise.evaluation.request import request
 from poolwise.evaluation.results import Evaluation, TargetResult
@@ -38,9 +39,15 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.terms import Term
     from poolwise.rows.reward_model import ModelLike
 
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
+STEPS = 2**26  # of a fingerprint to each doubling: eight digits
+# Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
+# would decide on which side they fall: cuts are at odd offsets.
+ODD, BETWEEN = math.pi / 3, 1 / math.pi
 
 
 def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
@@ -280,3 +287,48 @@ def limits_of(asked: Request, split: Split) -> Limits:
         reward_range=asked.log.reward_range,
         largest_weight=max(m.max(w) for m in whole for w in weights),
     )
+
+
+def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:
+    """Return a hash of the rows with the probabilities of their policies.
+
+    Two results with the same hash rest on the same rows.  It digests counts, rewards and
+    weights of each logger, cut to eight digits: threads and the order of rows change the
+    last digits of a sum.
+
+    Args:
+        views: Moments of each logger, by target.
+        crossed: Whether the mixture is known.
+    """
+    digest = sha256()
+    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
+    for target, view in sorted(views.items()):
+        for logger, moments in sorted(view.items()):
+            line = (target, logger, moments.count, *_numbers(moments, terms))
+            digest.update(f"{line!r}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _numbers(moments: Moments, terms: Sequence[Term]) -> list[tuple[int, int]]:
+    return [number for term in terms for number in _of_term(moments, term)]
+
+
+def _of_term(moments: Moments, term: Term) -> list[tuple[int, int]]:
+    low, high, mean = moments.min(term), moments.max(term), moments.mean(term)
+    # a sum with cancellation is known to the digits of its largest summands
+    scale = abs(mean) if low >= 0 else max(-low, abs(high))
+    return [cut(low, abs(low)), cut(high, abs(high)), cut(mean, scale)]
+
+
+def cut(value: float, scale: float) -> tuple[int, int]:
+    """Return a number to eight digits of a scale: power of two and steps within it.
+
+    >>> cut(0.3, 0.3) == cut(0.1 + 0.2, 0.1 + 0.2)
+    True
+    >>> cut(0.5, 0.5) == cut(0.5000001, 0.5000001)
+    False
+    """
+    if scale == 0 or not math.isfinite(value / scale):
+        return 0, 0
+    power = math.floor(math.log2(scale * ODD))
+    return power, math.floor(math.ldexp(value, -power) * STEPS + BETWEEN)

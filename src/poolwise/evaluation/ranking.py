@@ -1,15 +1,11 @@
-"""Ranking: what a comparison of several targets found, without the data.
-
-Tables, frames, JSON and HTML all start from the same dictionaries, so they cannot
-disagree.
-"""
+"""Ranking: the result of a comparison, and the sentence that concludes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.evaluation.results import Presented, Row
+from poolwise.evaluation.results import Result, Row
 from poolwise.report.tables import Grid, comparison_tables
 
 if TYPE_CHECKING:
@@ -29,12 +25,12 @@ class Difference:
 
     Attributes:
         target: The target.
-        other: What it is compared with.
-        value: Estimated difference, in pairs.
-        std_error: Its standard error.
-        interval: Covers together with the intervals of all other differences.
-        p_value: Of no difference, for this pair alone.
-        adjusted: The same for all differences together (Holm).
+        other: The target that is subtracted.
+        value: Estimated difference, paired by row.
+        std_error: Standard error of `value`.
+        interval: Simultaneous interval over the family of differences.
+        p_value: P-value of no difference, for this pair alone.
+        adjusted: P-value adjusted for the family (Holm).
         verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
             says that the probabilities of either target cannot be right.
     """
@@ -48,6 +44,20 @@ class Difference:
     adjusted: float
     verdict: Verdict
 
+    def to_dict(self) -> Row:
+        """Return the difference under flat names."""
+        return {
+            "target": self.target,
+            "other": self.other,
+            "difference": self.value,
+            "std_error": self.std_error,
+            "lower": self.interval.lower,
+            "upper": self.interval.upper,
+            "p_value": self.p_value,
+            "adjusted": self.adjusted,
+            "verdict": self.verdict,
+        }
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -55,10 +65,10 @@ class Ranked:
 
     Attributes:
         target: The target.
-        estimate: Its estimate.
-        interval: Covers together with the intervals of all other targets.
-        group: 1 where no target was shown to be better; otherwise one more than that of
-            the last group which holds a better one.
+        estimate: Estimate of its value.
+        interval: Simultaneous interval over all targets.
+        group: 1 if no target was shown to be better; otherwise one more than the largest
+            group of the targets shown to be better.
         better_than: Targets that it was shown to be better than.
         worse_than: Targets that were shown to be better.
     """
@@ -72,16 +82,16 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Comparison(Presented):
-    """Several targets beside each other.
+class Comparison(Result):
+    """A ranking of targets, and their differences.
 
     Attributes:
         ranking: Targets, the highest estimate first.
-        differences: Every other target less the baseline; empty without one.
-        pairs: Every target less every one ranked below it.
+        differences: Each target less the baseline; empty without one.
+        pairs: Each target less each one ranked below it.
         baseline: Name of the baseline; empty without one.
         estimator: Name of the estimator.
-        level: Level of the intervals, each family of them together.
+        level: Simultaneous level of each family of intervals.
         rows: Usable rows of each logger.
         findings: Findings of the log and of every target.
         doubted: Alarms of targets whose probabilities cannot be right, by target.
@@ -101,70 +111,56 @@ class Comparison(Presented):
         return {r.target: r for r in self.ranking}[target]
 
     def difference(self, target: str, other: str = "") -> Difference:
-        """One target less another, or less the baseline."""
-        known = {(d.target, d.other): d for d in (*self.pairs, *self.differences)}
-        return known[target, other or self.baseline]
-
-    @property
-    def warnings(self) -> list[Row]:
-        """All findings, the gravest first."""
-        ranked = sorted(self.findings, key=lambda finding: finding.rank)
-        return [{"code": f.code, "severity": f.severity, "message": str(f)} for f in ranked]
+        """Return one target less another, or less the baseline."""
+        by_names = {(d.target, d.other): d for d in (*self.pairs, *self.differences)}
+        return by_names[target, other or self.baseline]
 
     @property
     def sentence(self) -> str:
-        """What was found, for people who read no tables."""
+        """The conclusion in words."""
         conclusion = _against(self) if self.baseline else _leader(self)
         return " ".join(filter(None, [*_doubts(self), conclusion, *_repeated(self)]))
 
     @property
     def repeats(self) -> dict[str, list[str]]:
-        """Targets that play as an earlier one on every row, by that one."""
-        found: dict[str, list[str]] = {}
-        known: set[str] = set()
-        for pair in self.pairs:  # of those alike, the first stands before the others
-            if pair.verdict == "identical" and pair.target not in known:
-                found.setdefault(pair.target, []).append(pair.other)
-                known.add(pair.other)
-        return found
+        """Targets that equal an earlier one on every row, by that one."""
+        repeats: dict[str, list[str]] = {}
+        seen: set[str] = set()
+        for pair in self.pairs:  # of equal targets, the first is ranked first
+            if pair.verdict == "identical" and pair.target not in seen:
+                repeats.setdefault(pair.target, []).append(pair.other)
+                seen.add(pair.other)
+        return repeats
 
     def to_dicts(self) -> list[Row]:
-        """One dictionary per target, the highest estimate first."""
-        against = {d.target: d for d in self.differences}
+        """Return one dictionary per target, the highest estimate first."""
+        against = {d.target: d.to_dict() for d in self.differences}
+        itself: Row = dict.fromkeys(("difference", "std_error", "lower", "upper"), 0.0)
+        itself |= {"p_value": 1.0, "adjusted": 1.0, "verdict": ""}
         return [
-            {**self._ranked(rank, r), **self._difference(against.get(r.target))}
+            {
+                "target": r.target,
+                "rank": rank,
+                "group": r.group,
+                "value": r.estimate.value,
+                "std_error": r.estimate.std_error,
+                "lower": r.interval.lower,
+                "upper": r.interval.upper,
+                "level": self.level,
+                **self._from_baseline(against.get(r.target, itself)),
+            }
             for rank, r in enumerate(self.ranking, 1)
         ]
 
-    def _ranked(self, rank: int, ranked: Ranked) -> Row:
-        return {
-            "target": ranked.target,
-            "rank": rank,
-            "group": ranked.group,
-            "value": ranked.estimate.value,
-            "std_error": ranked.estimate.std_error,
-            "lower": ranked.interval.lower,
-            "upper": ranked.interval.upper,
-            "level": self.level,
-        }
-
-    def _difference(self, found: Difference | None) -> Row:
+    def _from_baseline(self, row: Mapping[str, object]) -> Row:
         if not self.baseline:
             return {}
-        names = ("difference", "difference_std_error", "difference_lower", "difference_upper")
-        if found is None:  # the baseline less itself
-            return {**dict.fromkeys(names, 0.0), "p_value": 1.0, "adjusted": 1.0, "verdict": ""}
-        lower, upper = found.interval.lower, found.interval.upper
-        numbers = (found.value, found.std_error, lower, upper)
-        return {
-            **dict(zip(names, numbers, strict=True)),
-            "p_value": found.p_value,
-            "adjusted": found.adjusted,
-            "verdict": found.verdict,
-        }
+        ends = {f"difference_{name}": row[name] for name in ("std_error", "lower", "upper")}
+        rest = {name: row[name] for name in ("p_value", "adjusted", "verdict")}
+        return {"difference": row["difference"], **ends, **rest}
 
     def to_dict(self) -> Row:
-        """Everything, nested; the names are part of the public face."""
+        """Return the whole result, nested; the names are public."""
         shown = [
             {**row, "better_than": list(r.better_than), "worse_than": list(r.worse_than)}
             for row, r in zip(self.to_dicts(), self.ranking, strict=True)
@@ -174,7 +170,7 @@ class Comparison(Presented):
             "baseline": self.baseline or None,
             "level": self.level,
             "targets": shown,
-            "pairs": [_flat(d) for d in self.pairs],
+            "pairs": [d.to_dict() for d in self.pairs],
             "loggers": [{"logger": i, "rows": n} for i, n in self.rows.items()],
             "sentence": self.sentence,
             "warnings": self.warnings,
@@ -185,29 +181,15 @@ class Comparison(Presented):
         return (self.sentence,)
 
     def grids(self) -> list[Grid]:
-        """All tables, in the order in which they are read."""
+        """Return all tables, in reading order."""
         return comparison_tables(self.to_dict())
 
 
-def _flat(found: Difference) -> Row:
-    return {
-        "target": found.target,
-        "other": found.other,
-        "difference": found.value,
-        "std_error": found.std_error,
-        "lower": found.interval.lower,
-        "upper": found.interval.upper,
-        "p_value": found.p_value,
-        "adjusted": found.adjusted,
-        "verdict": found.verdict,
-    }
-
-
 def _against(comparison: Comparison) -> str:
-    """Who beats the baseline."""
+    """Return the targets by their verdict against the baseline."""
     by_verdict: dict[str, list[str]] = {}
-    for found in comparison.differences:
-        by_verdict.setdefault(found.verdict, []).append(found.target)
+    for difference in comparison.differences:
+        by_verdict.setdefault(difference.verdict, []).append(difference.target)
     words = {
         "better": "shown to be better",
         "worse": "shown to be worse",
@@ -257,18 +239,18 @@ def _doubts(comparison: Comparison) -> list[str]:
 
 
 def _repeated(comparison: Comparison) -> list[str]:
-    """Who plays as somebody else; the baseline's own repeats are told already."""
-    told = comparison.baseline
-    found = {
+    """Return sentences on equal targets, except duplicates of the baseline."""
+    baseline = comparison.baseline
+    repeats = {
         first: others
         for first, others in comparison.repeats.items()
-        if not told or told not in {first, *others}
+        if not baseline or baseline not in {first, *others}
     }
-    if len(found) > FEW:
-        return [f"{sum(map(len, found.values()))} targets play as another one on every row."]
+    if len(repeats) > FEW:
+        return [f"{sum(map(len, repeats.values()))} targets equal another one on every row."]
     return [
-        f"{_list(others)} {'plays' if len(others) == 1 else 'play'} as {first!r} on every row."
-        for first, others in found.items()
+        f"{_list(others)} {'equals' if len(others) == 1 else 'equal'} {first!r} on every row."
+        for first, others in repeats.items()
     ]
 
 
@@ -277,7 +259,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    """Names, or their number where they are many.
+    """Return the names, or their number if there are many.
 
     >>> _list(["a"]), _list(["a", "b", "c"]), _list("abcdefg")
     ("'a'", "'a', 'b' and 'c'", '7 targets')

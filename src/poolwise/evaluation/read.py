@@ -196,7 +196,7 @@ class OpenLog:
 def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     """Open the log of a request; refuse what its loggers cannot serve before the pass."""
     log = asked.log
-    with _open(asked, engine) as rows:
+    with open_rows(asked, engine) as rows:
         loggers = tuple(rows.counts)
         check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *asked.names])
         usable = served(
@@ -213,7 +213,8 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
         yield OpenLog(asked, rows, usable)
 
 
-def _open(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
+def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
+    """Open the log of a request with the engine that reads it."""
     chosen = as_engine(engine, asked.log)
     if not (asked.modelled or asked.extra.mixture):
         return chosen.open(asked.log, asked.targets)

@@ -50,7 +50,7 @@ class Request:
 
     log: Log
     targets: Mapping[str, PolicyLike]
-    estimators: tuple[Estimator, ...]
+    estimators: tuple[Estimator, ...] = ()
     strict: bool = True
     level: float = 0.95
     method: IntervalMethod = "student"

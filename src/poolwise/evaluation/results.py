@@ -35,49 +35,51 @@ if TYPE_CHECKING:
 Row = dict[str, object]
 
 
-class Presented:
-    """A result that can be shown to people and given to programs."""
+class Result:
+    """A result with its findings, as dictionaries, frames, JSON, text and HTML."""
+
+    findings: tuple[Finding, ...]
 
     @property
     def warnings(self) -> list[Row]:
-        """All findings, the gravest first."""
-        raise NotImplementedError
+        """All findings, most serious first."""
+        return [listed("", finding) for finding in sorted(self.findings, key=lambda f: f.rank)]
 
     @property
     def sentences(self) -> Sequence[str]:
-        """What is said below the tables."""
+        """Sentences below the tables."""
         return ()
 
     def to_dicts(self) -> list[Row]:
-        """Flat dictionaries, numbers as they are."""
+        """Return flat dictionaries with unrounded numbers."""
         raise NotImplementedError
 
     def to_dict(self) -> Row:
-        """Everything, nested; the names are part of the public face."""
+        """Return the whole result, nested; the names are public."""
         raise NotImplementedError
 
     def grids(self) -> list[Grid]:
-        """All tables, in the order in which they are read."""
+        """Return all tables, in reading order."""
         raise NotImplementedError
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The nested dictionary as JSON; what is infinite or unknown becomes null."""
+        """Return the nested dictionary as JSON; infinities become null."""
         return json.dumps(finite(self.to_dict()), indent=indent, ensure_ascii=False)
 
     def to_arrow(self) -> pa.Table:
-        """The flat dictionaries as an Arrow table."""
+        """Return the flat dictionaries as an Arrow table."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.to_dicts())
 
     def to_pandas(self) -> pd.DataFrame:
-        """The flat dictionaries as a pandas frame."""
+        """Return the flat dictionaries as a pandas frame."""
         import pandas as pd
 
         return pd.DataFrame(self.to_dicts())
 
     def to_polars(self) -> pl.DataFrame:
-        """The flat dictionaries as a Polars frame."""
+        """Return the flat dictionaries as a Polars frame."""
         import polars as pl
 
         return pl.DataFrame(self.to_dicts())
@@ -90,7 +92,7 @@ class Presented:
 
 
 def finite(value: object) -> object:
-    """Replace what JSON cannot say (infinities) by None, all the way down."""
+    """Replace infinities and NaN, which JSON lacks, by None at every depth."""
     if isinstance(value, Mapping):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -98,6 +100,12 @@ def finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def listed(where: str, finding: Finding) -> Row:
+    """Return a finding as a dictionary; `where` opens its message."""
+    message = f"{where}{finding}"
+    return {"code": finding.code, "severity": finding.severity, "message": message}
 
 
 class Pairs(Protocol):
@@ -108,15 +116,15 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What was found about one target.
+    """Estimates, intervals and diagnosis of one target.
 
     Attributes:
-        estimates: Estimate of each estimator, in the order asked for.
+        estimates: Estimate of each estimator, in the order requested.
         intervals: Interval of each estimator.
-        loggers: How each logger's own weights cover the target.
-        mixture: How the balanced weights do; absent without cross-propensities.
-        findings: What to know before trusting the estimates, the gravest first.
-        diagnosis: Whether the logs agree.
+        loggers: Overlap of the target with each logger.
+        mixture: Overlap with the mixture; None without cross-propensities.
+        findings: Findings that limit the estimates, most serious first.
+        diagnosis: Tests of agreement between the logs.
     """
 
     estimates: Mapping[str, Estimate]
@@ -128,19 +136,19 @@ class TargetResult:
 
 
 @dataclass(frozen=True)
-class Evaluation(Presented):
+class Evaluation(Result):
     """Estimated values of one or more targets.
 
     Attributes:
-        targets: What was found, by target.
+        targets: Result of each target.
         rows: Usable rows of each logger.
         mean_reward: Mean logged reward of each logger.
         level: Level of the intervals.
-        findings: What concerns the log as a whole.
-        truth: True values, where somebody knows them.
-        fingerprint: The same for the same rows, whatever read them and in whatever order.
-        pairs: What a comparison of the targets rests on; absent where there is one target,
-            where they are too many, or where the engine would have to read more for it.
+        findings: Findings about the log as a whole.
+        truth: True values, where they are known.
+        fingerprint: Hash of the rows, independent of the engine and of their order.
+        pairs: Source of the comparison; None for one target, for more than 30, and where
+            the engine would have to read more for it.
     """
 
     targets: Mapping[str, TargetResult]
@@ -154,7 +162,7 @@ class Evaluation(Presented):
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The targets beside each other in pairs, from the same rows; None without them."""
+        """Comparison of the targets, from the same rows; None where there is none."""
         try:
             return None if self.pairs is None else self.pairs.comparison()
         except RefusedError:  # the findings of the targets give the reason
@@ -165,20 +173,16 @@ class Evaluation(Presented):
 
     @property
     def warnings(self) -> list[Row]:
-        """All findings, the gravest first; else of the log first, then of each target."""
+        """All findings, most serious first, those of the log before those of targets."""
         several = len(self.targets) > 1
-        found = [("", f) for f in self.findings]
+        findings = [("", finding) for finding in self.findings]
         for name, result in self.targets.items():
             where = f"Target {name!r}: " if several else ""
-            found += [(where, f) for f in result.findings]
-        found.sort(key=lambda pair: pair[1].rank)
-        return [
-            {"code": f.code, "severity": f.severity, "message": f"{where}{f}"}
-            for where, f in found
-        ]
+            findings += [(where, finding) for finding in result.findings]
+        return [listed(*each) for each in sorted(findings, key=lambda pair: pair[1].rank)]
 
     def to_dicts(self) -> list[Row]:
-        """One dictionary per target and estimator, numbers as they are."""
+        """Return one dictionary per target and estimator, with unrounded numbers."""
         return [
             {"target": name, **self._estimate(result, estimator)}
             for name, result in self.targets.items()
@@ -197,7 +201,7 @@ class Evaluation(Presented):
         }
 
     def to_dict(self) -> Row:
-        """Everything, nested; the names are part of the public face."""
+        """Return the whole result, nested; the names are public."""
         if self.comparison is None:
             return self._uncompared()
         return self._uncompared() | {"comparison": self.comparison.to_dict()}
@@ -232,21 +236,21 @@ class Evaluation(Presented):
         return entry | result.diagnosis.to_dict()
 
     def grids(self) -> list[Grid]:
-        """All tables, in the order in which they are read."""
+        """Return all tables, in reading order."""
         return evaluation_tables(self._uncompared())
 
     def charts(self) -> dict[str, alt.LayerChart]:
-        """The charts of the report by name, as Altair objects that can be changed."""
+        """Return the charts of the report by name, as Altair objects."""
         from poolwise.report.page import all_charts
 
         return all_charts(self.to_dict())
 
     def save(self, path: str | PathLike[str], *, command: str = "") -> None:
-        """Write the report: one HTML file that needs nothing but itself.
+        """Write the report as one self-contained HTML file.
 
         Args:
-            path: Where; what is there is replaced as a whole.
-            command: What reproduces the numbers, to be shown with them.
+            path: The file; an existing one is replaced as a whole.
+            command: Command that reproduces the numbers, shown in the report.
         """
         from poolwise.report.page import page
         from poolwise.rows.output import HTML, refuse_output, write_whole

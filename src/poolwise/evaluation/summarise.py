@@ -8,14 +8,14 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.engines.choose import as_engine
 from poolwise.engines.printed import read_result, standalone_request
 from poolwise.engines.query import QueryRows
 from poolwise.engines.saved import Summary, question, with_manifest
 from poolwise.engines.saved_file import holds_moments, named_files, refuse_missing
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import needs_of
-from poolwise.evaluation.request import named_targets
+from poolwise.evaluation.read import open_rows
+from poolwise.evaluation.request import Request, named_targets
 from poolwise.moments.moments import refuse_infinite
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def summarise(
     if log.estimate_mixture:
         raise UsageError("a log with an estimated mixture, which all rows fix, has no summary")
     named = named_targets(targets)
-    with as_engine(engine, log).open(log, named) as rows:
+    with open_rows(Request(log, named), engine) as rows:
         if counts is not None and log.crossed:
             manifest = _checked(counts, log)
             weighted = _fixed(rows, manifest)
