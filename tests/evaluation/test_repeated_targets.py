@@ -1,4 +1,4 @@
-"""Repeated targets: who plays as another target changes nothing for the rest."""
+"""Repeated targets: who equals another target changes nothing for the rest."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_repeated_target_stands_where_the_first_one_does(
     )
     names = [ranked.target for ranked in found.ranking]
     assert names.index("again") == names.index("t5") + 1
-    assert "'again' plays as 't5' on every row." in found.sentence
+    assert "'again' equals 't5' on every row." in found.sentence
     assert "different from 'again'" not in found.sentence
 
 
@@ -141,12 +141,12 @@ def test_repeats_of_the_best_and_of_the_baseline_are_told() -> None:
     found = silently({**targets, "twin": targets[best]})
     assert found.sentence == (
         f"{best!r} has the highest estimate and was shown to be better than every target that "
-        f"differs from it. 'twin' plays as {best!r} on every row."
+        f"differs from it. 'twin' equals {best!r} on every row."
     )
     against = silently({**targets, "twin": targets[last], "two": targets["t5"]}, baseline=last)
     assert against.sentence == (
         f"Against {last!r}: 10 targets are shown to be better; 'twin' is the same policy on "
-        "every logged row. 'two' plays as 't5' on every row."
+        "every logged row. 'two' equals 't5' on every row."
     )
     assert against.difference("two").interval == against.difference("t5").interval
 
@@ -156,7 +156,7 @@ def test_targets_that_are_all_one_have_nothing_between_them() -> None:
     assert {d.verdict for d in found.pairs} == {"identical"}
     assert found.repeats == {"a": ["b", "c"]}
     assert found.sentence == (
-        "All of these targets are the same policy. 'b' and 'c' play as 'a' on every row."
+        "All of these targets are the same policy. 'b' and 'c' equal 'a' on every row."
     )
 
 
@@ -164,7 +164,7 @@ def test_many_repeats_are_counted() -> None:
     targets = mixtures(FEW_TARGETS)
     twins = {f"{name} again": words for name, words in targets.items()}
     found = silently({**targets, **twins})
-    assert found.sentence.endswith(" 10 targets play as another one on every row.")
+    assert found.sentence.endswith(" 10 targets equal another one on every row.")
     alone = silently(targets)
     assert [r.group for r in found.ranking] == [r.group for r in alone.ranking for _ in "ab"]
 
