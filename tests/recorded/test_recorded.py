@@ -95,7 +95,7 @@ def _session_ends() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "engine"), pairs())
 def test_the_values_of_a_log_are_those_recorded(name: str, engine: str, tmp_path: Path) -> None:
     old, new = VALUES[key(name, engine)], values_of(name, engine, tmp_path)
-    if engine == "batches":  # which is asked less
+    if engine != key(name, engine).split("/")[1]:  # which is asked less
         old = {question: old[question] for question in new}
     found = list(differences(old, new, f"{name}/{engine}"))
     assert not found, "\n".join(found[:20])

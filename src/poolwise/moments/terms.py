@@ -78,6 +78,9 @@ class Term:
     def __hash__(self) -> int:
         return self._hash  # computed once: many targets look terms up thousands of times
 
+    def __reduce__(self) -> tuple[type[Term], tuple[object, ...]]:
+        return Term, (self.factors,)  # without the hash, which differs between processes
+
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Sort key of plain values, which compare quickly."""

@@ -1,0 +1,30 @@
+"""Terms keep their identity in other processes, where texts have other hashes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+from poolwise.moments.terms import BALANCED_REWARD
+
+LOOK_UP = """
+import pickle, sys
+from poolwise.moments.terms import BALANCED_REWARD
+print(pickle.loads(bytes.fromhex(sys.argv[1])) in {BALANCED_REWARD})
+"""
+
+
+def test_a_term_that_was_sent_to_another_process_is_found_there() -> None:
+    assert BALANCED_REWARD in {BALANCED_REWARD}  # its hash has been computed
+    sent = pickle.dumps(BALANCED_REWARD).hex()
+    for seed in ("1", "2"):  # one of them at least is not that of this process
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK_UP, sent],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert done.stdout == "True\n"
