@@ -264,7 +264,7 @@ def demo(*, command: typer.Context, report: ReportOptions, as_json: AsJson = Fal
 
     log = digits_log()
     _check_outputs(report, log)
-    evaluation = run(log, TARGETS, truth=digits_truth())
+    evaluation = run(log, TARGETS, truth=digits_truth(), which_logs=True)
     _save(evaluation, report, command_text(command))
     _print(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
 
