@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engines import parallel
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.kernel import Kernel, order_of
 from poolwise.engines.sums import to_moments
@@ -41,8 +40,9 @@ from poolwise.moments.terms import (
     unsupported_weight,
     weight_moment,
 )
-from poolwise.rows import reader as feed
-from poolwise.rows.reader import BadRowsError, Layout, ParquetFeed, cut
+from poolwise.rows import stream as feed
+from poolwise.rows.reader import BadRowsError, Layout, cut
+from poolwise.rows.stream import ParquetStream
 from tests.support.messages import refused
 from tests.support.reference import (
     Reference,
@@ -53,7 +53,7 @@ from tests.support.reference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from poolwise.log.policy import AnyArray
@@ -115,29 +115,95 @@ def test_files_tables_and_queries_give_the_moments_of_the_judge(
         assert_moments_agree(moments(source, batch_rows=rows), expected)
 
 
+LABELS: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "large text": pa.large_string(),
+    "codes": pa.dictionary(pa.int8(), pa.string()),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
 def test_plain_files_and_tables_do_not_pass_through_a_query(
-    table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: pa.Table, tmp_path: Path, labels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(table, tmp_path / "log.parquet")
-    query = f"SELECT * FROM '{path}'"
-    seen: list[str] = []
+    plain = moments(table)
+    typed = table.set_column(0, "logger", table["logger"].cast(LABELS[labels]))
+    path = written(typed, tmp_path / "log.parquet")
+    monkeypatch.setattr(feed.QueryStream, "pieces", property(lambda _: 1 / 0))
+    for source in (typed, path):
+        assert_moments_agree(moments(source), plain)
+    with pytest.raises(ZeroDivisionError):
+        moments(f"SELECT * FROM '{path}'")
 
-    def watched(name: str) -> Callable[[Any, Any], Any]:
-        real = getattr(parallel.Pass, name)
 
-        def read(self: Any, rows: Any) -> Any:  # noqa: ANN401 - whatever it stands for
-            seen.append(name)
-            return real(self, rows)
+@pytest.mark.parametrize("reward", [pa.float32(), pa.int16(), pa.bool_()])
+def test_integer_labels_and_narrow_rewards_are_plain(
+    table: pa.Table, tmp_path: Path, reward: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed.QueryStream, "pieces", property(lambda _: 1 / 0))
+    codes = pa.array([LOGGERS.index(label) for label in table["logger"].to_pylist()])
+    rewards = pa.array(table["reward"].to_numpy() > 1.0)
+    plain = table.set_column(1, "reward", rewards.cast(pa.uint8()).cast(pa.float64()))
+    narrow = table.set_column(1, "reward", rewards.cast(pa.uint8()).cast(reward))
+    narrow = narrow.set_column(0, "logger", codes)
+    path = written(narrow, tmp_path / "log.parquet")
+    propensities = {k: f"p_{label}" for k, label in enumerate(LOGGERS)}
+    names = {label: str(k) for k, label in enumerate(LOGGERS)}
+    needs = Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT),)).bind("t")
+    expected = {names[i]: m for i, m in moments(plain, needs).items()}
+    for source in (narrow, path):
+        with DuckDB().open(log_of(source, propensities=propensities), {"t": "t"}) as rows:
+            assert_moments_agree(rows.moments(needs), expected)
 
-        return read
 
-    for name in ("parquet", "arrow"):
-        monkeypatch.setattr(parallel.Pass, name, watched(name))
-    moments(path)
-    moments(table)
-    assert seen == ["parquet", "arrow"]
-    moments(query)
-    assert seen == ["parquet", "arrow", "arrow"]
+@pytest.mark.parametrize("source", ["file", "table", "query"])
+def test_dropped_rows_leave_the_same_rows_by_every_way(
+    table: pa.Table, tmp_path: Path, source: str
+) -> None:
+    bad = {"reward": None, "p": 0.0, "t": 2.0, "p_b": float("nan"), "logger": "d"}
+    spoiled = table
+    for row, (name, value) in enumerate(bad.items()):
+        values = spoiled[name].to_pylist()
+        values[100 * row] = value
+        place = spoiled.column_names.index(name)
+        spoiled = spoiled.set_column(place, name, pa.array(values))
+    good = [k for k in range(table.num_rows) if k not in {0, 100, 200, 300, 400}]
+    path = written(spoiled, tmp_path / "log.parquet")
+    sources: dict[str, Any] = {"file": path, "table": spoiled, "query": f"FROM '{path}'"}
+    log = log_of(sources[source], LOGGERS, on_fault="drop")
+    with DuckDB().open(log, {"t": "t"}) as rows:
+        assert sum(rows.found.values()) == table.num_rows
+        assert_moments_agree(rows.moments(NEEDS), moments(table.take(good)))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.int32(), pa.dictionary(pa.int16(), pa.string())]
+)
+@pytest.mark.parametrize("clustered", [True, False])
+def test_buckets_are_the_same_by_every_way(
+    table: pa.Table, tmp_path: Path, kind: pa.DataType, *, clustered: bool
+) -> None:
+    users = pa.array([str(k % 41) for k in range(table.num_rows)])
+    typed = users.dictionary_encode() if pa.types.is_dictionary(kind) else users.cast(kind)
+    path = written(table.append_column("user", typed), tmp_path / "log.parquet")
+    plain = table.append_column("user", typed)
+    needs = [Needs(means=(BALANCED_REWARD,)).bind("t")]
+    answers = []
+    for source in (path, plain, f"FROM '{path}'"):
+        log = log_of(source, LOGGERS, **({"cluster": "user"} if clustered else {}))
+        with DuckDB().open(log, {"t": "t"}) as rows:
+            for open_rows in (rows, rows.without("b")):
+                (buckets,) = open_rows.bucketed(needs, 7)
+                answers.append(
+                    [{i: (m.count, m.means[0]) for i, m in b.items()} for b in buckets]
+                )
+    assert len(answers[0]) == 7
+    assert all(
+        bucket.keys() == same.keys()
+        and all(bucket[i] == pytest.approx(same[i], rel=1e-12) for i in bucket)
+        for k, answer in enumerate(answers)
+        for bucket, same in zip(answer, answers[k % 2], strict=True)
+    )
 
 
 def test_the_same_files_give_the_same_bits_with_any_number_of_threads(
@@ -183,7 +249,7 @@ def test_a_folder_of_files_and_a_mapping_by_logger_are_read_as_they_are(
         part = table.filter(pa.array(labels == name))
         files[name] = written(part.drop(["logger"]), tmp_path / f"{name}.parquet")
     with DuckDB().open(log_of(files, LOGGERS, logger=None), {"t": "t"}) as rows:
-        assert rows.files is not None
+        assert rows.source is not None
         assert_moments_agree(rows.moments(NEEDS), moments(table))
 
 
@@ -311,7 +377,7 @@ def test_a_file_that_grew_after_it_was_counted_is_refused(
 
 def test_a_feed_lists_row_groups_in_order(table: pa.Table, tmp_path: Path) -> None:
     path = str(written(table, tmp_path / "log.parquet", group=400))
-    pieces = ParquetFeed(((path, None),), {}, "logger", LOGGERS).pieces
+    pieces = ParquetStream(((path, None),), {}).pieces
     assert [(p.group, p.rows) for p in pieces] == [(0, 400), (1, 400), (2, 400), (3, 300)]
 
 

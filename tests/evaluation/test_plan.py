@@ -14,7 +14,6 @@ import pytest
 
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.exact import FiniteProblem
-from poolwise.engines.single_rows import sample_terms
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
@@ -222,8 +221,8 @@ def test_better_loggers_need_fewer_rows() -> None:
 def test_a_sample_of_rows_keeps_the_loggers_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = (BALANCED_REWARD.bind("t"), BALANCED_WEIGHT.bind("t"), ratio("1"), ratio("2"))
     with DuckDB().open(LOG, {"t": "target_prob"}) as rows:
-        values, shares = sample_terms(rows, terms, 3_000)
-        again, _ = sample_terms(rows, terms, 3_000)
+        values, shares = rows.sample(terms, 3_000)
+        again, _ = rows.sample(terms, 3_000)
     assert 2_000 < len(shares) < 4_000
     np.testing.assert_array_equal(values, again)
     assert shares.sum() == pytest.approx(1)

@@ -240,7 +240,7 @@ def test_policies_in_python_and_sorting_on_disk_still_work(folder: Path) -> None
 def test_a_frame_is_read_and_its_variable_is_not() -> None:
     mine = TABLE
     assert rows_of(log_of(mine)) == EXPECTED
-    with pytest.raises(SourceError):
+    with refused(SourceError):
         evaluate(log_of("SELECT * FROM mine"), "t")
 
 

@@ -148,7 +148,7 @@ def test_estimates_do_not_depend_on_batches_or_on_where_rows_come_from(
     model = RewardModel(DecisionTreeRegressor(random_state=0))
     whole = result(log, target, model, "doubly-robust").estimates["doubly-robust"]
     rows = log.source
-    monkeypatch.setattr("poolwise.rows.scored.SCORING_ROWS", 2048)
+    monkeypatch.setattr("poolwise.rows.score.SCORING_ROWS", 2048)
     monkeypatch.setattr("poolwise.rows.learn.BATCH_ROWS", 2048)
     monkeypatch.setattr("poolwise.rows.reward_model.CELLS", 64)
     parts = result(replace(log, source=rows), target, model, "doubly-robust")

@@ -140,13 +140,6 @@ def test_only_a_few_batches_are_read_ahead() -> None:
     assert read == 100
 
 
-def test_progress_is_told_after_each_batch() -> None:
-    batches = [one_batch(item=[1] * size) for size in (3, 1, 4)]
-    told: list[int] = []
-    scored(batches, Uniform(2), on_rows=told.append)
-    assert told == [3, 4, 8]
-
-
 def blas_threads(*others: str) -> list[int]:
     found = threadpool_info()
     return [pool["num_threads"] for pool in found if pool["user_api"] in {"blas", *others}]

@@ -1,8 +1,8 @@
 """DuckDB: the embedded engine, and the default.
 
-It counts each logger's rows first, since they fix the mixture, and then reads the log
-once, batch by batch, through the kernel.  A log with bad rows is recognised in that same
-pass and never averaged.
+It prepares the rows (a view of all sources, scored policies, fitted models), counts the rows
+of each logger, which fix the mixture, and then runs the kernel over the stream of scored rows.
+A log with bad rows is recognised in that same pass and never averaged.
 """
 
 from __future__ import annotations
@@ -16,47 +16,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.parallel import Pass, workers
-from poolwise.engines.query import CHANGED, QueryRows
-from poolwise.engines.sums import Sums, bucketed_moments, moments_of
-from poolwise.engines.workspace import MOST_ROWS, Workspace
+from poolwise.engines.kernel import Kernel
+from poolwise.engines.parallel import (
+    MOST_ROWS,
+    KernelRows,
+    Pass,
+    WeightedRewards,
+    good_counts,
+    read_rows,
+    sample_rows,
+    workers,
+)
+from poolwise.engines.query import CHANGED
+from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
+from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
-from poolwise.moments.terms import unite
+from poolwise.moments.terms import Needs
 from poolwise.rows.guard import lock, refuse_reaching
 from poolwise.rows.guessed import literal
 from poolwise.rows.learn import NOTHING, Extra, Fill, learn
 from poolwise.rows.output import stage
-from poolwise.rows.reader import (
-    BadRowsError,
-    Files,
-    Frame,
-    feed_of,
-    frame_of,
-    layout_of,
-    plain_columns,
-)
+from poolwise.rows.reader import BadRowsError, layout_of
 from poolwise.rows.roles import Roles, assign
-from poolwise.rows.rules import row_steps, rows_name
-from poolwise.rows.scored import keep_batches, scored_batches, write_batches
+from poolwise.rows.rules import rows
+from poolwise.rows.score import keep_batches, scored_batches, write_batches
 from poolwise.rows.sources import create_view, first_line, plain_files
+from poolwise.rows.stream import ParquetStream, QueryStream, plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
+    from poolwise.engines.sums import Sums
     from poolwise.errors import Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.moments import Moments
-    from poolwise.moments.terms import Needs
-    from poolwise.rows.reader import Layout
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.terms import Term
+    from poolwise.rows.reader import Layout, Rows
     from poolwise.rows.rules import RoleColumns
-
-STREAM_ROWS = 131_072  # rows of one batch that DuckDB hands to the kernel
+    from poolwise.rows.stream import Files, Stream, TableStream
 
 
 @dataclass(frozen=True)
@@ -71,16 +75,16 @@ class DuckDB:
 
     threads: int = 0
     memory_limit: str = ""
-    batch_rows: int = MOST_ROWS
+    batch_rows: int = MOST_BATCH_ROWS
 
     @contextmanager
     def open(
         self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
     ) -> Iterator[DuckDBRows]:
-        """Open a log with its targets; policies in Python are scored on the way.
+        """Open a log with its targets; policies in Python are scored first.
 
-        What `extra` asks for is learned from the rows first, and scored with them. A table
-        in memory may need no query at all, so for it DuckDB starts with the first one.
+        The models of `extra` are fitted to the rows before that. A table in memory may need
+        no query at all, so for it DuckDB starts with the first one.
         """
         frame = plain_frame(log)
         roles = None if frame is None else _roles(log, targets, frame.schema.names, extra)
@@ -96,7 +100,7 @@ class DuckDB:
                 lock(connection)
                 return connection
 
-            yield DuckDBRows(roles.table, connect, None, frame, (), self)
+            yield DuckDBRows(roles.table, connect, frame, (), self)
 
     @contextmanager
     def _open_now(
@@ -105,20 +109,20 @@ class DuckDB:
         with self._opened(log, targets, extra) as (connection, folder, named):
             roles = named
             notes: tuple[Finding, ...] = ()
-            files, frame = plain_files(connection, log), plain_frame(log)
-            path = folder / "scored.parquet"
+            fill = None
+            source = plain_frame(log)
+            if source is None:
+                source = plain_files(connection, log, folder)
             if extra.learners:
                 _fix_order(connection, log, folder / "log.parquet")
                 fill = learn(connection, roles, extra)
-                roles, frame = _score(connection, log, roles, path, fill)
+            if roles.scored or fill is not None:
+                path = folder / "scored.parquet"
+                roles, source = _score(connection, log, roles, path, fill, source)
+            if fill is not None:  # filling columns adds findings
                 notes = tuple(note for fit in fill.fitted for note in fit.findings())
-            elif roles.scored:
-                plain = files if frame is None else frame
-                roles, frame = _score(connection, log, roles, path, plain=plain)
-            if roles is not named:
-                files = ((str(path), None),) if frame is None else None
             lock(connection)
-            yield DuckDBRows(roles.table, lambda: connection, files, frame, notes, self)
+            yield DuckDBRows(roles.table, lambda: connection, source, notes, self)
 
     def score(
         self,
@@ -127,7 +131,7 @@ class DuckDB:
         path: Path,
         name: Callable[[Roles], Mapping[str, str]],
     ) -> tuple[Roles, Mapping[str, str]]:
-        """Write all columns and those of the policies, under the names that `name` gives."""
+        """Write all columns and those of the policies, under the names that `name` returns."""
         with self._opened(log, targets) as (connection, _, roles):
             names = name(roles)
             batches = scored_batches(connection, log, roles, roles.columns)
@@ -139,36 +143,32 @@ class DuckDB:
     def _opened(
         self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path, Roles]]:
-        """A connection that sees the log and nothing else, a folder, and the roles."""
+        """Open a connection with the view of the log, a temporary folder, and the roles."""
         with (
             _stoppable(),
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
-            duckdb.connect(config=self._config(folder)) as connection,
+            duckdb.connect(config={"temp_directory": folder, **self.limits}) as connection,
         ):
             roles = _roles(log, targets, create_view(connection, log, Path(folder)), extra)
             yield connection, Path(folder), roles
 
-    def _config(self, folder: str) -> dict[str, str | bool | int | float | list[str]]:
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "temp_directory": folder,
-        }
-        if self.threads:
-            config["threads"] = self.threads
-        if self.memory_limit:
-            config["memory_limit"] = self.memory_limit
-        return config
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Settings of DuckDB."""
+        limits = {"threads": self.threads, "memory_limit": self.memory_limit}
+        return {name: value for name, value in limits.items() if value}
 
 
 def _roles(
     log: Log, targets: Mapping[str, PolicyLike], columns: Sequence[str], extra: Extra
 ) -> Roles:
-    roles = assign(log, targets, columns, _named("log"), extra)
+    roles = assign(log, targets, columns, exp.to_table("log"), extra)
     refuse_reaching(roles.table)
     return roles
 
 
 def plain_frame(log: Log) -> pa.Table | None:
-    """The one Arrow table that is the log, if it is one whose names differ for DuckDB too."""
+    """The log's Arrow table; None for other sources, and if column names collide in DuckDB."""
     frame = log.parts[0].value
     if len(log.parts) > 1 or not isinstance(frame, pa.Table) or isinstance(log.source, Mapping):
         return None
@@ -178,7 +178,7 @@ def plain_frame(log: Log) -> pa.Table | None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Ctrl-C while a query runs: DuckDB turns it into an error of its own."""
+    """Turn DuckDB's error for Ctrl-C while a query runs into a KeyboardInterrupt."""
     try:
         yield
     except RuntimeError as reason:
@@ -187,12 +187,8 @@ def _stoppable() -> Iterator[None]:
         raise
 
 
-def _named(name: str) -> exp.Table:
-    return exp.to_table(name)
-
-
 def _fix_order(connection: duckdb.DuckDBPyConnection, log: Log, path: Path) -> None:
-    """Write what a query returns to a file: it may return other rows the second time."""
+    """Write the rows of a SELECT to a file: a second run may return other rows."""
     if any(part.kind == "select" for part in log.parts):
         connection.execute(f"COPY (FROM log) TO {literal(str(path))} (FORMAT parquet)")
         source = f"read_parquet({literal(str(path))})"
@@ -204,137 +200,165 @@ def _score(
     log: Log,
     roles: Roles,
     path: Path,
-    fill: Fill | None = None,
-    plain: Files | pa.Table | None = None,
-) -> tuple[Roles, pa.Table | None]:
-    """The needed columns with the policies' probabilities beside them.
+    fill: Fill | None,
+    source: Files | pa.Table | None,
+) -> tuple[Roles, Files | pa.Table]:
+    """Append the probabilities of policies and the columns of models to the needed columns.
 
-    Returns them as a table where the rows are few; others are written to a file.
+    Returns the rows as a table if they are few, else the file that they were written to.
     """
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    kept = [*roles.queried, *roles.scored, *(fill.columns if fill else ())]
-    batches = scored_batches(connection, log, roles, names, fill, plain)
-    frame = keep_batches(batches, path, kept)
+    columns = [*roles.queried, *roles.scored, *(fill.columns if fill else ())]
+    batches = scored_batches(connection, log, roles, names, fill, source)
+    frame = keep_batches(batches, path, columns)
     if frame is None:
-        source = f"read_parquet({literal(str(path))})"
-        connection.execute(f"CREATE TEMP VIEW scored AS FROM {source}")
+        view = f"CREATE TEMP VIEW scored AS FROM read_parquet({literal(str(path))})"
+        connection.execute(view)
     else:
         connection.register("scored", frame)
-    table = replace(roles.table, relation=_named("scored"))
-    return replace(roles, table=table, scored={}), frame
+    table = replace(roles.table, relation=exp.to_table("scored"))
+    scored = ((str(path), None),) if frame is None else frame
+    return replace(roles, table=table, scored={}), scored
 
 
 @dataclass(frozen=True, eq=False)
-class DuckDBRows(QueryRows):
-    """An open log; answers what `engines.base.Rows` promises.
+class DuckDBRows(KernelRows):
+    """An open log; implements `engines.base.Rows`.
 
     Attributes:
-        connect: Opens the connection where the view of the log is; always the same one.
-        files: Parquet files that hold the rows as they are, each with the label of its
-            rows where no column has it; None where DuckDB must read them.
-        frame: Table in memory that holds them as they are, or None.
-        notes: What was found on the way to these rows.
-        engine: How to go through them.
+        connect: Returns the connection with the view of the log; opens it the first time.
+        source: Parquet files, each with the label of its rows where no column has it, or a
+            table in memory, that hold the rows as they are; None where DuckDB must read them.
+        notes: Findings about models that were fitted to the rows.
+        engine: Settings of the engine.
+        excluded: Loggers that are left out.
+        counted: Rows of each logger, where an earlier count gives them.
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
-    files: Files | None = None
-    frame: pa.Table | None = None
+    source: Files | pa.Table | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
+    excluded: tuple[str, ...] = ()
+    counted: Mapping[str, int] | None = None
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
         return self.connect()
 
-    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
-        text = query.sql(dialect="duckdb")
-        try:
-            result = self.connection.execute(text)
-            names = [str(d[0]) for d in result.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
-        except duckdb.Error as reason:
-            raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
-
     @property
-    def by_kernel(self) -> bool:
-        return True
-
-    def _bucket(self, buckets: int) -> Expression:
-        place: Expression = exp.Window(this=exp.RowNumber())
-        if self.table.cluster is not None:
-            unit = exp.cast(self.table.cluster.copy(), "varchar")
-            place = exp.Anonymous(this="hash", expressions=[unit])
-        return exp.cast(exp.Mod(this=place, expression=exp.convert(buckets)), "int")
-
-    def without(self, logger: str) -> DuckDBRows:
-        """The same rows without those of one logger, and without it in the mixture."""
-        return replace(super().without(logger), files=None, frame=None)
-
-    def moments(self, needs: Needs) -> dict[str, Moments]:
-        """Moments of each logger: batches of rows go through the kernel, in threads."""
-        layout = layout_of(self.table, self.counts)
-        workspace = Workspace(needs, self.engine.batch_rows)
-        found = moments_of(self._sums(layout, workspace, self._read), workspace, self.counts)
-        if found is None:
-            raise LogError([CHANGED])
-        return found
-
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
-        """Moments of each bucket and logger, without tails and histograms."""
-        table = replace(self.table, bucket=self._bucket(buckets))
-        layout = replace(layout_of(table, self.counts), buckets=buckets)
-        united = replace(unite(needs), tails=(), histograms=())
-        workspace = Workspace(united, self.engine.batch_rows)
-        sums = self._sums(layout, workspace, partial(self._stream, table=table))
-        moments = bucketed_moments(sums, workspace, needs, self.counts)
-        if moments is None:
-            raise LogError([CHANGED])
-        return moments
-
-    def _sums(self, layout: Layout, workspace: Workspace, read: Callable[[Pass], Sums]) -> Sums:
-        """Sums over all rows, as one way of reading gives them."""
-        rows = sum(self.counts.values())
-        try:
-            with stage("reading", rows) as advance:
-                return read(Pass(layout, workspace, self.engine.threads, advance))
-        except BadRowsError:
-            raise LogError(self.check() or (CHANGED,)) from None
-        except (pa.ArrowException, OSError) as reason:
-            raise EngineError("pyarrow", "reading Parquet", reason) from reason
-
-    def _read(self, reading: Pass) -> Sums:
-        """All rows, by the shortest way that they can take."""
-        feed = feed_of(self.table, self.files, tuple(self.counts))
-        if feed is not None:
-            return reading.parquet(feed)
-        coded = self._coded
-        if coded is not None:
-            return reading.arrow(coded.parts)
-        return self._stream(reading, self.table)
+    def batch_rows(self) -> int:
+        return self.engine.batch_rows
 
     @cached_property
-    def _coded(self) -> Frame | None:
-        """The table in memory, where it can be read as it is."""
-        columns, label = plain_columns(self.table), self.table.logger
-        if self.frame is None or columns is None or not isinstance(label, exp.Column):
-            return None
-        return frame_of(self.frame, columns, label.name, workers(self.engine.threads))
+    def counts(self) -> dict[str, int]:
+        return super().counts if self.counted is None else dict(self.counted)
+
+    def without(self, logger: str) -> DuckDBRows:
+        """Exclude one logger from the rows and from the mixture."""
+        rest = {label: rows for label, rows in self.counts.items() if label != logger}
+        # with `drop`, rows that are bad because of this logger become usable
+        counted = None if self.table.drop else rest
+        excluded = (*self.excluded, logger)
+        return replace(super().without(logger), excluded=excluded, counted=counted)
+
+    @cached_property
+    def _plain(self) -> ParquetStream | TableStream | None:
+        with _reading():
+            return plain_stream(self.table, self.source, workers(self.engine.threads))
+
+    def _stream(self, buckets: int = 1) -> Stream:
+        """All rows, read as they are or by DuckDB."""
+        if isinstance(self._plain, ParquetStream):
+            return replace(self._plain)  # lists the row groups anew: files may have changed
+        if self._plain is not None:
+            return self._plain
+        table = self.table
+        if buckets > 1 and table.cluster is not None:
+            table = replace(table, bucket=self._bucket(buckets))
+        return QueryStream(self._batches, rows(table).sql(dialect="duckdb"))
+
+    def _bucket(self, buckets: int) -> Expression:
+        unit = exp.cast((self.table.cluster or exp.null()).copy(), "varchar")
+        number = exp.Anonymous(this="hash", expressions=[unit])
+        return exp.Mod(this=number, expression=exp.convert(buckets))
+
+    def _layout(self, layout: Layout) -> Layout:
+        """The layout of the stream; a query leaves excluded loggers out by itself."""
+        return replace(layout, excluded=() if self._plain is None else self.excluded)
+
+    @cached_property
+    def _labels(self) -> dict[str | None, int]:
+        """Rows of each label, bad ones included."""
+        with _reading():
+            counts = self._stream().counts(workers(self.engine.threads))
+        labels = [label for label in counts if label not in self.excluded]
+        return {label: counts[label] for label in sorted(labels, key=str)}
 
     def _count(self, table: RoleColumns) -> dict[str | None, int]:
-        return super()._count(table) if self._coded is None else self._coded.counts
+        if not table.drop:
+            return self._labels
+        labels = table.labels or [label for label in self._labels if label is not None]
+        layout = layout_of(table, {label: self._labels.get(label, 0) for label in labels})
+        with _reading():
+            threads = workers(self.engine.threads)
+            return good_counts(self._stream(), self._layout(layout), threads)
 
-    def _stream(self, reading: Pass, table: RoleColumns) -> Sums:
-        """All rows through DuckDB, as batches."""
-        query = exp.select("*").from_(rows_name(table))
-        for name, step in row_steps(table):
-            query = query.with_(name, as_=step)
-        text = query.sql(dialect="duckdb")
+    def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
+        total = sum(self.counts.values())
         try:
-            reader: Any = self.connection.sql(text).to_arrow_reader(STREAM_ROWS)
+            with stage("reading", total) as advance, _reading():
+                layout, threads = self._layout(layout), self.engine.threads
+                return Pass(layout, workspace, threads, advance).sums(
+                    self._stream(layout.buckets)
+                )
+        except BadRowsError:
+            raise LogError(self.check() or (CHANGED,)) from None
+
+    def weighted_rewards(
+        self, target: str, base: float = 0.0, sign: float = 1.0
+    ) -> WeightedRewards:
+        """Batches of logger codes and of w sign (r - base), shuffled; can be read again."""
+        layout = self._layout(layout_of(self.table, self.counts))
+        read = partial(self._rows, layout, MOST_ROWS)
+        return WeightedRewards(read, layout, target, base, sign, self.engine.limits)
+
+    def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
+        """Values of terms in at most about `most` rows, and the share of each row."""
+        layout = self._layout(layout_of(self.table, self.counts))
+        kernel = Kernel(layout, Workspace(Needs(means=terms, extremes=terms), self.batch_rows))
+        counts = np.array(list(self.counts.values()))
+        steps = -(-counts * len(counts) // most)
+        batches = self._rows(layout, kernel.rows)
+        codes, values = sample_rows(batches, kernel, terms, steps.tolist())
+        taken = np.bincount(codes, minlength=len(counts))
+        shares = (counts / counts.sum() / np.maximum(taken, 1))[codes]
+        return values, shares / shares.sum()
+
+    def _rows(self, layout: Layout, size: int) -> Iterator[Rows]:
+        with _reading():
+            yield from read_rows(self._stream(), layout, workers(self.engine.threads), size)
+
+    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        text = query.sql(dialect="duckdb")
+        return [line for batch in self._batches(text, 1024) for line in batch.to_pylist()]
+
+    def _batches(self, text: str, size: int) -> Iterator[pa.RecordBatch]:
+        """Run a query; the connection runs one at a time."""
+        try:
+            reader: Any = self.connection.sql(text).to_arrow_reader(size)
             try:
-                return reading.arrow([batch] for batch in reader)
+                yield from reader
             finally:
-                reader.close()  # the connection answers one query at a time
+                reader.close()
         except (duckdb.Error, pa.ArrowException) as reason:
             raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Translate errors of pyarrow."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as reason:
+        raise EngineError("pyarrow", "reading Parquet", reason) from reason

@@ -9,7 +9,6 @@ the standard deviation.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from poolwise.engines.workspace import ONE
 from poolwise.moments.histogram import counts
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.terms import UNSUPPORTED, Factor, Term
-from poolwise.rows.reader import BadRowsError
+from poolwise.rows.reader import LARGEST, SMALLEST, BadRowsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from poolwise.log.policy import AnyArray
     from poolwise.rows.reader import Layout
 
-LARGEST = sys.float_info.max
-SMALLEST = float(np.nextafter(0.0, 1.0))  # positive double
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
 FEW_GROUPS = 12  # from more groups on, sorting is faster than one search for each
 RUN = 8_192  # rows that go through all steps together, or more of one group
@@ -77,7 +74,7 @@ class Kernel:
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._crossed = {label: k for k, label in enumerate(layout.crossed)}
         self._names = (*layout.columns, "own", "mixture")
-        self._limits = _limits(layout)
+        self._limits = np.array(list(layout.limits.values())).T
         rows = workspace.rows
         self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
         self._terms = [_factors_of(t, rows) for t in rows if len(t.factors) > 1]
@@ -103,6 +100,16 @@ class Kernel:
             for groups in runs(ends):
                 self._add(sums, groups, ends)
             return sums
+
+    def values(
+        self, codes: AnyArray, columns: Mapping[str, AnyArray]
+    ) -> tuple[IntArray, FloatArray]:
+        """Return where the groups of a batch end, and its rows of the workspace by group."""
+        with np.errstate(all="ignore"):
+            ends = self._gather(codes, columns)
+            rows = self._checked(slice(0, len(self.layout.groups)), ends)
+            self._fill(rows)
+        return ends, self._work[:, : len(rows)]
 
     def together(self, batches: Iterable[tuple[AnyArray, Mapping[str, AnyArray]]]) -> Sums:
         """Return the sums of several batches, at least one."""
@@ -352,21 +359,6 @@ def raise_floors(floors: FloatArray, sums: Sums) -> None:
         for group, values in enumerate(groups):
             if len(values) == LONGEST_TAIL:
                 floors[tail, group] = max(floors[tail, group], values.min())
-
-
-def _limits(layout: Layout) -> tuple[FloatArray, FloatArray]:
-    """Return the least and the largest value of each column: the rules of `rows.rules.good`."""
-    low, positive, top = (-np.inf, -LARGEST, 0.0) if layout.logs else (0.0, SMALLEST, 1.0)
-    limits = []
-    for name in layout.columns:
-        if name in {"propensity", "estimated_mixture"}:
-            limits.append((positive, top))
-        elif _is_probability(name):
-            limits.append((low, top))
-        else:
-            limits.append((-LARGEST, LARGEST))
-    lows, tops = np.array(limits).T
-    return lows, tops
 
 
 def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:

@@ -1,35 +1,44 @@
 """Parallel: batches go to kernels in several threads, and their sums come back in order.
 
-The order of the sums does not hang on which thread was faster, so that the same files give
-the same bits however busy the machine is.
+Sums are added in the order of the rows, whichever thread is faster: the same files give the
+same bits.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+import tempfile
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import duckdb
+import numpy as np
+import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from poolwise.engines.kernel import Kernel, fresh_floors, raise_floors
-from poolwise.rows.reader import ParquetFeed, ParquetReader, Piece, arrow_rows
+from poolwise.engines.query import CHANGED, QueryRows
+from poolwise.engines.sums import bucketed_moments, moments_of
+from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
+from poolwise.engines.workspace import Workspace
+from poolwise.errors import LogError
+from poolwise.moments.terms import unite
+from poolwise.rows.reader import layout_of, to_rows
+from poolwise.rows.stream import ParquetStream, PerThread, in_order, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
-
-    import pyarrow as pa
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from poolwise.engines.sums import Sums
-    from poolwise.engines.workspace import Workspace
-    from poolwise.moments.moments import FloatArray
-    from poolwise.rows.reader import Layout
+    from poolwise.log.policy import AnyArray
+    from poolwise.moments.moments import FloatArray, IntArray, Moments
+    from poolwise.moments.terms import Needs, Term
+    from poolwise.rows.reader import Layout, Rows
+    from poolwise.rows.stream import Piece, Stream
 
+MOST_ROWS = 65_536  # of a batch of single rows
 SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 32 MB
 
 
@@ -40,99 +49,191 @@ def workers(threads: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One pass over the rows.
+    """One pass over a stream of scored rows.
 
     Attributes:
-        layout: The columns that batches have.
+        layout: Columns of the batches.
         workspace: Rows and products to compute.
         threads: Threads to use; 0 means one for each core.
-        on_rows: Called with the number of rows whenever some are done.
+        on_rows: Called with a number of rows whenever these are done.
     """
 
     layout: Layout
     workspace: Workspace
     threads: int = 0
     on_rows: Callable[[int], object] = lambda _: None
-    _local: threading.local = field(default_factory=threading.local)
 
-    def parquet(self, feed: ParquetFeed) -> Sums:
-        """Sums over all pieces of a feed."""
-        floors, readers = fresh_floors(self.layout, self.workspace), []
+    def sums(self, stream: Stream) -> Sums | None:
+        """Sums over all rows, added in their order; None if there are no rows."""
+        floors = fresh_floors(self.layout, self.workspace)
+        own = PerThread(lambda: (Kernel(self.layout, self.workspace, floors), stream.reader()))
 
-        def work(piece: Piece) -> Sums:
-            kernel = self._kernel(floors)
-            if not hasattr(self._local, "reader"):
-                self._local.reader = ParquetReader(feed)
-                readers.append(self._local.reader)
-            reader: ParquetReader = self._local.reader
-            return kernel.together(reader.read(piece, kernel.rows))
+        def work(item: tuple[Piece, int]) -> tuple[Sums | None, int]:
+            (piece, first_row), (kernel, read) = item, own.value
+            batches = to_rows(
+                read(piece, self.layout.names), self.layout, first_row, kernel.rows
+            )
+            first = next(batches, None)
+            sums = None if first is None else kernel.together(chain([first], batches))
+            return sums, piece.rows
 
-        try:
-            pieces = ((p, p.rows) for p in feed.pieces)
-            return self._in_order(work, pieces, floors, self._readers(feed))
-        finally:
-            for reader in readers:
-                reader.close()
-
-    def _readers(self, feed: ParquetFeed) -> int:
-        """Threads for a feed: one more than cores, for one waits while Arrow reads the file.
-
-        Where row groups are large, or the number was asked for, memory is worth more.
-        """
-        largest = max((p.rows for p in feed.pieces), default=0) * len(feed.columns)
-        spare = not self.threads and largest <= SMALL_GROUP
-        return workers(self.threads) + spare
-
-    def arrow(self, parts: Iterable[Sequence[pa.RecordBatch]]) -> Sums:
-        """Sums over batches in memory, or that a database hands out."""
-        floors, loggers = fresh_floors(self.layout, self.workspace), self.layout.loggers
-
-        def work(batches: Sequence[pa.RecordBatch]) -> Sums:
-            kernel = self._kernel(floors)
-            rows = (arrow_rows(batch, loggers, kernel.rows) for batch in batches)
-            return kernel.together(chain.from_iterable(rows))
-
-        sized = ((part, sum(b.num_rows for b in part)) for part in parts)
-        items = ((part, rows) for part, rows in sized if rows)
-        return self._in_order(work, items, floors, workers(self.threads))
-
-    def _kernel(self, floors: FloatArray) -> Kernel:
-        """This thread's own."""
-        if not hasattr(self._local, "kernel"):
-            self._local.kernel = Kernel(self.layout, self.workspace, floors)
-        kernel: Kernel = self._local.kernel
-        return kernel
-
-    def _in_order(
-        self,
-        work: Callable[[Any], Sums],
-        items: Iterable[tuple[Any, int]],
-        floors: FloatArray,
-        threads: int,
-    ) -> Sums:
-        """Work on all items, a few ahead, and add up in their order."""
-        waiting: deque[tuple[Future[Sums], int]] = deque()
         total: Sums | None = None
-
-        def take() -> Sums:
-            future, rows = waiting.popleft()
-            found = future.result()
-            self.on_rows(rows)
-            found = found if total is None else total.add(found, self.workspace)
-            raise_floors(floors, found)
-            return found
-
-        pool = ThreadPoolExecutor(threads)
-        try:
-            with threadpool_limits(1):  # matrix products are small, and the threads are ours
-                for item, rows in items:
-                    waiting.append((pool.submit(work, item), rows))
-                    if len(waiting) > 2 * threads:
-                        total = take()
-                while waiting:
-                    total = take()
-        finally:
-            pool.shutdown(cancel_futures=True)
-        if total is None:
-            raise ValueError("there are no rows")
+        pieces = numbered(stream, self.layout, workers(self.threads))
+        with threadpool_limits(1):  # matrix products are small, and the threads are ours
+            for sums, rows in in_order(work, pieces, self._workers(stream)):
+                self.on_rows(rows)
+                if sums is not None:
+                    total = sums if total is None else total.add(sums, self.workspace)
+                    raise_floors(floors, total)
         return total
+
+    def _workers(self, stream: Stream) -> int:
+        """Threads: one more than cores, since one waits while Arrow reads a file.
+
+        Where row groups are large, or the number was given, memory matters more.
+        """
+        if self.threads or not isinstance(stream, ParquetStream):
+            return workers(self.threads)
+        largest = max((piece.rows for piece in stream.pieces), default=0)
+        return workers(0) + (largest * len(stream.columns) <= SMALL_GROUP)
+
+
+def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterator[Rows]:
+    """Read batches of at most `size` rows in threads, and yield them in order."""
+    reader = PerThread(stream.reader)
+
+    def read(item: tuple[Piece, int]) -> list[Rows]:
+        piece, first_row = item
+        return list(to_rows(reader.value(piece, layout.names), layout, first_row, size))
+
+    for batches in in_order(read, numbered(stream, layout, threads), threads):
+        yield from batches
+
+
+def good_counts(stream: Stream, layout: Layout, threads: int) -> dict[str | None, int]:
+    """Good rows of each logger, of a layout that drops the others."""
+    total = np.zeros(len(layout.loggers), dtype=np.int64)
+    for codes, _ in read_rows(stream, layout, threads, MOST_ROWS):
+        total += np.bincount(codes, minlength=len(total))
+    by_label = zip(layout.loggers, total.tolist(), strict=True)
+    return {label: rows for label, rows in by_label if rows}
+
+
+def sample_rows(
+    batches: Iterable[Rows], kernel: Kernel, terms: Sequence[Term], steps: Sequence[int]
+) -> tuple[IntArray, FloatArray]:
+    """Codes of some rows, and the values of terms in them, shape (terms, rows).
+
+    A row is taken if the hash of its number is a multiple of its logger's step.
+    """
+    places = [kernel.workspace.rows[term] for term in terms]
+    codes, values = [np.empty(0, dtype=np.int64)], [np.empty((len(terms), 0))]
+    step = np.array(steps, dtype=np.uint64)
+    first = 1
+    with duckdb.connect(config={"threads": 1}) as connection:
+        for groups, columns in batches:
+            query = f"SELECT hash(i) AS h FROM range({first}, {first + len(groups)}) t(i)"
+            hashes = connection.sql(query).to_arrow_table().column("h").to_numpy()
+            chosen = np.flatnonzero(hashes % step[groups] == 0)
+            first += len(groups)
+            if len(chosen):
+                part = {name: column[chosen] for name, column in columns.items()}
+                ends, work = kernel.values(groups[chosen], part)
+                codes.append(np.repeat(np.arange(len(step)), np.diff(ends)))
+                values.append(work[places])
+    return np.concatenate(codes), np.concatenate(values, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRewards:
+    """Batches of logger codes and weighted rewards w sign (r - base), in shuffled order.
+
+    Iterating again reads the rows again.
+
+    Attributes:
+        read: Reads batches of rows, in order.
+        layout: Their columns.
+        target: Name of the target.
+        base: Subtracted from each reward.
+        sign: 1, or -1 to reverse rewards.
+        limits: Settings of DuckDB, which sorts on disk if it must.
+    """
+
+    read: Callable[[], Iterable[Rows]]
+    layout: Layout
+    target: str
+    base: float
+    sign: float
+    limits: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[tuple[IntArray, FloatArray]]:
+        schema = pa.schema({"number": pa.int64(), "code": pa.int64(), "value": pa.float64()})
+        reader = pa.RecordBatchReader.from_batches(schema, self._batches(schema))
+        query = "SELECT code, value FROM weighted ORDER BY hash(number)"
+        with (
+            tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
+            duckdb.connect(config={**self.limits, "temp_directory": folder}) as connection,
+        ):
+            connection.register("weighted", reader)
+            shuffled: Any = connection.sql(query).to_arrow_reader(MOST_ROWS)
+            for batch in shuffled:
+                yield batch.column("code").to_numpy(), batch.column("value").to_numpy()
+
+    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        first = 1
+        for codes, columns in self.read():
+            numbers = np.arange(first, first + len(codes))
+            reward = self.sign * (np.asarray(columns["reward"], dtype=np.float64) - self.base)
+            value = self._weights(codes, columns) * reward
+            arrays = [numbers, codes.astype(np.int64), value]
+            yield pa.record_batch([pa.array(a) for a in arrays], schema=schema)
+            first += len(codes)
+
+    def _weights(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> FloatArray:
+        """The target's probability over that of the logger that wrote the row."""
+        layout = self.layout
+        target = np.asarray(columns[f"t_{layout.targets.index(self.target)}"], dtype=np.float64)
+        if layout.propensity:
+            own = columns["propensity"]
+        else:
+            crossed = np.array([layout.crossed.index(label) for label in layout.loggers])
+            probs = np.stack([columns[f"p_{k}"] for k in range(len(layout.crossed))])
+            own = probs[crossed[codes], np.arange(len(codes))]
+        return np.exp(target - own) if layout.logs else target / own
+
+
+@dataclass(frozen=True, eq=False)
+class KernelRows(QueryRows):
+    """An open log whose rows go through the kernel; queries only check them."""
+
+    @abstractmethod
+    def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
+        """Sums over all rows; None if there are none."""
+
+    @property
+    def by_kernel(self) -> bool:
+        return True
+
+    @property
+    def batch_rows(self) -> int:
+        """Largest number of rows that a thread works on at once."""
+        return MOST_BATCH_ROWS
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """Moments of each logger."""
+        workspace = Workspace(needs, self.batch_rows)
+        sums = self._sums(layout_of(self.table, self.counts), workspace)
+        moments = moments_of(sums, workspace, self.counts)
+        if moments is None:
+            raise LogError([CHANGED])
+        return moments
+
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        """Moments of each bucket and logger, without tails and histograms."""
+        layout = replace(layout_of(self.table, self.counts), buckets=buckets)
+        united = replace(unite(needs), tails=(), histograms=())
+        workspace = Workspace(united, self.batch_rows)
+        moments = bucketed_moments(self._sums(layout, workspace), workspace, needs, self.counts)
+        if moments is None:
+            raise LogError([CHANGED])
+        return moments

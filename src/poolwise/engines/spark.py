@@ -12,18 +12,18 @@ import pickle
 import socket
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.engines.kernel import Kernel
-from poolwise.engines.query import CHANGED, QueryRows
+from poolwise.engines.parallel import KernelRows
+from poolwise.engines.query import CHANGED
 from poolwise.engines.spark_sources import (
     frame_of,
     local_files,
@@ -33,34 +33,25 @@ from poolwise.engines.spark_sources import (
     spark_text,
     viewed,
 )
-from poolwise.engines.sums import Sums, bucketed_moments, moments_of
-from poolwise.engines.workspace import Workspace
+from poolwise.engines.sums import Sums
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments.histogram import BINS
 from poolwise.moments.moments import LONGEST_TAIL
-from poolwise.moments.terms import unite
-from poolwise.rows.reader import (
-    BadRowsError,
-    ParquetFeed,
-    ParquetReader,
-    Piece,
-    arrow_rows,
-    feed_of,
-    layout_of,
-)
+from poolwise.rows.reader import BadRowsError, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name
+from poolwise.rows.stream import ParquetReader, ParquetStream, RowGroup, plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
+    from poolwise.engines.workspace import Workspace
     from poolwise.log.log import Log
-    from poolwise.log.policy import AnyArray, PolicyLike
-    from poolwise.moments.moments import Moments
-    from poolwise.moments.terms import Needs
-    from poolwise.rows.reader import Files, Layout, Rows
+    from poolwise.log.policy import PolicyLike
+    from poolwise.rows.reader import Layout, Rows
+    from poolwise.rows.stream import Files
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
 FEWEST_TASKS, MOST_TASKS = 8, 2_000
@@ -109,7 +100,7 @@ class Failure(NamedTuple):
     path: str = ""  # of a file that the host does not see; empty where a row breaks a rule
 
 
-FileWork = tuple[int, list[Piece]]  # row groups, after the number of their first row
+FileWork = tuple[int, list[RowGroup]]  # row groups, after the number of their first row
 Outcome = Sums | Failure | None  # None for a task without rows
 
 
@@ -139,12 +130,12 @@ class FileTask:
     Attributes:
         layout: The columns that batches have.
         workspace: Rows and products to compute from them.
-        feed: The columns to read; it lists no files.
+        columns: Column of the files for each column of the layout.
     """
 
     layout: Layout
     workspace: Workspace
-    feed: ParquetFeed
+    columns: Mapping[str, str]
 
     def __call__(self, work: FileWork) -> Outcome:
         """Sum some row groups."""
@@ -152,29 +143,12 @@ class FileTask:
         hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
         if hidden:
             return Failure(socket.gethostname(), hidden[0])
-        kernel, reader = Kernel(self.layout, self.workspace), ParquetReader(self.feed)
+        kernel, reader = Kernel(self.layout, self.workspace), ParquetReader(self.columns)
         try:
-            batches = chain.from_iterable(reader.read(p, kernel.rows) for p in pieces)
-            return _total(kernel, self._grouped(batches, first_row))
+            tables = chain.from_iterable(reader(p, self.layout.names) for p in pieces)
+            return _total(kernel, to_rows(tables, self.layout, first_row, kernel.rows))
         finally:
             reader.close()
-
-    def _grouped(self, batches: Iterable[Rows], first_row: int) -> Iterator[Rows]:
-        """Code the rows by logger and bucket; skip those of loggers outside the layout."""
-        layout, feed = self.layout, self.feed
-        number = {label: k for k, label in enumerate(layout.loggers)}
-        numbers = np.array([number.get(label, -1) for label in feed.loggers])
-        for codes, columns in batches:
-            groups = codes if feed.loggers == layout.loggers else numbers[codes]
-            used = groups >= 0
-            if layout.buckets > 1:
-                buckets = _row_buckets(first_row, len(codes), layout.buckets)
-                groups = groups + len(number) * buckets
-            first_row += len(codes)
-            if used.all():
-                yield groups, columns
-            elif used.any():
-                yield groups[used], {name: values[used] for name, values in columns.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,12 +158,10 @@ class TableTask:
     Attributes:
         layout: The columns that batches have.
         workspace: Rows and products to compute from them.
-        clustered: Whether a column ``bucket`` holds the cluster of each row.
     """
 
     layout: Layout
     workspace: Workspace
-    clustered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: the partition's number and its pickled outcome."""
@@ -198,63 +170,38 @@ class TableTask:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         kernel = Kernel(self.layout, self.workspace)
-        joined = _joined(batches, kernel.rows)
-        if self.layout.buckets > 1:
-            joined = self._bucketed(joined, partition * PARTITION_ROWS)
-        rows = (arrow_rows(batch, self.layout.loggers, kernel.rows) for batch in joined)
-        outcome = pickle.dumps(_total(kernel, chain.from_iterable(rows)))
+        names = {"bucket": "cluster"}  # the reader hashes it
+        tables = (
+            pa.Table.from_batches([batch]).rename_columns(
+                [names.get(n, n) for n in batch.schema.names]
+            )
+            for batch in _joined(batches, kernel.rows)
+        )
+        rows = to_rows(tables, self.layout, partition * PARTITION_ROWS, kernel.rows)
+        outcome = pickle.dumps(_total(kernel, rows))
         yield pa.record_batch({"partition": [partition], "outcome": [outcome]})
 
-    def _bucketed(
-        self, batches: Iterable[pa.RecordBatch], first_row: int
-    ) -> Iterator[pa.RecordBatch]:
-        buckets = self.layout.buckets
-        for batch in batches:
-            if self.clustered:
-                numbers = cluster_buckets(batch.column("bucket"), buckets)
-                yield batch.set_column(batch.schema.names.index("bucket"), "bucket", numbers)
-            else:
-                numbers = pa.array(_row_buckets(first_row, batch.num_rows, buckets))
-                yield batch.append_column("bucket", numbers)
-            first_row += batch.num_rows
 
+def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Join batches up to so many rows, or a few more: Spark's are small.
 
-def _row_buckets(first_row: int, rows: int, buckets: int) -> AnyArray:
-    """Deal rows out one by one, as DuckDB's engine does: row numbers start at 1."""
-    return (np.arange(first_row + 1, first_row + 1 + rows) % buckets).astype(np.int64)
-
-
-def cluster_buckets(clusters: pa.Array, buckets: int) -> pa.Array:
-    """The bucket of each cluster: the remainder of DuckDB's hash, as in DuckDB's engine.
-
-    >>> cluster_buckets(pa.array(["7", "12", "7"]), 50).to_pylist()
-    [6, 5, 6]
+    A bucket of Spark's query is a cluster, which the reader hashes.
     """
-    connection = _connection().register("clusters", pa.table({"cluster": clusters}))
-    query = f"SELECT CAST(hash(cluster) % {buckets} AS BIGINT) AS bucket FROM clusters"
-    return connection.sql(query).to_arrow_table().column("bucket").combine_chunks()
-
-
-@cache
-def _connection() -> duckdb.DuckDBPyConnection:
-    """This process's connection: opening one takes longer than hashing a batch."""
-    return duckdb.connect(config={"threads": 1})
-
-
-def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Join batches up to so many rows, or a few more: Spark's are small."""
     waiting: list[pa.RecordBatch] = []
     for batch in chain(batches, [None]):
         waiting += [] if batch is None else [batch]
         if waiting and (batch is None or sum(b.num_rows for b in waiting) >= rows):
-            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            table = pa.Table.from_batches(waiting).combine_chunks()
+            names = ["cluster" if n == "bucket" else n for n in table.schema.names]
+            yield table.rename_columns(names)
             waiting = []
 
 
-def tasks_of(pieces: Sequence[Piece], rows: int, most: int = MOST_TASKS) -> list[FileWork]:
+def tasks_of(pieces: Sequence[RowGroup], rows: int, most: int = MOST_TASKS) -> list[FileWork]:
     """Neighbouring pieces of at least so many rows, with the number of their first row.
 
-    >>> tasks = tasks_of([Piece("a", 0, 60), Piece("a", 1, 60), Piece("b", 0, 5)], rows=100)
+    >>> groups = [RowGroup("a", 0, 60), RowGroup("a", 1, 60), RowGroup("b", 0, 5)]
+    >>> tasks = tasks_of(groups, rows=100)
     >>> [(first, [(piece.path, piece.group) for piece in task]) for first, task in tasks]
     [(0, [('a', 0), ('a', 1)]), (120, [('b', 0)])]
     """
@@ -281,7 +228,7 @@ def most_tasks(layout: Layout, workspace: Workspace) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class SparkRows(QueryRows):
+class SparkRows(KernelRows):
     """An open log; implements `engines.base.Rows`.
 
     Attributes:
@@ -289,14 +236,14 @@ class SparkRows(QueryRows):
         files: Files that tasks read by themselves, each with the label of its rows where no
             column has it; None where Spark reads the rows.
         task_rows: Fewest rows that a task reads, where tasks read files.
-        labels: Loggers whose rows the files hold; empty for those that are counted.
+        excluded: Loggers that are left out.
         counted: Rows of each logger, where an earlier count gives them.
     """
 
     session: SparkSession
     files: Files | None = None
     task_rows: int = 1_000_000
-    labels: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     counted: Mapping[str, int] | None = None
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
@@ -309,45 +256,24 @@ class SparkRows(QueryRows):
     def counts(self) -> dict[str, int]:
         return super().counts if self.counted is None else dict(self.counted)
 
-    @property
-    def by_kernel(self) -> bool:
-        return True
-
     def without(self, logger: str) -> Self:
         """The same rows without those of one logger, and without it in the mixture."""
         rest = {label: count for label, count in self.counts.items() if label != logger}
         return replace(
             super().without(logger),
-            labels=self.labels or tuple(self.counts),
+            excluded=(*self.excluded, logger),
             # with `drop`, rows that are bad because of this logger become usable
             counted=None if self.table.drop else rest,
         )
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
-        """Moments of each logger."""
-        layout, workspace = layout_of(self.table, self.counts), Workspace(needs)
-        moments = moments_of(self._sums(layout, workspace), workspace, self.counts)
-        if moments is None:
-            raise LogError([CHANGED])
-        return moments
-
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
-        """Moments of each bucket and logger, without tails and histograms."""
-        layout = replace(layout_of(self.table, self.counts), buckets=buckets)
-        workspace = Workspace(replace(unite(needs), tails=(), histograms=()))
-        moments = bucketed_moments(self._sums(layout, workspace), workspace, needs, self.counts)
-        if moments is None:
-            raise LogError([CHANGED])
-        return moments
-
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows, added in the order of the tasks."""
-        clustered = layout.buckets > 1 and self.table.cluster is not None
-        feed = None if clustered else self._feed()
-        if feed is not None:
-            outcomes = self._run_on_files(feed, layout, workspace)
+        stream = self._files()
+        if stream is not None:
+            layout = replace(layout, excluded=self.excluded)
+            outcomes = self._run_on_files(stream, layout, workspace)
         else:
-            outcomes = self._run_on_rows(TableTask(layout, workspace, clustered))
+            outcomes = self._run_on_rows(TableTask(layout, workspace))
         total: Sums | None = None
         for outcome in outcomes:
             if isinstance(outcome, Failure):
@@ -356,18 +282,19 @@ class SparkRows(QueryRows):
                 total = outcome if total is None else total.add(outcome, workspace)
         return total
 
-    def _feed(self) -> ParquetFeed | None:
+    def _files(self) -> ParquetStream | None:
         """The files, where tasks can read them as they are."""
         try:
-            return feed_of(self.table, self.files, self.labels or tuple(self.counts))
+            stream = plain_stream(self.table, self.files)
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
+        return stream if isinstance(stream, ParquetStream) else None
 
     def _run_on_files(
-        self, feed: ParquetFeed, layout: Layout, workspace: Workspace
+        self, stream: ParquetStream, layout: Layout, workspace: Workspace
     ) -> list[Outcome]:
-        tasks = tasks_of(feed.pieces, self.task_rows, most_tasks(layout, workspace))
-        run = FileTask(layout, workspace, replace(feed, files=()))
+        tasks = tasks_of(stream.pieces, self.task_rows, most_tasks(layout, workspace))
+        run = FileTask(layout, workspace, stream.columns)
         with spark_errors("reading Parquet in tasks"):
             work = self.session.sparkContext.parallelize(tasks, len(tasks))
             outcomes: list[Outcome] = work.map(run).collect()
@@ -375,7 +302,7 @@ class SparkRows(QueryRows):
 
     def _run_on_rows(self, task: TableTask) -> list[Outcome]:
         table = self.table
-        if task.clustered and table.cluster is not None:
+        if task.layout.buckets > 1 and table.cluster is not None:
             table = replace(table, bucket=exp.cast(table.cluster.copy(), "varchar"))
         query = exp.select("*").from_(rows_name(table))
         for name, step in row_steps(table):

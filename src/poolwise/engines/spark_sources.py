@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.log import Log, Part
-    from poolwise.rows.reader import Files
     from poolwise.rows.roles import Roles
+    from poolwise.rows.stream import Files
 
 VIEW_NUMBERS = count()
 READER_OPTIONS: Mapping[str, Mapping[str, object]] = {

@@ -16,7 +16,7 @@ from poolwise.moments.terms import unite
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.engines.choose import EngineLike
+    from poolwise.engines.base import EngineLike
     from poolwise.errors import Fault
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike

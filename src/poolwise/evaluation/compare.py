@@ -13,7 +13,7 @@ from poolwise.evaluation.request import named_targets, request
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.engines.choose import EngineLike
+    from poolwise.engines.base import EngineLike
     from poolwise.evaluation.ranking import Comparison
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike

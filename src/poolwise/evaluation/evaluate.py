@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.diagnosis.leave_one_out import Errors
-    from poolwise.engines.choose import EngineLike
+    from poolwise.engines.base import EngineLike
     from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.request import IntervalMethod, Request
     from poolwise.intervals.student import Sides

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
-from poolwise.engines.duckdb import DuckDBRows
-from poolwise.engines.single_rows import sample_terms
+from poolwise.engines.base import SingleRows
 from poolwise.errors import UsageError, nearest
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
@@ -26,8 +25,7 @@ from poolwise.text import percent, short
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.engines.base import Rows
-    from poolwise.engines.choose import EngineLike
+    from poolwise.engines.base import EngineLike, Rows
     from poolwise.errors import Finding
     from poolwise.evaluation.design import Option
     from poolwise.log.log import Log
@@ -121,7 +119,7 @@ def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
 
 
 def _sample(rows: Rows, name: str) -> RowSample:
-    if not isinstance(rows, DuckDBRows):
+    if not isinstance(rows, SingleRows):
         raise UsageError(
             "plans of calibrated and balanced read single rows, which DuckDB alone can do: ask "
             "for weighted and naive, or plan on a sample of the log"
@@ -132,7 +130,7 @@ def _sample(rows: Rows, name: str) -> RowSample:
         *(ratio(i) for i in rows.counts),
     )
     most = max(FEWEST_ROWS, SAMPLE_WORK // len(rows.counts) ** 2)
-    values, shares = sample_terms(rows, terms, min(SAMPLE_ROWS, most))
+    values, shares = rows.sample(terms, min(SAMPLE_ROWS, most))
     return RowSample(shares, values[0], values[1], values[2:].T)
 
 

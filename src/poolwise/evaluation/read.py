@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.trained import check_names, conflicts
-from poolwise.engines.choose import as_engine
+from poolwise.engines.base import as_engine
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.intervals.guarantees import (
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from poolwise.engines.base import Rows
-    from poolwise.engines.choose import EngineLike
+    from poolwise.engines.base import EngineLike, Rows
     from poolwise.evaluation.request import Request
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator

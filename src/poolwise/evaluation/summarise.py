@@ -21,8 +21,7 @@ from poolwise.moments.moments import refuse_infinite
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.engines.base import Rows
-    from poolwise.engines.choose import EngineLike
+    from poolwise.engines.base import EngineLike, Rows
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator

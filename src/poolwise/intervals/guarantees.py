@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from poolwise.engines.base import SingleRows
 from poolwise.errors import Finding, UsageError
 from poolwise.intervals.bounds import (
     WeightSums,
@@ -95,17 +96,14 @@ def from_moments(
 
 def by_betting(rows: Rows, target: str, log: Log, level: float, sides: Sides) -> Interval:
     """Betting on own-propensity rows: valid for any number of rows and any weights."""
-    from poolwise.engines.duckdb import DuckDBRows
-    from poolwise.engines.single_rows import WeightedRewards
-
     lower, upper = known_range(log, "betting")
-    if not isinstance(rows, DuckDBRows):
+    if not isinstance(rows, SingleRows):
         raise UsageError("betting reads rows one by one, which only DuckDB's engine can")
     base = min(lower, 0.0)  # a weighted negative reward has no floor: count from the lowest
     found = betting(
-        WeightedRewards(rows, target, base),
+        rows.weighted_rewards(target, base),
         level,
-        mirrored=WeightedRewards(rows, target, upper, sign=-1.0),
+        mirrored=rows.weighted_rewards(target, upper, sign=-1.0),
         upper_bound=upper - base,
         sides=sides,
     )

@@ -70,7 +70,7 @@ def fit_features(
 ) -> Features:
     """Learn labels and actions from a sample of rows.
 
-    >>> from poolwise.policy import Batch
+    >>> from poolwise.log.policy import Batch
     >>> rows = Batch(np.array(["a", "b"]), {"age": np.array([30, 40])})
     >>> features = fit_features(rows, ["age"])
     >>> features.join(features.context(rows), features.place(rows.action)).tolist()

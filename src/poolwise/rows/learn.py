@@ -1,8 +1,8 @@
-"""Learned columns: fitted to a sample of the rows, filled batch by batch.
+"""Learn: columns of models, which are fitted to a sample of the rows first.
 
 The rows are read twice, in the same order: once for the sample, once for the columns.
-A row's fold follows from its place among the rows of its logger, or from its cluster,
-so that both readings agree and every fold has its part of every logger.
+A row's fold follows from its number among the rows of its logger, or from its cluster, so
+that both passes agree and each fold has its share of each logger.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+from sqlglot import exp
 
 from poolwise.errors import Fault, LogError
 from poolwise.rows.score import Scorer, to_batch
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import duckdb
-    import pyarrow as pa
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.errors import Finding
@@ -35,7 +36,7 @@ BATCH_ROWS = 65_536  # rows of one batch of the reading that takes the sample
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some rows as a learner sees them.
+    """Rows as a learner receives them.
 
     Attributes:
         batch: Logged actions and all context columns.
@@ -62,7 +63,7 @@ class Piece:
 
 
 class Fitted(Protocol):
-    """What a learner became: it fills columns, and can say what happened on the way."""
+    """A fitted learner: it fills columns, and reports findings about the fit."""
 
     def __call__(self, piece: Piece) -> Mapping[str, FloatArray]: ...
 
@@ -70,14 +71,14 @@ class Fitted(Protocol):
 
 
 class Learner(Protocol):
-    """Something to fit to a sample of the rows before they are averaged."""
+    """A model that is fitted to a sample of the rows before they are averaged."""
 
     @property
     def folds(self) -> int: ...
 
     @property
     def rows(self) -> int:
-        """Rows that it wants to be fitted to at most."""
+        """Largest number of rows to be fitted to."""
         ...
 
     @property
@@ -92,13 +93,13 @@ class Learner(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Extra:
-    """What the rows get beyond the log: a reward model, an estimated mixture.
+    """Columns that are added to the log: a reward model, an estimated mixture.
 
     Attributes:
         predicted_reward: Column or SQL expression of the predicted reward, if any.
         predicted_values: Column or expression of each target's predicted value.
         mixture: Column of the estimated mixture, if it is estimated.
-        learners: What fills such columns.
+        learners: Models that fill such columns.
     """
 
     predicted_reward: str = ""
@@ -117,10 +118,10 @@ NOTHING = Extra()
 
 @dataclass(eq=False)
 class Folds:
-    """Gives rows their folds as they come by, in order.
+    """Gives rows their folds, batch by batch in order.
 
     Every `stride`-th row of a logger is sampled, and folds change at the same pace, so
-    that the sample has its part of every fold.
+    that the sample has its share of every fold.
 
     Attributes:
         folds: Number of folds.
@@ -138,7 +139,7 @@ class Folds:
     seen: Counter[str] = field(default_factory=Counter)
 
     def places(self, label: AnyArray) -> IntArray:
-        """Place of each row among those of its logger."""
+        """Number of each row among those of its logger."""
         place = np.empty(len(label), dtype=np.int64)
         names, codes = np.unique(label.astype(str), return_inverse=True)
         for code, name in enumerate(names.tolist()):
@@ -149,7 +150,7 @@ class Folds:
 
 
 def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> Fill:
-    """Fit every learner to a sample of the rows; what comes back fills columns."""
+    """Fit every learner to a sample of the rows."""
     connection.execute("SET preserve_insertion_order = true")
     total = int(connection.execute("SELECT count(*) FROM log").fetchall()[0][0])
     stride = -(-total // min(learner.rows for learner in extra.learners))
@@ -160,28 +161,31 @@ def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> 
 
 
 def _sample(connection: duckdb.DuckDBPyConnection, roles: Roles, folds: Folds) -> Piece:
-    import pyarrow as pa
-
-    reader: Any = connection.sql(reading_query(roles)).to_arrow_reader(BATCH_ROWS)
-    kept = []
-    for rows in with_folds(reader, folds):
+    """Every `stride`-th row of each logger, scored, without rows that lack a reward."""
+    parts = []
+    for rows in with_folds(_batches(connection, roles, BATCH_ROWS), folds):
         chosen = to_floats(rows, PLACE) % folds.stride == 0
         usable = np.isfinite(to_floats(rows, REWARD)) & (rows.column(LABEL).is_valid())
-        kept.append(rows.filter(pa.array(chosen & np.asarray(usable))))
-    found = pa.Table.from_batches(kept).combine_chunks().to_batches() if kept else []
-    if not found:
+        parts.append(rows.filter(pa.array(chosen & np.asarray(usable))))
+    sample = pa.Table.from_batches(parts).combine_chunks().to_batches() if parts else []
+    if not sample:
         raise LogError([Fault("the log has no rows with a logger and a reward", "", 0)])
     table = roles.table
     scorer = Scorer(
         roles.scored, roles.action, roles.context, log_probabilities=table.log_probabilities
     )
-    return to_piece(scorer(found[0]), roles)
+    return to_piece(scorer(sample[0]), roles)
 
 
-def reading_query(roles: Roles) -> str:
-    """The log's columns, and beside them what a learner must know of each row."""
-    from sqlglot import exp
+def _batches(
+    connection: duckdb.DuckDBPyConnection, roles: Roles, size: int
+) -> Iterator[pa.RecordBatch]:
+    reader: Any = connection.sql(_query(roles)).to_arrow_reader(size)
+    yield from reader
 
+
+def _query(roles: Roles) -> str:
+    """The log's columns, with label, reward, cluster and probabilities for the learners."""
     table = roles.table
     names = dict.fromkeys([*roles.needed, roles.action, *roles.context])
     numbers = {REWARD: table.reward, **_probabilities(roles)}
@@ -199,17 +203,15 @@ def reading_query(roles: Roles) -> str:
 
 
 def _probabilities(roles: Roles) -> dict[str, Expression]:
-    """Probabilities of the loggers that SQL can say; the rest is scored in Python."""
+    """Probabilities of the loggers in SQL; the others are scored in Python."""
     table = roles.table
-    found = {} if table.propensity is None else {OWN: table.propensity}
-    found |= {f"{KNOWN}_{k}": e for k, e in enumerate(table.propensities.values())}
-    return {name: e for name, e in found.items() if e.name not in roles.scored}
+    probs = {} if table.propensity is None else {OWN: table.propensity}
+    probs |= {f"{KNOWN}_{k}": e for k, e in enumerate(table.propensities.values())}
+    return {name: e for name, e in probs.items() if e.name not in roles.scored}
 
 
 def with_folds(batches: Iterable[pa.RecordBatch], folds: Folds) -> Iterator[pa.RecordBatch]:
-    """The batches with the place of each row among those of its logger, and its fold."""
-    import pyarrow as pa
-
+    """Append each row's number among those of its logger, and its fold."""
     for rows in batches:
         place = folds.places(rows.column(LABEL).to_numpy(zero_copy_only=False))
         unit = place // folds.stride
@@ -241,10 +243,10 @@ def to_piece(rows: pa.RecordBatch, roles: Roles) -> Piece:
 
 def _logs(rows: pa.RecordBatch, names: list[str], roles: Roles) -> FloatArray:
     """Log-probabilities: of a column that SQL computed, or of one that was scored."""
-    found = [name for name in names if name in rows.schema.names]
-    if not found:
+    present = [name for name in names if name in rows.schema.names]
+    if not present:
         return np.full(rows.num_rows, np.nan)
-    values = to_floats(rows, found[0])
+    values = to_floats(rows, present[0])
     if roles.table.log_probabilities:
         return values
     with np.errstate(divide="ignore", invalid="ignore"):  # bad rows are reported later
@@ -262,9 +264,9 @@ class Fill:
     """Appends the columns of fitted learners to one batch.
 
     Attributes:
-        fitted: What was learned.
-        roles: What the columns of a batch mean.
-        folds: Gives the rows their folds again, from the first one on.
+        fitted: The fitted learners.
+        roles: Roles of the columns of a batch.
+        folds: Gives the rows their folds again, from the first row on.
         columns: Names of the columns that are appended.
     """
 
@@ -273,9 +275,14 @@ class Fill:
     folds: Folds
     columns: tuple[str, ...]
 
-    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        import pyarrow as pa
+    def read(
+        self, connection: duckdb.DuckDBPyConnection, size: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the rows with their folds, in batches of so many rows."""
+        return with_folds(_batches(connection, self.roles, size), self.folds)
 
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Append the columns to a batch with folds."""
         piece = to_piece(rows, self.roles)
         for fit in self.fitted:
             for name, values in fit(piece).items():

@@ -1,33 +1,54 @@
-"""Scores: policies become probability columns, batch by batch.
+"""Score: policies in Python become probability columns, batch by batch.
 
-A policy in Python cannot enter a query, so its probabilities are computed first
-and appended to the rows.  Batches run in threads, with BLAS held to one thread
-each, since many small products are faster side by side than one after the
-other; only a few batches are in memory at any time.  Whatever a policy returns
-is checked here, once, so that an engine can trust it.
+SQL cannot call such a policy, so its probabilities are computed first and appended to the
+rows.  Batches run in threads, with BLAS limited to one thread each, since many small products
+are faster in parallel; only a few batches are in memory at any time.  The values that a policy
+returns are checked here, so that engines need not.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from threadpoolctl import threadpool_limits
 
-from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError, UsageError
+from poolwise.errors import (
+    NO_ROWS,
+    LogError,
+    MissingColumnError,
+    PolicyError,
+    PoolwiseError,
+    SourceError,
+    UsageError,
+)
 from poolwise.log.policy import SUM_TOLERANCE, AnyArray, Batch, FloatArray, Policy, log_prob
+from poolwise.rows.output import stage
+from poolwise.rows.stream import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    import pyarrow as pa
+    import duckdb
     from numpy.typing import NDArray
 
+    from poolwise.log.log import Log
+    from poolwise.rows.learn import Fill
+    from poolwise.rows.roles import Roles
+    from poolwise.rows.stream import Files
+
+SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
+MOST_HELD = 128_000_000  # bytes of scored rows that are kept in memory
 EXCESS = 1e-9  # rounding may carry a probability this far beyond 0 or 1
 SHOWN_ROWS = 5  # row numbers that an error names
 
@@ -40,7 +61,6 @@ def score(
     context: Sequence[str],
     log_probabilities: bool = False,
     workers: int | None = None,
-    on_rows: Callable[[int], None] | None = None,
     then: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Append to each batch one column per policy, in the order of the batches.
@@ -55,64 +75,31 @@ def score(
         context: Columns that the policies see.
         log_probabilities: Whether to append logarithms.
         workers: Threads; by default one for each core.
-        on_rows: Called after each batch with the number of rows done so far.
-        then: What else to do with each batch once it is scored, in the same threads.
+        then: Applied to each scored batch, in the same threads.
 
-    >>> import pyarrow as pa
-    >>> from poolwise.policy import Uniform
+    >>> from poolwise.log.policies import Uniform
     >>> rows = pa.record_batch({"item": ["a", "z"]})
     >>> scored = score([rows], {"p": Uniform(["a", "b"])}, action="item", context=[])
     >>> [batch.to_pylist() for batch in scored]
     [[{'item': 'a', 'p': 0.5}, {'item': 'z', 'p': 0.0}]]
     """
-    from threadpoolctl import threadpool_limits
+    scorer = Scorer(policies, action, tuple(context), log_probabilities=log_probabilities)
 
-    scorer: Callable[[pa.RecordBatch, int], pa.RecordBatch] = Scorer(
-        policies, action, tuple(context), log_probabilities=log_probabilities
-    )
-    if then is not None:
-        scorer = _Chain(scorer, then)
-    threads = workers or os.cpu_count() or 1
-    done = 0
+    def work(item: tuple[pa.RecordBatch, int]) -> pa.RecordBatch:
+        with threadpool_limits(limits=1):  # OpenMP counts its threads per caller
+            scored = scorer(*item)
+            return scored if then is None else then(scored)
+
     with threadpool_limits(limits=1):
-        # again in each thread, since OpenMP counts its threads per caller
-        pool = ThreadPoolExecutor(threads, initializer=partial(threadpool_limits, limits=1))
-        try:
-            for rows in _in_order(pool, scorer, batches, look_ahead=2 * threads):
-                done += rows.num_rows
-                if on_rows is not None:
-                    on_rows(done)
-                yield rows
-        finally:
-            pool.shutdown(cancel_futures=True)
+        yield from in_order(work, _numbered(batches), workers or os.cpu_count() or 1)
 
 
-def _in_order(
-    pool: ThreadPoolExecutor,
-    scorer: Callable[[pa.RecordBatch, int], pa.RecordBatch],
-    batches: Iterable[pa.RecordBatch],
-    look_ahead: int,
-) -> Iterator[pa.RecordBatch]:
-    waiting: deque[Future[pa.RecordBatch]] = deque()
+def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Batches with the number of their first row."""
     first_row = 0
     for rows in batches:
-        waiting.append(pool.submit(scorer, rows, first_row))
+        yield rows, first_row
         first_row += rows.num_rows
-        if len(waiting) == look_ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """One thing after the other, on the same rows."""
-
-    first: Callable[[pa.RecordBatch, int], pa.RecordBatch]
-    then: Callable[[pa.RecordBatch], pa.RecordBatch]
-
-    def __call__(self, rows: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
-        return self.then(self.first(rows, first_row))
 
 
 @dataclass(frozen=True)
@@ -133,8 +120,6 @@ class Scorer:
 
     def __call__(self, rows: pa.RecordBatch, first_row: int = 0) -> pa.RecordBatch:
         """The rows with a column for each policy; `first_row` is for error messages."""
-        import pyarrow as pa
-
         batch = to_batch(rows, self.action, self.context)
         for name, policy in self.policies.items():
             if name in rows.schema.names:
@@ -158,7 +143,7 @@ class Scorer:
 def _ask(
     name: str, ask: Callable[[Batch], FloatArray], batch: Batch, first_row: int
 ) -> AnyArray:
-    """What the policy answers; what it raises says which policy and which rows."""
+    """Return the policy's values; name the policy and the rows in its errors."""
     where = f"failed on rows {first_row} to {first_row + len(batch) - 1}"
     try:
         return np.asarray(ask(batch))
@@ -196,11 +181,7 @@ def checked(
 def checked_distribution(
     name: str, values: object, shape: tuple[int, int], first_row: int = 0
 ) -> FloatArray:
-    """Probabilities of every action, shape (rows, actions); each row must sum to 1.
-
-    >>> checked_distribution("v1", [[0.25, 0.75]], shape=(1, 2)).tolist()
-    [[0.25, 0.75]]
-    """
+    """Probabilities of every action, shape (rows, actions); each row must sum to 1."""
     array = _numbers(name, values, shape, first_row)
     outside = _beyond(array, 0.0, 1.0)
     _refuse(name, "gives probabilities outside [0, 1]", array, outside, first_row)
@@ -248,7 +229,6 @@ def to_batch(rows: pa.RecordBatch, action: str | None, context: Sequence[str]) -
     Without an action column the labels have shape (n, 0): a policy that reads
     them fails, instead of finding every label unknown.
 
-    >>> import pyarrow as pa
     >>> rows = pa.record_batch({"item": [3, 5], "x": [[1.0, 2.0], [3.0, None]]})
     >>> to_batch(rows, "item", ["x"]).context.tolist()
     [[1.0, 2.0], [3.0, nan]]
@@ -268,8 +248,6 @@ def _to_labels(column: pa.Array) -> AnyArray:
 
 
 def _to_numpy(column: pa.Array) -> AnyArray:
-    import pyarrow as pa
-
     kind, is_a = column.type, pa.types
     if is_a.is_dictionary(kind):
         return _to_numpy(column.dictionary_decode())
@@ -287,10 +265,133 @@ def _to_numpy(column: pa.Array) -> AnyArray:
 
 def _to_matrix(column: pa.Array) -> AnyArray:
     """Lists of one length as rows of a matrix; others as an array of lists."""
-    import pyarrow.compute as pc
-
     if column.null_count or len(pc.unique(pc.list_value_length(column))) > 1:
         ragged: AnyArray = column.to_numpy(zero_copy_only=False)
         return ragged
     flat = _to_numpy(column.flatten())
     return flat.reshape(len(column), len(flat) // max(1, len(column)))
+
+
+# Scored rows of a log.
+
+
+def scored_batches(
+    connection: duckdb.DuckDBPyConnection,
+    log: Log,
+    roles: Roles,
+    names: Sequence[str],
+    fill: Fill | None = None,
+    source: Files | pa.Table | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of the columns `names`, with the probabilities of each policy appended.
+
+    `source` are files or a table that hold the rows as they are.
+    """
+    total = int(connection.execute("SELECT count(*) FROM log").fetchall()[0][0])
+    reader: Any = None if fill else _source_batches(source, list(names))
+    if fill is not None:
+        reader = fill.read(connection, SCORING_ROWS)
+    elif reader is None:
+        columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
+        reader = connection.sql(f"SELECT {columns} FROM log").to_arrow_reader(SCORING_ROWS)
+    with stage("scoring", total) as advance:
+        for batch in score(
+            reader,
+            roles.scored,
+            action=roles.action,
+            context=roles.context,
+            log_probabilities=log.log_probabilities,
+            then=fill,
+        ):
+            advance(batch.num_rows)
+            yield batch
+
+
+def _source_batches(
+    source: Files | pa.Table | None, names: list[str]
+) -> Iterator[pa.RecordBatch] | None:
+    """Columns of a table, or of files that have them in the same types; None for others."""
+    if source is None or any("." in name for name in names):
+        return None
+    if not isinstance(source, tuple):
+        unique = all(source.schema.names.count(name) == 1 for name in names)
+        return iter(source.select(names).to_batches(SCORING_ROWS)) if unique else None
+    schemas = [pq.read_schema(path) for path, _ in source]
+    labelled = any(label is not None for _, label in source)
+    if labelled or not all(set(names) <= set(schema.names) for schema in schemas):
+        return None
+    types = {tuple(schema.field(name).type for name in names) for schema in schemas}
+    return _file_batches([path for path, _ in source], names) if len(types) == 1 else None
+
+
+def _file_batches(paths: Sequence[str], names: list[str]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(SCORING_ROWS, columns=names):
+                    yield batch.select(names)
+        except (pa.ArrowException, OSError) as reason:
+            raise SourceError(repr(path), str(reason).splitlines()[0]) from reason
+
+
+def keep_batches(
+    batches: Iterator[pa.RecordBatch], path: Path, columns: Sequence[str]
+) -> pa.Table | None:
+    """Return some columns as a table if they are small; else write them to `path`."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch.select(list(columns)))
+        size += held[-1].nbytes
+        if size > MOST_HELD:
+            names = {name: name for name in columns}
+            write_batches(chain(held, batches), path, names, soon=True)
+            return None
+    if not held:
+        raise LogError([NO_ROWS])
+    return pa.Table.from_batches(held)
+
+
+def write_batches(
+    batches: Iterable[pa.RecordBatch],
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    soon: bool = False,
+) -> None:
+    """Write some columns under new names: compressed, or fast if they are read `soon`."""
+    writer = None
+    try:
+        for batch in batches:
+            narrow = batch.select(list(columns)).rename_columns(list(columns.values()))
+            with _room(path):
+                writer = writer or _writer(path, narrow.schema, soon=soon)
+                writer.write_batch(narrow)
+    finally:
+        if writer is not None:
+            with _room(path):
+                writer.close()
+    if writer is None:
+        raise LogError([NO_ROWS])
+
+
+@contextmanager
+def _room(path: Path) -> Iterator[None]:
+    """Add advice to errors of writing."""
+    try:
+        yield
+    except OSError as reason:
+        raise UsageError(
+            f"cannot write {path}: {reason.strerror or reason}. Scored rows need room for "
+            "8 bytes for each row and policy: free some, or set TMPDIR to a larger disk."
+        ) from reason
+
+
+def _writer(path: Path, schema: pa.Schema, *, soon: bool) -> pq.ParquetWriter:
+    if not soon:
+        return pq.ParquetWriter(path, schema, compression="zstd")
+    texts = [f.name for f in schema if pa.types.is_string(f.type)]
+    # probabilities repeat little: looking for repetition takes longer than writing them
+    return pq.ParquetWriter(
+        path, schema, compression="none", use_dictionary=texts, write_statistics=False
+    )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poolwise.log.log import Frame, Log, Part
-    from poolwise.rows.reader import Files
+    from poolwise.rows.stream import Files
 
 PATH = re.compile(r"'([^']*[./][^']*)'")  # in a SELECT
 SHOWN = 5  # missing files that an error names
@@ -139,23 +139,29 @@ def _glob(connection: Connection, pattern: str) -> list[str]:
     return [str(line[0]) for line in lines]
 
 
-def plain_files(connection: Connection, log: Log) -> Files | None:
+def plain_files(connection: Connection, log: Log, copies: Path | None = None) -> Files | None:
     """Every Parquet file of a log with the label of its rows, if no column has it.
 
     None where the files alone do not define the rows: options of the reader, columns in the
     names of folders, or storage that is not a file system.
+
+    Args:
+        connection: DuckDB.
+        log: The log.
+        copies: Folder to which `create_view` copied parts without types.
     """
-    if log.reader_options or any(part.kind != "parquet" for part in log.parts):
-        return None
-    files = tuple(
-        (name, part.logger)
-        for part in log.parts
-        for path in part.value
-        for name in _glob(connection, expanded(path, part.kind))
-    )
-    paths = [Path(name) for name, _ in files]
-    plain = all("=" not in str(path.parent) and path.is_file() for path in paths)
-    return files if plain else None
+    files: list[tuple[str, str | None]] = []
+    for k, part in enumerate(log.parts):
+        if copies is not None and (copies / f"part_{k}").exists():
+            files.append((str(copies / f"part_{k}"), part.logger))
+            continue
+        if part.kind != "parquet" or log.reader_options:
+            return None
+        names = [n for p in part.value for n in _glob(connection, expanded(p, "parquet"))]
+        if any("=" in str(Path(n).parent) or not Path(n).is_file() for n in names):
+            return None
+        files += [(name, part.logger) for name in names]
+    return tuple(files)
 
 
 # Names.

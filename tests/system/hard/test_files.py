@@ -13,7 +13,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 
-import poolwise.engines.duckdb as engine
+import poolwise.engines.parallel as engine
 from poolwise import evaluate
 from poolwise.errors import PoolwiseError
 from tests.support.hard.case import Case, base, write

@@ -46,8 +46,8 @@ def slowed(read):
         return read(reader, piece, size)
     return slow
 
-from poolwise.rows.reader import ParquetReader
-ParquetReader.read = slowed(ParquetReader.read)
+from poolwise.rows.stream import ParquetReader
+ParquetReader.__call__ = slowed(ParquetReader.__call__)
 """
 
 

@@ -35,7 +35,7 @@ from poolwise.errors import (
 )
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.moments import pooled
-from poolwise.rows.reader import Piece
+from poolwise.rows.stream import RowGroup
 from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
 from tests.support.messages import refused
@@ -312,7 +312,7 @@ def test_what_is_not_there_is_named(spark: Spark, table: pa.Table, tmp_path: Pat
 def test_a_file_that_workers_do_not_see_is_named(
     spark: Spark, table: pa.Table, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = [(0, [Piece("/nowhere/0.parquet", 0, 250)])]
+    hidden = [(0, [RowGroup("/nowhere/0.parquet", 0, 250)])]
     monkeypatch.setattr("poolwise.engines.spark.tasks_of", lambda *_: hidden)
     with refused(SourceError):
         evaluate(replace(log_of(table), source=str(folder)), TARGETS, engine=spark)
