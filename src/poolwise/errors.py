@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -149,6 +150,14 @@ class MissingExtraError(PoolwiseError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'poolwise[{extra}]'")
+
+
+def optional_module(name: str, package: str, extra: str) -> Any:  # noqa: ANN401 - a module
+    """Import a module of an optional dependency."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(package, extra) from error
 
 
 Severity = Literal["note", "warning", "alarm"]

@@ -86,7 +86,7 @@ def test_a_row_of_the_only_unknown_logger_needs_no_classifier() -> None:
         label=np.array([1]),
         posterior=np.array([[0.9, 0.1]]),  # wrong, and without effect
         share=np.array([0.25, 0.75]),
-        known={0: np.log([0.4])},
+        crossed={0: np.log([0.4])},
     )
     assert np.exp(found) == pytest.approx([0.25])
 
@@ -98,7 +98,7 @@ def test_the_classifier_cannot_push_the_mixture_beyond_what_is_possible() -> Non
         label=np.array([0]),
         posterior=np.array([[0.0, 1.0]]),
         share=np.array([0.25, 0.75]),
-        known={0: np.log([0.4])},
+        crossed={0: np.log([0.4])},
     )
     assert np.exp(found) == pytest.approx([0.85])
     assert cut == 1

@@ -20,7 +20,7 @@ from poolwise.log.log import Log
 from poolwise.log.policies import Table
 from poolwise.log.policy import Uniform
 from poolwise.rows import learn as learned
-from poolwise.rows.learn import Folds, with_folds
+from poolwise.rows.learn import Folds
 from poolwise.rows.reward_model import PREDICTED_REWARD, RewardModel, fit_one, model_extra
 from tests.support.messages import check_findings, refused
 from tests.support.toys import toy
@@ -116,11 +116,11 @@ def test_every_fold_has_its_part_of_every_logger_and_of_the_sample(stride: int) 
     batches = [
         pa.record_batch({learned.LABEL: labels[k : k + 7].tolist()}) for k in range(0, 131, 7)
     ]
-    rows = pa.Table.from_batches(with_folds(batches, Folds(5, stride))).to_pandas()
+    rows = pa.Table.from_batches(Folds(5, stride).append(batches)).to_pandas()
     for _, group in rows.groupby(learned.LABEL):
         sizes = np.bincount(group[learned.FOLD], minlength=5)
         assert sizes.max() - sizes.min() <= stride
-        sampled = group[group[learned.PLACE] % stride == 0]
+        sampled = group[group[learned.NUMBER] % stride == 0]
         assert np.ptp(np.bincount(sampled[learned.FOLD], minlength=5)) <= 1
 
 

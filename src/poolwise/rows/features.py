@@ -1,7 +1,7 @@
 """Features: context and action as the matrix that a model is fitted to.
 
-Numbers stay as they are, text becomes one column per common label, and so does the
-action, which lets a model be asked about actions that were not played.
+Numbers stay unchanged; text and the action become one column per frequent label, so that a
+model can predict actions that were not logged.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from poolwise.errors import UsageError
 from poolwise.log.policy import index_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
-    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray
+    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, Labels
 
-MOST_LABELS = 64  # columns that text, or the action, may take up
+MOST_COLUMNS = 64  # one-hot columns of a column of text, or of the action
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """How rows become a matrix; fitted to a sample, so that later batches look alike.
+    """Turns rows into a matrix; fitted to a sample, so that all batches get the same columns.
 
     Attributes:
         columns: Context columns in use.
-        labels: The common labels of each column of text.
-        actions: Actions that the sample has; others are like none of them.
-        interactions: Let every context column speak for each action on its own.
+        labels: The frequent labels of each column of text.
+        actions: Actions of the sample; all others get zeros.
+        interactions: Add the product of every context column with every action.
     """
 
     columns: tuple[str, ...]
@@ -40,7 +40,7 @@ class Features:
     interactions: bool = False
 
     def context(self, batch: Batch) -> FloatArray:
-        """The context alone, shape (n, D)."""
+        """Return the context alone, shape (n, D)."""
         blocks = [self._block(name, batch[name]) for name in self.columns]
         return np.hstack([np.empty((len(batch), 0)), *blocks])
 
@@ -49,68 +49,65 @@ class Features:
             return one_hot(index_of(self.labels[name], values), len(self.labels[name]))
         return values.reshape(len(values), -1).astype(np.float64)
 
-    def place(self, actions: Sequence[Hashable] | AnyArray) -> IntArray:
-        """Place of each action among those of the sample; -1 for an unknown one."""
+    def index(self, actions: Labels) -> IntArray:
+        """Return the index of each action among those of the sample; -1 if it is missing."""
         return index_of(self.actions, actions)
 
-    def join(self, context: FloatArray, place: IntArray) -> FloatArray:
-        """The context with one action for each row beside it."""
+    def join(self, context: FloatArray, action: IntArray) -> FloatArray:
+        """Append the columns of one action per row, by its index, to the context."""
         size = len(self.actions)
-        if size > MOST_LABELS:  # a number for each: trees can use it, linear models cannot
-            return np.column_stack([context, place])
-        played = one_hot(place, size)
+        if size > MOST_COLUMNS:  # trees can split the index; linear models cannot use it
+            return np.column_stack([context, action])
+        played = one_hot(action, size)
         if not self.interactions:
             return np.hstack([context, played])
         crossed = context[:, :, None] * played[:, None, :]
         return np.hstack([context, played, crossed.reshape(len(context), -1)])
 
+    def matrix(self, batch: Batch) -> FloatArray:
+        """Return context and logged action, one line per row."""
+        return self.join(self.context(batch), self.index(batch.action))
+
 
 def fit_features(
     batch: Batch, columns: Sequence[str], *, interactions: bool = False
 ) -> Features:
-    """Learn labels and actions from a sample of rows.
+    """Collect labels and actions from a sample of rows.
 
     >>> from poolwise.log.policy import Batch
     >>> rows = Batch(np.array(["a", "b"]), {"age": np.array([30, 40])})
-    >>> features = fit_features(rows, ["age"])
-    >>> features.join(features.context(rows), features.place(rows.action)).tolist()
+    >>> fit_features(rows, ["age"]).matrix(rows).tolist()
     [[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]]
     """
     labels = {}
     for name in columns:
         kind = batch[name].dtype.kind
         if kind in "OUSb" and batch[name].ndim == 1:
-            labels[name] = _common(batch[name])
+            labels[name] = _frequent(batch[name])
         elif kind not in "iuf":
             raise UsageError(
-                f"column {name!r} holds neither numbers nor text, so no model can be fitted to "
-                "it: name the columns of `context` that may be used"
+                f"a model needs columns of numbers or text, got {name!r}: name the columns of "
+                "`context` to use"
             )
     if batch.action.ndim != 1:
-        raise UsageError("a model needs one label per action, not a list")
+        raise UsageError("a model needs one label per action, got lists")
     actions = tuple(sorted(set(batch.action.tolist()), key=str))
     return Features(tuple(columns), labels, actions, interactions)
 
 
-def _common(values: AnyArray) -> tuple[Hashable, ...]:
-    counted = Counter(values.tolist())
-    ranked = sorted(counted, key=lambda label: (-counted[label], str(label)))
-    return tuple(ranked[:MOST_LABELS])
+def _frequent(values: AnyArray) -> tuple[Hashable, ...]:
+    rows = Counter(values.tolist())
+    ranked = sorted(rows, key=lambda label: (-rows[label], str(label)))
+    return tuple(ranked[:MOST_COLUMNS])
 
 
-def one_hot(place: IntArray, size: int) -> FloatArray:
-    """One column per place, 1 where it is taken; a row of zeros for -1.
+def one_hot(index: IntArray, size: int) -> FloatArray:
+    """Return a matrix with a 1 at the index of each row; a row of zeros for -1.
 
     >>> one_hot(np.array([1, -1]), 2).tolist()
     [[0.0, 1.0], [0.0, 0.0]]
     """
-    found = np.zeros((len(place), size))
-    rows = np.flatnonzero(place >= 0)
-    found[rows, place[rows]] = 1.0
-    return found
-
-
-def other_folds(fold: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Each fold with the rows that are not in it."""
-    for k in np.unique(fold).tolist():
-        yield k, np.flatnonzero(fold != k)
+    matrix = np.zeros((len(index), size))
+    rows = np.flatnonzero(index >= 0)
+    matrix[rows, index[rows]] = 1.0
+    return matrix

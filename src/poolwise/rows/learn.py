@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.errors import Fault, LogError
+from poolwise.errors import Fault, LogError, ModelError, optional_module
+from poolwise.rows.rules import double
 from poolwise.rows.score import Scorer, to_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import duckdb
     from sqlglot.expressions import Expr as Expression
@@ -29,24 +30,28 @@ if TYPE_CHECKING:
     from poolwise.rows.roles import Roles
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"
-PLACE, FOLD = "poolwise_place", "poolwise_fold"
-OWN, KNOWN = "poolwise_own", "poolwise_known"
-BATCH_ROWS = 65_536  # rows of one batch of the reading that takes the sample
+NUMBER, FOLD = "poolwise_number", "poolwise_fold"
+OWN, CROSS = "poolwise_own", "poolwise_cross"  # propensities; a cross one has a number
+FOLDS = 5
+FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
+BATCH_ROWS = 65_536  # of the pass that takes the sample
+SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
+Model = TypeVar("Model")
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class LearnerRows:
     """Rows as a learner receives them.
 
     Attributes:
         batch: Logged actions and all context columns.
-        features: Context columns that a model may use: those that play no other role.
+        features: Context columns that a model may use: those without another role.
         label: Logger of each row, shape (n,).
         fold: Fold of each row, shape (n,); rows of one cluster share it.
         reward: Reward, shape (n,).
         propensity: Log-probability under the row's own logger, shape (n,).
-        known: Log-probability under each logger whose probabilities are known.
-        logs: Whether the log holds logarithms, and a filled probability must be one.
+        propensities: Log-probabilities under the loggers that have them.
+        logs: True if the log holds logarithms, so that filled probabilities must be too.
     """
 
     batch: Batch
@@ -55,7 +60,7 @@ class Piece:
     fold: IntArray
     reward: FloatArray
     propensity: FloatArray
-    known: Mapping[str, FloatArray]
+    propensities: Mapping[str, FloatArray]
     logs: bool = False
 
     def __len__(self) -> int:
@@ -65,30 +70,28 @@ class Piece:
 class Fitted(Protocol):
     """A fitted learner: it fills columns, and reports findings about the fit."""
 
-    def __call__(self, piece: Piece) -> Mapping[str, FloatArray]: ...
+    def __call__(self, rows: LearnerRows) -> Mapping[str, FloatArray]: ...
 
     def findings(self) -> tuple[Finding, ...]: ...
 
 
-class Learner(Protocol):
-    """A model that is fitted to a sample of the rows before they are averaged."""
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """A model that is fitted to a sample of the rows before they are averaged.
 
-    @property
-    def folds(self) -> int: ...
+    Attributes:
+        name: Name for messages.
+        columns: Columns that it fills.
+        fit: Fits to a sample; the second argument is the number of rows of each logger.
+        folds: Number of folds; a row is predicted by a model fitted to the other folds.
+        rows: Largest number of rows to fit to.
+    """
 
-    @property
-    def rows(self) -> int:
-        """Largest number of rows to be fitted to."""
-        ...
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns it fills."""
-        ...
-
-    def fit(self, sample: Piece, counts: Mapping[str, int]) -> Fitted:
-        """Fit to a sample of rows; `counts` are all rows of each logger."""
-        ...
+    name: str
+    columns: tuple[str, ...]
+    fit: Callable[[LearnerRows, Mapping[str, int]], Fitted]
+    folds: int = FOLDS
+    rows: int = FITTED_ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +119,25 @@ class Extra:
 NOTHING = Extra()
 
 
+def fit_folds(fold: IntArray, fit: Callable[[IntArray], Model]) -> dict[int, Model]:
+    """Return the model for each fold: the result of `fit` with the rows of all others."""
+    return {k: fit(np.flatnonzero(fold != k)) for k in np.unique(fold).tolist()}
+
+
+def rows_by_fold(fold: IntArray) -> Iterator[tuple[int, IntArray]]:
+    """Yield each fold with its rows."""
+    return ((k, np.flatnonzero(fold == k)) for k in np.unique(fold).tolist())
+
+
+def fit_clone(kind: str, model: SklearnModel, matrix: FloatArray, y: AnyArray) -> SklearnModel:
+    """Fit a fresh copy of a model."""
+    fresh = optional_module("sklearn.base", "scikit-learn", "sklearn").clone(model)
+    try:
+        return fresh.fit(matrix, y)
+    except Exception as error:
+        raise ModelError(kind, f"could not be fitted: {error}") from error
+
+
 @dataclass(eq=False)
 class Folds:
     """Gives rows their folds, batch by batch in order.
@@ -125,12 +147,12 @@ class Folds:
 
     Attributes:
         folds: Number of folds.
-        stride: One of so many rows is sampled.
+        stride: Rows of a logger per sampled row.
         seen: Rows of each logger so far.
 
     Examples:
         >>> folds = Folds(5)
-        >>> [folds.places(np.array(rows)).tolist() for rows in (["a", "a", "b"], ["a", "b"])]
+        >>> [folds.numbers(np.array(rows)).tolist() for rows in (["a", "a", "b"], ["a", "b"])]
         [[0, 1, 0], [2, 1]]
     """
 
@@ -138,15 +160,25 @@ class Folds:
     stride: int = 1
     seen: Counter[str] = field(default_factory=Counter)
 
-    def places(self, label: AnyArray) -> IntArray:
-        """Number of each row among those of its logger."""
-        place = np.empty(len(label), dtype=np.int64)
+    def numbers(self, label: AnyArray) -> IntArray:
+        """Return the number of each row among those of its logger."""
+        numbers = np.empty(len(label), dtype=np.int64)
         names, codes = np.unique(label.astype(str), return_inverse=True)
         for code, name in enumerate(names.tolist()):
-            mine = codes == code
-            place[mine] = self.seen[name] + np.arange(mine.sum())
-            self.seen[name] += int(mine.sum())
-        return place
+            rows = np.flatnonzero(codes == code)
+            numbers[rows] = self.seen[name] + np.arange(len(rows))
+            self.seen[name] += len(rows)
+        return numbers
+
+    def append(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Append each row's number among those of its logger, and its fold."""
+        for rows in batches:
+            number = self.numbers(rows.column(LABEL).to_numpy(zero_copy_only=False))
+            clustered = UNIT in rows.schema.names
+            unit = rows.column(UNIT).to_numpy() if clustered else number // self.stride
+            fold = np.asarray(unit % self.folds, dtype=np.int64)
+            numbered = rows.append_column(NUMBER, pa.array(number))
+            yield numbered.append_column(FOLD, pa.array(fold))
 
 
 def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> Fill:
@@ -160,103 +192,70 @@ def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> 
     return Fill(fitted, roles, Folds(folds.folds, folds.stride), extra.filled)
 
 
-def _sample(connection: duckdb.DuckDBPyConnection, roles: Roles, folds: Folds) -> Piece:
-    """Every `stride`-th row of each logger, scored, without rows that lack a reward."""
+def _sample(connection: duckdb.DuckDBPyConnection, roles: Roles, folds: Folds) -> LearnerRows:
+    """Read every `stride`-th row of each logger that has a reward, and score it."""
     parts = []
-    for rows in with_folds(_batches(connection, roles, BATCH_ROWS), folds):
-        chosen = to_floats(rows, PLACE) % folds.stride == 0
-        usable = np.isfinite(to_floats(rows, REWARD)) & (rows.column(LABEL).is_valid())
-        parts.append(rows.filter(pa.array(chosen & np.asarray(usable))))
+    for rows in folds.append(_batches(connection, roles, BATCH_ROWS)):
+        chosen = _floats(rows, NUMBER) % folds.stride == 0
+        usable = np.isfinite(_floats(rows, REWARD)) & np.asarray(rows.column(LABEL).is_valid())
+        parts.append(rows.filter(pa.array(chosen & usable)))
     sample = pa.Table.from_batches(parts).combine_chunks().to_batches() if parts else []
     if not sample:
         raise LogError([Fault("the log has no rows with a logger and a reward", "", 0)])
-    table = roles.table
-    scorer = Scorer(
-        roles.scored, roles.action, roles.context, log_probabilities=table.log_probabilities
-    )
-    return to_piece(scorer(sample[0]), roles)
+    logs = roles.table.log_probabilities
+    scorer = Scorer(roles.scored, roles.action, roles.context, log_probabilities=logs)
+    return _learner_rows(scorer(sample[0]), roles)
 
 
 def _batches(
     connection: duckdb.DuckDBPyConnection, roles: Roles, size: int
 ) -> Iterator[pa.RecordBatch]:
-    reader: Any = connection.sql(_query(roles)).to_arrow_reader(size)
+    """Read the log's columns, with label, reward, cluster and propensities in SQL."""
+    table = roles.table
+    values = {LABEL: exp.cast(table.logger.copy(), "varchar"), REWARD: double(table.reward)}
+    if table.cluster is not None:
+        unit = exp.cast(table.cluster.copy(), "varchar")
+        values[UNIT] = exp.Anonymous(this="hash", expressions=[unit])
+    in_sql = {n: e for n, e in _propensities(roles).items() if n != e.name}
+    values |= {name: double(e) for name, e in in_sql.items()}
+    names = dict.fromkeys([*roles.needed, roles.action, *roles.context])
+    columns: list[Expression] = [exp.column(name, quoted=True) for name in names]
+    columns += [e.as_(name, quoted=True) for name, e in values.items()]
+    query = exp.select(*columns).from_("log").sql(dialect="duckdb")
+    reader: Any = connection.sql(query).to_arrow_reader(size)
     yield from reader
 
 
-def _query(roles: Roles) -> str:
-    """The log's columns, with label, reward, cluster and probabilities for the learners."""
+def _propensities(roles: Roles) -> dict[str, Expression]:
+    """Return the propensities, by column; one that is scored in Python has its own column."""
     table = roles.table
-    names = dict.fromkeys([*roles.needed, roles.action, *roles.context])
-    numbers = {REWARD: table.reward, **_probabilities(roles)}
-    labels: dict[str, Expression] = {LABEL: exp.cast(table.logger.copy(), "varchar")}
-    if table.cluster is not None:
-        unit = exp.cast(table.cluster.copy(), "varchar")
-        labels[UNIT] = exp.Anonymous(this="hash", expressions=[unit])
-    values = {
-        n: exp.TryCast(this=e.copy(), to=exp.DataType.build("double"))
-        for n, e in numbers.items()
-    }
-    columns: list[Expression] = [exp.column(n, quoted=True) for n in names]
-    columns += [e.as_(n, quoted=True) for n, e in {**labels, **values}.items()]
-    return exp.select(*columns).from_("log").sql(dialect="duckdb")
+    named = {} if table.propensity is None else {OWN: table.propensity}
+    named |= {f"{CROSS}_{k}": e for k, e in enumerate(table.propensities.values())}
+    return {e.name if e.name in roles.scored else name: e for name, e in named.items()}
 
 
-def _probabilities(roles: Roles) -> dict[str, Expression]:
-    """Probabilities of the loggers in SQL; the others are scored in Python."""
+def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
     table = roles.table
-    probs = {} if table.propensity is None else {OWN: table.propensity}
-    probs |= {f"{KNOWN}_{k}": e for k, e in enumerate(table.propensities.values())}
-    return {name: e for name, e in probs.items() if e.name not in roles.scored}
-
-
-def with_folds(batches: Iterable[pa.RecordBatch], folds: Folds) -> Iterator[pa.RecordBatch]:
-    """Append each row's number among those of its logger, and its fold."""
-    for rows in batches:
-        place = folds.places(rows.column(LABEL).to_numpy(zero_copy_only=False))
-        unit = place // folds.stride
-        if UNIT in rows.schema.names:
-            unit = rows.column(UNIT).to_numpy()
-        fold = np.asarray(unit % folds.folds, dtype=np.int64)
-        yield rows.append_column(PLACE, pa.array(place)).append_column(FOLD, pa.array(fold))
-
-
-def to_piece(rows: pa.RecordBatch, roles: Roles) -> Piece:
-    """Arrow columns as a learner sees them."""
-    table = roles.table
-    own = table.propensity.name if table.propensity is not None else ""
-    known = {
-        label: _logs(rows, [f"{KNOWN}_{k}", e.name], roles)
-        for k, (label, e) in enumerate(table.propensities.items())
-    }
-    return Piece(
+    logs = [_floats(rows, name) for name in _propensities(roles)]
+    if not table.log_probabilities:
+        with np.errstate(divide="ignore", invalid="ignore"):  # bad rows are reported later
+            logs = [np.log(values) for values in logs]
+    own = np.full(rows.num_rows, np.nan) if table.propensity is None else logs.pop(0)
+    return LearnerRows(
         batch=to_batch(rows, roles.action, roles.context),
         features=roles.features,
         label=rows.column(LABEL).to_numpy(zero_copy_only=False),
         fold=rows.column(FOLD).to_numpy(),
-        reward=to_floats(rows, REWARD),
-        propensity=_logs(rows, [OWN, own], roles),
-        known=known,
+        reward=_floats(rows, REWARD),
+        propensity=own,
+        propensities=dict(zip(table.propensities, logs, strict=True)),
         logs=table.log_probabilities,
     )
 
 
-def _logs(rows: pa.RecordBatch, names: list[str], roles: Roles) -> FloatArray:
-    """Log-probabilities: of a column that SQL computed, or of one that was scored."""
-    present = [name for name in names if name in rows.schema.names]
-    if not present:
-        return np.full(rows.num_rows, np.nan)
-    values = to_floats(rows, present[0])
-    if roles.table.log_probabilities:
-        return values
-    with np.errstate(divide="ignore", invalid="ignore"):  # bad rows are reported later
-        return np.log(values)
-
-
-def to_floats(rows: pa.RecordBatch, name: str) -> FloatArray:
-    """A column of numbers; nulls become NaN."""
-    column = rows.column(name).to_numpy(zero_copy_only=False)
-    return np.asarray(column, dtype=np.float64)
+def _floats(rows: pa.RecordBatch, name: str) -> FloatArray:
+    """Return a column of numbers; NULL becomes NaN."""
+    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,12 +278,12 @@ class Fill:
         self, connection: duckdb.DuckDBPyConnection, size: int
     ) -> Iterator[pa.RecordBatch]:
         """Read the rows with their folds, in batches of so many rows."""
-        return with_folds(_batches(connection, self.roles, size), self.folds)
+        return self.folds.append(_batches(connection, self.roles, size))
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Append the columns to a batch with folds."""
-        piece = to_piece(rows, self.roles)
-        for fit in self.fitted:
-            for name, values in fit(piece).items():
+        received = _learner_rows(rows, self.roles)
+        for learner in self.fitted:
+            for name, values in learner(received).items():
                 rows = rows.append_column(name, pa.array(values))
         return rows

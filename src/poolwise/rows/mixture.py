@@ -1,53 +1,47 @@
-"""Estimated mixture: cross-propensities that nobody logged.
+"""Estimated mixture: a column in place of cross-propensities that were not logged.
 
 Balanced weights need the probability of each action under the mixture of all loggers,
-and often only the row's own propensity is known.  A classifier of *which logger wrote
-this row*, given context and action, supplies the rest: by Bayes' rule
-P(i | x, y) = (n_i / n) pi_i / pi_avg, and pi_i is the row's own propensity.  Loggers
-whose probabilities are known stay known; only the unknown part is estimated.
+and often only the row's own propensity is known.  A classifier of the logger that wrote a
+row, given context and action, supplies the rest: by Bayes' rule
+P(i | x, y) = (n_i / n) pi_i / pi_avg, and pi_i is the row's own propensity.  Known
+cross-propensities are used; only the unknown part is estimated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.errors import Finding, MissingExtraError, ModelError
+from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
-from poolwise.rows.features import Features, fit_features, other_folds
-from poolwise.rows.learn import Extra
+from poolwise.rows.features import Features, fit_features
+from poolwise.rows.learn import Extra, Learner, SklearnModel, fit_clone, fit_folds, rows_by_fold
 
 if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.rows.learn import Piece
+    from poolwise.rows.learn import LearnerRows
 
 MIXTURE = "poolwise_mixture"
-FOLDS = 5
-FITTED_ROWS = 200_000
-ROWS_TO_CALIBRATE = 30  # of the rarest logger: fewer would calibrate on noise
-LOWEST_LOG = -30.0  # of a probability, as a feature: models refuse infinity
-LEAST = 1e-6  # probability of a logger below which the classifier is not believed
-Classifier = Any  # in the manner of scikit-learn
+ROWS_TO_CALIBRATE = 30  # of the smallest logger: fewer would calibrate on noise
+LOWEST_LOG = -30.0  # of a probability as a feature: models reject infinity
+LEAST = 1e-6  # lower bound of the probability that the classifier gives to a logger
 Posterior = Callable[["FloatArray"], "FloatArray"]
 
 
 def mixture_extra(log: Log) -> Extra:
-    """What a mixture adds that is given or estimated; nothing where it is known."""
+    """Return the column of a logged or an estimated mixture, if the log needs one."""
     if log.mixture is not None:
         return Extra(mixture=log.mixture)
     if log.estimate_mixture is False or log.crossed:
         return Extra()
-    chosen = None if log.estimate_mixture is True else log.estimate_mixture
-    return Extra(mixture=MIXTURE, learners=(MixtureLearner(known_loggers(log), chosen),))
-
-
-def known_loggers(log: Log) -> tuple[str, ...]:
-    """Loggers whose probability of every row is known."""
-    return tuple(str(k) for k, v in (log.propensities or {}).items() if v is not None)
+    classifier = None if log.estimate_mixture is True else log.estimate_mixture
+    learner = Learner("mixture", (MIXTURE,), partial(fit_mixture, classifier))
+    return Extra(mixture=MIXTURE, learners=(learner,))
 
 
 def log_mixture(
@@ -55,157 +49,130 @@ def log_mixture(
     label: IntArray,
     posterior: FloatArray,
     share: FloatArray,
-    known: Mapping[int, FloatArray],
+    crossed: Mapping[int, FloatArray],
 ) -> tuple[FloatArray, int]:
-    r"""Logarithm of the mixture at each row, and how often the classifier was cut.
+    r"""Return the log of the mixture at each row, and the number of clipped posteriors.
 
     A row of an unknown logger $u$ has $\pi_{avg} = A + \alpha_u p_u / P(u | x, y, U)$, with
     $A = \sum_k \alpha_k \pi_k$ over the known loggers and $U$ the unknown ones.  A row of a
-    known logger has $\pi_{avg} = A / P(known | x, y)$.  What is not known adds at most
-    $\sum_U \alpha_u$, whatever the classifier says.
+    known logger has $\pi_{avg} = A / P(known | x, y)$.  The unknown loggers add at most
+    $\sum_U \alpha_u$, for any classifier.
 
     Args:
         own: Logarithm of the row's own propensity, shape (n,).
-        label: Logger of each row, shape (n,).
+        label: Index of the row's logger, shape (n,).
         posterior: Probability that each logger wrote the row, shape (n, J).
-        share: Part of each logger in the rows, shape (J,).
-        known: Log-probabilities under the known loggers, by number.
+        share: Share of each logger in the rows, shape (J,).
+        crossed: Log-probabilities under the known loggers, by index.
     """
     rows = np.arange(len(own))
-    unknown = np.array([k not in known for k in range(len(share))])
-    parts = [np.log(share[k]) + values for k, values in known.items()]
+    unknown = np.array([k not in crossed for k in range(len(share))])
+    parts = [np.log(share[k]) + values for k, values in crossed.items()]
     covered = np.logaddexp.reduce([np.full(len(own), -np.inf), *parts], axis=0)
     of_unknown = posterior[:, unknown].sum(axis=1)
-    mine = unknown[label]
-    chance = np.where(
-        mine, posterior[rows, label] / np.maximum(of_unknown, LEAST), 1 - of_unknown
+    of_own = posterior[rows, label] / np.maximum(of_unknown, LEAST)
+    chance = np.where(unknown[label], of_own, 1 - of_unknown)
+    log_chance = np.log(chance.clip(LEAST, 1.0))
+    with_own = np.logaddexp(covered, np.log(share[label]) + own - log_chance)
+    mixture = np.where(unknown[label], with_own, covered - log_chance)
+    upper = np.logaddexp(covered, np.log(max(share[unknown].sum(), LEAST)))
+    return np.minimum(mixture, upper), int((chance < LEAST).sum())
+
+
+def fit_mixture(
+    classifier: SklearnModel | None, sample: LearnerRows, counts: Mapping[str, int]
+) -> FittedMixture:
+    """Fit a classifier of loggers for each fold; None is the default classifier."""
+    labels = tuple(sorted(counts))
+    share = np.array([counts[label] for label in labels]) / sum(counts.values())
+    features = fit_features(sample.batch, sample.features)
+    matrix, code = _matrix(features, sample), index_of(labels, sample.label)
+    models = fit_folds(
+        sample.fold,
+        lambda rows: fit_posterior(classifier, matrix[rows], code[rows], len(labels)),
     )
-    cut = int((chance < LEAST).sum())
-    chance = chance.clip(LEAST, 1.0)
-    rest = np.log(share[label]) + own - np.log(chance)
-    found = np.where(mine, np.logaddexp(covered, rest), covered - np.log(chance))
-    most = np.logaddexp(covered, np.log(max(share[unknown].sum(), LEAST)))
-    return np.minimum(found, most), cut
+    return FittedMixture(features, models, labels, share)
 
 
-@dataclass(frozen=True, eq=False)
-class MixtureLearner:
-    """Fits a classifier of loggers; an `rows.learn.Learner`.
-
-    Attributes:
-        known: Loggers whose probabilities are known.
-        classifier: In the manner of scikit-learn; None for the default.
-        folds: Every row is classified by a model that saw the other folds only.
-        rows: Rows to fit to at most.
-    """
-
-    known: tuple[str, ...]
-    classifier: Classifier | None = None
-    folds: int = FOLDS
-    rows: int = FITTED_ROWS
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (MIXTURE,)
-
-    def fit(self, sample: Piece, counts: Mapping[str, int]) -> FittedMixture:
-        labels = tuple(sorted(counts))
-        features = fit_features(sample.batch, sample.features)
-        matrix = _matrix(features, sample)
-        code = index_of(labels, sample.label)
-        models = {
-            fold: fit_posterior(self.classifier, matrix[rows], code[rows], len(labels))
-            for fold, rows in other_folds(sample.fold)
-        }
-        share = np.array([counts[i] for i in labels]) / sum(counts.values())
-        return FittedMixture(features, models, labels, share)
-
-
-def _matrix(features: Features, piece: Piece) -> FloatArray:
-    """Context, action, and what is known of the loggers, which tells the most."""
-    joined = features.join(features.context(piece.batch), features.place(piece.batch.action))
-    known = [values.clip(min=LOWEST_LOG) for values in piece.known.values()]
-    return np.column_stack([joined, *known])
+def _matrix(features: Features, rows: LearnerRows) -> FloatArray:
+    """Return context, action and known cross-propensities, the best features of all."""
+    crossed = [values.clip(min=LOWEST_LOG) for values in rows.propensities.values()]
+    return np.column_stack([features.matrix(rows.batch), *crossed])
 
 
 def fit_posterior(
-    classifier: Classifier | None, matrix: FloatArray, code: IntArray, size: int
+    classifier: SklearnModel | None, matrix: FloatArray, code: IntArray, size: int
 ) -> Posterior:
-    """A calibrated classifier of loggers: probabilities, shape (n, size)."""
+    """Fit a calibrated classifier of loggers; it returns probabilities, shape (n, size)."""
     present, counts = np.unique(code, return_counts=True)
-    share = np.bincount(code, minlength=size) / max(1, len(code))
     if len(present) < 2:
+        share = np.bincount(code, minlength=size) / max(1, len(code))
         return lambda rows: np.broadcast_to(share, (len(rows), size))
-    model = _calibrated(classifier, int(counts.min()))
-    try:
-        model.fit(matrix, code)
-    except Exception as error:
-        raise ModelError("classifier of loggers", f"could not be fitted: {error}") from error
+    calibrated = _calibrated(classifier, int(counts.min()))
+    model = fit_clone("classifier of loggers", calibrated, matrix, code)
 
     def posterior(rows: FloatArray) -> FloatArray:
-        found = np.zeros((len(rows), size))
-        found[:, model.classes_] = model.predict_proba(rows)
-        return found
+        probs = np.zeros((len(rows), size))
+        probs[:, model.classes_] = model.predict_proba(rows)
+        return probs
 
     return posterior
 
 
-def _calibrated(classifier: Classifier | None, rarest: int) -> Classifier:
-    """The classifier with its probabilities corrected, where rows suffice for that."""
-    try:
-        from sklearn.base import clone
-        from sklearn.calibration import CalibratedClassifierCV
-        from sklearn.ensemble import HistGradientBoostingClassifier
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "sklearn") from error
+def _calibrated(classifier: SklearnModel | None, rarest: int) -> SklearnModel:
+    """Return the classifier, calibrated if the rarest logger has enough rows."""
+    sklearn = optional_module("sklearn.calibration", "scikit-learn", "sklearn")
     if classifier is None:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
         classifier = HistGradientBoostingClassifier(
             max_iter=50, max_leaf_nodes=15, early_stopping=False
         )
-    if rarest < ROWS_TO_CALIBRATE or isinstance(classifier, CalibratedClassifierCV):
-        return clone(classifier)
-    return CalibratedClassifierCV(clone(classifier), method="sigmoid", cv=3)
+    calibrated = sklearn.CalibratedClassifierCV
+    if rarest < ROWS_TO_CALIBRATE or isinstance(classifier, calibrated):
+        return classifier
+    return calibrated(classifier, method="sigmoid", cv=3)
 
 
 @dataclass(frozen=True, eq=False)
 class FittedMixture:
-    """Classifiers by fold; an `rows.learn.Fitted`.
+    """Classifiers by fold; a `rows.learn.Fitted`.
 
     Attributes:
-        features: How rows become a matrix.
-        models: The classifier for the rows of each fold, fitted to the others.
+        features: Turns rows into a matrix.
+        models: Classifier for the rows of each fold, fitted to the others.
         labels: Loggers in the order of the classifier's columns.
-        share: Part of each logger in the rows, shape (J,).
-        cut: How often a probability had to be cut, batch by batch.
+        share: Share of each logger in the rows, shape (J,).
+        clipped: Number of probabilities that were raised to `LEAST`, by batch.
     """
 
     features: Features
     models: Mapping[int, Posterior]
     labels: tuple[str, ...]
     share: FloatArray
-    cut: list[int] = field(default_factory=list)  # append is atomic: batches run in threads
+    clipped: list[int] = field(default_factory=list)  # batches run in threads; append is atomic
 
-    def __call__(self, piece: Piece) -> dict[str, FloatArray]:
-        matrix = _matrix(self.features, piece)
-        posterior = np.tile(self.share, (len(piece), 1))
-        for fold, model in self.models.items():
-            rows = np.flatnonzero(piece.fold == fold)
-            if len(rows):
-                posterior[rows] = model(matrix[rows])
-        known = {self.labels.index(label): values for label, values in piece.known.items()}
-        label = index_of(self.labels, piece.label).clip(min=0)  # null: reported as a fault
-        found, cut = log_mixture(piece.propensity, label, posterior, self.share, known)
-        self.cut.append(cut)
-        return {MIXTURE: found if piece.logs else np.exp(found)}
+    def __call__(self, rows: LearnerRows) -> dict[str, FloatArray]:
+        matrix = _matrix(self.features, rows)
+        posterior = np.tile(self.share, (len(rows), 1))  # for folds without a model
+        for fold, chosen in rows_by_fold(rows.fold):
+            if fold in self.models:
+                posterior[chosen] = self.models[fold](matrix[chosen])
+        crossed = {self.labels.index(k): values for k, values in rows.propensities.items()}
+        label = index_of(self.labels, rows.label).clip(min=0)  # NULL is reported as a fault
+        logs, clipped = log_mixture(rows.propensity, label, posterior, self.share, crossed)
+        self.clipped.append(clipped)
+        return {MIXTURE: logs if rows.logs else np.exp(logs)}
 
     def findings(self) -> tuple[Finding, ...]:
-        return (_cut(sum(self.cut)),) if sum(self.cut) else ()
-
-
-def _cut(rows: int) -> Finding:
-    return Finding(
-        "mixture-clipped",
-        f"In {rows:,} rows the classifier all but excluded the logger that wrote the row; its "
-        f"probability was raised to {LEAST:g}.",
-        "Give the classifier more rows, or log the loggers' probabilities.",
-    )
+        rows = sum(self.clipped)
+        if not rows:
+            return ()
+        return (
+            Finding(
+                "mixture-clipped",
+                f"In {rows:,} rows the classifier gave the logger that wrote the row a "
+                f"probability below {LEAST:g}, which was raised to that.",
+                "Give the classifier more rows, or log the loggers' probabilities.",
+            ),
+        )

@@ -1,51 +1,57 @@
-"""Reward models: what every action would have earned, as far as rows can tell.
+"""Reward models: the predicted reward of every action, cross-fitted.
 
-A model is fitted to a sample of the rows, fold by fold, and then asked about each row
-by the one that did not see it.  That makes doubly robust estimates unbiased whatever
-the model is.  The target's full distribution over actions is asked batch by batch and
-never kept.
+A model is fitted to a sample of the rows, fold by fold, and predicts the rows of the fold
+that it was not fitted to, which makes doubly robust estimates unbiased for any model.  A
+target's distribution over actions is computed batch by batch and not stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.errors import Finding, MissingExtraError, ModelError, RefusedError, UsageError
+from poolwise.errors import Finding, ModelError, RefusedError, UsageError
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import Batch, Distribution, FloatArray, IntArray, is_distribution
-from poolwise.rows.features import Features, fit_features, other_folds
-from poolwise.rows.learn import Extra
+from poolwise.rows.features import Features, fit_features
+from poolwise.rows.learn import (
+    FITTED_ROWS,
+    FOLDS,
+    Extra,
+    Learner,
+    SklearnModel,
+    fit_clone,
+    fit_folds,
+    rows_by_fold,
+)
 from poolwise.rows.score import checked_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.learn import Piece
+    from poolwise.rows.learn import LearnerRows
 
 PREDICTED_REWARD, PREDICTED_VALUE = "poolwise_predicted_reward", "poolwise_predicted_value"
-FOLDS = 5
-FITTED_ROWS = 200_000  # more rows rarely make a better model, but always a slower one
 CELLS = 1 << 22  # numbers in one matrix of features: 32 MB
 Predict = Callable[[FloatArray], FloatArray]
-SklearnModel = Any  # a regressor or classifier in the manner of scikit-learn
 
 
 @dataclass(frozen=True)
 class GivenModel:
-    """A reward model whose predictions are columns of the log already.
+    """A reward model whose predictions are columns of the log.
 
-    It must not have seen the rows that it predicts.
+    It must not have been fitted to the rows that it predicts.
 
     Attributes:
-        predicted_reward: Column or SQL expression: what the logged action was expected
-            to earn.
-        predicted_value: The same of each target, by name: the mean prediction over the
-            target's actions. One alone serves the only target.
+        predicted_reward: Column or SQL expression of the predicted reward of the logged
+            action.
+        predicted_value: Column or expression of each target's predicted value, by name: the
+            mean prediction over the target's actions. One alone is for a single target.
     """
 
     predicted_reward: str
@@ -57,10 +63,10 @@ class RewardModel:
     """A reward model to be fitted to the log, cross-fitted over folds.
 
     Attributes:
-        model: Any scikit-learn regressor; or a classifier, where rewards are 0 or 1.
-        folds: Every row is predicted by a model that saw the other folds only.
-        rows: Rows to fit to at most; more are sampled evenly.
-        interactions: Let every context column speak for each action on its own, which
+        model: Any scikit-learn regressor; or a classifier, if rewards are 0 or 1.
+        folds: Number of folds; a row is predicted by a model fitted to the other folds.
+        rows: Largest number of rows to fit to; more are sampled evenly.
+        interactions: Add the product of every context column with every action, which
             linear models need.
     """
 
@@ -72,99 +78,82 @@ class RewardModel:
     def __post_init__(self) -> None:
         if not (hasattr(self.model, "fit") and hasattr(self.model, "predict")):
             raise UsageError(
-                f"{self.model!r} is no reward model: give a regressor or a classifier of "
-                "scikit-learn"
+                "a reward model must be a scikit-learn regressor or classifier, got "
+                f"{self.model!r}"
             )
         if self.folds < 2 or self.rows < 1:
-            raise UsageError("a reward model needs two folds at least, and rows to fit to")
+            raise UsageError(
+                "a reward model needs at least 2 folds and 1 row, got "
+                f"folds={self.folds} and rows={self.rows}"
+            )
 
 
 ModelLike = RewardModel | GivenModel | SklearnModel
 
 
 def model_extra(model: ModelLike, targets: Mapping[str, PolicyLike]) -> Extra:
-    """What a reward model adds to the rows; refuses targets that it cannot serve."""
+    """Return the columns of a reward model; reject targets without a list of actions."""
     if isinstance(model, GivenModel):
-        return _given(model, targets)
-    wanted = model if isinstance(model, RewardModel) else RewardModel(model)
+        return _logged(model, targets)
+    settings = model if isinstance(model, RewardModel) else RewardModel(model)
     policies = {name: as_policy(target) for name, target in targets.items()}
-    known = {name: p for name, p in policies.items() if is_distribution(p)}
-    unknown = [repr(name) for name in targets if name not in known]
-    if unknown:
+    columns = {name: f"{PREDICTED_VALUE}_{k}" for k, name in enumerate(targets)}
+    served = {columns[name]: p for name, p in policies.items() if is_distribution(p)}
+    if len(served) < len(targets):
+        lacking = [repr(name) for name, column in columns.items() if column not in served]
         raise RefusedError(
             "model-refused",
             f"a reward model needs the probability of every action under target "
-            f"{', '.join(unknown)}, not only of the logged one. Give a policy that knows its "
+            f"{', '.join(lacking)}, not only of the logged one. Pass a policy with a list of "
             "actions (a classifier, a Softmax, a Table), or the predictions themselves: "
             "GivenModel(predicted_reward='q', predicted_value={'candidate': 'v'}).",
         )
-    names = {name: f"{PREDICTED_VALUE}_{k}" for k, name in enumerate(targets)}
-    learner = RewardLearner(wanted, {names[name]: policy for name, policy in known.items()})
-    return Extra(PREDICTED_REWARD, names, learners=(learner,))
+    learner = Learner(
+        "reward model",
+        (PREDICTED_REWARD, *served),
+        partial(fit_reward, settings, served),
+        settings.folds,
+        settings.rows,
+    )
+    return Extra(PREDICTED_REWARD, columns, learners=(learner,))
 
 
-def _given(model: GivenModel, targets: Mapping[str, PolicyLike]) -> Extra:
+def _logged(model: GivenModel, targets: Mapping[str, PolicyLike]) -> Extra:
     values = model.predicted_value
     if isinstance(values, str):
         if len(targets) > 1:
-            raise UsageError("`predicted_value` needs one column for each target, by name")
+            raise UsageError("`predicted_value` must map each target to its column")
         values = dict.fromkeys(targets, values)
-    missing = [repr(name) for name in targets if name not in values]
-    if missing:
+    lacking = [repr(name) for name in targets if name not in values]
+    if lacking:
         raise RefusedError(
-            "model-refused", f"`predicted_value` has no column for target {', '.join(missing)}"
+            "model-refused", f"`predicted_value` has no column for target {', '.join(lacking)}"
         )
     return Extra(model.predicted_reward, {name: values[name] for name in targets})
 
 
-@dataclass(frozen=True, eq=False)
-class RewardLearner:
-    """Fits a reward model; an `rows.learn.Learner`.
-
-    Attributes:
-        settings: What to fit, and how.
-        targets: Policies that know all their actions, by the column of their value.
-    """
-
-    settings: RewardModel
-    targets: Mapping[str, Distribution]
-
-    @property
-    def folds(self) -> int:
-        return self.settings.folds
-
-    @property
-    def rows(self) -> int:
-        return self.settings.rows
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (PREDICTED_REWARD, *self.targets)
-
-    def fit(self, sample: Piece, counts: Mapping[str, int]) -> FittedReward:
-        features = fit_features(
-            sample.batch, sample.features, interactions=self.settings.interactions
-        )
-        _check_actions(self.targets, features)
-        matrix = features.join(
-            features.context(sample.batch), features.place(sample.batch.action)
-        )
-        models = {
-            fold: fit_one(self.settings.model, matrix[rows], sample.reward[rows])
-            for fold, rows in other_folds(sample.fold)
-        }
-        whole = _constant(sample.reward)
-        return FittedReward(features, models, whole, self.targets, len(sample), dict(counts))
-
-
-def _check_actions(targets: Mapping[str, Distribution], features: Features) -> None:
+def fit_reward(
+    settings: RewardModel,
+    targets: Mapping[str, Distribution],
+    sample: LearnerRows,
+    counts: Mapping[str, int],
+) -> FittedReward:
+    """Fit a model for each fold; `targets` are named by the column of their value."""
+    interactions, reward = settings.interactions, sample.reward
+    features = fit_features(sample.batch, sample.features, interactions=interactions)
     for policy in targets.values():
         actions = list(policy.actions)
-        if (features.place(actions) < 0).all():
+        if (features.index(actions) < 0).all():
             raise UsageError(
-                f"a target plays {_few(actions)}, but the log has {_few(features.actions)}: a "
-                "reward model needs the labels to agree"
+                "a reward model needs targets with actions of the log; a target plays "
+                f"{_few(actions)}, and the log has {_few(features.actions)}"
             )
+    matrix = features.matrix(sample.batch)
+    models = fit_folds(
+        sample.fold, lambda rows: fit_one(settings.model, matrix[rows], reward[rows])
+    )
+    total = sum(counts.values())
+    return FittedReward(features, models, _constant(reward), targets, len(sample), total)
 
 
 def _few(labels: Sequence[Hashable]) -> str:
@@ -172,33 +161,19 @@ def _few(labels: Sequence[Hashable]) -> str:
 
 
 def fit_one(model: SklearnModel, matrix: FloatArray, reward: FloatArray) -> Predict:
-    """Fit a fresh copy of a model; rewards that are all equal need none."""
-    clone = sklearn_clone()
+    """Fit a copy of a model; predict a constant if all rewards are equal."""
     if not len(reward) or reward.min() == reward.max():
         return _constant(reward)
-    if hasattr(model, "predict_proba") and not np.isin(reward, (0.0, 1.0)).all():
+    classifier = hasattr(model, "predict_proba")
+    if classifier and not np.isin(reward, (0.0, 1.0)).all():
         raise UsageError(
-            f"{type(model).__name__} is a classifier, but not all rewards are 0 or 1: give a "
-            "regressor"
+            f"a classifier needs rewards that are 0 or 1: pass a regressor in place of "
+            f"{type(model).__name__}"
         )
-    fresh = clone(model)
-    try:
-        fresh.fit(matrix, reward)
-    except Exception as error:
-        raise ModelError("reward model", f"could not be fitted: {error}") from error
-    if hasattr(model, "predict_proba"):
-        return lambda rows: np.asarray(fresh.predict_proba(rows)[:, 1], dtype=np.float64)
-    return lambda rows: np.asarray(fresh.predict(rows), dtype=np.float64).reshape(len(rows))
-
-
-def sklearn_clone() -> Callable[[SklearnModel], SklearnModel]:
-    """Copies an unfitted model; from scikit-learn, which is an extra."""
-    try:
-        from sklearn.base import clone
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "sklearn") from error
-    copy: Callable[[SklearnModel], SklearnModel] = clone
-    return copy
+    fitted = fit_clone("reward model", model, matrix, reward)
+    if classifier:
+        return lambda rows: np.asarray(fitted.predict_proba(rows)[:, 1], dtype=np.float64)
+    return lambda rows: np.asarray(fitted.predict(rows), dtype=np.float64).reshape(len(rows))
 
 
 def _constant(reward: FloatArray) -> Predict:
@@ -208,71 +183,65 @@ def _constant(reward: FloatArray) -> Predict:
 
 @dataclass(frozen=True, eq=False)
 class FittedReward:
-    """Models by fold; an `rows.learn.Fitted`.
+    """Models by fold; a `rows.learn.Fitted`.
 
     Attributes:
-        features: How rows become a matrix.
-        models: The model for the rows of each fold, fitted to the others.
-        whole: What to say of a fold that the sample does not have.
+        features: Turns rows into a matrix.
+        models: Model for the rows of each fold, fitted to the others.
+        default: Model for folds that the sample does not have.
         targets: Policies by the column of their predicted value.
         sampled: Rows that the models were fitted to.
-        counts: All rows of each logger.
+        total: All rows.
     """
 
     features: Features
     models: Mapping[int, Predict]
-    whole: Predict
+    default: Predict
     targets: Mapping[str, Distribution]
     sampled: int
-    counts: Mapping[str, int]
-    union: list[Hashable] = field(init=False)
+    total: int
 
-    def __post_init__(self) -> None:
-        actions = dict.fromkeys(a for p in self.targets.values() for a in p.actions)
-        object.__setattr__(self, "union", list(actions))
+    def __call__(self, rows: LearnerRows) -> dict[str, FloatArray]:
+        columns = {name: np.zeros(len(rows)) for name in (PREDICTED_REWARD, *self.targets)}
+        for fold, chosen in rows_by_fold(rows.fold):
+            model = self.models.get(fold, self.default)
+            for name, values in self._predict(model, _take(rows.batch, chosen)).items():
+                columns[name][chosen] = values
+        return columns
 
-    def __call__(self, piece: Piece) -> dict[str, FloatArray]:
-        found = {name: np.zeros(len(piece)) for name in (PREDICTED_REWARD, *self.targets)}
-        for fold in np.unique(piece.fold).tolist():
-            rows = np.flatnonzero(piece.fold == fold)
-            for name, values in self._predict(_take(piece.batch, rows), fold).items():
-                found[name][rows] = values
-        return found
-
-    def _predict(self, batch: Batch, fold: int) -> dict[str, FloatArray]:
-        model = self.models.get(fold, self.whole)
+    def _predict(self, model: Predict, batch: Batch) -> dict[str, FloatArray]:
+        """Predict the logged action, and the mean over each target's actions."""
         context = self.features.context(batch)
-        logged = self._ask(model, context, self.features.place(batch.action))
-        return {PREDICTED_REWARD: logged, **self._values(model, batch, context)}
-
-    def _values(
-        self, model: Predict, batch: Batch, context: FloatArray
-    ) -> dict[str, FloatArray]:
-        """Predicted value of each target: all actions, one after the other."""
         probs = {
             name: checked_distribution(
                 name, policy.distribution(batch), (len(batch), len(policy.actions))
             )
             for name, policy in self.targets.items()
         }
-        column = {
-            name: {action: k for k, action in enumerate(policy.actions)}
-            for name, policy in self.targets.items()
-        }
-        found = {name: np.zeros(len(batch)) for name in self.targets}
-        for action, place in zip(self.union, self.features.place(self.union), strict=True):
-            predicted = self._ask(model, context, np.full(len(batch), place))
-            for name in self.targets:
-                if action in column[name]:
-                    found[name] += probs[name][:, column[name][action]] * predicted
-        return found
+        values = {name: np.zeros(len(batch)) for name in self.targets}
+        indices = self.features.index(list(self._columns))
+        for columns, index in zip(self._columns.values(), indices, strict=True):
+            predicted = self._ask(model, context, np.full(len(batch), index))
+            for name, column in columns.items():
+                values[name] += probs[name][:, column] * predicted
+        logged = self._ask(model, context, self.features.index(batch.action))
+        return {PREDICTED_REWARD: logged, **values}
 
-    def _ask(self, model: Predict, context: FloatArray, place: IntArray) -> FloatArray:
-        """Predictions, some rows at a time: the matrix of features may be wide."""
+    @cached_property
+    def _columns(self) -> dict[Hashable, dict[str, int]]:
+        """Column of each action in the distributions of the targets."""
+        columns: dict[Hashable, dict[str, int]] = {}
+        for name, policy in self.targets.items():
+            for column, action in enumerate(policy.actions):
+                columns.setdefault(action, {})[name] = column
+        return columns
+
+    def _ask(self, model: Predict, context: FloatArray, action: IntArray) -> FloatArray:
+        """Predict the rewards of one action per row, in matrices of at most `CELLS` numbers."""
         width = context.shape[1] + len(self.features.actions)
         step = max(1, CELLS // max(1, width))
         parts = [
-            model(self.features.join(context[k : k + step], place[k : k + step]))
+            model(self.features.join(context[k : k + step], action[k : k + step]))
             for k in range(0, len(context), step)
         ]
         predicted = np.concatenate([np.empty(0), *parts])
@@ -281,15 +250,14 @@ class FittedReward:
         return predicted
 
     def findings(self) -> tuple[Finding, ...]:
-        total = sum(self.counts.values())
-        if self.sampled * 2 > total:
+        if self.sampled * 2 > self.total:
             return ()
         return (
             Finding(
                 "model-sampled",
-                f"The reward model was fitted to {self.sampled:,} of {total:,} rows, taken "
-                "evenly from every logger.",
-                "Give RewardModel(..., rows=...) for more.",
+                f"The reward model was fitted to {self.sampled:,} of {self.total:,} rows, "
+                "sampled evenly from every logger.",
+                "Pass RewardModel(..., rows=...) for more.",
                 "note",
             ),
         )

@@ -199,8 +199,8 @@ def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...
     if not (look.scored or extra.learners):
         return "", ()
     if not action:
-        named = sorted({type(p).__name__ for p in [*look.scored.values(), *extra.learners]})
-        listed = ", ".join(named)
+        named = {type(policy).__name__ for policy in look.scored.values()}
+        listed = ", ".join(sorted(named | {learner.name for learner in extra.learners}))
         raise UsageError(
             f"say which column is `action`: what runs in Python ({listed}) needs it"
         )
