@@ -187,13 +187,13 @@ def test_a_notebook_shows_sources_and_roles_without_reading(tmp_path: Path) -> N
         ("source of b&lt;", "pyarrow Table"),
         ("reward", "r * 2"),
         ("propensity", "Uniform(actions=range(0, 2))"),
-        ("propensity of b&lt;", "p_b"),
+        ("propensities of b&lt;", "p_b"),
         ("context", "age, country"),
     ]
 
 
 def test_a_notebook_shows_the_table_of_a_database_and_cuts_long_texts() -> None:
     page = Log(table="events", connection=object(), reward="r" * 999, propensity="p")
-    assert "<th>source</th><td>events</td>" in page._repr_html_()
+    assert "<th>table</th><td>events</td>" in page._repr_html_()
     assert "rrr…</td>" in page._repr_html_()
     assert len(page._repr_html_()) < 400

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from poolwise.errors import MissingExtraError, PolicyError, UsageError
+from poolwise.errors import PolicyError, UsageError, optional_module
 from poolwise.log.policy import AnyArray, Batch, FloatArray
 
 if TYPE_CHECKING:
@@ -86,10 +86,15 @@ def _whole(bits: AnyArray, fits: ArrayLike) -> BitArray:
     return bits.astype(np.bool)
 
 
+@dataclass(frozen=True, eq=False)
 class LabelPolicy(ABC):
     """Base of all CRFs: linear scores per label, and the methods of a policy.
 
     Contexts are a matrix, dense or sparse, or a `Batch`, its columns side by side.
+
+    Attributes:
+        weights: Shape (q, d).
+        biases: Shape (q,).
     """
 
     weights: FloatArray
@@ -180,9 +185,6 @@ class UnaryCRF(LabelPolicy):
         [[0.25, 0.25, 0.25, 0.25]]
     """
 
-    weights: FloatArray
-    biases: FloatArray
-
     @classmethod
     def fit(cls, contexts: Contexts, labels: ArrayLike, *, penalty: float = 1.0) -> UnaryCRF:
         r"""Maximise the likelihood less $\frac{penalty}{2} \lVert w \rVert^2$.
@@ -224,8 +226,6 @@ class PairwiseCRF(LabelPolicy):
         couplings: Symmetric, with zeros on the diagonal, shape (q, q).
     """
 
-    weights: FloatArray
-    biases: FloatArray
     couplings: FloatArray
 
     @classmethod
@@ -314,13 +314,10 @@ def _laplace(bits: BitArray) -> FloatArray:
 
 
 def _logistic(matrix: FloatArray, bit: BitArray, penalty: float) -> tuple[FloatArray, float]:
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "sklearn") from error
     from threadpoolctl import threadpool_limits
 
-    model = LogisticRegression(C=1 / penalty, tol=TOLERANCE, max_iter=100_000)
+    sklearn = optional_module("sklearn.linear_model", "scikit-learn", "sklearn")
+    model = sklearn.LogisticRegression(C=1 / penalty, tol=TOLERANCE, max_iter=100_000)
     with threadpool_limits(limits=1):  # small products are slower with several threads
         model.fit(matrix, bit)
     return model.coef_[0], float(model.intercept_[0])

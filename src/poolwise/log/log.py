@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
 
 OnFault = Literal["raise", "drop"]
+FileFormat = Literal["parquet", "csv", "json"]
 # A frame is an object that DuckDB can register: pyarrow, pandas, Polars. They share no type.
 Frame = Any
 Source = str | Path | Frame | Sequence[str | Path | Frame] | Mapping[str, Any]
@@ -43,7 +44,7 @@ class Part:
     """
 
     value: Any  # see Frame
-    kind: Literal["parquet", "csv", "json", "select", "frame", "table"]
+    kind: FileFormat | Literal["select", "frame", "table"]
     logger: str | None = None
 
 
@@ -90,23 +91,24 @@ class Log:
     """
 
     source: Source = None
-    reward: str = field(kw_only=True)
-    logger: str | None = field(default=None, kw_only=True)
-    propensity: PolicyLike | None = field(default=None, kw_only=True)
-    propensities: Mapping[Any, PolicyLike | None] | None = field(default=None, kw_only=True)
-    action: str | None = field(default=None, kw_only=True)
-    context: Sequence[str] = field(default=(), kw_only=True)
-    cluster: str | None = field(default=None, kw_only=True)
-    trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict, kw_only=True)
-    estimate_mixture: Any = field(default=False, kw_only=True)  # True, or any classifier
-    mixture: str | None = field(default=None, kw_only=True)
-    log_probabilities: bool = field(default=False, kw_only=True)
-    reward_range: tuple[float, float] | None = field(default=None, kw_only=True)
-    replay_tolerance: float = field(default=1e-6, kw_only=True)
-    on_fault: OnFault = field(default="raise", kw_only=True)
-    reader_options: Mapping[str, object] = field(default_factory=dict, kw_only=True)
-    table: str | None = field(default=None, kw_only=True)
-    connection: Any = field(default=None, kw_only=True)  # DB-API and ADBC share no type
+    _: KW_ONLY
+    reward: str
+    logger: str | None = None
+    propensity: PolicyLike | None = None
+    propensities: Mapping[Any, PolicyLike | None] | None = None
+    action: str | None = None
+    context: Sequence[str] = ()
+    cluster: str | None = None
+    trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    estimate_mixture: Any = False  # True, or any classifier
+    mixture: str | None = None
+    log_probabilities: bool = False
+    reward_range: tuple[float, float] | None = None
+    replay_tolerance: float = 1e-6
+    on_fault: OnFault = "raise"
+    reader_options: Mapping[str, object] = field(default_factory=dict)
+    table: str | None = None
+    connection: Any = None  # DB-API and ADBC share no type
 
     def __post_init__(self) -> None:
         if not isinstance(self.propensities, Mapping | None):
@@ -129,99 +131,77 @@ class Log:
         return bool(propensities) and all(p is not None for p in propensities.values())
 
     def _repr_html_(self) -> str:
-        """HTML table of the source and the roles, for notebooks; no row is read."""
+        """HTML table of the arguments, for notebooks; no row is read."""
+        values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
         lines = "".join(
-            f"<tr><th>{escape(role)}</th><td>{escape(_short(value))}</td></tr>"
-            for role, value in _described(self)
+            f"<tr><th>{escape(role)}</th><td>{escape(text)}</td></tr>"
+            for name, value, default in values
+            if value is not default and name != "connection"
+            for role, text in _described(name, value)
         )
         return f"<table>{lines}</table>"
 
 
-def _described(log: Log) -> Iterator[tuple[str, object]]:
-    """Yield the names of the sources, then each role with its column or policy."""
-    yield from _source_names(log.table if log.source is None else log.source)
-    roles: Mapping[str, object] = {
-        "reward": log.reward,
-        "logger": log.logger,
-        "propensity": log.propensity,
-        **{f"propensity of {k}": v for k, v in (log.propensities or {}).items()},
-        "mixture": log.mixture,
-        "action": log.action,
-        "context": ", ".join(map(str, log.context)) or None,
-        "cluster": log.cluster,
-    }
-    yield from ((role, value) for role, value in roles.items() if value is not None)
+def _described(role: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the text of an argument; of a mapping, one for each logger."""
+    if isinstance(value, Mapping):
+        for logger, part in value.items():
+            yield from _described(f"{role} of {logger}", part)
+    elif isinstance(value, list | tuple):
+        yield role, ", ".join(text for part in value for _, text in _described(role, part))
+    elif role.startswith("source") and not isinstance(value, str | Path):
+        yield role, f"{type(value).__module__.partition('.')[0]} {type(value).__name__}"
+    elif value is not None:
+        text = str(value)
+        yield role, text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
-def _source_names(source: Any, label: str = "source") -> Iterator[tuple[str, str]]:  # noqa: ANN401 - see Frame
-    if isinstance(source, Mapping):
-        for logger, part in source.items():
-            yield from _source_names(part, f"source of {logger}")
-    elif isinstance(source, str | Path):
-        yield label, str(source)
-    elif isinstance(source, Sequence):
-        for part in source:
-            yield from _source_names(part, label)
-    else:
-        yield label, f"{type(source).__module__.partition('.')[0]} {type(source).__name__}"
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
-
-
-def _source_problems(log: Log) -> list[str]:
+def _source_problems(log: Log) -> Iterator[str]:
     if log.source is None and log.table is None:
-        return ["a `source` is required, or a `table` with a `connection`"]
-    if log.source is not None and log.table is not None:
-        return ["give either a `source` or a `table`, not both"]
-    if log.connection is not None and log.table is None:
-        return ["`connection` requires `table`: the name of a table, or a SELECT"]
-    return []
+        yield "a `source` is required, or a `table` with a `connection`"
+    elif log.source is not None and log.table is not None:
+        yield "give either a `source` or a `table`, not both"
+    elif log.connection is not None and log.table is None:
+        yield "`connection` requires `table`: the name of a table, or a SELECT"
 
 
-def _role_problems(log: Log) -> list[str]:
-    problems = []
+def _role_problems(log: Log) -> Iterator[str]:
+    mapped = isinstance(log.source, Mapping)
     if log.propensity is None and not log.crossed:
-        problems.append(
+        yield (
             "`propensity` is required (of the logged action under the logger that wrote the "
             "row), or `propensities` of every logger"
         )
-    labelled = log.logger is not None or isinstance(log.source, Mapping)
-    if not labelled and len(log.propensities or {}) > 1:
-        problems.append("`propensities` of several loggers require the column of the `logger`")
-    if isinstance(log.source, Mapping) and log.logger is not None:
-        problems.append("`logger` must be left out if the source is a mapping of loggers")
+    if not mapped and log.logger is None and len(log.propensities or {}) > 1:
+        yield "`propensities` of several loggers require the column of the `logger`"
+    if mapped and log.logger is not None:
+        yield "`logger` must be left out if the source is a mapping of loggers"
     if isinstance(log.context, str):
-        problems.append(f"`context` must be a list of columns, got {log.context!r}")
+        yield f"`context` must be a list of columns, got {log.context!r}"
     trained: object = log.trained_on  # annotations are not enforced
     lists = trained.values() if isinstance(trained, Mapping) else ("",)
     if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
-        problems.append("`trained_on` must map loggers to lists of loggers: {'v2': ['v1']}")
-    return problems
+        yield "`trained_on` must map loggers to lists of loggers: {'v2': ['v1']}"
 
 
-def _rule_problems(log: Log) -> list[str]:
-    problems = []
+def _rule_problems(log: Log) -> Iterator[str]:
     classifier = log.estimate_mixture
     if not isinstance(classifier, bool) and not hasattr(classifier, "predict_proba"):
-        problems.append(f"`estimate_mixture` must be True or a classifier, got {classifier!r}")
+        yield f"`estimate_mixture` must be True or a classifier, got {classifier!r}"
     if log.mixture is not None and (log.crossed or classifier is not False):
-        problems.append(
+        yield (
             "`mixture` must be left out if `propensities` are known for every logger, or if "
             "`estimate_mixture` is set"
         )
     if log.on_fault not in {"raise", "drop"}:
-        problems.append(f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}")
+        yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
     if not log.replay_tolerance >= 0:
-        problems.append(f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}")
+        yield f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}"
     if log.reward_range is not None and not _is_range(*log.reward_range):
-        problems.append(
-            f"`reward_range` must be (lower, upper) with lower < upper, both within "
+        yield (
+            "`reward_range` must be (lower, upper) with lower < upper, both within "
             f"±{LARGEST_REWARD:g}, got {log.reward_range}"
         )
-    return problems
 
 
 def _is_range(lower: float, upper: float) -> bool:
@@ -251,38 +231,34 @@ def _joined(parts: list[Part]) -> list[Part]:
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
-        if last and last.kind == part.kind and part.kind in {"parquet", "csv", "json"}:
+        if last and last.kind == part.kind and part.kind in FORMATS:
             joined[-1] = Part((*last.value, *part.value), part.kind, part.logger)
         else:
             joined.append(part)
     return joined
 
 
-FORMATS: Mapping[str, Literal["parquet", "csv", "json"]] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
+FORMATS: Mapping[FileFormat, tuple[str, ...]] = {
+    "parquet": (".parquet", ".pq"),
+    "csv": (".csv", ".tsv", ".txt"),
+    "json": (".json", ".jsonl", ".ndjson"),
 }
 
 
-def file_format(path: str) -> Literal["parquet", "csv", "json"]:
+def file_format(path: str) -> FileFormat:
     """Return the format of a file or a glob, by its ending.
 
     >>> file_format("logs/day=1/*.parquet"), file_format("a.csv.gz"), file_format("b.jsonl")
     ('parquet', 'csv', 'json')
     """
-    name = re.sub(r"\.(gz|zst|bz2)$", "", path.lower())
-    ending = re.search(r"\.[a-z]+$", name)
+    ending = re.search(r"(\.[a-z]+)(\.(gz|zst|bz2))?$", path.lower())
     if ending is None:  # a folder, or a glob that ends in a star
         return "parquet"
-    if ending.group() not in FORMATS:
-        raise UsageError(
-            f"the ending of {path!r} must be one of {', '.join(FORMATS)}.\n"
-            "For other formats pass a SELECT that DuckDB can run, or a frame."
-        )
-    return FORMATS[ending.group()]
+    for kind, endings in FORMATS.items():
+        if ending[1] in endings:
+            return kind
+    listed = ", ".join(ending for endings in FORMATS.values() for ending in endings)
+    raise UsageError(
+        f"the ending of {path!r} must be one of {listed}.\n"
+        "For other formats pass a SELECT that DuckDB can run, or a frame."
+    )

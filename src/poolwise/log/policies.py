@@ -125,11 +125,13 @@ class Table:
         if not isinstance(row, Mapping) or any(isinstance(p, Mapping) for p in row.values()):
             raise PolicyError("Table", "must be nested if it has a `context`, and only then")
         invalid = [
-            a for a, p in row.items() if not (isinstance(p, Real) and 0 <= float(p) <= 1)
+            f"{p!r} to action {action!r}"
+            for action, p in row.items()
+            if not (isinstance(p, Real) and 0 <= float(p) <= 1)
         ]
         if invalid:
-            pairs = ", ".join(f"{row[action]!r} to action {action!r}" for action in invalid)
-            raise PolicyError("Table", f"gives {pairs}{where}; probabilities are in [0, 1]")
+            reason = f"gives {', '.join(invalid)}{where}; probabilities are in [0, 1]"
+            raise PolicyError("Table", reason)
         total = math.fsum(row.values())
         if abs(total - 1) > SUM_TOLERANCE:
             raise PolicyError("Table", f"has probabilities that sum to {total:.9g}{where}")
@@ -142,11 +144,9 @@ class Table:
     def _rows(self) -> dict[tuple[Hashable, ...], Any]:
         if self.context is None:
             return {(): self.probabilities}
-        several = not isinstance(self.context, str)
-        return {
-            key if several and isinstance(key, tuple) else (key,): row
-            for key, row in self.probabilities.items()
-        }
+        one = isinstance(self.context, str)
+        rows = self.probabilities.items()
+        return {(k,) if one or not isinstance(k, tuple) else k: row for k, row in rows}
 
     @cached_property
     def actions(self) -> tuple[Hashable, ...]:
@@ -154,9 +154,8 @@ class Table:
 
     @cached_property
     def _matrix(self) -> FloatArray:
-        return np.array(
-            [[row.get(a, 0.0) for a in self.actions] for row in self._rows.values()]
-        )
+        rows = self._rows.values()
+        return np.array([[row.get(a, 0.0) for a in self.actions] for row in rows])
 
     @cached_property
     def _axes(self) -> list[AnyArray]:
@@ -181,7 +180,7 @@ class Table:
         return search(self._codes, self._code(len(batch), [batch[c] for c in self._columns]))
 
     def prob(self, batch: Batch) -> FloatArray:
-        line, action = self._line(batch), batch.places(self.actions)
+        line, action = self._line(batch), batch.index_in(self.actions)
         return np.where((line >= 0) & (action >= 0), self._matrix[line, action], 0.0)
 
     def distribution(self, batch: Batch) -> FloatArray:
@@ -213,17 +212,16 @@ class Softmax:
             raise PolicyError("Softmax", f"needs a temperature above 0, got {self.temperature}")
 
     def _logs(self, batch: Batch) -> FloatArray:
-        scores = (
-            self.scores(batch) if callable(self.scores) else batch.select(self.scores).context
-        )
-        matrix = shaped("Softmax", scores, len(batch), len(self.actions))
+        scores = self.scores
+        values = scores(batch) if callable(scores) else batch.select(scores).context
+        matrix = shaped("Softmax", values, len(batch), len(self.actions))
         with np.errstate(invalid="ignore", over="ignore"):  # NaN is reported with its row
             logits: FloatArray = (matrix - matrix.max(axis=1, keepdims=True)) / self.temperature
             logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits
 
     def log_prob(self, batch: Batch) -> FloatArray:
-        return pick(self._logs(batch), batch.places(self.actions), -math.inf)
+        return pick(self._logs(batch), batch.index_in(self.actions), -math.inf)
 
     def prob(self, batch: Batch) -> FloatArray:
         return np.exp(self.log_prob(batch))
@@ -255,9 +253,8 @@ class EpsilonGreedy:
     def __post_init__(self) -> None:
         object.__setattr__(self, "actions", distinct("EpsilonGreedy", self.actions))
         if not 0 <= self.epsilon <= 1:
-            raise PolicyError(
-                "EpsilonGreedy", f"needs an epsilon in [0, 1], got {self.epsilon}"
-            )
+            reason = f"needs an epsilon in [0, 1], got {self.epsilon}"
+            raise PolicyError("EpsilonGreedy", reason)
 
     def _best(self, batch: Batch) -> IntArray:
         if isinstance(self.best, str):
@@ -274,7 +271,7 @@ class EpsilonGreedy:
         return best
 
     def prob(self, batch: Batch) -> FloatArray:
-        action = batch.places(self.actions)
+        action = batch.index_in(self.actions)
         return np.where(action >= 0, self._split(action == self._best(batch)), 0.0)
 
     def distribution(self, batch: Batch) -> FloatArray:
@@ -305,7 +302,7 @@ class Classifier:
         return tuple(np.asarray(self.model.classes_).tolist())
 
     def prob(self, batch: Batch) -> FloatArray:
-        return pick(self.distribution(batch), batch.places(self.actions))
+        return pick(self.distribution(batch), batch.index_in(self.actions))
 
     def distribution(self, batch: Batch) -> FloatArray:
         features = _features(self.model, batch, self.columns)
@@ -337,9 +334,8 @@ class Mixture:
     def __post_init__(self) -> None:
         shares, parts = tuple(self.shares), tuple(as_policy(part) for part in self.policies)
         total = math.fsum(shares)
-        if len(shares) != len(parts) or not (
-            abs(total - 1) <= SUM_TOLERANCE and min(shares) > 0
-        ):
+        sums_to_1 = abs(total - 1) <= SUM_TOLERANCE and min(shares) > 0
+        if len(shares) != len(parts) or not sums_to_1:
             reason = f"needs {len(parts)} shares above 0 that sum to 1, got {shares}"
             raise PolicyError("Mixture", reason)
         object.__setattr__(self, "policies", parts)
@@ -368,9 +364,9 @@ class Mixture:
         parts = [part for part in self.policies if actions and is_distribution(part)]
         if not parts:
             raise PolicyError("Mixture", "has parts that do not name the same actions")
-        return self._sum(
-            [p.distribution(batch)[:, index_of(p.actions, actions)] for p in parts]
-        )
+        columns = [index_of(part.actions, actions) for part in parts]
+        matrices = [part.distribution(batch) for part in parts]
+        return self._sum([m[:, index] for m, index in zip(matrices, columns, strict=True)])
 
     def _sum(self, parts: Sequence[FloatArray]) -> FloatArray:
         # not a matrix product: BLAS may round a row differently in another batch

@@ -62,9 +62,7 @@ class Batch:
         """All columns side by side, shape (n, D); each must hold numbers."""
         for name, values in self.columns.items():
             if values.dtype.kind not in "biuf":
-                raise UsageError(
-                    f"column {name!r} must hold numbers: encode it or leave it out"
-                )
+                raise UsageError(f"column {name!r} must hold numbers: encode it or omit it")
         blocks = [values.reshape(len(self), -1) for values in self.columns.values()]
         matrix = np.empty((len(self), sum(block.shape[1] for block in blocks)))
         for first in range(0, len(self), TURNED_ROWS):
@@ -73,18 +71,18 @@ class Batch:
             np.concatenate(parts, axis=1, out=matrix[rows], casting="unsafe")
         return matrix
 
-    def places(self, actions: Labels) -> IntArray:
+    def index_in(self, actions: Labels) -> IntArray:
         """Return the index of each logged action among these; -1 if it is missing.
 
         The result is cached, since several policies may have the same actions.
         """
         key = tuple(actions)
-        if key not in self._places:
-            self._places[key] = index_of(actions, self.action)
-        return self._places[key]
+        if key not in self._indices:
+            self._indices[key] = index_of(actions, self.action)
+        return self._indices[key]
 
     @cached_property
-    def _places(self) -> dict[tuple[Hashable, ...], IntArray]:
+    def _indices(self) -> dict[tuple[Hashable, ...], IntArray]:
         return {}
 
     def to_pandas(self) -> pd.DataFrame:
@@ -274,19 +272,12 @@ class Expression:
         import sqlglot
         from sqlglot import exp
 
-        rejected = (
-            exp.Query,
-            exp.AggFunc,
-            exp.Window,
-            exp.Placeholder,
-            exp.Parameter,
-            exp.UDTF,
-        )
+        other = (exp.Query, exp.AggFunc, exp.Window, exp.Placeholder, exp.Parameter, exp.UDTF)
         try:
             (tree,) = sqlglot.parse(self.sql, read="duckdb")
         except (sqlglot.errors.SqlglotError, ValueError):
             tree = None
-        if not isinstance(tree, exp.Condition) or tree.find(*rejected):
+        if not isinstance(tree, exp.Condition) or tree.find(*other):
             raise UsageError(f"expected one scalar SQL expression, got {self.sql}")
         return cast("exp.Expr", tree)
 
@@ -323,7 +314,7 @@ class Uniform:
     def prob(self, batch: Batch) -> FloatArray:
         if isinstance(self.actions, range):
             return np.full(len(batch), 1 / len(self.actions))
-        return (batch.places(self.actions) >= 0) / len(self.actions)
+        return (batch.index_in(self.actions) >= 0) / len(self.actions)
 
     def distribution(self, batch: Batch) -> FloatArray:
         return np.full((len(batch), len(self.actions)), 1 / len(self.actions))

@@ -15,17 +15,16 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolwise.errors import RefusedError
+from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
+from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poolwise.moments.terms import Term
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 LONGEST_TAIL = 2_001  # largest values that are kept: a tail index known to 0.03
 
 
