@@ -8,7 +8,6 @@ makes such logs the usual test bed (Agarwal et al., "Taming the Monster", 2014).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -77,17 +76,17 @@ def bandit_log(
     """
     import pyarrow as pa
 
-    truth = np.asarray(labels)
-    _check(truth, _length(contexts), loggers, counts)
+    data = _Data(contexts, labels, reward)
+    _check(data, loggers, counts)
     acting = {str(name): as_policy(policy) for name, policy in loggers.items()}
     scored = {f"{name}_prob": as_policy(p) for name, p in (targets or {}).items()}
     scored |= {f"propensity_{k}": policy for k, policy in enumerate(acting.values())}
-    play = _Play(contexts, truth, reward or _default_reward(truth))
-    tables = [
-        pa.table(play.rows(name, size, acting, scored, rng))
-        for name in acting
-        for size in _sizes(counts[name])
-    ]
+    tables = []
+    for k, (name, policy) in enumerate(acting.items()):
+        for first in range(0, counts[name], DRAWN_ROWS):
+            size = min(DRAWN_ROWS, counts[name] - first)
+            columns = data.draw(policy, size, scored, f"propensity_{k}", rng)
+            tables.append(pa.table({"logger": [name] * size, **columns}))
     return Log(
         pa.concat_tables(tables),
         logger="logger",
@@ -95,39 +94,51 @@ def bandit_log(
         reward="reward",
         propensity="propensity",
         propensities={name: f"propensity_{k}" for k, name in enumerate(acting)},
-        context=tuple(_columns(contexts)) or ("row",),
+        context=tuple(data.dense) or ("row",),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Play:
+class _Data:
     """A labelled data set on which policies act."""
 
-    contexts: Contexts
-    labels: NDArray[Any]
-    reward: Reward
+    def __init__(self, contexts: Contexts, labels: ArrayLike, reward: Reward | None) -> None:
+        named = isinstance(contexts, Mapping)
+        self.columns = contexts if isinstance(contexts, Mapping) else {FEATURES: contexts}
+        # the columns that a log can hold: not a sparse matrix
+        self.dense = list(self.columns) if named or isinstance(contexts, np.ndarray) else []
+        self.labels = np.asarray(labels)
+        self.reward = reward or (correct_labels if self.labels.ndim == 2 else correct_class)
 
-    def rows(
+    @property
+    def rows(self) -> int:
+        """Rows of the contexts."""
+        return int(next((values.shape[0] for values in self.columns.values()), 0))
+
+    def batch(self, rows: NDArray[np.int64], actions: NDArray[Any]) -> Batch:
+        """Return rows with the actions played there; CRFs accept sparse matrices."""
+        columns = {name: cast("AnyArray", v[rows]) for name, v in self.columns.items()}
+        return Batch(actions, columns)
+
+    def draw(
         self,
-        logger: str,
+        policy: Policy,
         size: int,
-        acting: Mapping[str, Policy],
         scored: Mapping[str, Policy],
+        own: str,
         rng: np.random.Generator,
-    ) -> dict[str, object]:
-        """Draw rows of one logger, as columns."""
+    ) -> dict[str, Any]:
+        """Draw rows of one logger, as columns; `own` is the logger's name in `scored`."""
         rows = rng.integers(len(self.labels), size=size)
-        actions = draw(acting[logger], _batch(self.contexts, rows, rows), rng)
-        batch = _batch(self.contexts, rows, actions)
+        actions = draw(policy, self.batch(rows, rows), rng)
+        batch = self.batch(rows, actions)
         probs = {name: policy.prob(batch) for name, policy in scored.items()}
         return {
-            "logger": [logger] * size,
             "row": rows,
             "action": actions,
             "reward": self.reward(self.labels[rows], actions),
-            "propensity": probs[f"propensity_{list(acting).index(logger)}"],
+            "propensity": probs[own],
             **probs,
-            **{name: _listed(batch[name]) for name in _columns(self.contexts)},
+            **{name: _listed(batch[name]) for name in self.dense},
         }
 
 
@@ -152,45 +163,17 @@ def true_value(
     reward: Reward | None = None,
 ) -> float:
     """Return the exact mean reward of a policy over the rows of a labelled data set."""
-    truth, target = np.asarray(labels), as_policy(policy)
+    data, target = _Data(contexts, labels, reward), as_policy(policy)
     if not is_distribution(target):
         raise UsageError(f"the policy must have a list of its actions, got {target!r}")
-    actions, pay = np.asarray(target.actions), reward or _default_reward(truth)
+    actions = np.asarray(target.actions)
     total, step = 0.0, max(1, (1 << 20) // len(actions))
-    for first in range(0, len(truth), step):
-        rows = np.arange(first, min(first + step, len(truth)))
-        prob = target.distribution(_batch(contexts, rows, rows))
+    for first in range(0, len(data.labels), step):
+        rows = np.arange(first, min(first + step, len(data.labels)))
+        prob = target.distribution(data.batch(rows, rows))
         of_row, of_action = np.repeat(rows, len(actions)), np.tile(actions, len(rows))
-        total += float(prob.ravel() @ pay(truth[of_row], of_action))
-    return total / len(truth)
-
-
-def _default_reward(labels: NDArray[Any]) -> Reward:
-    return correct_labels if labels.ndim == 2 else correct_class
-
-
-def _sizes(count: int) -> list[int]:
-    return [min(DRAWN_ROWS, count - first) for first in range(0, count, DRAWN_ROWS)]
-
-
-def _length(contexts: Contexts) -> int:
-    if isinstance(contexts, Mapping):
-        return len(next(iter(contexts.values()), ()))
-    return int(contexts.shape[0])
-
-
-def _batch(contexts: Contexts, rows: NDArray[np.int64], actions: NDArray[Any]) -> Batch:
-    if isinstance(contexts, Mapping):
-        return Batch(actions, {name: values[rows] for name, values in contexts.items()})
-    # CRFs accept sparse matrices, which are not arrays
-    return Batch(actions, {FEATURES: cast("FloatArray", contexts[rows])})
-
-
-def _columns(contexts: Contexts) -> list[str]:
-    """Return the context columns that a log can hold."""
-    if isinstance(contexts, Mapping):
-        return list(contexts)
-    return [FEATURES] if isinstance(contexts, np.ndarray) else []
+        total += float(prob.ravel() @ data.reward(data.labels[of_row], of_action))
+    return total / len(data.labels)
 
 
 def _listed(values: AnyArray) -> object:
@@ -202,10 +185,9 @@ def _listed(values: AnyArray) -> object:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
 
-def _check(
-    labels: NDArray[Any], rows: int, loggers: Mapping[str, object], counts: Mapping[str, int]
-) -> None:
+def _check(data: _Data, loggers: Mapping[str, object], counts: Mapping[str, int]) -> None:
     problems = []
+    rows, labels = data.rows, data.labels
     if len(labels) != rows or not rows:
         problems.append(
             f"contexts and labels must have the same rows, got {rows} and {len(labels)}"

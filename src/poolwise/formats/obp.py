@@ -57,9 +57,10 @@ def from_obp(
         >>> log.source["target_prob"].to_pylist()
         [0.75, 0.25]
     """
+    import pyarrow as pa
+
     rows = _Rows(bandit_feedback)
-    labels = rows.labels()
-    own = rows.own_propensity()
+    labels, own = rows.labels(), rows.own_propensity()
     crossed = _crossed(rows, labels, own, behavior)
     columns: dict[str, AnyArray | pa.Array] = {
         "logger": labels,
@@ -72,12 +73,16 @@ def from_obp(
     if average is not None:
         columns["mixture"] = rows.vector(average)
     context = rows.context()
-    targets = _targets(rows, action_dist)
+    if not isinstance(action_dist, Mapping | None):
+        action_dist = {TARGET: action_dist}
+    targets = {
+        k: rows.at_action(f"action_dist[{k!r}]", v) for k, v in (action_dist or {}).items()
+    }
     taken = [name for name in targets if name in {*columns, *context}]
     if taken:
         raise UsageError(f"a target must not have the name of a column: rename {taken[0]!r}")
     return Log(
-        _table({**columns, **context, **targets}),
+        pa.table({**columns, **context, **targets}),
         logger="logger",
         action="action",
         reward="reward",
@@ -238,19 +243,3 @@ def other_of_two(
     return {
         str(name): np.where(index == k, own, other) for k, name in enumerate(names.tolist())
     }
-
-
-def _targets(
-    rows: _Rows, action_dist: ArrayLike | Mapping[str, ArrayLike] | None
-) -> dict[str, FloatArray]:
-    if action_dist is None:
-        return {}
-    if not isinstance(action_dist, Mapping):
-        return {TARGET: rows.at_action("action_dist", action_dist)}
-    return {k: rows.at_action(f"action_dist[{k!r}]", v) for k, v in action_dist.items()}
-
-
-def _table(columns: Mapping[str, AnyArray | pa.Array]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.table({name: pa.array(values) for name, values in columns.items()})
