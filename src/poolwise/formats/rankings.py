@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from poolwise.errors import EngineError, Fault, LogError, MissingColumnError, UsageError
 from poolwise.log.log import Log, Source
-from poolwise.rows.rules import RoleColumns, case, number, string
+from poolwise.rows.rules import RoleColumns, double
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import duckdb
-    from sqlglot import exp
     from sqlglot.expressions import Expr as Expression
 
 Model = Literal["cascade", "independent", "whole"]
@@ -128,12 +127,13 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         reader_options=reader_options or {},
     )
     with DuckDB().open(long, named) as rows:
-        units = _units(rows.connection, request, position, cluster or request)
+        units = {"request": request, "position": position, "cluster": cluster or request}
+        row = _row(rows.connection, rows.table, units)
         faults = [replace(fault, advice=ADVICE) for fault in rows.check()]
-        shape, torn = _shape(rows.connection, rows.table, units, request)
-        if faults or torn:
-            raise LogError([*faults, *torn])
-        text = _text(rows.connection, _query(rows.table, units, shape, model))
+        shape, incomplete = _shape(rows.connection, row, request)
+        if faults or incomplete:
+            raise LogError([*faults, *incomplete])
+        text = _text(rows.connection, _query(row, shape, model))
         lasting = all(part.kind in {"parquet", "select"} for part in long.parts)
         positions = text if lasting else _run(rows.connection, text)
     single = model == "whole" and cluster is None  # each request is one row
@@ -178,12 +178,15 @@ def _as_log(
     return RankingLog(log, {str(name): f"target_{k}" for k, name in enumerate(targets)})
 
 
-class _Units(NamedTuple):
-    """SQL of the request, the position and the cluster of a row."""
+class _Row(NamedTuple):
+    """DuckDB's SQL of the roles of a row, with probabilities as logarithms."""
 
-    request: Expression
-    position: Expression
-    cluster: Expression
+    request: str
+    position: str
+    cluster: str
+    logger: str
+    reward: str
+    logs: dict[str, str]
 
 
 class _Shape(NamedTuple):
@@ -194,9 +197,9 @@ class _Shape(NamedTuple):
     longest: int
 
 
-def _units(
-    connection: duckdb.DuckDBPyConnection, request: str, position: str, cluster: str
-) -> _Units:
+def _row(
+    connection: duckdb.DuckDBPyConnection, table: RoleColumns, units: Mapping[str, str]
+) -> _Row:
     """Look up the names that are not roles of a `Log`; report all missing ones together."""
     from sqlglot import exp
 
@@ -205,19 +208,35 @@ def _units(
 
     columns = _run(connection, "DESCRIBE log")["column_name"].to_pylist()
     available = {name.lower() for name in columns}
-    roles = {"request": request, "position": position, "cluster": cluster}
-    expressions: dict[str, Expression] = {}
+    roles = {role: expression_of(as_policy(u, columns)) for role, u in units.items()}
     missing: dict[str, str] = {}
-    for role, text in roles.items():
-        expression = expression_of(as_policy(text, columns)) or exp.null()
-        names = [c.name for c in expression.find_all(exp.Column)]
-        missing.update(
-            (n, role) for n in names if n.lower() not in available and n not in missing
-        )
-        expressions[role] = expression
+    for role, expression in roles.items():
+        for column in expression.find_all(exp.Column) if expression else ():
+            if column.name.lower() not in available:
+                missing.setdefault(column.name, role)
     if missing:
         raise MissingColumnError(missing, columns)
-    return _Units(**expressions)
+    request, position, cluster = (_sql(expression) for expression in roles.values())
+    logger = f"CAST({_sql(table.logger)} AS VARCHAR)"
+    return _Row(request, position, cluster, logger, _sql(double(table.reward)), _logs(table))
+
+
+def _sql(expression: Expression | None) -> str:
+    return "NULL" if expression is None else expression.sql(dialect="duckdb")
+
+
+def _logs(table: RoleColumns) -> dict[str, str]:
+    """Return the logarithm of every probability of a row, by its name in the query."""
+    propensities = {f"propensity_{k}": p for k, p in enumerate(table.propensities.values())}
+    if not propensities and table.propensity is not None:
+        propensities = {"propensity": table.propensity}
+    probs = propensities | {f"target_{k}": t for k, t in enumerate(table.targets.values())}
+    texts = {name: _sql(double(prob)) for name, prob in probs.items()}
+    if table.log_probabilities:
+        return texts
+    # DuckDB rejects ln(0)
+    log = "CASE WHEN {0} > 0e0 THEN ln({0}) ELSE CAST('-inf' AS DOUBLE) END"
+    return {name: log.format(text) for name, text in texts.items()}
 
 
 def _run(connection: duckdb.DuckDBPyConnection, text: str) -> Any:  # noqa: ANN401 - untyped
@@ -234,26 +253,29 @@ def _run(connection: duckdb.DuckDBPyConnection, text: str) -> Any:  # noqa: ANN4
 
 # Each request counts once, for the first rule that it breaks.
 SHAPE = """
-WITH places AS (
-    PLACES
+WITH positions AS (
+    SELECT
+        CAST({request} AS VARCHAR) AS request, TRY_CAST({position} AS DOUBLE) AS slot,
+        {logger} AS logger, CAST({cluster} AS VARCHAR) AS unit
+    FROM log
 ), requests AS (
     SELECT
-        request, count(*) AS size, count(DISTINCT place) AS places,
-        min(place) AS first_place, max(place) AS last_place,
-        count_if(coalesce(place <> floor(place) OR NOT isfinite(place), true)) AS odd,
+        request, count(*) AS size, count(DISTINCT slot) AS slots,
+        min(slot) AS first_slot, max(slot) AS last_slot,
+        count_if(coalesce(slot <> floor(slot) OR NOT isfinite(slot), true)) AS odd,
         min(logger) IS DISTINCT FROM max(logger) AS shared,
-        min(unit) IS DISTINCT FROM max(unit) OR count(unit) NOT IN (0, count(*)) AS torn
-    FROM places GROUP BY request
+        min(unit) IS DISTINCT FROM max(unit) OR count(unit) NOT IN (0, count(*)) AS split
+    FROM positions GROUP BY request
 ), started AS (
-    SELECT *, CASE WHEN min(first_place) OVER () = 0 THEN 0 ELSE 1 END AS start FROM requests
+    SELECT *, CASE WHEN min(first_slot) OVER () = 0 THEN 0 ELSE 1 END AS start FROM requests
 ), judged AS (
     SELECT *, CASE
         WHEN request IS NULL THEN 0
         WHEN odd > 0 THEN 1
         WHEN shared THEN 2
-        WHEN places < size THEN 3
-        WHEN first_place <> start OR last_place <> start + size - 1 THEN 4
-        WHEN torn THEN 5
+        WHEN slots < size THEN 3
+        WHEN first_slot <> start OR last_slot <> start + size - 1 THEN 4
+        WHEN split THEN 5
     END AS rule FROM started
 )
 SELECT rule, count(*) AS requests, sum(size)::BIGINT AS in_rows, min(request) AS example,
@@ -275,18 +297,10 @@ ADVICE = (
 
 
 def _shape(
-    connection: duckdb.DuckDBPyConnection, table: RoleColumns, units: _Units, request: str
+    connection: duckdb.DuckDBPyConnection, row: _Row, request: str
 ) -> tuple[_Shape, list[Fault]]:
     """Measure the lists, and count the requests that are not complete."""
-    from sqlglot import exp
-
-    places = exp.select(
-        exp.cast(units.request.copy(), "varchar").as_("request", quoted=True),
-        _double(units.position).as_("place", quoted=True),
-        exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
-        exp.cast(units.cluster.copy(), "varchar").as_("unit", quoted=True),
-    ).from_(table.relation.copy())
-    text = SHAPE.replace("PLACES", places.sql(dialect="duckdb"), 1)
+    text = SHAPE.format_map(row._asdict())
     shape, faults = _Shape(1, 1, 1), []
     for line in _run(connection, text).to_pylist():
         if line["rule"] is None:
@@ -299,24 +313,24 @@ def _shape(
     return shape, faults
 
 
-def _text(connection: duckdb.DuckDBPyConnection, query: exp.Select) -> str:
+def _text(connection: duckdb.DuckDBPyConnection, query: str) -> str:
     """Return the query with the definition of the view `log`, so that it runs anywhere."""
     definition = "SELECT sql FROM duckdb_views() WHERE view_name = 'log'"
     view = str(_run(connection, definition)["sql"][0])
     body = view.partition(" AS ")[2].rstrip(";\n ")
-    return f"WITH log AS (\n{body}\n)\nFROM (\n{query.sql(dialect='duckdb', pretty=True)}\n)"
+    return f"WITH log AS (\n{body}\n)\nFROM (\n{query}\n)"
 
 
-def _query(table: RoleColumns, units: _Units, shape: _Shape, model: Model) -> exp.Select:
-    """Return rows with the probabilities of the items that their reward depends on.
+def _query(row: _Row, shape: _Shape, model: Model) -> str:
+    """Select rows with the probabilities of the items that their reward depends on.
 
     Rewards are multiplied by the length of a list, so that a mean over rows is the value of
     a request.
     """
-    names = tuple(_probabilities(table))
+    names = tuple(row.logs)
     if model == "whole":
-        return _summed(_steps(table, units, shape, 1), names)
-    query = _steps(table, units, shape, shape.longest)
+        return _summed(_steps(row, shape.start, 1), names)
+    query = _steps(row, shape.start, shape.longest)
     if model == "cascade":
         query = _chained(query, names)
     if shape.shortest < shape.longest:
@@ -324,77 +338,45 @@ def _query(table: RoleColumns, units: _Units, shape: _Shape, model: Model) -> ex
     return query
 
 
-KEYS = ('"request"', '"position"', '"logger"', '"cluster"', '"reward"')
+def _steps(row: _Row, start: int, scale: int) -> str:
+    """Select logged positions, with roles under fixed names."""
+    logs = "".join(f", {log} AS {name}" for name, log in row.logs.items())
+    return f"""
+SELECT {row.request} AS request, {row.logger} AS logger, {row.cluster} AS cluster,
+    CAST(TRY_CAST({row.position} AS DOUBLE) AS BIGINT) - ({start - 1}) AS "position",
+    {row.reward} * {scale}e0 AS reward{logs}
+FROM log"""
 
 
-def _probabilities(table: RoleColumns) -> dict[str, Expression]:
-    """Return every probability of a row, by its name in the query."""
-    propensities = {f"propensity_{k}": p for k, p in enumerate(table.propensities.values())}
-    if not propensities and table.propensity is not None:
-        propensities = {"propensity": table.propensity}
-    return {**propensities, **{f"target_{k}": t for k, t in enumerate(table.targets.values())}}
-
-
-def _double(expression: Expression) -> Expression:
-    from sqlglot import exp
-
-    return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
-
-
-def _steps(table: RoleColumns, units: _Units, shape: _Shape, scale: int) -> exp.Select:
-    """Select logged positions: roles under fixed names, probabilities as logarithms."""
-    from sqlglot import exp
-
-    position = exp.cast(_double(units.position), "bigint") - exp.convert(shape.start - 1)
-    select = exp.select(
-        units.request.copy().as_("request", quoted=True),
-        position.as_("position", quoted=True),
-        exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
-        units.cluster.copy().as_("cluster", quoted=True),
-        (_double(table.reward) * number(scale)).as_("reward", quoted=True),
-    )
-    impossible = exp.cast(string("-inf"), "double")  # DuckDB rejects ln(0)
-    for name, prob in _probabilities(table).items():
-        value = _double(prob)
-        if not table.log_probabilities:
-            logarithm = exp.func("ln", value.copy())
-            value = case(value > number(0.0), logarithm, impossible.copy())
-        select = select.select(value.as_(name, quoted=True))
-    return select.from_(table.relation.copy())
-
-
-def _select(rows: exp.Select, *columns: str) -> exp.Select:
-    """Select columns, written in DuckDB's SQL, from rows with fixed names."""
-    from sqlglot import exp
-
-    return exp.select(*columns, dialect="duckdb").from_(rows.subquery("rows"))
-
-
-def _chained(steps: exp.Select, names: Sequence[str]) -> exp.Select:
+def _chained(rows: str, names: Sequence[str]) -> str:
     """Sum logarithms from the top: the probability of the list down to each position."""
-    above = 'PARTITION BY "request" ORDER BY "position" ROWS UNBOUNDED PRECEDING'
-    return _select(steps, *KEYS, *(f"sum({n}) OVER ({above}) AS {n}" for n in names))
+    above = 'PARTITION BY request ORDER BY "position" ROWS UNBOUNDED PRECEDING'
+    sums = "".join(f", sum({n}) OVER ({above}) AS {n}" for n in names)
+    return f'SELECT request, logger, cluster, "position", reward{sums} FROM ({rows})'
 
 
-def _padded(
-    rows: exp.Select, names: Sequence[str], longest: int, *, repeat: bool
-) -> exp.Select:
+def _padded(rows: str, names: Sequence[str], longest: int, *, repeat: bool) -> str:
     """Extend all lists to the same length, with positions that earn nothing.
 
     Every policy plays the same item there with probability 1: a chain of probabilities does
     not change, and a single probability is 1.
     """
-    sized = _select(rows, "*", 'count(*) OVER (PARTITION BY "request") AS size')
-    times = f'CASE WHEN "position" = size THEN {longest + 1} - size ELSE 1 END'
-    spread = _select(sized, "*", f"unnest(range({times})) AS below")
-    columns = [*KEYS[2:4], '"position" + below AS "position"']
-    columns.append('CASE WHEN below = 0 THEN "reward" ELSE 0e0 END AS "reward"')
-    single = [f"CASE WHEN below = 0 THEN {n} ELSE 0e0 END AS {n}" for n in names]
-    return _select(spread, KEYS[0], *columns, *(names if repeat else single))
+    first = "CASE WHEN below = 0 THEN {0} ELSE 0e0 END AS {0}"
+    logs = "".join(f", {n if repeat else first.format(n)}" for n in names)
+    return f"""
+SELECT request, logger, cluster, "position" + below AS "position",
+    {first.format("reward")}{logs}
+FROM (
+    SELECT *, unnest(range(
+        CASE WHEN "position" = size THEN {longest + 1} - size ELSE 1 END
+    )) AS below
+    FROM (SELECT *, count(*) OVER (PARTITION BY request) AS size FROM ({rows}))
+)"""
 
 
-def _summed(steps: exp.Select, names: Sequence[str]) -> exp.Select:
+def _summed(rows: str, names: Sequence[str]) -> str:
     """Group rows by request: the whole list, and the sum of its rewards."""
-    constant = [f"any_value({n}) AS {n}" for n in KEYS[2:4]]
-    sums = [f"sum({n}) AS {n}" for n in (KEYS[4], *names)]
-    return _select(steps, KEYS[0], *constant, *sums).group_by(KEYS[0])
+    sums = ", ".join(f"sum({n}) AS {n}" for n in ("reward", *names))
+    return f"""
+SELECT request, any_value(logger) AS logger, any_value(cluster) AS cluster, {sums}
+FROM ({rows}) GROUP BY request"""
