@@ -1,8 +1,7 @@
-"""Errors: what went wrong, where, in how many rows, and what to do.
+"""Errors and findings: each has attributes for programs, and a message for people.
 
-Every error that poolwise raises on purpose belongs to one family, so that a
-caller can catch us and nothing else.  Each carries its data as attributes, for
-programs, and a sentence, for people; the command line prints the sentence.
+All errors that poolwise raises on purpose derive from `PoolwiseError`, so that a caller can
+catch these only.  A message names the fault, the rows and the remedy.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class PoolwiseError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of all errors that poolwise raises on purpose."""
 
 
 class UsageError(PoolwiseError):
-    """Arguments that do not fit together, or a request that has no meaning."""
+    """Invalid or inconsistent arguments."""
 
 
 class SourceError(PoolwiseError):
@@ -33,51 +32,54 @@ class SourceError(PoolwiseError):
 
 
 class MissingColumnError(PoolwiseError):
-    """Columns that a role names and the source does not have.
+    """Columns that a role names and the source lacks.
 
     Attributes:
-        missing: The role of each missing name.
-        available: The columns that exist.
+        missing: Role of each missing name.
+        available: Columns of the source.
     """
 
     def __init__(self, missing: Mapping[str, str], available: Sequence[str]) -> None:
         self.missing = dict(missing)
         self.available = tuple(available)
-        lines = [f"{role}: {_no_such(name, available)}" for name, role in missing.items()]
-        found = ", ".join(available) or "none"
-        super().__init__("\n".join([*lines, f"The source has these columns: {found}."]))
+        lines = [
+            f"{role}: there is no column {name!r}{did_you_mean(name, available)}"
+            for name, role in missing.items()
+        ]
+        columns = ", ".join(available) or "none"
+        super().__init__("\n".join([*lines, f"The source has these columns: {columns}."]))
 
 
-def _no_such(name: str, available: Sequence[str]) -> str:
+def did_you_mean(name: str, available: Iterable[str]) -> str:
+    """Return a hint at the nearest name, or no text.
+
+    >>> did_you_mean("propensty", ["reward", "propensity"])
+    "; did you mean 'propensity'?"
+    """
     close = nearest(name, available)
-    hint = f"; did you mean {close!r}?" if close else ""
-    return f"there is no column {name!r}{hint}"
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def nearest(name: str, available: Iterable[str]) -> str | None:
-    """The known name most like a mistyped one, if any is alike.
-
-    >>> nearest("propensty", ["reward", "propensity"])
-    'propensity'
-    """
-    by_lower = {known.lower(): known for known in available}
+    """Return the available name most like a mistyped one, or None."""
+    by_lower = {candidate.lower(): candidate for candidate in available}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[close[0]] if close else None
 
 
-SHOWN_FAULTS = 40  # that a message lists; all of them are in `LogError.faults`
+SHOWN_FAULTS = 40  # in a message; `LogError.faults` has all
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way in which rows of one logger are unusable.
+    """A rule that rows of one logger break.
 
     Attributes:
-        rule: What must hold, in words.
-        logger: Label of the logger, empty where the fault has none.
-        rows: How many rows break the rule.
+        rule: The broken rule, in words.
+        logger: Label of the logger; empty if the fault concerns the whole log.
+        rows: Number of rows that break the rule.
         example: One such row, by column.
-        advice: What to do about it.
+        advice: Remedy.
     """
 
     rule: str
@@ -98,7 +100,7 @@ NO_ROWS = Fault("the log has no rows", "", 0)
 
 
 class LogError(PoolwiseError):
-    """A log that breaks rules: all faults together, by logger."""
+    """A log that breaks rules, with all faults by logger."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
@@ -126,10 +128,10 @@ class ModelError(PoolwiseError):
 
 
 class RefusedError(PoolwiseError):
-    """An estimator that cannot give an honest answer on this log.
+    """An estimator that is not valid for this log.
 
     Attributes:
-        code: A stable name of the reason, for programs.
+        code: Stable name of the reason, for programs.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -138,7 +140,7 @@ class RefusedError(PoolwiseError):
 
 
 class EngineError(PoolwiseError):
-    """A query that the engine refused, with its text."""
+    """A query that an engine rejected, with its text."""
 
     def __init__(self, engine: str, query: str, reason: Exception) -> None:
         self.engine, self.query = engine, query
@@ -166,13 +168,13 @@ GRAVEST_FIRST: tuple[Severity, ...] = ("alarm", "warning", "note")
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One thing to know.
+    """One observation about a log or an estimate.
 
     Attributes:
         code: Stable name, such as ``no-spread``.
-        message: A sentence that says what was seen.
-        advice: What to do about it.
-        severity: "note" explains, "warning" limits, "alarm" forbids to rely on it.
+        message: The observation, in a sentence.
+        advice: Remedy.
+        severity: "note" explains, "warning" limits, "alarm" invalidates the estimate.
     """
 
     code: str
@@ -182,7 +184,7 @@ class Finding:
 
     @property
     def rank(self) -> int:
-        """Place among findings when the gravest come first."""
+        """Sort key that puts the gravest findings first."""
         return GRAVEST_FIRST.index(self.severity)
 
     def __str__(self) -> str:

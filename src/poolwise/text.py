@@ -1,7 +1,7 @@
 """Numbers as text: digits follow the standard error.
 
-A number is shown to the last digit its error can support, by the functions
-here and nowhere else, so that tables, reports and sentences agree.
+A number is shown to the last digit that its error supports.  Tables, reports and sentences
+use these functions, so that they agree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 
 def places_for(std_error: float) -> int:
-    """Decimal places that two digits of a standard error need."""
+    """Return the decimal places that two digits of a standard error need."""
     if not (std_error > 0 and math.isfinite(std_error)):
         return 6
     digits = 1 - math.floor(math.log10(std_error))
@@ -96,6 +96,6 @@ def p_text(p_value: float) -> str:
     >>> p_text(0.0312), p_text(0.5), p_text(0.00002)
     ('0.031', '0.50', '< 0.001')
     """
-    if p_value < 0.001:  # noqa: PLR2004 - the custom
+    if p_value < 0.001:  # noqa: PLR2004 - conventional
         return "< 0.001"
     return f"{p_value:.2f}" if p_value >= 0.1 else f"{p_value:.3f}"  # noqa: PLR2004

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from poolwise.errors import MissingExtraError, UsageError, nearest
+from poolwise.errors import MissingExtraError, UsageError, did_you_mean
 from poolwise.log.policies import as_policy
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def _attribute(text: str, module: str, attribute: str) -> object:
     for name in attribute.split("."):
         if not hasattr(value, name):
             owner = getattr(value, "__name__", type(value).__name__)
-            close = nearest(name, [n for n in dir(value) if not n.startswith("_")])
-            hint = f"; did you mean {close!r}?" if close else ""
+            hint = did_you_mean(name, [n for n in dir(value) if not n.startswith("_")])
             raise UsageError(f"{text}: {owner} has no attribute {name!r}{hint}")
         value = getattr(value, name)
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poolwise.errors import Finding, UsageError, nearest
+from poolwise.errors import Finding, UsageError, did_you_mean
 from poolwise.estimators.ips import Weighted
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ def check_names(trained_on: Mapping[str, Sequence[str]], known: Iterable[str]) -
     names = list(known)
     for name in map(str, trained_on):
         if name not in names:
-            close = nearest(name, names)
-            hint = f"; did you mean {close!r}?" if close else ""
-            raise UsageError(f"`trained_on` names {name!r}, which is no logger{hint}")
+            hint = did_you_mean(name, names)
+            raise UsageError(f"`trained_on` names {name!r}, which is not a logger{hint}")
 
 
 def pools(estimator: Estimator, loggers: Sequence[str]) -> bool:

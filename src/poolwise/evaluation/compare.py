@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poolwise.errors import UsageError, nearest
+from poolwise.errors import UsageError, did_you_mean
 from poolwise.evaluation.evaluate import results_of
 from poolwise.evaluation.families import comparing, pair_needs
 from poolwise.evaluation.read import opened
@@ -75,6 +75,5 @@ def _with_baseline(
             f"baseline {baseline!r} is not a target; to use a logger as baseline, give "
             "`propensities` (--propensities) for every logger"
         )
-    close = nearest(baseline, [*named, *loggers])
-    hint = f"; did you mean {close!r}?" if close else ""
+    hint = did_you_mean(baseline, [*named, *loggers])
     raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.engines.base import SingleRows
-from poolwise.errors import UsageError, nearest
+from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
 from poolwise.evaluation.evaluate import results_of
@@ -111,10 +111,8 @@ def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
         estimators = [estimators]
     unknown = [e for e in estimators if e not in PLANNED]
     if unknown or not estimators:
-        close = nearest(unknown[0], PLANNED) if unknown else None
-        hint = f"; did you mean {close!r}?" if close else ""
-        got = f"got {unknown[0]!r}{hint}" if unknown else "got none"
-        raise UsageError(f"plan takes the estimators {', '.join(PLANNED)}; {got}")
+        got = f"{unknown[0]!r}{did_you_mean(unknown[0], PLANNED)}" if unknown else "none"
+        raise UsageError(f"plan takes the estimators {', '.join(PLANNED)}; got {got}")
     return list(dict.fromkeys(estimators))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.errors import Finding, RefusedError, UsageError, nearest
+from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import BY_NAME, WITH_MODEL
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.given_mixture import with_mixture
@@ -159,9 +159,8 @@ def _estimator(
         return names[wanted]()
     if wanted in WITH_MODEL:  # refused with its reason once its needs are known
         return WITH_MODEL[wanted]()
-    close = nearest(wanted, WITH_MODEL)
-    hint = f"did you mean {close!r}? " if close else ""
-    raise UsageError(f"no estimator {wanted!r}; {hint}There are {', '.join(WITH_MODEL)}.")
+    hint = did_you_mean(wanted, WITH_MODEL)
+    raise UsageError(f"estimators are {', '.join(WITH_MODEL)}; got {wanted!r}{hint}")
 
 
 def _extra(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.errors import MissingColumnError, SourceError, UsageError, nearest
+from poolwise.errors import MissingColumnError, SourceError, UsageError, did_you_mean
 from poolwise.log.log import Log
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ def _chosen(files: Mapping[str, Path], loggers: Sequence[str]) -> dict[str, Path
         raise UsageError(f"loggers must be a list of names, got {loggers!r}")
     for name in loggers:
         if name not in files:
-            close = nearest(name, files)
-            hint = f"; did you mean {close!r}?" if close else ""
-            raise UsageError(f"there is no logger {name!r}{hint} There are {', '.join(files)}.")
+            hint = did_you_mean(name, files)
+            raise UsageError(f"loggers are {', '.join(files)}; got {name!r}{hint}")
     return {name: files[name] for name in loggers or files}
 
 

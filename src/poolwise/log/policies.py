@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from poolwise.errors import PolicyError, UsageError, nearest
+from poolwise.errors import PolicyError, UsageError, did_you_mean
 from poolwise.log.policy import (
     SUM_TOLERANCE,
     AnyArray,
@@ -86,8 +86,7 @@ def _from_text(text: str, columns: Collection[str]) -> Policy:
     try:
         expression = Expression(text)
     except UsageError as error:
-        close = nearest(text, columns)
-        raise UsageError(f"{error}; did you mean {close!r}?") if close else error from None
+        raise UsageError(f"{error}{did_you_mean(text, columns)}") from None
     tree = expression.expression()
     bare = isinstance(tree, exp.Column) and len(tree.parts) == 1
     return Column(tree.name) if bare else expression

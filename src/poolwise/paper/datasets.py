@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from poolwise.errors import MissingExtraError, SourceError, UsageError, nearest
+from poolwise.errors import MissingExtraError, SourceError, UsageError, did_you_mean
 from poolwise.log.crf import to_masks
 
 if TYPE_CHECKING:
@@ -135,9 +135,8 @@ def load(name: str, folder: Path | str | None = None) -> Dataset:
         subset = where / "rcv1_pt3_27k.npz"
         return read_rcv1_subset(subset) if subset.is_file() else fetch_lyrl(where)
     if name not in PUBLISHED:
-        close = nearest(name, NAMES)
-        hint = f"; did you mean {close!r}?" if close else ""
-        raise UsageError(f"there is no data set {name!r}{hint} There are {', '.join(NAMES)}.")
+        hint = did_you_mean(name, NAMES)
+        raise UsageError(f"data sets are {', '.join(NAMES)}; got {name!r}{hint}")
     archive = where / f"{name}.npz"
     return read_multi_label(archive) if archive.is_file() else fetch(name, where)
 

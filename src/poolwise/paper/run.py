@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from poolwise.errors import PoolwiseError, UsageError, nearest
+from poolwise.errors import PoolwiseError, UsageError, did_you_mean
 from poolwise.paper import toy
 from poolwise.paper.claims import Claim, claims
 from poolwise.paper.datasets import Dataset, fingerprint, load
@@ -234,11 +234,8 @@ def run(
         effort: Amount of computation.
     """
     if what not in EXPERIMENTS:
-        close = nearest(what, EXPERIMENTS)
-        hint = f"; did you mean {close!r}?" if close else ""
-        raise UsageError(
-            f"there is no experiment {what!r}{hint} There are {', '.join(EXPERIMENTS)}."
-        )
+        hint = did_you_mean(what, EXPERIMENTS)
+        raise UsageError(f"experiments are {', '.join(EXPERIMENTS)}; got {what!r}{hint}")
     show([toy.grid(toy.numbers())], toy.notes(), console)
     if out is None and what == "toy":
         return
