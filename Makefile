@@ -10,7 +10,7 @@ ready := .venv/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check docs bench reproduce dist audit matrix fuzz mutate extensions clean
+.PHONY: help demo test quick check docs bench reproduce dist audit matrix fuzz mutate extensions clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -18,7 +18,10 @@ help:  ## Say what can be made
 demo: $(ready)  ## Evaluate a policy on the bundled log (needs nothing but Python)
 	@.venv/bin/poolwise demo
 
-test: $(ready)-test $(ready)-docs  ## Run the tests and every example of the documentation
+quick: $(ready)-test  ## Run the fast tests, in about a minute: nothing slow, no other programs
+	@$(venv) -m pytest -n 2 --dist worksteal -m "not slow and not system" tests src $(ARGS)
+
+test: $(ready)-test $(ready)-docs  ## Run all tests and every example of the documentation
 	@bash scripts/system.sh $(SYSTEM)
 	@$(venv) -m pytest -n 2 --dist loadfile $(ARGS)
 

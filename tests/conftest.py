@@ -31,6 +31,8 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "postgres": PostgresEngine,
 }
 
+SYSTEM = ("tests/system/", "tests/repo/")  # folders whose tests `make quick` leaves out
+
 
 @pytest.fixture(params=list(ENGINES))
 def engine(request: pytest.FixtureRequest) -> Engine:
@@ -50,6 +52,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-messages") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--update-messages requires -n 0")
     messages.start(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SYSTEM) or "postgres" in requests_of(item):
+            item.add_marker(pytest.mark.system)
+
+
+def requests_of(item: pytest.Item) -> set[str]:
+    """Return the names of the item's fixtures and its parameters that are text."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec else ()
+    texts = {value for value in values if isinstance(value, str)}
+    return texts | {*getattr(item, "fixturenames", ())}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

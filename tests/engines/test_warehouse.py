@@ -90,6 +90,7 @@ def test_a_log_with_a_connection_needs_no_engine(postgres: Any) -> None:  # noqa
     assert (report.rows, report.faults) == (COUNTS, ())
 
 
+@pytest.mark.system
 def test_adbc_speaks_the_same_face() -> None:
     dbapi = pytest.importorskip("adbc_driver_postgresql.dbapi")
     with dbapi.connect(server().uri) as connection:
@@ -131,6 +132,7 @@ def test_needs_are_cut_into_parts_that_hold_every_aggregate(widest: int) -> None
     assert {term for part in parts for term in part.terms} == set(needs.terms)
 
 
+@pytest.mark.system
 def test_clusters_stay_together_however_wide_the_question() -> None:
     units = pa.array(np.arange(500) % 100)
     log = log_of(table().append_column("user", units), cluster="user")
@@ -153,6 +155,7 @@ def test_a_jackknife_by_cluster_has_the_error_of_the_clusters(kind: type[Any]) -
         assert ours[name].std_error == pytest.approx(estimate.std_error, rel=0.2)
 
 
+@pytest.mark.system
 def test_probabilities_too_small_for_doubles_are_zero_and_no_error() -> None:
     """PostgreSQL raises where exp(-800) or a product of such numbers vanishes."""
     logs = table()
@@ -215,6 +218,7 @@ def test_policies_in_python_are_refused_with_advice(postgres: Any) -> None:  # n
 # --- somebody else's connection ---------------------------------------------------------
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_the_connection_comes_back_open_and_idle(*, autocommit: bool) -> None:
     with server().connect(autocommit=autocommit) as connection:
@@ -240,6 +244,7 @@ def test_a_transaction_that_was_open_stays_open_with_its_work(postgres: Any) -> 
     assert postgres.execute("SELECT to_regclass('mine')").fetchone() == (None,)
 
 
+@pytest.mark.system
 def test_rows_that_arrive_meanwhile_are_not_seen_by_half() -> None:
     """All queries see one snapshot, or the change is refused: never a mixture of both."""
     with server().connect() as writer, server().connect() as reader:
@@ -272,6 +277,7 @@ def test_a_table_that_changes_where_there_is_no_snapshot_is_refused() -> None:
                 rows.moments(Needs(means=(WEIGHT,)).bind("target"))
 
 
+@pytest.mark.system
 def test_a_connection_cut_in_the_middle_is_one_error_and_leaves_nothing_behind() -> None:
     with server().connect(autocommit=True) as other, server().connect() as connection:
         load(connection, table(), "log")
