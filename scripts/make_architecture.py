@@ -9,6 +9,7 @@ does not exist; tests/repo/test_docs.py compares the file with what this script 
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from textwrap import wrap
 
@@ -105,7 +106,7 @@ def walk(middle: dict[str, float]) -> list[str]:
     places = [(FIRST + STEP * place, middle[name]) for place, name in enumerate(WALK)]
     arrows = [
         f'<path d="M{x:g} {y:g} L{right:g} {end(y, lower):g}"/>'
-        for (x, y), (right, lower) in zip(places, places[1:], strict=False)
+        for (x, y), (right, lower) in pairwise(places)
     ]
     circles = [
         f'<circle cx="{x:g}" cy="{y:g}" r="{RADIUS}"/>' + text(x, y + 4, str(number), "number")
@@ -131,10 +132,10 @@ def page(shapes: list[str], height: float) -> str:
         '<marker id="head" viewBox="0 0 10 10" refX="7" refY="5" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 1L9 5L0 9z"/></marker>'
     )
+    size = f'viewBox="0 0 {WIDTH} {height:g}"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
-            'role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>',
             "<title>Packages of poolwise, and the walk of one evaluation</title>",
             f"<style>{STYLE}</style>",
             f"<defs>{head}</defs>",

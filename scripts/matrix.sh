@@ -14,7 +14,7 @@ source scripts/tree.sh
 versions=("$@")
 [ $# -gt 0 ] || versions=(3.11 3.12 3.13 3.14)
 runs=${RUNS:-lowest newest}
-tests=${TESTS:-tests -m "'not slow'" -k "'not browser and not spark and not postgres'"}
+tests=${TESTS:-tests -k "'not browser and not spark and not postgres'"}
 extras=(--extra datasets --extra fast --extra skops --extra sklearn)
 
 work=$(mktemp -d)

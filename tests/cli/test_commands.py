@@ -183,6 +183,7 @@ def test_a_mistake_is_one_message_and_status_two(run: Run, path: str, mistake: s
     assert "Traceback" not in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -259,6 +260,7 @@ def test_the_query_is_printed_for_other_dialects(run: Run) -> None:
     assert (wrong.status, wrong.out) == (2, "")
 
 
+@pytest.mark.slow
 def test_the_demo_shows_the_truth_and_what_it_teaches() -> None:
     found = start("demo")
     assert (found.returncode, found.stderr) == (0, "")

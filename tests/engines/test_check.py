@@ -95,6 +95,7 @@ def test_each_fault_alone_is_named_and_counted(
     assert "drop" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "rule"), OWN_FAULT, ids=lambda v: str(v)[:30])
 def test_each_fault_of_the_own_propensity_is_named(
     engine: Engine, row: Mapping[str, Any], rule: str
@@ -200,6 +201,7 @@ def test_the_replay_example_shows_both_probabilities(engine: Engine) -> None:
     assert sorted(fault.example.values()) == [0.4, 0.5]  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
@@ -338,6 +340,7 @@ LABELS = ("a", "b", "c", None)
 ODD = (None, NAN, INF, -INF, -0.5, 0.0, 0.25, 0.5, 1.0, 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logs", [False, True], ids=["probabilities", "logarithms"])
 @pytest.mark.parametrize("crossed", [False, True], ids=["own", "crossed"])
 def test_the_rules_leave_no_gap(engine: Engine, *, crossed: bool, logs: bool) -> None:

@@ -275,6 +275,7 @@ problems = st.builds(random_problem, st.integers(0, 2**32 - 1), noise=st.boolean
 MANY = settings(max_examples=500)  # four laws: thousands of problems in all
 
 
+@pytest.mark.slow
 @MANY
 @given(problems)
 def test_the_three_estimators_are_unbiased(problem: FiniteProblem) -> None:
@@ -292,6 +293,7 @@ def test_balanced_is_never_worse_than_naive(problem: FiniteProblem) -> None:
     assert balanced.variance <= naive.variance * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.slow
 @MANY
 @given(problems)
 def test_gamma_is_the_ratio_of_the_exact_variances(problem: FiniteProblem) -> None:
@@ -302,6 +304,7 @@ def test_gamma_is_the_ratio_of_the_exact_variances(problem: FiniteProblem) -> No
     assert weighted.variance == pytest.approx(1 / precision, rel=1e-9)
 
 
+@pytest.mark.slow
 @MANY
 @given(problems, st.integers(0, 2**32 - 1))
 def test_no_other_shares_are_better_than_weighted(problem: FiniteProblem, seed: int) -> None:

@@ -322,6 +322,7 @@ def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
 # What it refuses.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value"),
     [

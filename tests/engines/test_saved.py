@@ -153,6 +153,7 @@ def test_an_answer_to_another_question_is_refused(other: Log, targets: dict[str,
 # --- adding up --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     st.lists(st.integers(1, len(TABLE) - 1), max_size=4),
@@ -310,6 +311,7 @@ def damaged(path: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]],
     pq.write_table(pa.Table.from_pylist(lines, schema=schema), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -409,6 +411,7 @@ def far_away(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
 @pytest.mark.parametrize("roles", [{}, {"propensities": None}, {"on_fault": "drop"}])
 def test_an_answer_is_evaluated_like_the_rows(
@@ -444,6 +447,7 @@ def test_answers_of_two_days_add_up_to_what_needs_no_mixture(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "targets"),
     [

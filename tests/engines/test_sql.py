@@ -148,6 +148,7 @@ def test_the_printed_query_counts_bad_rows_of_every_logger() -> None:
     assert found == {"a": (2, 1), None: (1, 1), "c": (1, 1)}
 
 
+@pytest.mark.slow
 def test_the_query_is_the_same_text_in_every_process() -> None:
     """Sets are ordered by hashes, and hashes change with the process."""
     texts = {
@@ -164,6 +165,7 @@ def test_the_query_is_the_same_text_in_every_process() -> None:
     assert texts.pop().startswith("WITH")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("logs", [False, True], ids=["probabilities", "logarithms"])
 def test_every_dialect_can_read_its_own_query(dialect: str, *, logs: bool) -> None:
@@ -201,6 +203,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_names(name: str, dialect: str) -> None:

@@ -61,6 +61,7 @@ def single(problem: FiniteProblem, logger: str) -> float:
     return problem.divergence[logger] / problem.counts[logger]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=150)
 def test_calibrated_is_never_worse_than_any_weighting_of_the_logs(seed: int) -> None:
@@ -73,6 +74,7 @@ def test_calibrated_is_never_worse_than_any_weighting_of_the_logs(seed: int) -> 
         assert ours.variance <= min(rivals) * (1 + 1e-8)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=60)
 def test_adding_a_log_never_hurts_calibrated(seed: int) -> None:
@@ -97,6 +99,7 @@ def test_splitting_a_log_leaves_optimal_weighting_alone() -> None:
     assert found == pytest.approx(0.0031752621778221774, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(-100, 100), st.floats(-1e3, 1e3))
 @settings(max_examples=25)
 def test_scaled_and_shifted_rewards_scale_and_shift_the_estimate(

@@ -258,6 +258,7 @@ def small_loggers(seed: int) -> FiniteProblem:
     )
 
 
+@pytest.mark.slow
 def test_intervals_cover_more_often_without_the_columns_of_small_loggers() -> None:
     """The same 1,600 logs of 8 problems, with those columns and without them."""
     estimators: tuple[Estimator, ...] = (Calibrated(guard=False), Calibrated())

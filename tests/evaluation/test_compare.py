@@ -359,6 +359,7 @@ def balanced_candidates(log: Log, policies: FloatArray) -> Candidates:
     return candidates_of(Balanced(), needs, moments, names)
 
 
+@pytest.mark.slow
 def test_intervals_cover_twenty_targets_together() -> None:
     """Intervals that hold one by one would hold together in some 72 of 100 logs."""
     rng = np.random.default_rng(12)
@@ -424,6 +425,7 @@ def clustered(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
     return log_of(table.append_column("user", users), **roles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("roles", "options"),
     [

@@ -59,6 +59,7 @@ def log_of(table: pa.Table, cluster: str | None = "c") -> Log:
     return Log(table, logger="l", reward="r", propensities={"a": "0.5"}, cluster=cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["naive", "balanced"])
 @pytest.mark.parametrize("sizes", [[2000] + [20] * 9, [30] * 12, [100, 50, 5, 5, 5]])
 def test_errors_of_clusters_are_those_of_the_evaluation(

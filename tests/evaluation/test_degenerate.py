@@ -109,6 +109,7 @@ def test_one_logger_of_one_row_beside_a_large_one(engine: Engine) -> None:
     assert found["target"].loggers["a"].mean_weight_p == 1  # one row proves nothing
 
 
+@pytest.mark.slow
 def test_thirty_loggers_of_five_rows_each(engine: Engine) -> None:
     labels = [f"l{k:02}" for k in range(30)]
     rng = np.random.default_rng(3)
@@ -188,6 +189,7 @@ def test_a_target_that_is_partly_logged_raises_an_alarm(engine: Engine) -> None:
 # ------------------------------------------------------------------ rewards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", ["student", "jackknife", "bootstrap"])
 def test_constant_rewards_are_their_own_value(interval: str, engine: Engine) -> None:
     flat = replace(
@@ -214,6 +216,7 @@ def test_own_propensities_only_are_judged_by_logger(engine: Engine) -> None:
     assert found["target"].mixture is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", ["jackknife", "bootstrap"])
 def test_tiny_logs_in_buckets(interval: Any, engine: Engine) -> None:  # noqa: ANN401 - a choice
     source = random_table(np.random.default_rng(10), {"a": 3, "b": 4})
@@ -221,6 +224,7 @@ def test_tiny_logs_in_buckets(interval: Any, engine: Engine) -> None:  # noqa: A
     assert not any(math.isnan(n) for n in numbers(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", [6e-121, 1e-140, 1e120])
 def test_rewards_of_any_size_do_not_overflow_a_check(reward: float, engine: Engine) -> None:
     log = toy("T2").draw(np.random.default_rng(11))

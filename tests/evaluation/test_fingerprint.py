@@ -29,6 +29,7 @@ def fingerprint_of(table: pa.Table, **options: Any) -> str:  # noqa: ANN401 - of
     return found.fingerprint
 
 
+@pytest.mark.slow
 def test_neither_order_nor_engine_nor_threads_nor_estimators_change_it() -> None:
     expected = fingerprint_of(TABLE)
     shuffled = TABLE.take(np.random.default_rng(81).permutation(len(TABLE)))

@@ -379,6 +379,7 @@ def test_fits_in_one_pass_find_the_rows_that_two_passes_found(
     assert tuple(rows_needed(reached, counts, split) for split in np.eye(3)) == alone
 
 
+@pytest.mark.slow
 def test_a_plan_of_many_loggers_is_that_of_the_target_column_alone() -> None:
     """Seventy loggers of two policies: more than calibrated gives columns to."""
     labels = [f"{k}" for k in range(70)]

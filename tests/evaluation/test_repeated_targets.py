@@ -70,6 +70,7 @@ def silently(targets: dict[str, str], **options: str) -> Comparison:
         return compare(LOG, targets, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("words", REPEATS.values(), ids=REPEATS)
 @pytest.mark.parametrize("size", [FEW_TARGETS, MANY_TARGETS])
@@ -98,6 +99,7 @@ def test_a_repeated_target_changes_nothing_for_the_others(
     assert "nan" not in found.to_json().lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("words", REPEATS.values(), ids=REPEATS)
 @pytest.mark.parametrize("size", [FEW_TARGETS, MANY_TARGETS])
@@ -120,6 +122,7 @@ def test_a_repeated_target_stands_where_the_first_one_does(
     assert "different from 'again'" not in found.sentence
 
 
+@pytest.mark.slow
 def test_differences_of_one_line_are_as_sure_as_one_of_them() -> None:
     """All calibrated differences are multiples of one: its normal quantile covers them."""
     for size in (FEW_TARGETS, MANY_TARGETS):

@@ -72,6 +72,7 @@ def test_the_file_gives_the_numbers_of_the_policies(rows: pa.Table, tmp_path: Pa
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["scored.parquet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [0, 5_000, 10**9])  # written, after some batches; kept
 @pytest.mark.parametrize("kind", ["file", "table", "frame", "query"])
 def test_scored_rows_in_memory_and_in_a_file_give_the_same_numbers(

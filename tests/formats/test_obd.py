@@ -147,6 +147,7 @@ def test_both_real_logs_agree_with_the_table_they_come_from(real: Path) -> None:
     assert naive(from_obd(real), uniform_item("men")) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @with_data
 def test_the_mixture_of_the_real_logs_can_be_estimated(real: Path) -> None:
     """Random's own log is the truth up to chance; the mixed estimate must agree with it."""

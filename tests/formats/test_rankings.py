@@ -156,6 +156,7 @@ def values(found: RankingLog) -> dict[str, float]:
     return {name: estimate.value for name, estimate in result.estimates.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", [False, True], ids=["equal", "unequal"])
 @pytest.mark.parametrize(
     ("model", "rewards", "probabilities"),
@@ -352,6 +353,7 @@ def random_log() -> Drawn:
     return drawn()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["cascade", "independent", "whole"])
 def test_a_random_log_gives_what_numpy_gives(model: Model, random_log: Drawn) -> None:
     found = values(read_drawn(random_log, model))
@@ -513,6 +515,7 @@ SOURCES: Mapping[str, Callable[[pa.Table, Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_gives_the_same(source: str, tmp_path: Path) -> None:
     table = exact_log(of_items_above, short=True)
@@ -613,6 +616,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", BROKEN)
 def test_a_broken_log_is_refused_at_once(changes: Mapping[str, list[object]]) -> None:
     good: dict[str, list[object]] = {

@@ -159,6 +159,7 @@ BROKEN: dict[str, object] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_line_is_refused_with_its_file(rule: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", line(cost=-1), BROKEN[rule], line(2))

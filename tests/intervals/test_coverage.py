@@ -46,6 +46,7 @@ def problem(name: str) -> FiniteProblem:
     return draw_problem(FAMILIES[family], int(rows), np.random.default_rng(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["T2", *(f"{f} {n}" for f in ("F floor", "B mixed") for n in (300, 2000))]
 )
@@ -90,6 +91,7 @@ def users_log(rng: np.random.Generator) -> list[dict[str, Moments]]:
     return buckets
 
 
+@pytest.mark.slow
 def test_rows_of_a_user_need_the_clustered_interval() -> None:
     """Row by row 20 rows of a user count as 20 facts; together they are one and a bit."""
     rng = np.random.default_rng(3)
@@ -105,6 +107,7 @@ def test_rows_of_a_user_need_the_clustered_interval() -> None:
     assert 0.92 <= by_user / logs <= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "most"), [("B mixed", 0.75), ("E noise-free", 0.35)])
 def test_calibrated_beats_balanced_by_a_margin(family: str, most: float) -> None:
     """Median over ten problems of 1,000 rows of the ratio of mean squared errors."""

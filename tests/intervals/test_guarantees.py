@@ -109,6 +109,7 @@ def test_without_a_range_of_rewards_nothing_can_be_guaranteed(method: str) -> No
         interval(replace(drawn(), reward_range=None), method)
 
 
+@pytest.mark.slow
 def test_betting_holds_the_truth_as_often_as_it_promises() -> None:
     """60 logs at 90%: fewer than 47 hits would be three standard errors too few."""
     hits = sum(0.576 in interval(drawn(seed), "betting") for seed in range(60))

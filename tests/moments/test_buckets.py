@@ -236,6 +236,7 @@ def test_one_bucket_that_moves_the_estimate_alone_leaves_few_degrees() -> None:
     assert freedom_of(np.full(20, 3.0), 1e-200 * gaps) == pytest.approx(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "share"), [([50, 50] + [1] * 18, 0.95), ([30] * 3 + [1] * 30, 0.92)]
 )

@@ -146,6 +146,7 @@ def test_a_download_that_fails_leaves_nothing(served: tuple[Path, str], tmp_path
     assert [*(tmp_path / "cache").glob("*")] == []
 
 
+@pytest.mark.slow
 @with_data
 @pytest.mark.parametrize("name", ["scene", "yeast"])
 def test_the_checksums_are_those_of_the_archives(

@@ -37,6 +37,7 @@ def laws(rows: list[Row]) -> None:
         assert (number["drop_naive"] < 1) == (number["v"] > 2 + number["r"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["unary", "pairwise"])
 @pytest.mark.parametrize("fraction", [0.02, 0.2])
 def test_the_laws_hold_in_every_cell(structure: Structure, fraction: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,22 @@ def test_every_block_of_python_is_a_doctest(page: Path) -> None:
         if language in {"pycon", "python"}:
             assert text.startswith(">>> "), text
             assert text.endswith("\n\n"), f"a blank line must end the output:\n{text}"
+
+
+def test_the_picture_of_the_packages_is_current() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_architecture.py"))
+    picture = (DOCS / "images" / "architecture.svg").read_text("utf-8")
+    assert picture == script["drawn"](), "run: python scripts/make_architecture.py"
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    source = ROOT / "src" / "poolwise"
+    packages = "|".join(path.name for path in source.iterdir() if path.is_dir())
+    names = re.findall(rf"`((?:{packages})[./]\w+)", text)
+    missing = [n for n in names if not (source / f"{n.replace('.', '/')}.py").exists()]
+    assert len(names) > 20
+    assert missing == []
 
 
 @pytest.fixture(scope="module")

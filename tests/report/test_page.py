@@ -84,6 +84,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return chosen
 
 
+@pytest.mark.slow
 def test_one_small_file_that_loads_nothing(name: str) -> None:
     text = text_of(name)
     assert len(text.encode()) < LARGEST
@@ -104,10 +105,12 @@ def test_one_small_file_that_loads_nothing(name: str) -> None:
     assert [str(p).startswith("default-src 'none'") for p in policies] == [True]
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_bytes(name: str) -> None:
     assert page(MAKERS[name]().to_dict()) == text_of(name)
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     there = tmp_path / "there.html"
     program = (
@@ -186,6 +189,7 @@ DEGENERATE: dict[str, tuple[dict[str, int], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(DEGENERATE))
 def test_a_poor_log_has_a_page_too(case: str) -> None:
     counts, roles, target = DEGENERATE[case]
@@ -227,6 +231,7 @@ def test_weights_that_nobody_counted_are_shown_by_their_mean_and_the_largest() -
     assert "the largest weight bounds the influence of one row" in Seen(page(found)).text
 
 
+@pytest.mark.slow
 def test_the_comparison_in_the_page_is_that_of_the_evaluation() -> None:
     evaluation = samples.twenty()
     comparison = evaluation.comparison
@@ -245,6 +250,7 @@ def test_the_comparison_in_the_page_is_that_of_the_evaluation() -> None:
     assert {line["kind"] for line in lines} == {"recommended", "other"}
 
 
+@pytest.mark.slow
 def test_without_a_comparison_the_page_says_how_to_get_one() -> None:
     found = {k: v for k, v in samples.twenty().to_dict().items() if k != "comparison"}
     assert "poolwise compare" in Seen(page(found)).text
@@ -261,6 +267,7 @@ def test_the_method_names_the_fingerprint(name: str) -> None:
     assert MAKERS[name]().fingerprint in Seen(text_of(name)).text
 
 
+@pytest.mark.slow
 def test_charts_are_objects_that_can_be_changed() -> None:
     charts = samples.demo().charts()
     assert list(charts) == ["estimates", "logs", "weights", "agreement"]

@@ -64,6 +64,7 @@ def content(grid: Grid) -> tuple[str, list[list[str]]]:
     return grid.title, [list(grid.header), *map(list, grid.rows)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_page_and_notebook_have_the_tables_of_the_terminal(name: str) -> None:
     evaluation = MAKERS[name]()

@@ -168,6 +168,7 @@ def test_known_loggers_are_replayed_and_unknown_ones_are_not() -> None:
         evaluate(bad, "target_prob", ["balanced"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [(), ("2",)])
 def test_a_learned_classifier_comes_close_to_the_true_mixture(known: tuple[str, ...]) -> None:
     problem = replace(toy("T2"), counts={"1": 800, "2": 1200})

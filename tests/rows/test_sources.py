@@ -120,6 +120,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_kind_of_source_gives_the_same_numbers(
     kind: str, tmp_path: Path, expected: Evaluation

@@ -66,7 +66,7 @@ def check_level(level: float) -> float:
 def student(estimate: Estimate, level: float, sides: Sides = "two") -> Interval:
     r"""Interval $\hat U \pm t_\nu \sqrt V$, on both sides or on one.
 
-    >>> from poolwise.estimators.base import Estimate
+    >>> from poolwise.moments.estimate import Estimate
     >>> found = student(Estimate(1.0, 0.1171875, {}, freedom=5.084746), 0.95)
     >>> round(found.lower, 6), round(found.upper, 6)
     (0.124415, 1.875585)
