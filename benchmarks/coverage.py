@@ -15,10 +15,11 @@ import numpy as np
 
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem
-from poolwise.estimators.calibrated import Calibrated, effective_balanced
+from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced
 from poolwise.intervals.student import student
 from poolwise.moments.moments import pooled
+from poolwise.moments.terms import BALANCED_WEIGHT
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
@@ -38,7 +39,7 @@ def covered(family: str, rows: int, seed: int) -> dict[str, object]:
     hits, effective = np.zeros(len(ESTIMATORS)), 0.0
     for _ in range(LOGS):
         moments = draw(cells, rng)
-        effective += effective_balanced(pooled(moments.values())) / LOGS
+        effective += pooled(moments.values()).effective(BALANCED_WEIGHT) / LOGS
         hits += [problem.value in student(e.estimate(moments), 0.95) for e in ESTIMATORS]
     shares = {e.name: round(h / LOGS, 3) for e, h in zip(ESTIMATORS, hits, strict=True)}
     return {

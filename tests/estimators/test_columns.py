@@ -12,10 +12,9 @@ from poolwise.estimators.calibrated import (
     BALANCED_PREDICTION,
     Calibrated,
     SelfNormalised,
-    bearable,
     controls_of,
-    effective_balanced,
     logger_controls,
+    supported_columns,
     uncovered,
 )
 from poolwise.estimators.crossfit import CrossFitted
@@ -183,12 +182,11 @@ def test_columns_stand_for_these_known_means() -> None:
 
 
 def test_effective_rows_are_the_squared_sum_over_the_sum_of_squares() -> None:
-    assert effective_balanced(group({BALANCED_WEIGHT: [1.0, 2.0, 3.0]})) == pytest.approx(
-        36 / 14
-    )
-    assert effective_balanced(group({BALANCED_WEIGHT: [0.0, 0.0]})) == 0.0
+    three = group({BALANCED_WEIGHT: [1.0, 2.0, 3.0]})
+    assert three.effective(BALANCED_WEIGHT) == pytest.approx(36 / 14)
+    assert group({BALANCED_WEIGHT: [0.0, 0.0]}).effective(BALANCED_WEIGHT) == 0.0
     tiny = group({BALANCED_WEIGHT: [0.5, 0.5]})
-    assert effective_balanced(tiny) == pytest.approx(2.0)
+    assert tiny.effective(BALANCED_WEIGHT) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +215,7 @@ def test_the_mean_weight_is_that_of_all_rows() -> None:
         "a": group({BALANCED_WEIGHT: [1.0] * 4}),
         "b": group({BALANCED_WEIGHT: [1 / 3] * 12}),
     }
-    check_findings(bearable(moments, ("target",))[1], "target-uncovered")
+    check_findings(supported_columns(moments, ("target",))[1], "target-uncovered")
 
 
 BEARABLE: list[tuple[tuple[str, ...], int, tuple[str, ...]]] = [
@@ -244,7 +242,7 @@ def test_each_column_needs_ten_effective_rows(
     expected: tuple[str, ...],
 ) -> None:
     moments = {"a": rows(count // 2), "b": rows(count - count // 2)}
-    found, findings = bearable(moments, columns)
+    found, findings = supported_columns(moments, columns)
     assert found == expected
     codes = [] if found == columns else ["few-effective-rows"]
     assert [f.code for f in findings] == codes
@@ -252,23 +250,23 @@ def test_each_column_needs_ten_effective_rows(
 
 def test_exact_expectations_bear_every_column() -> None:
     moments = {"a": group({BALANCED_WEIGHT: [0.5]}, ddof=0)}
-    assert bearable(moments, ("loggers", "target")) == (("loggers", "target"), ())
+    assert supported_columns(moments, ("loggers", "target")) == (("loggers", "target"), ())
 
 
 def test_the_columns_of_the_loggers_do_not_care_whether_the_target_is_covered() -> None:
     moments = {"a": group({BALANCED_WEIGHT: [0.75] * 40})}
-    assert bearable(moments, ("loggers",)) == (("loggers",), ())
-    found, (finding,) = bearable(moments, ("target", "dr"))
+    assert supported_columns(moments, ("loggers",)) == (("loggers",), ())
+    found, (finding,) = supported_columns(moments, ("target", "dr"))
     assert found == ()
     assert finding.code == "target-uncovered"
 
 
 def test_a_crowd_that_is_not_covered_has_both_findings() -> None:
     crowd = {i: group({BALANCED_WEIGHT: [0.75] * 40}) for i in CROWD}
-    found, findings = bearable(crowd, ("loggers", "target"))
+    found, findings = supported_columns(crowd, ("loggers", "target"))
     assert found == ()
     assert [f.code for f in findings] == ["many-loggers", "target-uncovered"]
-    assert bearable(crowd, ("loggers",))[0] == ()
+    assert supported_columns(crowd, ("loggers",))[0] == ()
 
 
 def test_own_propensities_alone_make_calibrated_naive() -> None:

@@ -10,7 +10,6 @@ import pytest
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.moments.linear import Score
-from poolwise.moments.moments import merge
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.support.small import group, mean, scatter, var
 
@@ -83,7 +82,7 @@ def test_each_fold_is_corrected_with_the_slopes_of_the_other() -> None:
     assert found.shares == pytest.approx({"a": 4 / 7, "b": 3 / 7})
     assert found.findings == ()
     # the freedom is that of all rows, corrected as the first fold is
-    whole = {i: merge(moments_of(FIRST)[i], moments_of(SECOND)[i]) for i in "ab"}
+    whole = {i: moments_of(FIRST)[i] + moments_of(SECOND)[i] for i in "ab"}
     parts = {Y: 1.0, W: -float(slope_within(SECOND))}
     assert found.freedom == pytest.approx(
         Score(parts).over(whole).variance(whole)[1], rel=1e-12
@@ -107,7 +106,7 @@ def test_buckets_go_to_the_folds_in_turn() -> None:
     lines = [(1, 1, 1), (2, 2, 0.5), (4, 1, 2), (6, 0.5, 1)]
     buckets = [moments_of({"a": rows(line), "b": rows(line[::-1])}) for line in lines]
     estimator = CrossFitted(Calibrated(guard=False), folds=2)
-    merged = [{i: merge(buckets[k][i], buckets[k + 2][i]) for i in "ab"} for k in (0, 1)]
+    merged = [{i: buckets[k][i] + buckets[k + 2][i] for i in "ab"} for k in (0, 1)]
     found, whole = estimator.estimate_folds(buckets), estimator.estimate_folds(merged)
     assert found.value == pytest.approx(whole.value, rel=1e-12)
     assert found.variance == pytest.approx(whole.variance, rel=1e-12)
@@ -122,7 +121,7 @@ def test_cross_fitting_obeys_the_guard_of_calibrated() -> None:
     a = Fraction(4, 7) * mean([1, 2]) + Fraction(3, 7) * mean([4, 6])
     b = Fraction(4, 7) * mean([3, 5]) + Fraction(3, 7) * mean([0.5])
     assert found.value == pytest.approx(float(Fraction(4, 7) * a + Fraction(3, 7) * b))
-    whole = {i: merge(buckets[0][i], buckets[1][i]) for i in "ab"}
+    whole = {i: buckets[0][i] + buckets[1][i] for i in "ab"}
     assert CrossFitted(folds=2).estimate(whole) == Calibrated().estimate(whole)
 
 

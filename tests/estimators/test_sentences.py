@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.calibrated import Calibrated, SelfNormalised, bearable
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised, supported_columns
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Weighted, require_crossed, with_divergences
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, Tuned, shrink_findings, tuned
-from poolwise.moments.moments import merge
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -154,7 +153,7 @@ def uncovered_log() -> dict[str, Moments]:
 
 
 def test_calibrated_says_that_the_target_is_not_covered() -> None:
-    columns, findings = bearable(uncovered_log(), ("loggers", "target"))
+    columns, findings = supported_columns(uncovered_log(), ("loggers", "target"))
     assert columns == ("loggers",)
     check_findings(findings, "target-uncovered")
 
@@ -166,10 +165,12 @@ def test_doubly_robust_says_that_the_model_must_guess() -> None:
 
 def test_calibrated_says_that_there_are_too_many_loggers() -> None:
     rows = group({BALANCED_WEIGHT: [1.0] * 40, BALANCED_REWARD: [1.0, 0.0] * 20})
-    columns, findings = bearable({str(i): rows for i in range(65)}, ("loggers", "target"))
+    columns, findings = supported_columns(
+        {str(i): rows for i in range(65)}, ("loggers", "target")
+    )
     assert columns == ("target",)
     check_findings(findings, "many-loggers")
-    assert bearable({str(i): rows for i in range(64)}, ("loggers", "target")) == (
+    assert supported_columns({str(i): rows for i in range(64)}, ("loggers", "target")) == (
         ("loggers", "target"),
         (),
     )
@@ -187,7 +188,7 @@ def test_calibrated_leaves_out_columns_that_need_more_rows(
     rows: int, columns: tuple[Any, ...], kept: tuple[str, ...]
 ) -> None:
     moments = {i: group({BALANCED_WEIGHT: [1.0] * rows}) for i in "ab"}
-    left, findings = bearable(moments, columns)
+    left, findings = supported_columns(moments, columns)
     assert left == kept
     check_findings(findings, "few-effective-rows")
 
@@ -195,7 +196,7 @@ def test_calibrated_leaves_out_columns_that_need_more_rows(
 def test_held_back_weights_say_how_much_was_taken_away() -> None:
     clipped = Term((Factor("balanced_weight", rule="clip", bound=1.5),))
     one = group({BALANCED_WEIGHT: [1.0, 3.0], clipped: [1.0, 1.5]})
-    found = shrink_findings({"a": merge(one, one)}, Shrink("clip", 1.5))
+    found = shrink_findings({"a": one + one}, Shrink("clip", 1.5))
     check_findings(found, "shrunk-weights")
     whole = group({BALANCED_WEIGHT: [1.0, 1.0], clipped: [1.0, 1.0]})
     assert shrink_findings({"a": whole}, Shrink("clip", 1.5)) == ()

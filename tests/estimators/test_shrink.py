@@ -9,7 +9,7 @@ import pytest
 from poolwise.errors import UsageError
 from poolwise.estimators.ips import Balanced
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Rule, Shrink, Tuned, half_width, tuned
+from poolwise.estimators.shrink import Rule, Shrink, Tuned, tuned
 from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.estimate import Estimate
@@ -83,7 +83,7 @@ def test_slope_chooses_the_second_of_the_example() -> None:
     found = Tuned(tuple(candidates)).estimate({})
     assert found.value == 0.9
     check_findings(found.findings, "selected-estimator")
-    assert half_width(found) == pytest.approx(0.10)
+    assert found.half_width(0.95) == pytest.approx(0.10)
 
 
 def test_tuned_declares_the_needs_of_all_candidates() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Shrink, Tuned, half_width, tuned
+from poolwise.estimators.shrink import Shrink, Tuned, tuned
 from poolwise.moments.estimate import Estimate
 
 
@@ -33,6 +33,6 @@ def test_half_widths_are_students_at_the_level_of_095() -> None:
     # one degree of freedom: the quantile of 0.975 is tan(0.475 π)
     few = Estimate(1.0, 4.0, {}, freedom=1.0)
     # SciPy 1.14 knows ten digits of it
-    assert half_width(few) == pytest.approx(2 * math.tan(0.475 * math.pi), rel=1e-9)
+    assert few.half_width(0.95) == pytest.approx(2 * math.tan(0.475 * math.pi), rel=1e-9)
     exact = Estimate(1.0, 4.0, {})
-    assert half_width(exact) == pytest.approx(2 * NormalDist().inv_cdf(0.975), rel=1e-9)
+    assert exact.half_width(0.95) == pytest.approx(2 * NormalDist().inv_cdf(0.975), rel=1e-9)

@@ -23,7 +23,7 @@ from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
-from poolwise.moments.buckets import Split, jackknife, together
+from poolwise.moments.buckets import Split, jackknife, pooled_buckets
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import by_count
 from poolwise.moments.moments import Moments
@@ -99,7 +99,7 @@ def test_rows_of_a_user_need_the_clustered_interval() -> None:
     by_row, by_user = 0, 0
     for _ in range(logs):
         buckets = users_log(rng)
-        moments = together(buckets)
+        moments = pooled_buckets(buckets)
         by_row += 1.0 in student(stratified(moments, BALANCED_REWARD, by_count(moments)), 0.95)
         by_user += 1.0 in student(jackknife(Balanced(), Split(buckets)), 0.95)
     assert by_row / logs < 0.60

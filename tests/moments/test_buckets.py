@@ -17,7 +17,7 @@ from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError
 from poolwise.estimators.ips import Balanced
 from poolwise.intervals.student import student
-from poolwise.moments.buckets import Split, bootstrap, freedom_of, jackknife, resampled
+from poolwise.moments.buckets import Split, bootstrap, jackknife, jackknife_freedom, resampled
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -218,22 +218,24 @@ def test_weights_are_judged_the_same_whether_rows_are_split_or_not() -> None:
 
 def test_equal_buckets_have_one_degree_less_than_they_are() -> None:
     gaps = np.array([1.0, -1.0] * 10)
-    assert freedom_of(np.full(20, 7.0), gaps) == pytest.approx(19.0)
+    assert jackknife_freedom(np.full(20, 7.0), gaps) == pytest.approx(19.0)
 
 
 def test_uneven_buckets_have_as_many_degrees_as_they_are_worth() -> None:
     gaps = np.array([1.0, -1.0, 1.0, -1.0])
     # ten rows squared, over the sum of their squares
-    assert freedom_of(np.array([4.0, 4.0, 1.0, 1.0]), gaps) == pytest.approx(100 / 34 - 1)
+    assert jackknife_freedom(np.array([4.0, 4.0, 1.0, 1.0]), gaps) == pytest.approx(
+        100 / 34 - 1
+    )
 
 
 def test_one_bucket_that_moves_the_estimate_alone_leaves_few_degrees() -> None:
     gaps = np.array([19.0, *[-1.0] * 19])
     expected = 2 * 380**2 / (130_340 - 380**2 / 20)  # squares add up to 380, their own so
-    found = freedom_of(np.full(20, 3.0), gaps)
+    found = jackknife_freedom(np.full(20, 3.0), gaps)
     assert found == pytest.approx(expected)
     assert found < 2.4
-    assert freedom_of(np.full(20, 3.0), 1e-200 * gaps) == pytest.approx(found)
+    assert jackknife_freedom(np.full(20, 3.0), 1e-200 * gaps) == pytest.approx(found)
 
 
 @pytest.mark.slow

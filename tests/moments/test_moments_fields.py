@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from poolwise.moments.moments import LONGEST_TAIL, Moments, merge, pooled
+from poolwise.moments.moments import LONGEST_TAIL, Moments, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, OVERLAP, REWARD, WEIGHT
 
 if TYPE_CHECKING:
@@ -66,28 +66,28 @@ def test_merging_gives_every_field_of_all_rows() -> None:
         tails={WEIGHT: np.array([4.0, 2.0, 0.0])},
         histograms={REWARD: np.array([1, 2])},
     )
-    assert_fields(merge(LEFT, RIGHT), expected)
+    assert_fields(LEFT + RIGHT, expected)
     assert_fields(RIGHT + LEFT, expected)
     assert_fields(pooled([LEFT, RIGHT]), expected)
-    exact = merge(replace(LEFT, ddof=0), replace(RIGHT, ddof=0))
+    exact = replace(LEFT, ddof=0) + replace(RIGHT, ddof=0)
     assert_fields(exact, replace(expected, ddof=0))
 
 
 def test_an_empty_group_hands_back_the_other_untouched() -> None:
     empty = replace(LEFT, count=0)
-    assert merge(empty, RIGHT) is RIGHT
-    assert merge(RIGHT, empty) is RIGHT
+    assert empty + RIGHT is RIGHT
+    assert RIGHT + empty is RIGHT
 
 
 def test_moments_of_other_terms_are_refused_in_these_words() -> None:
     other = replace(RIGHT, terms=(REWARD, WEIGHT, BALANCED_WEIGHT))
     with pytest.raises(ValueError, match=r"^cannot merge moments of different terms$"):
-        merge(LEFT, other)
+        _ = LEFT + other
 
 
 def test_a_gap_too_wide_to_square_is_infinite_and_no_warning() -> None:
     far = replace(RIGHT, means=np.array([1e200, 2.0, 7.0]))
-    found = merge(LEFT, far)
+    found = LEFT + far
     assert found.scatter.tolist() == [[math.inf, 4.0], [4.0, 8.0]]
     assert found.means.tolist() == pytest.approx([2e200 / 3, 2.0, 6.0])
 
@@ -167,13 +167,13 @@ def with_tail(count: int, tail: Sequence[float]) -> Moments:
 def test_tails_merge_as_far_down_as_both_are_known(
     left: Moments, right: Moments, expected: list[float]
 ) -> None:
-    assert merge(left, right).tails[WEIGHT].tolist() == expected
-    assert merge(right, left).tails[WEIGHT].tolist() == expected
+    assert (left + right).tails[WEIGHT].tolist() == expected
+    assert (right + left).tails[WEIGHT].tolist() == expected
 
 
 def test_a_merged_tail_is_cut_at_its_longest_and_computed_once() -> None:
     half = with_tail(1500, list(range(1500, 0, -1)))
-    tails = merge(half, half).tails
+    tails = (half + half).tails
     assert len(tails[WEIGHT]) == LONGEST_TAIL
     assert tails[WEIGHT][:3].tolist() == [1500, 1500, 1499]
     assert tails[WEIGHT] is tails[WEIGHT]

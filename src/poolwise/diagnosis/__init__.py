@@ -1,1 +1,1 @@
-"""Diagnosis: whether an estimate can be believed."""
+"""Diagnosis: tests of overlap and agreement, and the findings that report them."""

@@ -1,9 +1,9 @@
-"""Agreement: tests of numbers that theory makes equal.
+"""Agreement: tests of numbers that are equal in theory.
 
-Each test compares means of the same pass: the mean weight is 1, a logger over the mixture
-averages 1, the loggers' own estimates of a target are of one value, two estimators of one
-value agree.  Wrong probabilities, drift between the logs, or a logger that was trained on
-them break such equalities.  A test that these rows cannot support is left out.
+Each test compares means of the same pass: the mean weight is 1, the mean of a logger over
+the mixture is 1, the loggers' own estimates of a target have one expectation, and so have
+two estimators.  Wrong probabilities, drift between the logs, or a logger that was trained on
+them break these equalities.  Tests without enough rows are left out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import (
     Calibrated,
     Columns,
-    bearable,
     logger_controls,
     many,
+    supported_columns,
 )
 from poolwise.estimators.ips import Weighted
-from poolwise.intervals.student import Interval, check_level
+from poolwise.intervals.student import Interval, check_level, student
+from poolwise.moments.estimate import Estimate
 from poolwise.moments.linear import Deviation, Score, by_count, deviation
 from poolwise.moments.moments import FloatArray
 from poolwise.moments.terms import (
@@ -37,13 +38,13 @@ from poolwise.moments.terms import (
 
 if TYPE_CHECKING:
     from poolwise.moments.buckets import Buckets
-    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.moments import MomentsByLogger
 
 Numbers = Sequence[float] | FloatArray
 Estimates = Mapping[str, tuple[float, float]]  # value and variance, by logger
-ENOUGH = 30  # rows of one logger below which its own mean proves nothing
-ENOUGH_OVERLAP = 50  # effective rows of the overlap policy, likewise
-FULL: tuple[Columns, ...] = ("loggers", "target")  # the columns of calibrated
+ENOUGH = 30  # rows of a logger required to test its own mean
+ENOUGH_OVERLAP = 50  # effective sample size of the overlap policy required for the test
+FULL: tuple[Columns, ...] = ("loggers", "target")  # columns of calibrated
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Check:
     """A test of an equality.
 
     Attributes:
-        name: Equality that is tested, in words.
+        name: Description of the equality.
         statistic: Distance in standard errors, Q or F.
-        p_value: Probability of a larger one if the equality holds.
+        p_value: Probability of a larger statistic if the equality holds.
     """
 
     name: str
@@ -68,9 +69,9 @@ def mean_weight(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
 
 
 def column_means(view: MomentsByLogger, buckets: Buckets) -> dict[str, Deviation]:
-    """Return the mean of each logger's probability over the mixture's, which should be 1.
+    """Test that the mean of each logger over the mixture is 1.
 
-    Empty where there are too many loggers to give each a column.
+    Empty if there are too many loggers for a column each.
     """
     if many(view):
         return {}
@@ -82,7 +83,7 @@ def column_means(view: MomentsByLogger, buckets: Buckets) -> dict[str, Deviation
 
 
 def columns(means: Mapping[str, Deviation]) -> dict[str, Check]:
-    """Test the column furthest from 1; the p-value allows for the number of loggers."""
+    """Return the test of the column furthest from 1, with Bonferroni's correction."""
     if len(means) < 2:
         return {}
     worst = min(means.values(), key=lambda d: d.p_value)
@@ -91,12 +92,12 @@ def columns(means: Mapping[str, Deviation]) -> dict[str, Check]:
 
 
 def own_columns(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
-    r"""Test that a logger over the mixture averages 1 or more in the logger's *own* rows.
+    r"""Test that the mean of a logger over the mixture is 1 or more in its *own* rows.
 
     $$E_i[\pi_i / \pi_{avg}] = E_{avg}[(\pi_i / \pi_{avg})^2] \ge 1$$
 
-    Swapped columns of two loggers break this, even where their logs are of the same size
-    and the means over all rows show nothing.
+    Swapped columns of two loggers break this, even if their logs have the same size and
+    the means over all rows are 1.
     """
     *others, last = view
     if not others or many(view):
@@ -115,14 +116,14 @@ def own_columns(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
 
 
 def drift(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
-    r"""Compare rewards of the overlap policy $\propto \min_k \pi_k$ between loggers.
+    r"""Test that the overlap policy $\propto \min_k \pi_k$ has one value in all logs.
 
-    Its weights are light under every logger, so the test has power where one on the target
-    has none.  Self-normalised, by Welch.
+    Its weights are light under every logger, so the test has more power than one on the
+    target.  The estimates are self-normalised, the test is Welch's.
     """
     values = {}
     for logger, moments in view.items():
-        if _overlap_rows(moments) < ENOUGH_OVERLAP:
+        if moments.effective(OVERLAP) < ENOUGH_OVERLAP:
             continue
         mean = moments.mean(OVERLAP)
         value = moments.mean(OVERLAP_REWARD) / mean
@@ -132,37 +133,31 @@ def drift(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     return {} if test is None else {"drift": Check("overlap policy by logger (F)", *test)}
 
 
-def _overlap_rows(moments: Moments) -> float:
-    square = moments.mean_square(OVERLAP)
-    return moments.count * moments.mean(OVERLAP) ** 2 / square if square > 0 else 0.0
-
-
 def estimates(view: MomentsByLogger, values: Estimates) -> dict[str, Check]:
-    """Compare the loggers' own estimates of the target, by Welch and by Cochran's Q."""
+    """Test that the loggers' own estimates of the target agree, by Welch and by Cochran."""
     test = _by_welch(view, values)
     if test is None:
         return {}
-    q = cochran(*_scaled(values)[:2])
     return {
         "estimates": Check("target by logger (Welch's F)", *test),
-        "estimates-q": Check("target by logger (Cochran's Q)", q.statistic, q.p_value),
+        "estimates-q": Check("target by logger (Cochran's Q)", *cochran(*_scaled(values)[:2])),
     }
 
 
 def comparable(view: MomentsByLogger, values: Estimates) -> dict[str, tuple[float, float]]:
-    """Return estimates with an error, of loggers that play all that the target plays."""
-    never = {i: unsupported_weight(i) for i in view}
-    crossed = all(m.has(never[i]) for i, m in view.items())
-    missing = {i for i in view if crossed and any(m.mean(never[i]) for m in view.values())}
-    return {i: v for i, v in _with_error(values).items() if i not in missing}
+    """Return the estimates with a variance, of loggers that support the target."""
+    terms = {i: unsupported_weight(i) for i in view}
+    crossed = all(m.has(terms[i]) for i, m in view.items())
+    lacking = {i for i in view if crossed and any(m.mean(terms[i]) for m in view.values())}
+    return {i: v for i, v in _with_error(values).items() if i not in lacking}
 
 
 def typical(values: Estimates, level: float) -> Interval | None:
-    """Return the interval of a typical period's value, if loggers are periods that differ."""
+    """Return the random-effects interval of a typical log, e.g. if logs are periods."""
     if len(values) < 2:
         return None
     means, spreads, unit = _scaled(values)
-    interval = random_effects(means, spreads, level).interval
+    interval = random_effects(means, spreads, level)
     return Interval(unit * interval.lower, unit * interval.upper, level)
 
 
@@ -171,7 +166,7 @@ def _with_error(values: Estimates) -> dict[str, tuple[float, float]]:
 
 
 def _scaled(values: Estimates) -> tuple[list[float], list[float], float]:
-    """Return values and variances in units of the largest error, and that unit."""
+    """Return values and variances in units of the largest standard error, and the unit."""
     unit = math.sqrt(max(spread for _, spread in values.values()))
     means = [value / unit for value, _ in values.values()]
     return means, [spread / unit / unit for _, spread in values.values()], unit
@@ -184,20 +179,18 @@ def _by_welch(view: MomentsByLogger, values: Estimates) -> tuple[float, float] |
     counts = [view[i].count for i in used]
     means, spreads, _ = _scaled(used)
     rows = [spread * count for spread, count in zip(spreads, counts, strict=True)]
-    test = welch(means, rows, counts)
-    return test.statistic, test.p_value
+    return welch(means, rows, counts)
 
 
 def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     """Test that calibrated and reward-free weighted estimate one value (Hausman, 1978).
 
-    The first rests on the mixture, the second on each row's own propensity: wrong
-    probabilities, drift, or a logger trained on these logs pull them apart.  The variance of
-    the difference comes from row differences within each logger; it is at least the
-    difference of the variances, which pooled divergences know even where the largest own
-    weights were not seen.
+    The first divides by the mixture, the second by each row's own propensity: wrong
+    probabilities, drift, or a logger trained on these logs make them differ.  The variance
+    of the difference comes from the rows of each logger; it is at least the difference of
+    the variances, since pooled divergences include large own weights that were not observed.
     """
-    if bearable(view, FULL)[0] != FULL:
+    if supported_columns(view, FULL)[0] != FULL:
         return {}
     try:
         weighted = Weighted(divergence="reward-free").estimate(view)
@@ -216,85 +209,62 @@ def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     return {"hausman": Check("calibrated = reward-free weighted (z)", test.z, test.p_value)}
 
 
-@dataclass(frozen=True)
-class Homogeneity:
-    """A test of the hypothesis that all logs have the same value.
+def cochran(values: Numbers, variances: Numbers) -> tuple[float, float]:
+    r"""Return Q and p-value of Cochran's test that independent estimates agree.
 
-    Attributes:
-        statistic: Cochran's Q, or Welch's F.
-        freedom: Degrees of freedom of the numerator.
-        freedom_within: Those of the denominator; infinite where variances count as known.
-        p_value: Chance of a larger statistic if the values are the same.
-        inconsistency: I², the part of the spread that the errors do not explain.
-    """
+    $$Q = \sum_i W_i (\hat U_i - \hat U_W)^2, \qquad W_i = 1 / V_i$$
 
-    statistic: float
-    freedom: int
-    freedom_within: float
-    p_value: float
-    inconsistency: float
-
-
-def cochran(values: Numbers, variances: Numbers) -> Homogeneity:
-    r"""Cochran's test that independent estimates are of one value.
-
-    $$Q = \sum_i W_i (\hat U_i - \hat U_W)^2, \qquad W_i = 1 / V_i,
-      \qquad I^2 = \max(0, (Q - m + 1) / Q)$$
-
-    Against $\chi^2_{m-1}$.  Rejects too often when the variances come from few or
-    skewed rows; then use `welch`.  Logs without support have another value and do not
-    belong here.
+    against $\chi^2_{m-1}$.  Rejects too often if the variances come from few or skewed
+    rows; then use `welch`.  Logs without support estimate another value and must be left out.
 
     Args:
         values: Estimate of each log.
         variances: Variance of each estimate (not of one row).
 
     References:
-        Cochran (Biometrics, 1954); Higgins & Thompson (2002) for I².
+        Cochran (Biometrics, 1954).
 
     Examples:
-        >>> test = cochran([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225])
-        >>> round(test.statistic, 6), round(test.p_value, 6), round(test.inconsistency, 6)
-        (7.95082, 0.018772, 0.748454)
+        >>> statistic, p_value = cochran([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225])
+        >>> round(statistic, 6), round(p_value, 6)
+        (7.95082, 0.018772)
     """
     from scipy.special import chdtrc
 
     estimates, precisions = _checked(values, variances)
     centre = float((precisions * estimates).sum() / precisions.sum())
     statistic = float((precisions * (estimates - centre) ** 2).sum())
-    freedom = len(estimates) - 1
-    p_value = float(chdtrc(freedom, statistic))
-    return Homogeneity(statistic, freedom, math.inf, p_value, _unexplained(statistic, freedom))
+    return statistic, float(chdtrc(len(estimates) - 1, statistic))
 
 
-def welch(means: Numbers, variances: Numbers, counts: Sequence[int]) -> Homogeneity:
-    r"""Welch's test that means of rows of unequal variance are the same.
+def welch(means: Numbers, variances: Numbers, counts: Sequence[int]) -> tuple[float, float]:
+    r"""Return F and p-value of Welch's test that means of unequal variance agree.
 
     $$F = \frac{A}{1 + 2 (m - 2) L / (m^2 - 1)}, \qquad
       A = \frac{\sum_i W_i (\bar z_i - \bar z_W)^2}{m - 1}, \qquad
       L = \sum_i \frac{(1 - W_i / W)^2}{n_i - 1}$$
 
     with $W_i = n_i / s_i^2$, against $F$ with $m - 1$ and $(m^2 - 1) / (3 L)$ degrees of
-    freedom.  Allows for variances estimated from few rows, not for skewed ones.
+    freedom.  Allows for variances estimated from few rows, not for skewed rows.
 
     Args:
         means: Mean of the rows of each log.
         variances: Variance of one row of each log.
-        counts: Number of rows of each log, two at least.
+        counts: Number of rows of each log, at least two.
 
     References:
         Welch (Biometrika, 1951).
 
     Examples:
-        >>> test = welch([1.0, 1.5, 0.8], [1.0, 2.0, 1.5], [100, 50, 60])
-        >>> round(test.statistic, 6), round(test.freedom_within, 4), round(test.p_value, 7)
-        (3.838697, 102.6138, 0.0246771)
+        >>> statistic, p_value = welch([1.0, 1.5, 0.8], [1.0, 2.0, 1.5], [100, 50, 60])
+        >>> round(statistic, 6), round(p_value, 7)
+        (3.838697, 0.0246771)
     """
     from scipy.special import fdtrc
 
     rows = np.asarray(counts, dtype=np.float64)
     if len(rows) != len(means) or not (rows >= 2).all():
-        raise UsageError("Welch's test needs two rows at least of each log")
+        raise UsageError("Welch's test requires at least two rows of each log")
     estimates, precisions = _checked(means, np.asarray(variances) / rows)
     groups = len(estimates)
     part = precisions / precisions.sum()
@@ -303,38 +273,18 @@ def welch(means: Numbers, variances: Numbers, counts: Sequence[int]) -> Homogene
     lack = float(((1 - part) ** 2 / (rows - 1)).sum())
     statistic = between / (1 + 2 * (groups - 2) * lack / (groups**2 - 1))
     within = (groups**2 - 1) / (3 * lack) if lack > 0 else math.inf
-    p_value = float(fdtrc(groups - 1, min(within, 1e12), statistic))
-    unexplained = _unexplained(statistic * (groups - 1), groups - 1)
-    return Homogeneity(statistic, groups - 1, within, p_value, unexplained)
+    return statistic, float(fdtrc(groups - 1, min(within, 1e12), statistic))
 
 
-@dataclass(frozen=True)
-class RandomEffects:
-    """The mean of values that differ between logs.
-
-    Attributes:
-        value: Estimated mean of the values of all logs that could have been.
-        variance: Variance of `value`.
-        between: Estimated variance of the values between logs.
-        interval: Confidence interval of that mean.
-    """
-
-    value: float
-    variance: float
-    between: float
-    interval: Interval
-
-
-def random_effects(values: Numbers, variances: Numbers, level: float) -> RandomEffects:
-    r"""Mean over logs whose values differ, each a draw from a wider population.
+def random_effects(values: Numbers, variances: Numbers, level: float) -> Interval:
+    r"""Return the interval of the mean over logs whose values differ at random.
 
     $$\tau^2 = \max\Big(0, \frac{Q - (m - 1)}{\sum_i W_i - \sum_i W_i^2 / \sum_i W_i}\Big),
       \qquad W_i^* = 1 / (V_i + \tau^2)$$
 
-    The value is the mean in shares of $W_i^*$, its variance $1/\sum_i W_i^*$, and the
-    interval is Student's with $m - 1$ degrees of freedom, since $\tau^2$ is known from
-    $m$ values only: from two logs it is very wide, as it should be.  The logs must be
-    independent; the value is that of a typical period, not of any one.
+    The centre is the mean with shares $W_i^*$, its variance $1/\sum_i W_i^*$, and the
+    interval is Student's with $m - 1$ degrees of freedom, since $\tau^2$ is estimated from
+    $m$ values; with two logs it is very wide.  The logs must be independent.
 
     Args:
         values: Estimate of each log.
@@ -345,40 +295,32 @@ def random_effects(values: Numbers, variances: Numbers, level: float) -> RandomE
         DerSimonian & Laird (1986); Follmann & Proschan (Biometrics, 1999) for Student's.
 
     Examples:
-        >>> test = random_effects([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225], 0.95)
-        >>> round(test.value, 6), round(test.between, 6), round(test.interval.lower, 4)
-        (1.07153, 0.062586, 0.3471)
+        >>> interval = random_effects([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225], 0.95)
+        >>> round(interval.lower, 4), round(interval.upper, 4)
+        (0.3471, 1.7959)
     """
-    from scipy.special import stdtrit
-
     estimates, precisions = _checked(values, variances)
-    spare = cochran(values, variances).statistic - (len(estimates) - 1)
+    freedom = len(estimates) - 1
     part = precisions / precisions.sum()  # squares of precisions may overflow
     scale = precisions.sum() * (1 - float((part**2).sum()))
-    # one log may outweigh the rest by more digits than there are: then nothing is between
-    between = max(0.0, spare / float(scale)) if scale > 0 else 0.0
+    # scale is 0 if the precision of one log exceeds the others' by more than rounding
+    excess = cochran(values, variances)[0] - freedom
+    between = max(0.0, excess / float(scale)) if scale > 0 else 0.0
     mass = 1 / (1 / precisions + between)
     value, variance = float((mass * estimates).sum() / mass.sum()), 1 / float(mass.sum())
-    tail = 1 - (1 - check_level(level)) / 2
-    half = float(stdtrit(len(estimates) - 1, tail)) * math.sqrt(variance)
-    interval = Interval(value - half, value + half, level)
-    return RandomEffects(value, variance, between, interval)
+    return student(Estimate(value, variance, {}, freedom), check_level(level))
 
 
 def _checked(values: Numbers, variances: Numbers) -> tuple[FloatArray, FloatArray]:
-    """Estimates and precisions; refuses what no test of agreement can use."""
+    """Return estimates and precisions; reject fewer than two logs and unusable numbers."""
     estimates = np.asarray(values, dtype=np.float64)
     spread = np.asarray(variances, dtype=np.float64)
     if len(estimates) < 2 or len(estimates) != len(spread):
-        raise UsageError("agreement takes two logs at least, and one variance for each")
-    bad = int((~(np.isfinite(estimates) & (spread > 0) & (spread < math.inf))).sum())
-    if bad:
+        raise UsageError("a test of agreement requires at least two logs, each with a variance")
+    unusable = int((~(np.isfinite(estimates) & (spread > 0) & (spread < math.inf))).sum())
+    if unusable:
         raise UsageError(
-            f"{bad:,} of {len(estimates):,} logs have no finite value with a variance above "
-            "0; leave them out of the test"
+            "a test of agreement requires finite values with positive, finite variances; "
+            f"{unusable:,} of {len(estimates):,} logs have none and must be left out"
         )
     return estimates, 1 / spread
-
-
-def _unexplained(statistic: float, freedom: int) -> float:
-    return max(0.0, (statistic - freedom) / statistic) if statistic > 0 else 0.0

@@ -1,13 +1,12 @@
-"""Alarms: what the diagnostics mean, in sentences.
+"""Findings: the diagnostics in sentences.
 
-An alarm says that an answer must not be relied upon, a warning that it is weaker than
-it looks, a note explains.  What only concerns one logger's own weights is a note: the
-default estimator does not rest on them.
+An alarm marks an answer as unreliable, a warning as weaker than it looks; a note explains.
+Findings about one logger's own weights are notes, because the default estimator does not
+use these weights.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.agreement import ENOUGH
@@ -20,16 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poolwise.diagnosis.overlap import Diagnosis, Overlap
+    from poolwise.diagnosis.tails import TailIndex
     from poolwise.moments.moments import MomentsByLogger
 
-ALARMING = 1e-4  # p-value that no good log has: a wrong column is far beyond it
-DRIFTED, NOTABLE = 1e-3, 1e-2  # p-values of a drift that forbids pooling, or is worth a note
+ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones
+DRIFTED, NOTABLE = 1e-3, 1e-2  # p-values of a drift that is an alarm, or a note
 HAUSMAN = 3.0  # standard errors between two estimates of one value
-DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and how many mean ones it is
-ENDLESS = 1.0  # tail index from which not even the mean settles
-RARE = 20  # rewarded rows below which Student's interval covers too little
-FEW = 30  # effective rows below which no normal interval can be trusted
-UNEVEN = 100  # the same where weights are uneven: coverage falls (benchmarks/coverage.py)
+DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and its ratio to the mean
+ENDLESS = 1.0  # tail index from which the mean is infinite
+RARE = 20  # effective rewarded rows below which Student's interval undercovers
+FEW = 30  # effective sample size below which normal intervals are unreliable
+UNEVEN = 100  # the same for uneven weights (benchmarks/coverage.py)
 WORSE = 1.1  # ratio of standard errors that is worth a note
 
 
@@ -39,20 +39,18 @@ def judge(
     diagnosis: Diagnosis,
     rows: Mapping[str, int],
 ) -> list[Finding]:
-    """Everything that is worth saying about one target."""
+    """Return the findings about one target."""
     crossed = mixture is not None
-    found = [*_agreement(diagnosis, crossed=crossed)]
+    findings = [*_agreement(diagnosis, crossed=crossed)]
     if mixture is None:
-        found += _unpooled(loggers, rows)
+        findings += _unpooled(loggers, rows)
     else:
-        found += [
+        findings += [
             *_probabilities(loggers, mixture, diagnosis, rows),
             *_pooled(mixture, sum(rows.values())),
         ]
-    found += _by_logger(loggers, rows, crossed=crossed)
-    if diagnosis.without:
-        found += _helpful(diagnosis)
-    return found
+    findings += _by_logger(loggers, rows, crossed=crossed)
+    return [*findings, *_harmful(diagnosis)]
 
 
 def _probabilities(
@@ -61,34 +59,38 @@ def _probabilities(
     diagnosis: Diagnosis,
     rows: Mapping[str, int],
 ) -> Iterator[Finding]:
-    """Means that are known, and are not met."""
+    """Yield alarms about means that should be 1."""
     if mixture.mean_weight_p < ALARMING and sum(rows.values()) >= ENOUGH:
         yield _uncovered(mixture) if mixture.mean_weight < 1 else _too_heavy(mixture)
     columns = diagnosis.columns
-    off = [i for i, c in columns.items() if c.p_value * len(columns) < ALARMING]
-    if off:
-        means = ", ".join(f"{i!r} {short(columns[i].value)}" for i in off)
-        yield _wrong(
-            f"Logger over mixture should average 1 over all rows, and averages {means}."
-        )
-        return
+    off = {i: c.value for i, c in columns.items() if c.p_value * len(columns) < ALARMING}
     own = diagnosis.checks.get("own-columns")
-    if own is not None and own.p_value < ALARMING:
+    above = _mean_weights(loggers, rows, above=True)
+    if off:
+        yield _wrong(f"Logger over mixture averages {_numbers(off)} over all rows, not 1.")
+    elif own is not None and own.p_value < ALARMING:
         yield _wrong(
-            "A logger plays the actions in its own rows *less* than the others do: columns "
-            "may be swapped."
+            "A logger plays the actions in its own rows *less* often than the others do: "
+            "columns may be swapped."
         )
-        return
-    above = [i for i in _beyond(loggers, rows) if loggers[i].mean_weight > 1]
-    if above:
-        means = ", ".join(f"{i!r} {short(loggers[i].mean_weight)}" for i in above)
-        yield _wrong(f"Weights against one logger should average 1, and average more: {means}.")
+    elif above:
+        yield _wrong(f"Weights against one logger average more than 1: {_numbers(above)}.")
 
 
-def _beyond(loggers: Mapping[str, Overlap], rows: Mapping[str, int]) -> list[str]:
-    """Loggers whose own mean weight is clearly not 1."""
+def _mean_weights(
+    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, above: bool
+) -> dict[str, float]:
+    """Return the mean weights that are significantly above 1, or below."""
     level = ALARMING / len(loggers)
-    return [i for i, o in loggers.items() if o.mean_weight_p < level and rows[i] >= ENOUGH]
+    return {
+        i: o.mean_weight
+        for i, o in loggers.items()
+        if o.mean_weight_p < level and rows[i] >= ENOUGH and (o.mean_weight > 1) is above
+    }
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{i!r} {short(value)}" for i, value in values.items())
 
 
 def _uncovered(mixture: Overlap) -> Finding:
@@ -96,7 +98,7 @@ def _uncovered(mixture: Overlap) -> Finding:
         "target-uncovered",
         f"The balanced weights average {mixture.mean_weight:.3f} instead of 1: the target "
         f"plays actions that no logger plays, {percent(1 - mixture.mean_weight)} of the time, "
-        "or some probability is wrong.",
+        "or probabilities are wrong.",
         "Log such actions before relying on any estimate, unless they are known to earn 0.",
         "alarm",
     )
@@ -106,17 +108,17 @@ def _too_heavy(mixture: Overlap) -> Finding:
     return Finding(
         "weights-off",
         f"The balanced weights average {mixture.mean_weight:.3f} instead of 1 "
-        f"(z = {short(mixture.mean_weight_z)}), which no choice of actions can explain.",
+        f"(z = {short(mixture.mean_weight_z)}), so probabilities are wrong.",
         "Check that the target's and the loggers' columns hold the probability of the *logged* "
         "action, as a fraction.",
         "alarm",
     )
 
 
-def _wrong(what: str) -> Finding:
+def _wrong(symptom: str) -> Finding:
     return Finding(
         "propensities-off",
-        f"{what} Some probability is not that of the logger it is given for.",
+        f"{symptom} At least one column of probabilities does not belong to its logger.",
         "Check that each column of `propensities` holds the probability of the *logged* action "
         "under the logger that it names, as a fraction.",
         "alarm",
@@ -124,29 +126,28 @@ def _wrong(what: str) -> Finding:
 
 
 def _pooled(mixture: Overlap, rows: int) -> Iterator[Finding]:
-    """What the balanced weights, which the default rests on, can bear."""
+    """Yield findings about the balanced weights, which the default estimator uses."""
     uneven = 2 * mixture.effective_rows < rows
     if mixture.effective_rows < (UNEVEN if uneven else FEW):
         yield _few(mixture.effective_rows)
     if mixture.effective_rows >= FEW and mixture.largest_share > DOMINANT:
-        yield _dominant(
-            f"One row carries {percent(mixture.largest_share)} of all balanced weight.",
-            "warning",
+        yield Finding(
+            "dominant-row",
+            f"One row has {percent(mixture.largest_share)} of the sum of balanced weights.",
+            "A few rows dominate the estimate: compare with clipped weights, or collect more.",
         )
     if mixture.tail is None:
         yield TAIL_UNKNOWN
     elif mixture.tail.heavy:
-        worst = mixture.tail.value >= ENDLESS or mixture.largest_share > DOMINANT
-        yield _heavy("The balanced weights", mixture, "alarm" if worst else "warning")
+        alarming = mixture.tail.value >= ENDLESS or mixture.largest_share > DOMINANT
+        yield _heavy(mixture.tail, "alarm" if alarming else "warning")
 
 
 def _unpooled(loggers: Mapping[str, Overlap], rows: Mapping[str, int]) -> Iterator[Finding]:
-    """Where only own propensities are known, own weights are what everything rests on."""
-    off = _beyond(loggers, rows)
-    above = [i for i in off if loggers[i].mean_weight > 1]
+    """Yield findings about own weights, which all estimators use without propensities."""
+    above = _mean_weights(loggers, rows, above=True)
     if above:
-        means = ", ".join(f"{i!r} {short(loggers[i].mean_weight)}" for i in above)
-        yield _wrong(f"Weights should average 1, and average more: {means}.")
+        yield _wrong(f"Weights average more than 1: {_numbers(above)}.")
     few = {i: o for i, o in loggers.items() if o.effective_rows < FEW}
     if few:
         yield _few(sum(o.effective_rows for o in few.values()), few)
@@ -156,28 +157,18 @@ def _few(effective: float, loggers: Sequence[str] | Mapping[str, object] = ()) -
     whose = f" against {_names(loggers)}" if loggers else ""
     return Finding(
         "few-effective-rows",
-        f"The weights{whose} are worth {effective:.1f} rows only; an interval from so few is "
-        "optimistic.",
+        f"The effective sample size{whose} is only {effective:.1f} rows, so the interval is "
+        "probably too narrow.",
         "Collect more rows from loggers that are closer to the target.",
     )
 
 
-def _dominant(what: str, severity: Severity) -> Finding:
-    return Finding(
-        "dominant-row",
-        what,
-        "The estimate hangs on single rows: compare with clipped weights, or collect more.",
-        severity,
-    )
-
-
-def _heavy(what: str, overlap: Overlap, severity: Severity) -> Finding:
-    tail = overlap.tail
-    numbers = f" (tail index {tail.value:.2f}, above {tail.threshold:.2f})" if tail else ""
+def _heavy(tail: TailIndex, severity: Severity) -> Finding:
     return Finding(
         "heavy-weights",
-        f"{what} have a tail so heavy{numbers} that the largest were probably not yet seen: "
-        "estimates tend to be too low and intervals too short.",
+        f"The balanced weights have a heavy tail (tail index {tail.value:.2f}, above "
+        f"{tail.threshold:.2f}), so the largest weights were probably not observed: estimates "
+        "tend to be too low and intervals too narrow.",
         "Clip or shrink the weights, or log some traffic with a policy close to the target.",
         severity,
     )
@@ -186,7 +177,7 @@ def _heavy(what: str, overlap: Overlap, severity: Severity) -> Finding:
 TAIL_UNKNOWN = Finding(
     "tail-unknown",
     "This engine does not return the largest weights, so the tail index is unknown.",
-    "Evaluate a sample of the rows with the default engine to see it.",
+    "Evaluate a sample of the rows with the default engine to compute it.",
     "note",
 )
 
@@ -194,26 +185,27 @@ TAIL_UNKNOWN = Finding(
 def _by_logger(
     loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, crossed: bool
 ) -> Iterator[Finding]:
-    """What concerns single loggers; pooling mends it where the others cover the target."""
-    beside = "naive and weighted" if crossed else "every estimate"
-    low = [i for i in _beyond(loggers, rows) if loggers[i].mean_weight < 1]
+    """Yield findings about single loggers, notes if the logs can be pooled."""
+    affected = "naive and weighted" if crossed else "every estimate"
+    advice = "Rely on estimators that pool the loggers." if crossed else PROPENSITIES
+    severity: Severity = "note" if crossed else "warning"
+    low = _mean_weights(loggers, rows, above=False)
     if low:
-        means = ", ".join(f"{i!r} {short(loggers[i].mean_weight)}" for i in low)
         yield Finding(
             "thin-overlap",
-            f"Weights against single loggers average less than 1: {means}. Such a log has "
-            f"seen too little of what the target plays, and {beside} will be low by as much.",
-            "Rely on estimators that pool the loggers." if crossed else PROPENSITIES,
-            "note" if crossed else "warning",
+            f"Weights against single loggers average less than 1: {_numbers(low)}. Such a log "
+            f"covers too little of the target, which biases {affected} down by as much.",
+            advice,
+            severity,
         )
     missing = {i: o.unsupported for i, o in loggers.items() if o.unsupported > 0}
     if missing:
         parts = ", ".join(f"{i!r} {percent(m)}" for i, m in missing.items())
         yield Finding(
             "logger-unsupported",
-            f"The target plays what a logger never plays this often: {parts}. Naive counts "
-            "such actions as unrewarded in these logs.",
-            "Rely on estimators that need only the loggers together to cover the target.",
+            f"The target plays actions that a logger never plays this often: {parts}. Naive "
+            "counts such actions as unrewarded in these logs.",
+            "Rely on estimators that only require the loggers together to cover the target.",
             "note",
         )
     heavy = [i for i, o in loggers.items() if o.tail is not None and o.tail.heavy]
@@ -225,10 +217,10 @@ def _by_logger(
     if heavy or top:
         yield Finding(
             "heavy-logger",
-            "Single rows dominate the weights against "
-            f"{_names(dict.fromkeys([*heavy, *top]))}: {beside} may be far off.",
-            "Rely on estimators that pool the loggers." if crossed else PROPENSITIES,
-            "note" if crossed else "warning",
+            f"A few rows dominate the weights against {_names(dict.fromkeys([*heavy, *top]))}: "
+            f"{affected} may be far off.",
+            advice,
+            severity,
         )
 
 
@@ -236,7 +228,7 @@ PROPENSITIES = "Give `propensities` under every logger, so that the logs can be 
 
 
 def _agreement(diagnosis: Diagnosis, *, crossed: bool) -> Iterator[Finding]:
-    """Whether the logs tell of one world."""
+    """Yield findings about logs or estimators that disagree."""
     drift = diagnosis.checks.get("drift")
     if drift is not None and drift.p_value < NOTABLE:
         yield _drift(diagnosis, drift.p_value)
@@ -244,20 +236,20 @@ def _agreement(diagnosis: Diagnosis, *, crossed: bool) -> Iterator[Finding]:
     if not crossed and target is not None and target.p_value < DRIFTED:
         yield Finding(
             "loggers-disagree",
-            "The loggers' own estimates of the target differ by more than their errors "
+            "The loggers' own estimates of the target differ significantly "
             f"(Welch's p {p_text(target.p_value)}): drift between the logs, wrong "
             "propensities, or logs that missed their rare large weights.",
-            "Look at the estimates by logger before pooling them.",
+            "Check the estimates by logger before pooling them.",
         )
     gap = diagnosis.checks.get("hausman")
     if gap is not None and abs(gap.statistic) > HAUSMAN:
         yield Finding(
             "hausman",
-            "Calibrated and reward-free weighted estimate the same value, but lie "
-            f"{abs(gap.statistic):.1f} standard errors apart: a logger was trained on these "
-            "logs, some probability is wrong, or the logs drifted.",
-            "Say so in `trained_on` (--trained-on) if a logger was trained on a log of these; "
-            "else check the probabilities.",
+            "Calibrated and reward-free weighted estimate the same value, but differ by "
+            f"{abs(gap.statistic):.1f} standard errors: a logger was trained on these logs, "
+            "probabilities are wrong, or the logs drifted.",
+            "Give `trained_on` (--trained-on) if a logger was trained on one of these logs; "
+            "otherwise check the probabilities.",
             "alarm",
         )
 
@@ -267,27 +259,26 @@ def _drift(diagnosis: Diagnosis, p_value: float) -> Finding:
     typical, period = diagnosis.typical, ""
     if typical is not None:
         bounds = f"[{typical.lower:.3g}, {typical.upper:.3g}]"
-        period = f" The mean over periods like these lies in {bounds}."
+        period = f" If the logs are periods, the mean over such periods lies in {bounds}."
     return Finding(
         "drift",
-        "What all loggers play earned unlike rewards in their logs "
-        f"(p {p_text(p_value)}): contexts or rewards changed between them. A pooled estimate "
-        f"is then of their mixture. Estimates by logger: {parts}.{period}",
+        "Actions that all loggers play earned significantly different rewards in different "
+        f"logs (p {p_text(p_value)}): contexts or rewards changed between the logs. A pooled "
+        f"estimate is then an average over them. Estimates by logger: {parts}.{period}",
         "Report the logs separately, or as periods.",
         "alarm" if p_value < DRIFTED else "note",
     )
 
 
-def _helpful(diagnosis: Diagnosis) -> Iterator[Finding]:
-    """Logs that the balanced estimator would do better without."""
-    whole = diagnosis.with_all["balanced"]
-    without = {i: errors["balanced"] for i, errors in diagnosis.without.items()}
-    worse = [i for i, error in without.items() if error * WORSE < whole]
+def _harmful(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Yield a note about logs that raise the standard error of balanced."""
+    errors = {i: errors["balanced"] for i, errors in diagnosis.without.items()}
+    worse = [i for i, e in errors.items() if e * WORSE < diagnosis.with_all["balanced"]]
     if worse:
         yield Finding(
             "logger-hurts-balanced",
-            f"Balanced would be surer without {_names(worse)}; calibrated weighs such a log "
-            "down by itself.",
+            f"The standard error of balanced would be lower without {_names(worse)}; "
+            "calibrated gives such a log less weight by itself.",
             "Rely on calibrated, or leave the log out of balanced.",
             "note",
         )
@@ -298,25 +289,22 @@ def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
-    """Whether the estimate hangs on a handful of rows that were rewarded.
+    """Return a finding if the effective number of rewarded rows is small.
 
-    Weights say nothing of that: with three rewards in a million rows an interval by
-    Student's quantile covers 85% at 95%, however even the weights are.
+    It is independent of the weights: with three rewards in a million rows, Student's 95%
+    interval covers 85%, even if all weights are equal.
     """
     term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
     together = pooled(view.values())
     one_sign = together.min(REWARD) >= 0 or together.max(REWARD) <= 0
-    square = together.mean_square(term) if one_sign and together.has(term) else 0.0
-    if not 0 < square < math.inf:
-        return []
-    effective = together.count * together.mean(term) ** 2 / square
-    if effective >= RARE or 2 * effective > together.count:
+    effective = together.effective(term) if one_sign and together.has(term) else 0.0
+    if not 0 < effective < RARE or 2 * effective > together.count:
         return []
     return [
         Finding(
             "few-rewarded-rows",
-            f"The weighted rewards are worth {effective:.1f} rows only, few were rewarded: "
-            "an interval from so few is optimistic.",
+            f"The effective number of rewarded rows is only {effective:.1f}, so the interval "
+            "is probably too narrow.",
             "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`.",
         )
     ]
@@ -332,27 +320,25 @@ def no_cross_propensities(
     """Return one finding for all estimators that lack cross-propensities.
 
     Args:
-        refused: Estimators that cannot run without them.
+        refused: Estimators that require them.
         fallen: Estimators that fall back on naive without them.
         loggers: Loggers whose probabilities are missing.
     """
-    return (_finding(refused, fallen, loggers),) if refused else ()
-
-
-def _finding(refused: Sequence[str], fallen: Sequence[str], loggers: Sequence[str]) -> Finding:
-    lost = f"there is no {_listed(refused, 'or')}"
-    weak = f", and {_listed(fallen, 'and')} can do no better than naive" if fallen else ""
-    return Finding(
+    if not refused:
+        return ()
+    fallback = f", and {_listed(fallen, 'and')} can do no better than naive" if fallen else ""
+    finding = Finding(
         CODE,
-        "The probability of each row's action is known under the logger that wrote it, but "
-        f"not under the others: {lost}{weak}.",
-        f"Give `propensities` (--propensities) for {', '.join(map(repr, loggers))}: a column, "
-        "an expression or a policy for each.",
+        "The probability of each row's action is given under its own logger only: "
+        f"{_listed(refused, 'and')} cannot be computed{fallback}.",
+        f"Give `propensities` (--propensities) for {_names(loggers)}: a column, an expression "
+        "or a policy for each.",
     )
+    return (finding,)
 
 
 def _listed(names: Sequence[str], last: str) -> str:
-    """Names as a sentence has them.
+    """Join names for a sentence.
 
     >>> _listed(["a"], "or"), _listed(["a", "b", "c"], "or")
     ('a', 'a, b or c')

@@ -1,8 +1,7 @@
-"""Which logs help: how sure the answer would be without each of them.
+"""Leave one out: standard errors without each logger.
 
-Leaving a logger out changes the mixture, so that every weight changes with it: the rows
-are read again, once for each logger.  That is cheap for small logs and done by itself;
-for large ones it must be asked for.
+Leaving a logger out changes the mixture and so every weight: the rows are read again, once
+per logger.  Small logs do so by default, large ones on request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Errors = dict[str, float]
 
 
 def errors(split: Split) -> Errors:
-    """Standard errors of the estimators that pool; infinite where the target is uncovered."""
+    """Return the standard errors of `ESTIMATORS`; infinite if the target is uncovered."""
     view = split.whole
     if not any(m.max(WEIGHT) for m in view.values()) or uncovered(view):
         return dict.fromkeys(ESTIMATORS, math.inf)
@@ -36,27 +35,27 @@ def errors(split: Split) -> Errors:
 
 def _error(estimator: Estimator, split: Split) -> float:
     try:
-        several = len(split.buckets) > 1
-        found = jackknife(estimator, split) if several else estimator.estimate(split.whole)
+        if len(split.buckets) > 1:
+            return jackknife(estimator, split).std_error
+        return estimator.estimate(split.whole).std_error
     except RefusedError:
         return math.inf
-    return found.std_error
 
 
 def errors_without(
     rows: Rows, targets: Sequence[str], buckets: int
 ) -> dict[str, dict[str, Errors]]:
-    """Standard errors by target and by the logger that is left out.
+    """Return standard errors by target and left-out logger.
 
     Args:
-        rows: The rows of all loggers.
+        rows: Rows of all loggers.
         targets: Names of the targets.
-        buckets: Into how many the rows are split for a jackknife; 1 for none.
+        buckets: Number of buckets for the jackknife; 1 for none.
     """
     loggers = tuple(rows.counts)
-    found: dict[str, dict[str, Errors]] = {name: {} for name in targets}
+    by_target: dict[str, dict[str, Errors]] = {name: {} for name in targets}
     if len(loggers) < 2:
-        return found
+        return by_target
     for logger in loggers:
         others = tuple(i for i in loggers if i != logger)
         kinds = [e.needs(others, crossed=True) for e in ESTIMATORS.values()]
@@ -67,8 +66,8 @@ def errors_without(
             parts = [[rest.moments(unite(bound))]] * len(targets)
         else:
             parts = rest.bucketed(bound, buckets)
-        for name, mine in zip(targets, parts, strict=True):
+        for name, split in zip(targets, parts, strict=True):
             names = {t: t.bind(name) for t in needs.terms}
-            view = [{i: m.select(names) for i, m in part.items()} for part in mine]
-            found[name][logger] = errors(Split(view))
-    return found
+            view = [{i: m.select(names) for i, m in part.items()} for part in split]
+            by_target[name][logger] = errors(Split(view))
+    return by_target

@@ -1,4 +1,4 @@
-"""Overlap: how well the logs cover a target, in numbers."""
+"""Overlap: statistics of the weights, and of the agreement between logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.diagnosis.agreement import Check
-    from poolwise.diagnosis.tails import TailIndex
     from poolwise.intervals.student import Interval
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.linear import Deviation
@@ -43,12 +42,12 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows whose weights are alike.
+    """One bin of the histogram of weights.
 
     Attributes:
-        lower: Smallest weight that belongs here.
-        upper: Smallest weight that no longer does; 0 for the weights that are 0.
-        rows: How many rows have such a weight.
+        lower: Smallest weight in the bin.
+        upper: Smallest weight above the bin; 0 for the bin of zeros.
+        rows: Number of rows.
     """
 
     lower: float
@@ -58,20 +57,19 @@ class Bin:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How one set of weights covers the target.
+    """Statistics of one set of weights.
 
     Attributes:
         divergence: Variance of one weighted reward; infinite without support.
-        effective_rows: Rows of equal weight that would be worth as much.
-        mean_weight: Should be 1; below it, part of the target was not logged.
-        largest_weight: Largest single weight.
+        effective_rows: Effective sample size.
+        mean_weight: Mean weight, 1 in expectation; lower if part of the target was not logged.
+        largest_weight: Largest weight.
         mean_weight_z: Distance of the mean weight from 1, in standard errors.
-        mean_weight_p: Chance of a larger distance if nothing is wrong.
-        largest_share: Part of the sum of all weights that the largest one makes up.
-        unsupported: How often the target plays what was never logged.
-        tail: How heavy the tail of the weights is; absent where the engine cannot tell.
-        histogram: Rows by size of their weight, without empty bins; none where the engine
-            does not count them.
+        mean_weight_p: Probability of a larger distance if the probabilities are right.
+        largest_share: Share of the largest weight in the sum of all weights.
+        unsupported: Probability with which the target plays actions that were never logged.
+        tail: Tail index of the weights, or None if the engine does not return tails.
+        histogram: Non-empty bins of the weights; empty if the engine does not count them.
     """
 
     divergence: float
@@ -86,27 +84,30 @@ class Overlap:
     histogram: tuple[Bin, ...] = ()
 
     def to_dict(self) -> Row:
-        """All numbers under flat names."""
-        shown = {k: v for k, v in vars(self).items() if k not in {"tail", "histogram"}}
-        shown["histogram"] = [vars(b) for b in self.histogram]
+        """Return all numbers under flat names."""
+        row = {k: v for k, v in vars(self).items() if k not in {"tail", "histogram"}}
+        row["histogram"] = [vars(b) for b in self.histogram]
         if self.tail is None:
-            return {**shown, "tail_index": None}
-        tail = self.tail
-        shown |= {"tail_index": tail.value, "tail_threshold": tail.threshold}
-        return {**shown, "tail_discrete": tail.discrete}
+            return {**row, "tail_index": None}
+        return {
+            **row,
+            "tail_index": self.tail.value,
+            "tail_threshold": self.tail.threshold,
+            "tail_discrete": self.tail.discrete,
+        }
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What one logger's rows say by themselves, and how its log compares with others.
+    """Estimate from one logger's rows alone, and its log relative to others.
 
     Attributes:
-        value: Its own IPS estimate of the target.
-        std_error: Standard error of that.
+        value: IPS estimate of the target from its own rows.
+        std_error: Standard error of `value`.
         relative_rows: r, its rows over those of the last logger.
-        relative_divergence: v, its divergence over that of the last logger; infinite
-            where either cannot play what the target plays.
-        best_share: Its share in the weighting of least variance.
+        relative_divergence: v, its divergence over that of the last logger; infinite if
+            either lacks support.
+        best_share: Share that minimises the variance of weighted.
     """
 
     value: float
@@ -118,17 +119,17 @@ class Alone:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether the logs agree with each other and with the probabilities given for them.
+    """Agreement of the logs with each other and with their probabilities.
 
     Attributes:
-        alone: What each logger's rows say by themselves.
-        gamma: Variance of weighted over that of naive; infinite where it is unknown.
-        columns: Mean of each logger's probability over the mixture's; should be 1.
+        alone: Estimate from each logger's rows alone.
+        gamma: Variance of weighted over that of naive; infinite if unknown.
+        columns: Mean of each logger over the mixture, 1 in expectation.
         checks: Tests of agreement, by name.
-        typical: Interval of the value of a typical period, if loggers are periods that
-            differ (random effects); absent where loggers cannot be compared.
-        with_all: Standard error of the estimators that pool, with all loggers.
-        without: The same without each logger; empty where it was not asked for.
+        typical: Random-effects interval of the value in a typical period, if logs are
+            periods; None if fewer than two logs are comparable.
+        with_all: Standard errors of the pooling estimators with all loggers.
+        without: The same without each logger; empty if not requested.
     """
 
     alone: Mapping[str, Alone] = field(default_factory=dict)
@@ -140,25 +141,25 @@ class Diagnosis:
     without: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def of_logger(self, logger: str) -> Row:
-        """What concerns one logger, under flat names."""
-        found: Row = dict(vars(self.alone[logger])) if logger in self.alone else {}
+        """Return the numbers of one logger under flat names."""
+        row: Row = dict(vars(self.alone[logger])) if logger in self.alone else {}
         if logger in self.columns:
-            found |= {f"column_{k}": v for k, v in vars(self.columns[logger]).items()}
+            row |= {f"column_{k}": v for k, v in vars(self.columns[logger]).items()}
         for estimator, std_error in self.without.get(logger, {}).items():
-            found[f"{estimator}_std_error_without"] = std_error
-        return found
+            row[f"{estimator}_std_error_without"] = std_error
+        return row
 
     def to_dict(self) -> Row:
-        """What concerns all loggers together."""
-        found: Row = {"gamma": self.gamma}
-        found["checks"] = [{"check": k, **vars(c)} for k, c in self.checks.items()]
+        """Return the numbers of all loggers together."""
+        row: Row = {"gamma": self.gamma}
+        row["checks"] = [{"check": k, **vars(c)} for k, c in self.checks.items()]
         if self.typical is not None:
-            found["typical"] = vars(self.typical)
-        return found
+            row["typical"] = vars(self.typical)
+        return row
 
 
 def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
-    """What the tables show, whoever estimates."""
+    """Return the moments that the diagnosis needs."""
     own = Needs(
         means=(REWARD,),
         groups=((WEIGHT,), (WEIGHTED_REWARD,)),
@@ -169,7 +170,7 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
     if not crossed:
         return own
     kinds = (second_moment, weight_moment, unsupported_weight)
-    # the last one follows from the others
+    # the last ratio follows from the others
     ratios = () if many(loggers) else tuple(map(ratio, loggers[:-1]))
     groups = (
         (BALANCED_REWARD, BALANCED_WEIGHT, *ratios, WEIGHTED_REWARD),
@@ -183,22 +184,29 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
 def own_overlap(
     view: MomentsByLogger, buckets: Buckets, *, crossed: bool
 ) -> dict[str, Overlap]:
-    """How each logger's own weights cover the target."""
-    known = pooled_divergences(view) if crossed else {}
+    """Return the statistics of each logger's own weights."""
+    divergence = _divergences(view, crossed=crossed)
     together = pooled(view.values())
-    found = {}
+    overlaps = {}
     for i, m in view.items():
         mean = deviation(Score({WEIGHT: 1.0}).of(i), view, buckets)
         missing = together.mean(unsupported_weight(i)) if crossed else 0.0
-        divergence = known[i] if crossed else m.var(WEIGHTED_REWARD)
-        found[i] = _overlap(m, WEIGHT, divergence, mean, missing)
-    return found
+        overlaps[i] = _overlap(m, WEIGHT, divergence[i], mean, missing)
+    return overlaps
+
+
+def _divergences(view: MomentsByLogger, *, crossed: bool) -> dict[str, float]:
+    """Return the divergences, pooled if there are cross-propensities."""
+    if crossed:
+        return pooled_divergences(view)
+    return {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
 
 
 def mixed_overlap(view: MomentsByLogger, buckets: Buckets) -> Overlap:
-    """How the balanced weights do; the divergence is the mean of those within loggers.
+    """Return the statistics of the balanced weights.
 
-    Rows cannot show what nobody logged; only a mean weight that is clearly below 1 can.
+    The divergence is the mean of those within loggers.  Actions that were never logged leave
+    no rows; they show only in a mean weight significantly below 1.
     """
     together = pooled(view.values())
     rows = sum(m.count * m.var(BALANCED_REWARD) for m in view.values() if m.count > 1)
@@ -213,7 +221,7 @@ def _overlap(
     total = moments.count * moments.mean(weight)
     return Overlap(
         divergence=divergence,
-        effective_rows=effective_rows(moments, weight),
+        effective_rows=moments.effective(weight),
         mean_weight=moments.mean(weight),
         largest_weight=moments.max(weight),
         mean_weight_z=mean.z,
@@ -226,59 +234,56 @@ def _overlap(
 
 
 def _histogram(moments: Moments, weight: Term) -> tuple[Bin, ...]:
-    """Rows by size of a weight, without empty bins."""
+    """Return the non-empty bins of a weight."""
     counts = moments.histograms.get(weight)
     if counts is None:
         return ()
-    found = edges().tolist()
-    lower = [0.0, 0.0, *found[2:]]  # zeros come first; the outermost bins have no end
-    upper = [0.0, *found[2:], math.inf]
+    inner = edges().tolist()[2:]
+    lower = [0.0, 0.0, *inner]  # zeros come first; the outermost bins are open
+    upper = [0.0, *inner, math.inf]
     return tuple(Bin(lower[k], upper[k], int(counts[k])) for k in counts.nonzero()[0])
 
 
-def effective_rows(moments: Moments, weight: Term) -> float:
-    r"""Rows of equal weight that would be worth as much, $(\sum w)^2 / \sum w^2$."""
-    square = moments.mean_square(weight)
-    return moments.count * moments.mean(weight) ** 2 / square if square > 0 else 0.0
-
-
 def _tail(moments: Moments, weight: Term) -> TailIndex | None:
-    """Tail index of a weight, from as many of its largest values as were kept."""
+    """Return the tail index of a weight, if the moments have its tail."""
     if weight not in moments.tails:
         return None
     largest = moments.tails[weight]
-    served = math.floor(((len(largest) - 1) / 3) ** 2)  # rows whose tail is just this long
-    complete = len(largest) == moments.count
-    return tail_index(largest, moments.count if complete else min(moments.count, served))
+    if len(largest) == moments.count:
+        return tail_index(largest, moments.count)
+    most_rows = math.floor(((len(largest) - 1) / 3) ** 2)  # for which this tail suffices
+    return tail_index(largest, min(moments.count, most_rows))
 
 
 def diagnose(
     view: MomentsByLogger, buckets: Buckets, level: float, *, crossed: bool
 ) -> Diagnosis:
-    """What each log says by itself, and whether the logs agree."""
+    """Return the estimates from each log alone, and the tests of agreement."""
     own = {i: Score({WEIGHTED_REWARD: 1.0}).of(i) for i in view}
     values = {
         i: (mean.value(view), mean.deviation_variance(view, buckets)[0])
         for i, mean in own.items()
     }
-    divergence = pooled_divergences(view) if crossed else {}
-    known = divergence or {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
-    alone = _alone(view, values, known)
+    divergence = _divergences(view, crossed=crossed)
     supported = agreement.comparable(view, values)
-    found = agreement.estimates(view, supported)
-    typical = agreement.typical(supported, level)
-    if not crossed:
-        return Diagnosis(alone, gamma(view, known), checks=found, typical=typical)
-    columns = agreement.column_means(view, buckets)
-    found = {
-        **agreement.mean_weight(view, buckets),
-        **agreement.columns(columns),
-        **agreement.own_columns(view, buckets),
-        **agreement.drift(view, buckets),
-        **found,
-        **agreement.hausman(view, buckets),
-    }
-    return Diagnosis(alone, gamma(view, known), columns, found, typical)
+    checks = agreement.estimates(view, supported)
+    columns = agreement.column_means(view, buckets) if crossed else {}
+    if crossed:
+        checks = {
+            **agreement.mean_weight(view, buckets),
+            **agreement.columns(columns),
+            **agreement.own_columns(view, buckets),
+            **agreement.drift(view, buckets),
+            **checks,
+            **agreement.hausman(view, buckets),
+        }
+    return Diagnosis(
+        alone=_alone(view, values, divergence),
+        gamma=gamma(view, divergence),
+        columns=columns,
+        checks=checks,
+        typical=agreement.typical(supported, level),
+    )
 
 
 def _alone(
@@ -303,7 +308,7 @@ def _alone(
 
 
 def gamma(view: MomentsByLogger, divergence: Mapping[str, float]) -> float:
-    r"""Variance of weighted over that of naive; infinite where a divergence is not usable.
+    r"""Return the variance of weighted over that of naive; infinite without divergences.
 
     $$\gamma = n^2 \Big/ \Big(\sum_i n_i \sigma_i^2 \sum_i n_i / \sigma_i^2\Big) \le 1$$
     """

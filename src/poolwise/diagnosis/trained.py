@@ -1,9 +1,9 @@
-"""Trained on these logs: when a logger has learned from rows that it now weighs.
+"""Loggers that were trained on logs of the same set.
 
-A policy that was trained on a log gives more mass to actions that were lucky there.  In
-the mixture's denominator this takes weight from the lucky rows, and every estimator that
-pools denominators is biased down; its error may still be the smallest, but its interval
-misses.  Own propensities, in shares that never saw a reward, stay honest.
+A policy trained on a log gives more probability to actions that had high rewards there by
+chance.  In the denominator of the mixture this lowers the weights of these rows, so every
+estimator that pools denominators is biased down and its interval undercovers.  Estimates
+from own propensities, with shares that do not depend on rewards, remain valid.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ Conflicts = dict[str, list[str]]
 
 
 def conflicts(trained_on: Mapping[str, Sequence[str]], loggers: Iterable[str]) -> Conflicts:
-    """Policies that were trained on logs of these loggers, and on which.
+    """Return the policies that were trained on logs of these loggers, with the logs.
 
     >>> conflicts({"v2": ["v1", "v0"], "v3": ["v0"]}, ["v1", "v2", "v3"])
     {'v2': ['v1']}
     """
     present = set(map(str, loggers))
-    found = {
+    logs_here = {
         str(name): [str(i) for i in logs if str(i) in present]
         for name, logs in trained_on.items()
     }
-    return {name: logs for name, logs in found.items() if logs}
+    return {name: logs for name, logs in logs_here.items() if logs}
 
 
-def check_names(trained_on: Mapping[str, Sequence[str]], known: Iterable[str]) -> None:
-    """Refuse a name that is neither a logger nor a target: it may be a slip."""
-    names = list(known)
+def check_names(trained_on: Mapping[str, Sequence[str]], policies: Iterable[str]) -> None:
+    """Reject names that are neither a logger nor a target."""
+    names = list(policies)
     for name in map(str, trained_on):
         if name not in names:
             hint = did_you_mean(name, names)
-            raise UsageError(f"`trained_on` names {name!r}, which is not a logger{hint}")
+            raise UsageError(f"`trained_on` must name loggers or targets, got {name!r}{hint}")
 
 
 def pools(estimator: Estimator, loggers: Sequence[str]) -> bool:
-    """Whether an estimator's weights have the mixture in the denominator."""
+    """Test if an estimator's weights have the mixture in the denominator."""
     if estimator == HONEST:
         return False
     needs = estimator.needs(loggers, crossed=True)
@@ -57,19 +57,19 @@ def on_own_log(trained: Conflicts, *, replaced: Sequence[str] | None = None) -> 
     """Return the finding that loggers were trained on logs of this set.
 
     Args:
-        trained: The logs that each of them was trained on.
-        replaced: Estimators whose intervals were replaced; None where intervals do not
-            allow for it at all.
+        trained: Logs that each logger was trained on.
+        replaced: Estimators whose intervals were replaced; None if the intervals do not
+            allow for the bias.
     """
     pairs = "; ".join(f"{i!r} on {', '.join(map(repr, logs))}" for i, logs in trained.items())
     if replaced is None:
-        effect = "The intervals here do not allow for it."
+        effect = "The intervals do not allow for this bias."
         advice = "Evaluate each target by itself, or leave those logs out."
     elif replaced:
         effect = f"The intervals of {', '.join(replaced)} are those of {HONEST.name}."
         advice = "Use the interval as the answer; for a narrower one, leave those logs out."
     else:
-        effect = "No single logger covers the target, so every interval here is affected."
+        effect = "No single logger covers the target, so every interval is affected."
         advice = "Leave those logs out."
     return Finding(
         "trained-on-own-log",
@@ -81,11 +81,11 @@ def on_own_log(trained: Conflicts, *, replaced: Sequence[str] | None = None) -> 
 
 
 def target_on_log(target: str, logs: Sequence[str]) -> Finding:
-    """What to know where the target itself was trained on these rows."""
+    """Return the finding that the target was trained on these rows."""
     return Finding(
         "target-trained-on-log",
-        f"{target!r} was trained on rows of {', '.join(map(repr, logs))}: what it learned "
-        "of their luck looks like merit here, and the estimates are too high.",
-        "Evaluate it on rows that it has not seen.",
+        f"{target!r} was trained on rows of {', '.join(map(repr, logs))} and overfits their "
+        "rewards, so the estimates are too high.",
+        "Evaluate it on rows that were not used for training.",
         "alarm",
     )

@@ -1,4 +1,4 @@
-"""Estimators, by the names that tables and the command line use."""
+"""Estimators by name, as tables and the command line show them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_NAME: Mapping[str, type[Estimator]] = {
     "weighted": Weighted,
     "self-normalised": SelfNormalised,
 }
-# with a reward model the default uses it too
+# with a reward model, the default has a column for it
 WITH_MODEL: Mapping[str, Callable[[], Estimator]] = {
     **BY_NAME,
     "calibrated": partial(Calibrated, columns=("loggers", "target", "dr")),

@@ -1,8 +1,8 @@
-"""Cross-fitted slopes: the last bias of calibrated, taken out.
+"""Cross-fitting: calibrated without the bias of its slopes.
 
-Slopes that were fitted to the same rows they correct leave a bias of the order of
-columns over rows.  Fitted to the other folds, they are numbers given beforehand as far
-as a fold is concerned, and the estimate is exactly unbiased.
+Slopes that are fitted to the rows that they correct bias the estimate by the order of
+columns over rows.  Slopes from the other folds are independent of a fold's rows, and the
+estimate is exactly unbiased.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, least_squares
+from poolwise.moments.buckets import pooled_buckets
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.linear import Linear, Score, by_count
-from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import BALANCED_REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.errors import Finding
+    from poolwise.moments.moments import MomentsByLogger
     from poolwise.moments.terms import Needs
 
 
 @dataclass(frozen=True)
 class CrossFitted:
-    """Calibrated, each fold corrected with slopes from the others.
+    """Calibrated, with each fold corrected by slopes from the other folds.
 
     Attributes:
-        inner: Which columns to use.
-        folds: Into how many parts the rows are split.
+        inner: Estimator with the columns to use.
+        folds: Number of parts into which the rows are split.
     """
 
     inner: Calibrated = field(default_factory=Calibrated)
@@ -38,7 +39,7 @@ class CrossFitted:
 
     def __post_init__(self) -> None:
         if self.folds < 2:
-            raise UsageError(f"cross-fitting needs two folds at least, not {self.folds}")
+            raise UsageError(f"folds must be at least 2, got {self.folds}")
 
     @property
     def name(self) -> str:
@@ -47,37 +48,35 @@ class CrossFitted:
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         if not crossed:
             raise RefusedError(
-                "cross-fitted-refused", "cross-fitted needs `propensities` under every logger"
+                "cross-fitted-refused",
+                "cross-fitted requires `propensities` under every logger",
             )
         return self.inner.needs(loggers, crossed=crossed)
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
-        """What it tends to in large logs, where the folds no longer matter."""
+        """Return the estimate without folds, the limit in large logs."""
         return self.inner.estimate(moments)
 
     def estimate_folds(self, buckets: Sequence[MomentsByLogger]) -> Estimate:
-        """The estimate from rows that were split into buckets."""
-        whole = _merged(buckets)
-        folds = [_merged(buckets[k :: self.folds]) for k in range(self.folds)]
-        short = [i for i in whole if any(i not in fold for fold in folds)]
-        if short:
-            found = ", ".join(f"{i!r} ({whole[i].count:,} rows)" for i in short)
+        """Return the estimate from the moments per bucket."""
+        whole = pooled_buckets(buckets)
+        folds = [pooled_buckets(buckets[k :: self.folds]) for k in range(self.folds)]
+        absent = [i for i in whole if any(i not in fold for fold in folds)]
+        if absent:
+            counts = ", ".join(f"{i!r} ({whole[i].count:,} rows)" for i in absent)
             raise RefusedError(
-                "too-few-for-folds", f"{found} has no rows in some of the {self.folds} folds"
+                "too-few-for-folds",
+                f"every logger must have rows in each of the {self.folds} folds, but these do "
+                f"not: {counts}. Use fewer folds, or leave them out.",
             )
-        columns, within, findings = self.inner.controls(whole)  # the mixture is of all rows
+        columns, within, findings = self.inner.controls(whole)  # with the mixture of all rows
         outcome = Score({BALANCED_REWARD: 1.0})
         scores = []
         for k in range(self.folds):
-            others = _merged([fold for j, fold in enumerate(folds) if j != k])
+            others = pooled_buckets([fold for j, fold in enumerate(folds) if j != k])
             slopes, _ = least_squares(others, outcome, columns, within=within)
             scores.append(outcome.less(slopes, columns))
         return _combined(whole, folds, scores, findings)
-
-
-def _merged(buckets: Sequence[MomentsByLogger]) -> MomentsByLogger:
-    loggers = dict.fromkeys(i for bucket in buckets for i in bucket)
-    return {i: pooled(b[i] for b in buckets if i in b) for i in loggers}
 
 
 def _combined(
@@ -86,9 +85,9 @@ def _combined(
     scores: Sequence[Score],
     findings: tuple[Finding, ...],
 ) -> Estimate:
-    """Return the folds in proportion to their rows, loggers in proportion to all of theirs.
+    """Combine folds in proportion to their rows, and loggers to their rows in all folds.
 
-    Differences from other estimates use the mean score of the folds.
+    `linear` has the mean score of the folds.
     """
     share, rows = by_count(whole), sum(m.count for m in whole.values())
     value, variance, mean = 0.0, 0.0, Score({})

@@ -1,8 +1,8 @@
-"""Given mixture: estimators whose balanced weights rest on a mixture column.
+"""Given mixture: estimators whose balanced weights use a mixture column.
 
-Where some cross-propensities are missing, the mixture is a column of the log, or a column
-that a classifier of the loggers fills.  An estimator then runs as if every logger scored
-every row, and its name and findings say where the mixture came from.
+If cross-propensities are missing, the mixture is a column of the log or the prediction of
+a classifier of the loggers.  An estimator then runs as if every logger scored every row; an
+estimated mixture adds a suffix to its name and a finding.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GivenMixture:
-    """An estimator whose balanced weights rest on a column of the log.
+    """An estimator whose mixture is a column of the log.
 
     Attributes:
-        estimator: Estimator that uses them.
+        estimator: Estimator with balanced weights.
     """
 
     estimator: Estimator
@@ -47,7 +47,7 @@ class GivenMixture:
 
 
 class EstimatedMixture(GivenMixture):
-    """The same on an estimated column, which its name and a finding say."""
+    """An estimator whose mixture is estimated."""
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ def with_mixture(estimator: Estimator, log: Log) -> Estimator:
 
 ESTIMATED = Finding(
     "estimated-mixture",
-    "The probability of each row under the mixture of the loggers was estimated, by a "
-    "classifier of which logger wrote the row: estimates marked so rest on it, and their "
-    "intervals do not know its errors.",
+    "The probability of each row under the mixture of the loggers was estimated by a "
+    "classifier that predicts the logger of the row. The intervals of estimates marked "
+    "'estimated' do not include the classifier's errors.",
     "Log the probability of every action under every logger.",
 )

@@ -1,9 +1,8 @@
 """Estimators that use a reward model: the direct method and doubly robust ones.
 
-A model says what every action would have earned; rows say how wrong it is.  The
-direct method believes the model.  A doubly robust estimate adds the weighted
-residuals of the rows, which makes it unbiased whatever the model says, and as
-precise as any estimator can be if the model is right.
+The direct method averages the model's predictions.  A doubly robust estimate adds the
+weighted residuals of the rows, which makes it unbiased for every model, and efficient if
+the model is right.
 
 Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021); METHODS B8, B10.
 """
@@ -25,7 +24,7 @@ from poolwise.estimators.ips import (
 )
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.moments.estimate import Estimate, estimated, stratified
-from poolwise.moments.linear import Score, by_count, row_variances
+from poolwise.moments.linear import Score
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
@@ -47,12 +46,12 @@ BALANCED_SCORE = (PREDICTED_VALUE, BALANCED_RESIDUAL)
 
 @dataclass(frozen=True)
 class DirectMethod:
-    r"""What the reward model says the target earns, averaged over all contexts.
+    r"""The predicted reward of the target, averaged over all contexts.
 
     $$\hat U = \frac1n \sum_{rows} \sum_y \bar\pi(y|x) \hat q(x, y)$$
 
-    It has little variance, and a bias that no row can show: use it to see what the model
-    believes, not to decide.
+    It has little variance, but a bias that the rows do not reveal: use it to inspect the
+    model, not to decide.
     """
 
     @property
@@ -64,8 +63,7 @@ class DirectMethod:
         return Needs(groups=((PREDICTED_VALUE,),))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
-        found = stratified(moments, PREDICTED_VALUE, by_count(moments))
-        return replace(found, findings=(MODEL_ONLY,))
+        return replace(stratified(moments, PREDICTED_VALUE), findings=(MODEL_ONLY,))
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,14 @@ class DoublyRobust:
     $$\hat U = \frac1n \sum_{rows} \Big( \sum_y \bar\pi(y|x) \hat q(x, y)
       + w (\delta - \hat q(x, y)) \Big)$$
 
-    Unbiased for every model that did not see the row it predicts, if the loggers together
-    can play all that the target plays, rewarded or not.  "balanced" takes the weight against
-    the mixture and is the efficient choice; "naive" takes it against the row's own logger, and
-    "weighted" also combines the logs in the shares of least variance.
+    Unbiased for every model that was not trained on the row it predicts, if the loggers
+    together can play all actions of the target, rewarded or not.  "balanced" divides by the
+    mixture and is efficient; "naive" divides by the row's own logger; "weighted" also
+    combines the logs with the shares that minimise the variance.
 
     Attributes:
-        weights: Which weight the residuals get.
-        shrink: Hold balanced weights back: less variance, some bias (SWITCH, DRos).
+        weights: Weight of the residuals.
+        shrink: Rule that shrinks balanced weights (SWITCH, DRos): less variance, more bias.
 
     Examples:
         >>> DoublyRobust().name, DoublyRobust(shrink=Shrink("switch", 1.5)).name
@@ -95,10 +93,10 @@ class DoublyRobust:
     def __post_init__(self) -> None:
         if self.weights not in {"balanced", "naive", "weighted"}:
             raise UsageError(
-                f"weights are 'balanced', 'naive' or 'weighted', not {self.weights!r}"
+                f"weights must be 'balanced', 'naive' or 'weighted', got {self.weights!r}"
             )
         if self.weights != "balanced" and self.shrink is not None:
-            raise UsageError("shrink goes with weights='balanced'")
+            raise UsageError("shrink requires weights='balanced'")
 
     @property
     def name(self) -> str:
@@ -132,27 +130,26 @@ class DoublyRobust:
 
 
 def _scored(moments: MomentsByLogger, score: tuple[Term, Term]) -> Estimate:
-    """Mean and stratified variance of a sum of two terms."""
+    """Return the mean of a sum of two terms."""
     return estimated(Score(dict.fromkeys(score, 1.0)).over(moments), moments)
 
 
 def _weighted(moments: MomentsByLogger) -> Estimate:
     if not all(m.has(residual_moment(i)) for i in moments for m in moments.values()):
         return replace(_scored(moments, OWN_SCORE), findings=(OWN_ONLY,))
-    found = with_divergences(moments, score_divergences(moments), terms=OWN_SCORE)
-    own = row_variances(moments, dict.fromkeys(OWN_SCORE, 1.0))
+    estimate = with_divergences(moments, score_divergences(moments), terms=OWN_SCORE)
     error = _scored(moments, BALANCED_SCORE).variance
-    return _differences(moments).with_errors(found, moments, own, error)
+    return _differences(moments).with_errors(estimate, moments, error, OWN_SCORE)
 
 
 def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
-    r"""Variance of one doubly robust score of each logger, from the rows of all.
+    r"""Return the variance of a doubly robust score of each logger, from the rows of all.
 
     $$D_i = E[v^2] + 2 E[v w e] + E_{avg}[w^2 e^2 \pi_{avg} / \pi_i] - \hat U^2$$
 
-    with $v$ the predicted value and $e$ the residual: only the third part differs between
-    the loggers.  Infinite where a logger cannot have written a row that counts; of rows,
-    never below a floor, as shares must have it.
+    with $v$ the predicted value and $e$ the residual; only the third summand depends on the
+    logger.  Infinite if the logger never plays an action of the target; from rows, at least
+    `FLOOR` times the second moment.
     """
     return _differences(moments).floored()
 
@@ -166,15 +163,15 @@ def _differences(moments: MomentsByLogger) -> Differences:
     common = float(together.mean_square(PREDICTED_VALUE) + 2 * cross)
     square = together.mean_square(BALANCED_RESIDUAL)
     second = supported({i: together.mean(residual_moment(i)) for i in moments}, square)
-    whole = {i: s + common for i, s in second.items()}
-    return Differences(whole, value, FLOOR if together.ddof else 0.0)
+    scores = {i: s + common for i, s in second.items()}
+    return Differences(scores, value, FLOOR if together.ddof else 0.0)
 
 
 MODEL_ONLY = Finding(
     "model-only",
-    "The direct method reports what the reward model believes: its interval knows nothing of "
-    "the model's errors.",
-    "Rely on doubly-robust or calibrated, which let the rows correct the model.",
+    "The direct method averages the predictions of the reward model; its interval does not "
+    "include the model's errors.",
+    "Rely on doubly-robust or calibrated, which correct the model by the rows.",
 )
 
 
@@ -182,8 +179,8 @@ def _extrapolated(mean: float) -> Finding:
     return Finding(
         "target-uncovered",
         f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
-        f"no logger plays, about {1 - mean:.1%} of the time. What those earn comes from the "
-        "reward model alone, which no row could correct.",
+        f"no logger plays, about {1 - mean:.1%} of the time. The estimate of their rewards "
+        "comes from the reward model alone.",
         "Log such actions before relying on any estimate.",
         "alarm",
     )

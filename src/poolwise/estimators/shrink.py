@@ -1,4 +1,4 @@
-"""Shrink: clipped, switched or shrunk weights, and SLOPE, which chooses their bound."""
+"""Shrink: rules that shrink large weights, and SLOPE, which selects their bound."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Needs
 
-REACH = math.sqrt(6) - 1  # the constant of Tucker & Lee (2021)
+REACH = math.sqrt(6) - 1  # constant of Tucker & Lee (2021)
 
 
 def slope(
     values: Sequence[float] | FloatArray,
     half_widths: Sequence[float] | FloatArray,
 ) -> int:
-    r"""Index of the narrowest candidate that agrees with all wider ones.
+    r"""Return the index of the narrowest candidate that agrees with all wider ones.
 
     $$|\theta_i - \theta_j| \le c_i + (\sqrt 6 - 1) c_j \quad \text{for all } j < i$$
 
-    in the order of decreasing half-width $c$; the last candidate before the first one
-    that disagrees is taken.  Assumes that the bias grows as the half-width falls.  The
-    interval of the chosen candidate knows nothing of the choice or of the bias: do not
-    report it as if there had been none.
+    in the order of decreasing half-width $c$; the result is the last candidate before the
+    first that disagrees.  Assumes that the bias grows as the half-width falls.  The interval
+    of the selected candidate includes neither the selection nor the bias.
 
     Args:
         values: Estimate of each candidate.
-        half_widths: Half-width of the interval of each, without bias.
+        half_widths: Half-width of the interval of each candidate, without bias.
 
     References:
         Su, Srinath & Krishnamurthy (ICML 2020); Tucker & Lee (2021).
@@ -53,18 +52,18 @@ def slope(
     estimates = np.asarray(values, dtype=np.float64)
     widths = np.asarray(half_widths, dtype=np.float64)
     if not len(estimates) or len(estimates) != len(widths):
-        raise UsageError("SLOPE takes one candidate at least, and one half-width for each")
+        raise UsageError("SLOPE requires at least one candidate, and one half-width for each")
     if not (np.isfinite(estimates).all() and (widths >= 0).all()):
-        raise UsageError("SLOPE takes finite estimates and half-widths of 0 or more")
+        raise UsageError("SLOPE requires finite estimates and half-widths of 0 or more")
     order = np.argsort(-widths, kind="stable")
-    chosen = order[0]
-    for place, candidate in enumerate(order[1:], start=1):
-        wider = order[:place]
+    selected = order[0]
+    for rank, candidate in enumerate(order[1:], start=1):
+        wider = order[:rank]
         gaps = np.abs(estimates[candidate] - estimates[wider])
         if not (gaps <= widths[candidate] + REACH * widths[wider]).all():
             break
-        chosen = candidate
-    return int(chosen)
+        selected = candidate
+    return int(selected)
 
 
 Rule = Literal["clip", "switch", "optimistic"]
@@ -73,12 +72,12 @@ RULES = ("clip", "switch", "optimistic")
 
 @dataclass(frozen=True)
 class Shrink:
-    r"""How balanced weights are held back.
+    r"""A rule that shrinks balanced weights.
 
-    "clip" takes $\min(w, M)$, "switch" takes $w$ up to the bound and 0 above it, and
-    "optimistic" takes $M w / (w^2 + M)$, which is $w$ for small weights and fades out for
-    large ones.  With a reward model the bias is $E[(\hat w - w)(\delta - \hat q)]$; without
-    one $\hat q = 0$.
+    "clip" gives $\min(w, M)$, "switch" gives $w$ up to the bound and 0 above it, and
+    "optimistic" gives $M w / (w^2 + M)$, which is close to $w$ for small weights and to 0
+    for large ones.  With a reward model the bias is $E[(\hat w - w)(\delta - \hat q)]$;
+    without one, $\hat q = 0$.
 
     References:
         Wang, Agarwal & Dudik (ICML 2017), SWITCH; Su, Dimakopoulou, Krishnamurthy & Dudik
@@ -94,9 +93,9 @@ class Shrink:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise UsageError(f"a rule is one of {', '.join(RULES)}, not {self.rule!r}")
+            raise UsageError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if not 0 < self.bound < math.inf:
-            raise UsageError(f"a bound of weights is positive and finite, not {self.bound}")
+            raise UsageError(f"bound must be positive and finite, got {self.bound}")
 
     @property
     def suffix(self) -> str:
@@ -104,57 +103,55 @@ class Shrink:
 
 
 def shrunk_weight(shrink: Shrink | None) -> Term:
-    """The balanced weight, held back if so wanted."""
+    """Return the balanced weight, shrunk if there is a rule."""
     if shrink is None:
         return BALANCED_WEIGHT
     return Term((Factor("balanced_weight", rule=shrink.rule, bound=float(shrink.bound)),))
 
 
 def shrink_means(shrink: Shrink | None) -> tuple[Term, ...]:
-    """What `shrink_findings` reads."""
+    """Return the terms that `shrink_findings` reads."""
     return () if shrink is None else (BALANCED_WEIGHT, shrunk_weight(shrink))
 
 
 def shrink_findings(moments: MomentsByLogger, shrink: Shrink | None) -> tuple[Finding, ...]:
-    """How much weight was taken away, where any was."""
+    """Return a finding if the rule removed weight."""
     if shrink is None:
         return ()
     together = pooled(moments.values())
-    whole, left = together.mean(BALANCED_WEIGHT), together.mean(shrunk_weight(shrink))
-    if not left < whole:
+    before, after = together.mean(BALANCED_WEIGHT), together.mean(shrunk_weight(shrink))
+    if not after < before:
         return ()
-    return (_shrunk(shrink, 1 - left / whole),)
-
-
-def _shrunk(shrink: Shrink, lost: float) -> Finding:
-    return Finding(
+    finding = Finding(
         "shrunk-weights",
-        f"Holding weights back ({shrink.rule} at {shrink.bound:g}) takes {lost:.1%} of them "
-        "away. That biases the estimate, and its interval does not know it.",
-        "Compare with the estimate without it.",
+        f"Shrinking the weights ({shrink.rule} at {shrink.bound:g}) removes "
+        f"{1 - after / before:.1%} of their sum. This biases the estimate, and its interval "
+        "does not include the bias.",
+        "Compare with the estimate without shrinking.",
     )
+    return (finding,)
 
 
 BOUNDS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
-LEVEL = 0.95  # of the half-widths that SLOPE compares
+LEVEL = 0.95  # confidence of the half-widths that SLOPE compares
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The candidate that SLOPE chooses.
+    """The candidate that SLOPE selects.
 
-    Assumes that the bias grows as the half-width falls. The interval is that of the chosen
-    candidate, which knows neither of the choice nor of the bias; a finding says so.
+    Assumes that the bias grows as the half-width falls.  The interval is that of the
+    selected candidate and includes neither the selection nor the bias; a finding says so.
 
     Attributes:
-        candidates: Estimators of the same value, the least biased one among them.
+        candidates: Estimators of the same value, including one without bias.
     """
 
     candidates: tuple[Estimator, ...]
 
     def __post_init__(self) -> None:
         if not self.candidates:
-            raise UsageError("there is nothing to choose from: name one candidate at least")
+            raise UsageError("at least one candidate is required")
 
     @property
     def name(self) -> str:
@@ -164,20 +161,12 @@ class Tuned:
         return reduce(or_, (c.needs(loggers, crossed=crossed) for c in self.candidates))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
-        found = [c.estimate(moments) for c in self.candidates]
-        place = slope([e.value for e in found], [half_width(e) for e in found])
-        note = _selected(self.candidates[place].name, len(found))
-        return replace(found[place], findings=(note, *found[place].findings))
-
-
-def half_width(estimate: Estimate) -> float:
-    """Half-width of Student's interval."""
-    from scipy.special import ndtri, stdtrit
-
-    tail = (1 + LEVEL) / 2
-    finite = math.isfinite(estimate.freedom)
-    quantile = stdtrit(estimate.freedom, tail) if finite else ndtri(tail)
-    return float(quantile) * estimate.std_error
+        estimates = [c.estimate(moments) for c in self.candidates]
+        widths = [e.half_width(LEVEL) for e in estimates]
+        index = slope([e.value for e in estimates], widths)
+        finding = _selected(self.candidates[index].name, len(estimates))
+        selected = estimates[index]
+        return replace(selected, findings=(finding, *selected.findings))
 
 
 def tuned(
@@ -185,11 +174,11 @@ def tuned(
     rule: Rule = "clip",
     bounds: Sequence[float] = BOUNDS,
 ) -> Tuned:
-    """An estimator with its weights held back as far as the rows can bear.
+    """Return an estimator whose bound on the weights SLOPE selects.
 
     Args:
-        estimator: Balanced or doubly robust; as it is, it is the first candidate.
-        rule: How the weights are held back.
+        estimator: Balanced or doubly robust; unshrunk, it is the first candidate.
+        rule: Rule that shrinks the weights.
         bounds: Bounds to try.
 
     Examples:
@@ -197,14 +186,14 @@ def tuned(
         >>> tuned(Balanced(), "clip", [10, 5]).name
         'balanced-tuned'
     """
-    held = (replace(estimator, shrink=Shrink(rule, bound)) for bound in bounds)
-    return Tuned((replace(estimator, shrink=None), *held))
+    shrunk = (replace(estimator, shrink=Shrink(rule, bound)) for bound in bounds)
+    return Tuned((replace(estimator, shrink=None), *shrunk))
 
 
 def _selected(name: str, count: int) -> Finding:
     return Finding(
         "selected-estimator",
-        f"{name} was chosen among {count} candidates by these same rows; its interval knows "
-        "neither of the choice nor of the bias that holding weights back brings.",
-        "Decide by an estimate that was not chosen, such as calibrated.",
+        f"{name} was selected from {count} candidates by the same rows; its interval includes "
+        "neither the selection nor the bias of shrunk weights.",
+        "Decide by an estimate that was not selected, such as calibrated.",
     )

@@ -17,7 +17,7 @@ import numpy as np
 from poolwise.errors import RefusedError
 from poolwise.estimators.calibrated import least_squares
 from poolwise.intervals.simultaneous import max_t_critical
-from poolwise.moments.buckets import Split, effective_buckets, refuse_lone, rows_of
+from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
@@ -282,7 +282,7 @@ def _clustered(
     )
     gaps = means - means.mean(axis=0)
     share = (len(clusters) - 1) / len(clusters)
-    free = max(1.0, effective_buckets(rows_of(clusters)) - 1)
+    free = max(1.0, effective_buckets(bucket_rows(clusters)) - 1)
     return Source(
         csr_array(hstack([rows[i] for i in split.whole])), share * gaps.T @ gaps, free
     )

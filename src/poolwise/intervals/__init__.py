@@ -1,1 +1,1 @@
-"""Intervals: how sure an estimate is."""
+"""Intervals: confidence intervals of estimates and of the target's value."""

@@ -1,32 +1,39 @@
-"""Bounds: intervals that hold at any number of rows, or where the tail was not sampled.
+"""Bounds: intervals for bounded rows, valid for finite samples or skewed rows.
 
-Student's interval relies on the spread that the rows show.  With heavy weights the largest
-may be missing, and the interval then lies below the value.  Betting and empirical Bernstein
-need only a bound on the rows; the likelihood interval follows the skew of the rows.
+Student's interval uses the sample variance.  With heavy weights the largest may be missing
+from the sample, and the interval then lies below the value.  Betting and empirical Bernstein
+require only a bound on the rows; the likelihood interval follows the skewness of the rows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
-from poolwise.intervals.student import Interval, bernstein_half_width, check_level
+from poolwise.intervals.student import (
+    SIDES,
+    Interval,
+    Sides,
+    bernstein_half_width,
+    check_level,
+    one_sided,
+)
+from poolwise.moments.estimate import student_quantile
 from poolwise.moments.moments import FloatArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 Batch = tuple[NDArray[np.int64], FloatArray]
-Sides = Literal["two", "lower", "upper"]
 
-MOST_AT_STAKE = 0.5  # of the capital on one row: a row of value 0 costs at most half of it
-POINTS, PASSES = 32, 4  # the bound is found to 32⁻⁴, a millionth, of the mean of the rows
-ROUNDING = 1e-12  # of a mean square: a variance below it is the noise of a difference
+MOST_AT_STAKE = 0.5  # share of the capital per row: a row of value 0 loses at most half
+POINTS, PASSES = 32, 4  # precision of the bound: 32⁻⁴, a millionth, of the mean of the rows
+ROUNDING = 1e-12  # relative to the mean square: a smaller variance is rounding
 
 
 def betting(
@@ -38,29 +45,29 @@ def betting(
     upper_bound: float | None = None,
     sides: Sides = "two",
 ) -> Interval:
-    r"""Interval by betting against every smaller value, valid at any number of rows.
+    r"""Return the interval by betting against each candidate value; valid for any n.
 
     $$L = \inf\Big\{m : \prod_t \big(1 + \lambda_t(m)(z_t - m)\big) < 1/\alpha\Big\},
       \qquad \lambda_t(m) = \min\Big(\sqrt{\tfrac{2 \ln(1/\alpha)}{s_{t-1}^2 n}},
       \frac{1}{2m}\Big)$$
 
-    with $s_{t-1}^2$ the variance of the earlier rows *of the same logger*, so that light
-    weights are bet on more.  The upper end is `upper_bound` less the lower end of the
-    mirrored rows.  Ends are rounded outwards, by a millionth of the mean of their rows,
-    and do not pass that mean.  The rows are read five times.
+    with $s_{t-1}^2$ the variance of the earlier rows *of the same logger*, so that bets on
+    light weights are larger.  The upper end is `upper_bound` less the lower end of the
+    mirrored rows.  Ends are rounded outwards, by a millionth of the mean of their rows, and
+    do not pass that mean.  The rows are read five times.
 
-    Valid for rows against their own logger's propensity, each of mean $U$ given the
-    past, in an order that does not hang on their values; not for balanced rows, nor when
-    looked at again and again.  Where a logger lacks support the means are too small, so
-    that both ends still hold (the lower one if no reward is negative), only wider.
+    Valid for weights against the row's own logger, each row with mean $U$ given the past,
+    in an order that does not depend on their values; not for balanced weights, nor for
+    repeated looks.  If a logger lacks support the means are too small, so that both ends
+    remain valid (the lower one if no reward is negative) but conservative.
 
     Args:
-        rows: Batches of logger and $z = w \delta$; can be read more than once.
-        level: Confidence, of both ends together if two are asked for.
+        rows: Batches of logger and $z = w \delta$; must be re-iterable.
+        level: Confidence, of both ends together for two sides.
         mirrored: Batches of logger and $w (\delta_{max} - \delta)$, for an upper end.
-        lower_bound: What no row of `rows` can be below; 0 if no reward is negative.
-        upper_bound: $\delta_{max}$, what no reward can be above.
-        sides: Which ends to find; the other is what the bounds say.
+        lower_bound: Lower bound on the values in `rows`; 0 if no reward is negative.
+        upper_bound: $\delta_{max}$, an upper bound on the rewards.
+        sides: Ends to compute; the other end is its bound.
 
     References:
         Waudby-Smith & Ramdas (JRSS B, 2024); Waudby-Smith et al. (arXiv:2210.10768).
@@ -68,32 +75,35 @@ def betting(
     Examples:
         >>> rows = [(np.arange(200) % 2, np.arange(200) % 4 / 2.0)]
         >>> mirrored = [(loggers, 1.5 - values) for loggers, values in rows]
-        >>> found = betting(rows, 0.95, mirrored=mirrored, upper_bound=1.5)
-        >>> round(found.lower, 3), round(found.upper, 3)
+        >>> interval = betting(rows, 0.95, mirrored=mirrored, upper_bound=1.5)
+        >>> round(interval.lower, 3), round(interval.upper, 3)
         (0.645, 0.86)
     """
     error = _error_of_one_side(level, sides)
-    known = math.inf if upper_bound is None else upper_bound
-    if not -math.inf < lower_bound < known:
-        raise UsageError(f"`lower_bound` {lower_bound:g} must be finite and below {known:g}")
+    largest = math.inf if upper_bound is None else upper_bound
+    if not -math.inf < lower_bound < largest:
+        raise UsageError(
+            f"lower_bound must be finite and below {largest:g}, got {lower_bound:g}"
+        )
     if sides == "lower":
-        return Interval(_betting_end(rows, error, lower_bound, known), known, level)
+        return Interval(_betting_end(rows, error, lower_bound, largest), largest, level)
     if upper_bound is None or mirrored is None:
         raise UsageError(
-            "an upper end needs `upper_bound`, the largest possible reward, and `mirrored`, "
-            "the rows weight * (upper_bound - reward); or ask for sides='lower'"
+            "an upper end requires `upper_bound`, the largest possible reward, and `mirrored`, "
+            "the rows weight * (upper_bound - reward); otherwise use sides='lower'"
         )
-    upper = max(lower_bound, known - _betting_end(mirrored, error, 0.0, known - lower_bound))
+    mirrored_end = _betting_end(mirrored, error, 0.0, largest - lower_bound)
+    upper = max(lower_bound, largest - mirrored_end)
     if sides == "upper":
         return Interval(lower_bound, upper, level)
-    lower = _betting_end(rows, error, lower_bound, known)
+    lower = _betting_end(rows, error, lower_bound, largest)
     return Interval(min(lower, upper), max(lower, upper), level)
 
 
 def _betting_end(rows: Iterable[Batch], error: float, floor: float, ceiling: float) -> float:
-    """Lower bound of the mean of rows that lie above a floor, their mean below a ceiling."""
+    """Return the lower bound on the mean of rows above a floor, with a mean below a ceiling."""
     if iter(rows) is rows:
-        raise UsageError("the rows are read more than once: give a list, not a generator")
+        raise UsageError("rows must be re-iterable: pass a list, not a generator")
     count, mean, largest = _span(rows, floor)
     if not mean > 0:
         return floor
@@ -104,8 +114,8 @@ def _betting_end(rows: Iterable[Batch], error: float, floor: float, ceiling: flo
     for _ in range(PASSES):
         points = np.linspace(low, high, POINTS + 1)[1:]
         batches = ((i, (values - floor) / largest) for i, values in rows)
-        won = _log_capital(batches, points, stake, prior**2) >= limit
-        passed = int(won.sum())  # capital falls as the point rises, so the first ones won
+        rejected = _log_capital(batches, points, stake, prior**2) >= limit
+        passed = int(rejected.sum())  # capital falls with the point: the first are rejected
         if passed == POINTS:
             return min(ceiling, floor + high * largest)
         low, high = float(points[passed - 1]) if passed else low, float(points[passed])
@@ -113,7 +123,7 @@ def _betting_end(rows: Iterable[Batch], error: float, floor: float, ceiling: flo
 
 
 def _span(rows: Iterable[Batch], floor: float) -> tuple[int, float, float]:
-    """Count, mean and largest of the rows, above their floor."""
+    """Return count, mean and largest value of the rows, relative to their floor."""
     count, mean, largest = 0, 0.0, 0.0
     for _, values in rows:
         below = int((~((values >= floor) & (values < math.inf))).sum())
@@ -124,9 +134,8 @@ def _span(rows: Iterable[Batch], floor: float) -> tuple[int, float, float]:
             )
         count += len(values)
         share = len(values) / max(count, 1)
-        mean = (1 - share) * mean + float(
-            ((values - floor) / max(len(values), 1)).sum()
-        ) * share
+        batch_mean = float(((values - floor) / max(len(values), 1)).sum())
+        mean = (1 - share) * mean + batch_mean * share
         largest = max(largest, float(values.max(initial=floor)) - floor)
     return count, mean, largest
 
@@ -134,18 +143,18 @@ def _span(rows: Iterable[Batch], floor: float) -> tuple[int, float, float]:
 def _log_capital(
     batches: Iterable[Batch], points: FloatArray, stake: float, prior: float
 ) -> FloatArray:
-    """Logarithm of what betting against each point has made of a capital of 1."""
-    made = np.zeros(len(points))
+    """Return the logarithm of the capital after betting against each point, from 1."""
+    logarithm = np.zeros(len(points))
     for bets, values in _bets(batches, stake, prior):
         for k, point in enumerate(points):
             at_stake = np.minimum(bets, MOST_AT_STAKE / point)
-            made[k] += np.log(1 + at_stake * (values - point)).sum()
-    return made
+            logarithm[k] += np.log(1 + at_stake * (values - point)).sum()
+    return logarithm
 
 
 @dataclass(frozen=True)
 class _Past:
-    """Count, mean and scatter of the rows of one logger so far."""
+    """Count, mean and scatter of the earlier rows of one logger."""
 
     count: int = 0
     mean: float = 0.0
@@ -155,25 +164,26 @@ class _Past:
 def _bets(
     batches: Iterable[Batch], stake: float, prior: float
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """The bet on each row, from the earlier rows of its logger only, and its value."""
+    """Yield the bet on each row, from earlier rows of its logger only, and its value."""
     past: dict[int, _Past] = {}
     for loggers, values in batches:
         bets = np.zeros(len(values))
         for logger in np.unique(loggers).tolist():
-            here = loggers == logger
+            own = loggers == logger
             variance, past[logger] = _variance_before(
-                values[here], past.get(logger, _Past()), prior
+                values[own], past.get(logger, _Past()), prior
             )
             with np.errstate(divide="ignore", over="ignore"):  # infinite bets are cut
-                bets[here] = np.where(variance > 0, np.sqrt(stake / variance), 0.0)
+                bets[own] = np.where(variance > 0, np.sqrt(stake / variance), 0.0)
         yield bets, values
 
 
 def _variance_before(values: FloatArray, past: _Past, prior: float) -> tuple[FloatArray, _Past]:
-    """Variance of all rows before each row, and the past after the last.
+    """Return the variance of all rows before each row, and the past after the last.
 
-    One row of variance `prior` stands before the first, or equal rows at the start would
-    look certain.  An infinite one is the squared mean: no bet before a row above the floor.
+    A pseudo-row of variance `prior` precedes the first, because equal rows at the start
+    would have variance 0.  An infinite prior is replaced by the squared mean, so that there
+    is no bet before the first row above the floor.
     """
     gaps = np.concatenate(([0.0], values - past.mean))
     counts = past.count + np.arange(len(gaps))
@@ -186,52 +196,39 @@ def _variance_before(values: FloatArray, past: _Past, prior: float) -> tuple[Flo
 
 
 def _error_of_one_side(level: float, sides: Sides) -> float:
-    if sides not in {"two", "lower", "upper"}:
-        raise UsageError(f"sides is 'two', 'lower' or 'upper', not {sides!r}")
+    if sides not in SIDES:
+        raise UsageError(f"sides must be 'two', 'lower' or 'upper', got {sides!r}")
     return (1 - check_level(level)) / (2 if sides == "two" else 1)
 
 
 def empirical_bernstein(
     mean: float, variance: float, rows: int, width: float, level: float, sides: Sides = "two"
 ) -> Interval:
-    r"""Interval for the mean of independent rows that lie within a known width.
+    r"""Return an interval for the mean of independent rows within a known width.
 
     $$\bar z \pm \Big(\sqrt{2 V \ln(2/\alpha') / n}
       + \frac{7 (b - a) \ln(2/\alpha')}{3 (n - 1)}\Big)$$
 
     with $\alpha' = \alpha/2$ for two sides, $\alpha$ for one.  The rows may have different
-    means, as balanced rows do.  Their width must be known, such as the largest *possible*
+    means, as balanced rows do.  The width must be known, such as the largest *possible*
     weight times the range of the rewards.  Two to three times as wide as Student's.
 
     References:
         Maurer & Pontil (COLT 2009).
 
     Examples:
-        >>> found = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.95)
-        >>> round(found.upper - 0.5, 6)
+        >>> interval = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.95)
+        >>> round(interval.upper - 0.5, 6)
         0.252047
     """
     error = _error_of_one_side(level, sides)
     half = bernstein_half_width(variance, width, rows, 1 - 2 * error)
-    return _one_or_two(mean - half, mean + half, level, sides)
-
-
-def _one_or_two(lower: float, upper: float, level: float, sides: Sides) -> Interval:
-    lower = -math.inf if sides == "upper" else lower
-    return Interval(lower, math.inf if sides == "lower" else upper, level)
-
-
-def _squared_quantile(error: float, freedom: float) -> float:
-    """Quantile of chi-square(1) or F(1, freedom) that leaves `error` on each side."""
-    from scipy.special import ndtri, stdtrit
-
-    tail = max(1 - error, 0.5)
-    return float(stdtrit(freedom, tail) if freedom < math.inf else ndtri(tail)) ** 2
+    return one_sided(Interval(mean - half, mean + half, level), sides)
 
 
 @dataclass(frozen=True)
 class WeightSums:
-    r"""The six sums that the Euclidean likelihood is made of.
+    r"""The six sums of the Euclidean likelihood.
 
     Attributes:
         count: Number of rows.
@@ -258,42 +255,42 @@ def euclidean_likelihood(
     reward_range: tuple[float, float] = (0.0, 1.0),
     sides: Sides = "two",
 ) -> Interval:
-    r"""Interval from six sums that stays honest when large weights are missing.
+    r"""Return an interval from six sums that allows for missing large weights.
 
     $$\min_g \textstyle\sum_j g_j w_j \delta_j \quad \text{with} \quad
       \sum_j g_j = 1, \; \sum_j g_j w_j = 1, \;
       \sum_j (M g_j - 1)^2 \le q + d$$
 
-    over the rows and one ghost of the worst reward and the least or largest possible
-    weight, or 1, lest equal rows have no width; $M = n + 1$, $q$ is the quantile of
-    $F_{1,n}$ and $d$ what the constraints cost alone.  Without ghosts it is the interval
-    of the estimate regressed on $w - 1$.  Approximate, not valid at any $n$; needs a target
-    that the loggers cover entirely; rows of several loggers count as of their mixture.
+    over the rows and one ghost row with the worst reward and the smallest or largest possible
+    weight, or 1, so that equal rows have a width; $M = n + 1$, $q$ is the quantile of
+    $F_{1,n}$ and $d$ the cost of the constraints alone.  Without ghosts it is the interval
+    of the estimate regressed on $w - 1$.  Approximate, not valid for every $n$; requires that
+    the loggers cover the target; treats rows of several loggers as rows of their mixture.
 
     References:
         Karampatziakis, Langford & Mineiro (AISTATS 2020), Cressie-Read power -2.
 
     Examples:
         >>> sums = WeightSums(100, 98.0, 150.0, 40.0, 62.0, 62.0)
-        >>> found = euclidean_likelihood(sums, 0.95, weight_range=(0.0, 10.0))
-        >>> round(found.lower, 6), round(found.upper, 6)
+        >>> interval = euclidean_likelihood(sums, 0.95, weight_range=(0.0, 10.0))
+        >>> round(interval.lower, 6), round(interval.upper, 6)
         (0.256711, 0.577576)
     """
     worst, best = reward_range
     lightest, heaviest = weight_range
     if not (-math.inf < worst < best < math.inf and 0 <= lightest <= 1 <= heaviest):
         raise UsageError(
-            "the likelihood needs a finite `reward_range` and a `weight_range` around 1, not "
-            f"{reward_range} and {weight_range}"
+            "the likelihood requires a finite `reward_range` and a `weight_range` around 1, "
+            f"got {reward_range} and {weight_range}"
         )
     error = _error_of_one_side(level, sides)
     if sums.count < 1:
         return Interval(worst, best, level)
-    quantile = _squared_quantile(error, sums.count)
+    quantile = student_quantile(max(1 - error, 0.5), sums.count) ** 2  # of F(1, n)
     flipped = replace(sums, weighted_reward=-sums.weighted_reward, cross=-sums.cross)
     lower = max(_least_value(sums, weight_range, worst, quantile), worst)
     upper = min(-_least_value(flipped, weight_range, -best, quantile), best)
-    if upper - lower < math.sqrt(ROUNDING) * (best - worst):  # the rows left no choice
+    if upper - lower < math.sqrt(ROUNDING) * (best - worst):  # no freedom left
         lower, upper = worst, best
     lower, upper = worst if sides == "upper" else lower, best if sides == "lower" else upper
     return Interval(lower, upper, level)
@@ -302,7 +299,7 @@ def euclidean_likelihood(
 def _least_value(
     sums: WeightSums, weight_range: tuple[float, float], worst: float, quantile: float
 ) -> float:
-    """Least value over the ghosts; the worst reward where no reweighting is possible."""
+    """Return the least value over the ghosts; the worst reward if no weighting is feasible."""
     ghosts = [_with_ghost(sums, weight, worst) for weight in (*weight_range, 1.0)]
     cost = ghosts[1 if sums.weight < sums.count else 0][2]
     budget = cost + quantile / (sums.count + 1)
@@ -315,7 +312,7 @@ def _least_value(
 
 
 def _with_ghost(sums: WeightSums, ghost: float, worst: float) -> tuple[float, float, float]:
-    r"""Centre, residual variance and cost of the constraints with one ghost row.
+    r"""Return centre, residual variance and cost of the constraints with one ghost row.
 
     In terms of $u = w(\delta - \delta_{worst})$, which is 0 for the ghost.
     """
@@ -323,7 +320,7 @@ def _with_ghost(sums: WeightSums, ghost: float, worst: float) -> tuple[float, fl
     excess = sums.weighted_reward - worst * sums.weight
     cross = sums.cross - worst * sums.squared_weight
     square = sums.squared_weighted_reward - worst * (sums.cross + cross)
-    size = sums.squared_weighted_reward + worst**2 * sums.squared_weight  # what rounding is of
+    size = sums.squared_weighted_reward + worst**2 * sums.squared_weight  # for rounding
     if math.isinf(ghost):
         residual = square - excess**2 / sums.count
         return worst + excess / sums.count, _cut(residual, size) / rows, 1 / sums.count
@@ -338,5 +335,5 @@ def _with_ghost(sums: WeightSums, ghost: float, worst: float) -> tuple[float, fl
 
 
 def _cut(difference: float, size: float) -> float:
-    """A difference of squares, 0 where it is noise."""
+    """Return a difference of squares, or 0 if it is rounding."""
     return difference if difference > ROUNDING * size else 0.0

@@ -1,8 +1,8 @@
-"""Guarantees: intervals of the value itself, whatever estimator stands beside them.
+"""Guarantees: intervals for the target's value, independent of the estimator.
 
-Student's interval trusts the spread that the rows show.  These three do not: empirical
-Bernstein and betting hold for any number of rows, and the likelihood allows for large
-weights that were not seen.  All of them need to know the range of the rewards.
+Student's interval uses the sample variance.  These three do not rely on it: empirical
+Bernstein and betting are valid for any number of rows, and the likelihood allows for large
+weights that were not observed.  All of them require the range of the rewards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GUARANTEES = ("bernstein", "betting", "likelihood")
 
 
 def guarantee_needs(*, crossed: bool) -> Needs:
-    """The pair of weight and weighted reward, against the mixture where it is known."""
+    """Return weight and weighted reward, balanced if there are cross-propensities."""
     return Needs(groups=(_pair(crossed=crossed),))
 
 
@@ -49,27 +49,28 @@ def _pair(*, crossed: bool) -> tuple[Term, Term]:
 
 
 def refuse_outside(log: Log, moments: MomentsByLogger) -> None:
-    """Refuse rewards beyond the range that the log says they have: bounds rest on it."""
+    """Raise UsageError if rewards lie outside the log's `reward_range`."""
     if log.reward_range is None:
         return
     lower, upper = log.reward_range
-    seen = {i: (m.min(REWARD), m.max(REWARD)) for i, m in moments.items()}
-    outside = {i: s for i, s in seen.items() if s[0] < lower or s[1] > upper}
+    ranges = {i: (m.min(REWARD), m.max(REWARD)) for i, m in moments.items()}
+    outside = ", ".join(
+        f"those of {i!r} range from {a:g} to {b:g}"
+        for i, (a, b) in ranges.items()
+        if a < lower or b > upper
+    )
     if outside:
-        told = ", ".join(
-            f"those of {i!r} run from {a:g} to {b:g}" for i, (a, b) in outside.items()
-        )
         raise UsageError(
-            f"rewards lie outside of reward_range ({lower:g}, {upper:g}): {told}. Give the "
-            "smallest and largest reward that is possible, or correct the rows."
+            f"rewards must lie within reward_range ({lower:g}, {upper:g}), but {outside}. Give "
+            "the smallest and largest possible reward, or correct the rows."
         )
 
 
 def known_range(log: Log, method: str) -> tuple[float, float]:
-    """The range of the rewards, without which nothing can be guaranteed."""
+    """Return the range of the rewards; raise UsageError if it is not given."""
     if log.reward_range is None:
         raise UsageError(
-            f"an interval by {method} needs the smallest and largest possible reward: "
+            f"interval={method!r} requires the smallest and largest possible reward: "
             "give reward_range=(lower, upper) (--reward-range lower,upper)"
         )
     return log.reward_range
@@ -78,40 +79,41 @@ def known_range(log: Log, method: str) -> tuple[float, float]:
 def from_moments(
     method: Guarantee, view: MomentsByLogger, log: Log, level: float, sides: Sides
 ) -> tuple[Interval, tuple[Finding, ...]]:
-    """Empirical Bernstein or likelihood, from the moments of one target."""
+    """Return the interval by empirical Bernstein or likelihood, for one target."""
     lower, upper = known_range(log, method)
     reward, weight = _pair(crossed=log.crossed)
     together = pooled(view.values())
     if method == "likelihood":
         sums = _sums(together, reward, weight)
-        found = euclidean_likelihood(sums, level, reward_range=(lower, upper), sides=sides)
-        return found, ()
+        limits = lower, upper
+        return euclidean_likelihood(sums, level, reward_range=limits, sides=sides), ()
     heaviest = max(m.max(weight) for m in view.values())
     width = heaviest * max(upper, 0.0) - heaviest * min(lower, 0.0)
-    found = empirical_bernstein(
-        together.mean(reward), together.var(reward), together.count, width, level, sides
-    )
-    return found, (_seen_only(heaviest),)
+    mean, variance = together.mean(reward), together.var(reward)
+    interval = empirical_bernstein(mean, variance, together.count, width, level, sides)
+    return interval, (_observed_only(heaviest),)
 
 
 def by_betting(rows: Rows, target: str, log: Log, level: float, sides: Sides) -> Interval:
-    """Betting on own-propensity rows: valid for any number of rows and any weights."""
+    """Return the interval by betting, valid for any number of rows and any weights."""
     lower, upper = known_range(log, "betting")
     if not isinstance(rows, SingleRows):
-        raise UsageError("betting reads rows one by one, which only DuckDB's engine can")
-    base = min(lower, 0.0)  # a weighted negative reward has no floor: count from the lowest
-    found = betting(
+        raise UsageError(
+            "interval='betting' reads single rows, which requires the DuckDB engine"
+        )
+    base = min(lower, 0.0)  # weighted negative rewards are unbounded: subtract the lowest
+    interval = betting(
         rows.weighted_rewards(target, base),
         level,
         mirrored=rows.weighted_rewards(target, upper, sign=-1.0),
         upper_bound=upper - base,
         sides=sides,
     )
-    return Interval(max(lower, found.lower + base), min(upper, found.upper + base), level)
+    return Interval(max(lower, interval.lower + base), min(upper, interval.upper + base), level)
 
 
 def _sums(together: Moments, reward: Term, weight: Term) -> WeightSums:
-    """The six sums, from means and scatter."""
+    """Return the six sums of the likelihood, from means and scatter."""
     count = together.count
     scatter = together.scatter_of([weight, reward])
     w, z = together.mean(weight), together.mean(reward)
@@ -125,11 +127,11 @@ def _sums(together: Moments, reward: Term, weight: Term) -> WeightSums:
     )
 
 
-def _seen_only(heaviest: float) -> Finding:
+def _observed_only(heaviest: float) -> Finding:
     return Finding(
         "largest-weight-seen",
-        f"Bernstein's interval takes {heaviest:.3g}, the largest weight seen, for the largest "
-        "possible one; it holds only if no larger one can occur.",
-        "Betting needs no such assumption.",
+        f"Bernstein's interval uses the largest observed weight, {heaviest:.3g}, as the "
+        "largest possible one; it is valid only if no larger weight can occur.",
+        "Use interval='betting', which does not assume this.",
         "note",
     )

@@ -1,8 +1,8 @@
-"""Intervals: how sure we are, and an honest answer where rows cannot say.
+"""Student's interval, the default, and its replacement if the rows have no variance.
 
-The default is Student's with the stratified variance and Satterthwaite's degrees
-of freedom.  Where the rows show no spread, or are too few to show any, a normal
-interval would have no width; then only a bound on the rewards can help.
+The default uses the stratified variance and Satterthwaite's degrees of freedom.  If the
+rows do not vary, or are too few, it would have no width; then the interval is derived from
+a bound on the rewards.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the rows, for intervals that do not rest on their spread.
+    """Bounds on the rows, for intervals that do not use their variance.
 
     Attributes:
         rows: Number of rows.
-        reward_range: Smallest and largest possible reward, or None if nobody said.
-        largest_weight: Largest weight that was seen.
+        reward_range: Smallest and largest possible reward, or None if not given.
+        largest_weight: Largest observed weight.
     """
 
     rows: int
@@ -54,44 +54,40 @@ class Limits:
 
 
 def check_level(level: float) -> float:
-    """Refuse a level that is not a probability, such as 95."""
+    """Reject a level that is not a probability, such as 95."""
     if not isinstance(level, numbers.Real):
-        raise UsageError(f"the level is a number between 0 and 1, not {level!r}")
+        raise UsageError(f"level must be a number between 0 and 1, got {level!r}")
     if not 0 < level < 1:
         hint = f"; did you mean {level / 100:g}?" if 1 < level < 100 else ""
-        raise UsageError(f"the level must lie between 0 and 1, not {level:g}{hint}")
+        raise UsageError(f"level must be between 0 and 1, got {level:g}{hint}")
     return level
 
 
 def student(estimate: Estimate, level: float, sides: Sides = "two") -> Interval:
-    r"""Interval $\hat U \pm t_\nu \sqrt V$, on both sides or on one.
+    r"""Return the interval $\hat U \pm t_\nu \sqrt V$, two-sided or one-sided.
 
     >>> from poolwise.moments.estimate import Estimate
-    >>> found = student(Estimate(1.0, 0.1171875, {}, freedom=5.084746), 0.95)
-    >>> round(found.lower, 6), round(found.upper, 6)
+    >>> interval = student(Estimate(1.0, 0.1171875, {}, freedom=5.084746), 0.95)
+    >>> round(interval.lower, 6), round(interval.upper, 6)
     (0.124415, 1.875585)
     """
-    from scipy.special import ndtri, stdtrit
-
-    tail = 1 - (1 - level) / 2 if sides == "two" else level
-    finite = math.isfinite(estimate.freedom)
-    quantile = float(stdtrit(estimate.freedom, tail) if finite else ndtri(tail))
-    half = quantile * estimate.std_error
-    both = Interval(estimate.value - half, estimate.value + half, level)
-    return one_sided(both, sides)
+    half = estimate.half_width(level if sides == "two" else 2 * level - 1)
+    return one_sided(Interval(estimate.value - half, estimate.value + half, level), sides)
 
 
 def one_sided(interval: Interval, sides: Sides) -> Interval:
-    """Open the side that nobody asked for."""
+    """Replace the end that `sides` leaves out by infinity."""
     lower = -math.inf if sides == "upper" else interval.lower
     upper = math.inf if sides == "lower" else interval.upper
     return Interval(lower, upper, interval.level)
 
 
 def bernstein_half_width(variance: float, width: float, rows: int, level: float) -> float:
-    r"""Half-width of the two-sided empirical Bernstein interval (Maurer & Pontil, 2009).
+    r"""Return the half-width of the two-sided empirical Bernstein interval.
 
     $$\sqrt{2 V \ln(4/\alpha) / n} + \frac{7 (b - a) \ln(4/\alpha)}{3 (n - 1)}$$
+
+    Maurer & Pontil (COLT 2009).
 
     >>> round(bernstein_half_width(0.25252525, 1.0, 100, 0.95), 6)
     0.252047
@@ -105,7 +101,7 @@ def bernstein_half_width(variance: float, width: float, rows: int, level: float)
 def default_interval(
     estimate: Estimate, level: float, limits: Limits, sides: Sides = "two"
 ) -> tuple[Interval, tuple[Finding, ...]]:
-    """Student's interval, or what can be said where the rows show no spread."""
+    """Return Student's interval, or one from `limits` if the rows have no variance."""
     if 0 < estimate.variance < math.inf:
         return student(estimate, level, sides), ()
     if limits.reward_range is None:
@@ -114,15 +110,15 @@ def default_interval(
     reach = limits.largest_weight * max(abs(lower), abs(upper), upper - lower)
     half = bernstein_half_width(0.0, reach, limits.rows, level)
     low, high = max(lower, estimate.value - half), min(upper, estimate.value + half)
-    if low > high:  # the estimate lies outside what is possible: it excludes nothing
+    if low > high:  # an estimate outside the possible range excludes nothing
         low, high = lower, upper
     return one_sided(Interval(low, high, level), sides), (BOUNDED,)
 
 
 BOUNDED = Finding(
     "bounded-interval",
-    "The rows show no spread, so the interval rests on `reward_range` and the largest weight "
-    "that was seen alone.",
+    "The rows do not vary, so the interval is computed only from `reward_range` and the "
+    "largest observed weight.",
     "Collect more rows before relying on it.",
 )
 
@@ -130,7 +126,7 @@ BOUNDED = Finding(
 def _no_width(rows: int) -> Finding:
     return Finding(
         "no-spread",
-        f"The {rows:,} row(s) show no spread, so they cannot say how sure the estimate is; the "
+        f"The variance cannot be estimated, because the {rows:,} row(s) do not vary; the "
         "interval is unbounded.",
         "Collect more rows, or give `reward_range` (--reward-range) if rewards are bounded.",
     )

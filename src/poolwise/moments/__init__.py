@@ -1,1 +1,1 @@
-"""Moments: the nouns between rows and estimates; pure NumPy."""
+"""Moments: the types between rows and estimates, in pure NumPy."""

@@ -1,6 +1,6 @@
-"""Estimate: an estimated value and the combination of means that it is.
+"""Estimate: an estimated value, its variance, and the combination of means behind it.
 
-An `Estimator` declares what it needs from the rows and turns one `Moments` per logger into
+An `Estimator` declares the moments that it needs and turns one `Moments` per logger into
 one `Estimate`.  It never reads a row, so it runs on every engine.
 """
 
@@ -27,11 +27,11 @@ class Estimate:
 
     Attributes:
         value: Estimated mean reward of the target.
-        variance: Variance of `value` (not of one row); infinite where rows are too few.
-        shares: Part of each logger in `value`; sums to 1.
-        freedom: Degrees of freedom of `variance` (Satterthwaite); infinite where exact.
+        variance: Variance of `value` (not of one row); infinite if rows are too few.
+        shares: Share of each logger in `value`; they sum to 1.
+        freedom: Degrees of freedom of `variance` (Satterthwaite); infinite if exact.
         findings: Findings that limit the value.
-        linear: The combination of term means that gives `value`, for differences of estimates.
+        linear: Combination of term means that gives `value`, for differences of estimates.
     """
 
     value: float
@@ -45,18 +45,29 @@ class Estimate:
     def std_error(self) -> float:
         return math.sqrt(self.variance)
 
+    def half_width(self, level: float) -> float:
+        """Return the half-width of Student's two-sided interval."""
+        return student_quantile((1 + level) / 2, self.freedom) * self.std_error
+
     def __str__(self) -> str:
         return with_error(self.value, self.std_error)
 
 
+def student_quantile(probability: float, freedom: float) -> float:
+    """Return a quantile of Student's distribution, of the normal one if freedom is infinite."""
+    from scipy.special import ndtri, stdtrit
+
+    return float(stdtrit(freedom, probability) if freedom < math.inf else ndtri(probability))
+
+
 class Estimator(Protocol):
-    """Anything that turns one `Moments` per logger into an `Estimate`."""
+    """Turns one `Moments` per logger into an `Estimate`."""
 
     @property
     def name(self) -> str: ...
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        """Return what it needs; `crossed` means that every logger scores every row."""
+        """Return the moments to compute; `crossed` if every logger scores every row."""
         ...
 
     def estimate(self, moments: MomentsByLogger) -> Estimate: ...
@@ -68,15 +79,18 @@ def estimated(
     shares: Mapping[str, float] | None = None,
     findings: tuple[Finding, ...] = (),
 ) -> Estimate:
-    """Return the estimate that a combination gives, with its stratified variance.
+    """Return the value of a combination, with its stratified variance.
 
-    The shares are those of the rows unless others are given.
+    The shares default to those of the row counts.
     """
     variance, freedom = linear.variance(moments)
     share = by_count(moments) if shares is None else shares
     return Estimate(linear.value(moments), variance, share, freedom, findings, linear)
 
 
-def stratified(moments: MomentsByLogger, term: Term, share: Mapping[str, float]) -> Estimate:
-    """Return the sum of one mean per logger, in the given shares."""
+def stratified(
+    moments: MomentsByLogger, term: Term, share: Mapping[str, float] | None = None
+) -> Estimate:
+    """Return the mean of a term, with these shares or those of the row counts."""
+    share = by_count(moments) if share is None else share
     return estimated(Linear({i: {term: share[i]} for i in moments}), moments, share)

@@ -1,7 +1,7 @@
-"""Histograms of weights: two bins for each power of two, read off the bits of doubles.
+"""Histograms of weights: two bins per power of two, from the bits of the doubles.
 
-Such bins do not depend on the data, so the counts of two groups of rows add; and they have
-almost equal widths on the logarithmic scale on which weights are shown.
+These bins do not depend on the data, so the counts of two groups of rows add.  On a
+logarithmic scale they have almost equal widths.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALLEST, LARGEST = -64, 64  # powers of two; the outermost bins also count values outside
-BINS = 2 * (LARGEST - SMALLEST) + 1  # the first is that of zeros
-SHIFT = 51  # bits below the exponent's and the first of the fraction
+BINS = 2 * (LARGEST - SMALLEST) + 1  # the first bin holds zeros
+SHIFT = 51  # bits below the exponent and the first bit of the fraction
 LEADING = 1 << (64 - SHIFT - 1)  # patterns of the remaining bits, without the sign
 FIRST = (1023 + SMALLEST) << 1  # pattern of the smallest power
 

@@ -1,11 +1,11 @@
 r"""Linear: a combination of term means, with its value, variance and degrees of freedom.
 
 Every estimate is such a combination, $\hat U = c_0 + \sum_i c_i' \bar x_i$ with coefficients
-$c_i$ of the term means of logger $i$.  The difference of two estimates is one, the mean of a
-column that theory fixes is one, and so is what is left of an outcome after a regression.
-Variances, tests and comparisons therefore need one formula.
+$c_i$ of the term means of logger $i$.  So are the difference of two estimates, the mean of a
+column, and the mean residual of a regression.  One formula therefore gives the variance of
+estimates, tests and comparisons.
 
-A `Score` is the same within one row: coefficients of terms, before any averaging.
+A `Score` is a combination of terms within one row, before averaging.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray
 
 Coefficients = Mapping[Term, float]
-CANCELLED = 1e-12  # a variance below this share of its summands is rounding
-BETWEEN_NOISE = (
-    1e-24  # of the squared summands: a variance between buckets below it is rounding
-)
-ROUNDING = 1e-9  # relative: a smaller gap counts as none
-ENDLESS = 1e9  # degrees of freedom from which Student's distribution is the normal one
+CANCELLED = 1e-12  # relative to its summands: a smaller variance is rounding
+BETWEEN_NOISE = 1e-24  # the same between buckets, relative to the squared summands
+ROUNDING = 1e-9  # relative: a smaller gap counts as 0
+NORMAL = 1e9  # degrees of freedom from which Student's distribution equals the normal
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Score:
         return Score({t: factor * c for t, c in self.parts.items()}, factor * self.constant)
 
     def bind(self, target: str) -> Score:
-        """Return the same score for one target among several."""
+        """Return the score of one target among several."""
         return Score({t.bind(target): c for t, c in self.parts.items()}, self.constant)
 
     def less(self, slopes: Iterable[float], columns: Iterable[Score]) -> Score:
@@ -83,12 +81,12 @@ def _added(left: Coefficients, right: Coefficients) -> dict[Term, float]:
 
 @dataclass(frozen=True)
 class Fit:
-    """A score that was regressed on columns of known mean.
+    """A regression of a score on columns whose expectation is known.
 
     Attributes:
-        score: The score less the columns times their slopes.
-        columns: The columns, each with mean 0.
-        effective: Rows of equal weight that the slopes rest on.
+        score: Residual: the score less the columns times their slopes.
+        columns: Columns, each with expectation 0.
+        effective: Effective sample size of the slopes.
     """
 
     score: Score
@@ -96,7 +94,7 @@ class Fit:
     effective: float = math.inf
 
     def linear(self, moments: MomentsByLogger, rank: int) -> Linear:
-        """Return the mean of the score, with the cost of `rank` fitted slopes."""
+        """Return the mean residual, with the variance that `rank` fitted slopes add."""
         mean = replace(self.score.over(moments), fit=self)
         if math.isinf(self.effective):
             return mean
@@ -116,7 +114,7 @@ class Linear:
         constant: Number added to the combination.
         inflation: Factor by which fitted coefficients raise the variance.
         most_free: Upper bound on the degrees of freedom that fitted coefficients leave.
-        fit: The regression that gave the coefficients, if one did.
+        fit: Regression that gave the coefficients, if any.
     """
 
     parts: Mapping[str, Coefficients]
@@ -143,17 +141,17 @@ class Linear:
 
     @property
     def plain(self) -> Linear:
-        """The combination with its coefficients taken as fixed."""
+        """The combination with its coefficients treated as fixed."""
         return Linear(self.parts, self.constant)
 
     def value(self, moments: MomentsByLogger) -> float:
-        """Return the combination of these means."""
+        """Return the value of the combination at these means."""
         return self.constant + sum(
             c * moments[i].mean(t) for i, parts in self.parts.items() for t, c in parts.items()
         )
 
     def bind(self, target: str) -> Linear:
-        """Return the same combination for one target among several."""
+        """Return the combination of one target among several."""
         parts = {i: {t.bind(target): c for t, c in p.items()} for i, p in self.parts.items()}
         return replace(self, parts=parts)
 
@@ -162,9 +160,9 @@ class Linear:
 
         $$V = \sum_i \frac{c_i' \Sigma_i c_i}{n_i}$$
 
-        A logger of one row has no variance: it takes that of all rows together.
+        A logger with one row takes the variance of all rows together.
         """
-        parts = self._by_logger(moments, borrowed=True)
+        parts = self._by_logger(moments, _lent(moments))
         freedom = min(satterthwaite_freedom(moments, parts), self.most_free)
         return self.inflation * sum(parts.values()), freedom
 
@@ -173,32 +171,31 @@ class Linear:
     ) -> tuple[float, float]:
         r"""Return the variance that a test uses, and its degrees of freedom.
 
-        Stratified by logger, infinite where a logger has one row; or between buckets, where
-        there are several: with $z_g$ the sum that bucket $g$ adds to the combination,
-        $V = \frac{G}{G - 1} \sum_g (z_g - \bar z)^2$.
+        With several buckets it is the variance between them,
+        $V = \frac{G}{G - 1} \sum_g (z_g - \bar z)^2$ with $z_g$ the sum that bucket $g$ adds
+        to the combination.  Otherwise it is stratified by logger, and infinite if a logger
+        has one row.
         """
         if len(buckets) > 1:
             sums = [self._bucket_sum(bucket, moments) for bucket in buckets]
             between = len(sums) * float(np.var(sums, ddof=1))
             noise = BETWEEN_NOISE * self._size(moments) ** 2
             return between if between > noise else 0.0, len(sums) - 1.0
-        parts = self._by_logger(moments, borrowed=False)
+        parts = self._by_logger(moments, moments)
         return sum(parts.values()), satterthwaite_freedom(moments, parts)
 
-    def _by_logger(self, moments: MomentsByLogger, *, borrowed: bool) -> dict[str, float]:
-        """Return the variance that each logger's rows add."""
-        alone = borrowed and any(m.count <= m.ddof for m in moments.values())
-        overall = pooled(moments.values()) if alone else None
-        spreads = {}
-        for i, parts in self.parts.items():
-            rows = moments[i]
-            source = overall if overall is not None and rows.count <= rows.ddof else rows
-            if any(parts.values()):
-                spreads[i] = row_variance(source, parts) / rows.count
-        return spreads
+    def _by_logger(
+        self, moments: MomentsByLogger, sources: MomentsByLogger
+    ) -> dict[str, float]:
+        """Return the variance that each logger adds, with row variances from `sources`."""
+        return {
+            i: row_variance(sources[i], parts) / moments[i].count
+            for i, parts in self.parts.items()
+            if any(parts.values())
+        }
 
     def _size(self, moments: MomentsByLogger) -> float:
-        """Return the size of the numbers that the combination adds and subtracts."""
+        """Return the sum of the absolute values of the summands."""
         return sum(
             abs(c * moments[i].mean(t))
             for i, parts in self.parts.items()
@@ -206,7 +203,7 @@ class Linear:
         )
 
     def _bucket_sum(self, bucket: MomentsByLogger, whole: MomentsByLogger) -> float:
-        """Return what the rows of one bucket add to the combination, around its value."""
+        """Return the sum that one bucket adds to the combination, centred."""
         return sum(
             bucket[i].count / whole[i].count * c * (bucket[i].mean(t) - whole[i].mean(t))
             for i, parts in self.parts.items()
@@ -216,7 +213,7 @@ class Linear:
 
 
 def row_variance(moments: Moments, parts: Coefficients) -> float:
-    """Return the variance of a combination of terms in one row; infinite from one row."""
+    """Return the variance of a combination within one row; infinite if rows are too few."""
     if moments.count <= moments.ddof:
         return math.inf
     weights: FloatArray = np.array(list(parts.values()))
@@ -227,29 +224,36 @@ def row_variance(moments: Moments, parts: Coefficients) -> float:
 
 
 def row_variances(moments: MomentsByLogger, parts: Coefficients) -> dict[str, float]:
-    """Return the variance in one row of each logger; of all rows, where it has one row."""
+    """Return the row variance of each logger; that of all rows for loggers with one row."""
+    return {i: row_variance(m, parts) for i, m in _lent(moments).items()}
+
+
+def _lent(moments: MomentsByLogger) -> MomentsByLogger:
+    """Replace the moments of loggers with one row by those of all rows."""
     alone = {i for i, m in moments.items() if m.count <= m.ddof}
-    overall = row_variance(pooled(moments.values()), parts) if alone else math.nan
-    return {i: overall if i in alone else row_variance(m, parts) for i, m in moments.items()}
+    if not alone:
+        return moments
+    overall = pooled(moments.values())
+    return {i: overall if i in alone else m for i, m in moments.items()}
 
 
 def shares(mass: Mapping[str, float]) -> dict[str, float]:
-    """Scale one non-negative mass per logger to sum to 1."""
+    """Scale non-negative masses to sum to 1."""
     total = sum(mass.values())
     return {logger: m / total for logger, m in mass.items()}
 
 
 def by_count(moments: MomentsByLogger) -> dict[str, float]:
-    """Return shares in proportion to rows."""
+    """Return shares in proportion to row counts."""
     return shares({logger: m.count for logger, m in moments.items()})
 
 
 def satterthwaite_freedom(moments: MomentsByLogger, parts: Mapping[str, float]) -> float:
-    r"""Return the degrees of freedom of a sum of variances, each known from its own rows.
+    r"""Return the degrees of freedom of a sum of variances, one per logger.
 
     $$\nu = V^2 \Big/ \sum_i V_i^2 / (n_i - 1), \qquad V = \sum_i V_i$$
 
-    Loggers of one row share the one variance of all rows: their part errs once, with
+    Loggers with one row share the variance of all rows, so their sum is one summand with
     $n - 1$ degrees of freedom.
     """
     if any(m.ddof == 0 for m in moments.values()):
@@ -261,7 +265,7 @@ def satterthwaite_freedom(moments: MomentsByLogger, parts: Mapping[str, float]) 
 
 
 def added_freedom(parts: Iterable[tuple[float, float]]) -> float:
-    """Return the degrees of freedom of a sum of independent variances, each with its own."""
+    """Return the degrees of freedom of a sum, from pairs of variance and its freedom."""
     positive = [(part, free) for part, free in parts if part > 0]
     total = sum(part for part, _ in positive)
     if not 0 < total < math.inf:
@@ -272,12 +276,12 @@ def added_freedom(parts: Iterable[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class Deviation:
-    """The distance of a combination from the value that theory fixes.
+    """Test of a combination whose expectation is known.
 
     Attributes:
-        value: Value of the combination in these rows.
-        z: Distance from the expected value in standard errors; 0 where they are unknown.
-        p_value: Probability of a larger distance if the expectation holds.
+        value: Value of the combination.
+        z: Distance from the expectation in standard errors; 0 if these are unknown.
+        p_value: Probability of a larger distance if the expectation is right.
     """
 
     value: float
@@ -293,14 +297,14 @@ def deviation(
     expected: float = 1.0,
     at_least: float = 0.0,
 ) -> Deviation:
-    """Test a combination against its expected value, by Student's distribution.
+    """Test a combination against its expectation, by Student's distribution.
 
     Args:
-        linear: The combination.
+        linear: Combination to test.
         moments: Moments of each logger.
-        buckets: Moments by bucket, where rows of a cluster share one.
-        expected: Value that theory fixes.
-        at_least: Lower bound on the variance, where theory knows more than few rows.
+        buckets: Moments per bucket, if rows are clustered.
+        expected: Known expectation.
+        at_least: Lower bound on the variance.
     """
     from scipy.special import stdtr
 
@@ -310,6 +314,6 @@ def deviation(
     gap = 0.0 if math.isclose(value, expected, rel_tol=ROUNDING) else value - expected
     if variance > 0:
         z = gap / math.sqrt(variance)
-    else:  # rows that do not vary are infinitely sure of any gap
+    else:  # without variance any gap is infinitely significant
         z = math.copysign(math.inf, gap) if gap else 0.0
-    return Deviation(value, z, 2 * float(stdtr(min(freedom, ENDLESS), -abs(z))))
+    return Deviation(value, z, 2 * float(stdtr(min(freedom, NORMAL), -abs(z))))

@@ -1,19 +1,18 @@
-"""Terms: products of row columns, whose averages an engine computes.
+"""Terms: products of row columns that an engine averages.
 
-An estimator declares the products of row columns whose mean, scatter or extremes it
-needs (`Needs`).  The needs of all estimators are united, bound to each target, and computed
-in one pass.
+An estimator declares the terms whose mean, scatter or extremes it needs (`Needs`).  The
+needs of all estimators are united, bound to each target, and computed in one pass.
 
 The row columns, or factors:
 
 =================  ===========================================================
 reward             delta
-weight             target / logger that wrote the row
+weight             target / logger of the row
 balanced_weight    target / mixture of the loggers
 ratio[k]           logger k / mixture
-inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` where logger k is zero
-unsupported[k]     1 where logger k is zero, else 0
-overlap            smallest of all loggers / logger that wrote the row
+inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` if logger k is zero
+unsupported[k]     1 if logger k is zero, else 0
+overlap            smallest of all loggers / logger of the row
 predicted_reward   prediction of a reward model for the logged action
 predicted_value    its mean prediction under the target in this context
 residual           reward - predicted_reward
@@ -34,7 +33,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-UNSUPPORTED = 1e100  # in place of infinity where a logger is zero: finite, so it merges
+UNSUPPORTED = 1e100  # finite stand-in for infinity, so that moments merge
 OF_TARGET = frozenset({"weight", "balanced_weight", "predicted_value"})
 OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
 
@@ -45,10 +44,10 @@ class Factor:
 
     Attributes:
         name: Kind of column, from the table above.
-        logger: The logger k of the table above, empty where there is none.
-        target: The target it belongs to, empty until bound.
-        rule: The rule that shrinks a balanced weight, empty without one.
-        bound: The bound of that rule.
+        logger: Logger k of the table above, or empty.
+        target: Target of the column, empty until bound.
+        rule: Rule that shrinks a balanced weight, or empty.
+        bound: Bound of that rule.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Factor:
 
 @dataclass(frozen=True, order=True)
 class Term:
-    """A product of row columns, which an engine averages.
+    """A product of row columns.
 
     Attributes:
         factors: Row columns in sorted order, so that equal products are equal terms.
@@ -76,7 +75,7 @@ class Term:
         return hash(self.factors)
 
     def __hash__(self) -> int:
-        return self._hash  # computed once: many targets look terms up thousands of times
+        return self._hash  # cached: terms are looked up thousands of times
 
     def __reduce__(self) -> tuple[type[Term], tuple[object, ...]]:
         return Term, (self.factors,)  # without the hash, which differs between processes
@@ -90,7 +89,7 @@ class Term:
         return Term(tuple(sorted(self.factors + other.factors)))
 
     def bind(self, target: str) -> Term:
-        """Return the product for one target among several."""
+        """Return the term of one target among several."""
         return Term(tuple(sorted(f.bind(target) for f in self.factors)))
 
 
@@ -107,44 +106,44 @@ RESIDUAL = Term((Factor("residual"),))
 
 
 def ratio(logger: str) -> Term:
-    """Return logger over mixture; its mean over all rows is 1."""
+    """Return logger / mixture, whose expectation over all rows is 1."""
     return Term((Factor("ratio", logger),))
 
 
 def second_moment(logger: str) -> Term:
-    r"""Return the term from which all rows estimate one logger's second moment.
+    r"""Return the term that estimates one logger's second moment from all rows.
 
-    The mean of $\delta^2 \bar\pi^2 / (\pi_i \pi_{avg})$ over the mixture is
+    The expectation of $\delta^2 \bar\pi^2 / (\pi_i \pi_{avg})$ over the mixture is
     $E_i[(w_i \delta)^2]$.
     """
     return BALANCED_REWARD * BALANCED_REWARD * Term((Factor("inverse_ratio", logger),))
 
 
 def weight_moment(logger: str) -> Term:
-    r"""Return the same without rewards; its mean over the mixture is $E_i[w_i^2]$."""
+    r"""Return the same without rewards; its expectation over the mixture is $E_i[w_i^2]$."""
     return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_ratio", logger),))
 
 
 def residual_moment(logger: str) -> Term:
-    r"""Return the term whose mean is $E_i[w_i^2 (\delta - \hat q)^2]$."""
+    r"""Return the term whose expectation is $E_i[w_i^2 (\delta - \hat q)^2]$."""
     return RESIDUAL * RESIDUAL * weight_moment(logger)
 
 
 def unsupported_weight(logger: str) -> Term:
-    """Return the term whose mean is the target's share of actions a logger never plays."""
+    """Return the term whose mean is the target's share of actions the logger never plays."""
     return BALANCED_WEIGHT * Term((Factor("unsupported", logger),))
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Moments that are requested of the rows.
+    """Moments to compute from the rows.
 
     Attributes:
-        means: Terms whose mean is requested.
-        groups: Groups of terms; the scatter of every pair within a group is requested.
-        extremes: Terms whose smallest and largest value are requested.
-        tails: Terms whose largest values, some thousands, are requested.
-        histograms: Terms whose histogram is requested.
+        means: Terms with a mean.
+        groups: Groups of terms; every pair within a group has a scatter.
+        extremes: Terms with a smallest and a largest value.
+        tails: Terms with a tail, their few thousand largest values.
+        histograms: Terms with a histogram.
     """
 
     means: tuple[Term, ...] = ()
@@ -162,7 +161,7 @@ class Needs:
         return any(f.name in OF_MODEL for t in self.terms for f in t.factors)
 
     def bind(self, target: str) -> Needs:
-        """Return the needs for one target among several."""
+        """Return the needs of one target among several."""
         return Needs(
             tuple(t.bind(target) for t in self.means),
             tuple(tuple(t.bind(target) for t in group) for group in self.groups),
@@ -173,9 +172,9 @@ class Needs:
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """All terms, those with a scatter first.
+        """All terms, those with a scatter first; each part is sorted.
 
-        Both parts are sorted, so that the query is the same text on every run.
+        The order is the same in every run, and so is the text of the query.
         """
         others = {*self.means, *self.extremes, *self.tails, *self.histograms}
         return (*self.scattered, *_unique(others - set(self.scattered)))
@@ -187,7 +186,7 @@ class Needs:
 
     @cached_property
     def pairs(self) -> list[tuple[Term, Term]]:
-        """Pairs of terms whose scatter is requested, each once, in sorted order."""
+        """Pairs of terms with a scatter, each once, sorted."""
         pairs = {
             pair
             for group in self.groups
@@ -197,7 +196,7 @@ class Needs:
 
 
 def unite(needs: Iterable[Needs]) -> Needs:
-    """Return all needs together, each once."""
+    """Return the union of all needs."""
     parts = tuple(needs)
     return Needs(
         _unique(t for n in parts for t in n.means),
