@@ -260,7 +260,10 @@ def test_without_a_comparison_the_page_says_how_to_get_one() -> None:
 def test_an_alarm_of_the_comparison_alone_is_told_beside_it() -> None:
     log = replace(digits_log(), trained_on={"large": ["small"]})
     found = evaluate(log, {"new": "p_candidate", "old": "p_medium"}, "calibrated").to_dict()
-    assert "intervals here do not allow for it" in Seen(page(found)).text
+    comparison: Any = found["comparison"]
+    alarm = comparison["warnings"][0]
+    assert alarm["code"] == "trained-on-own-log"
+    assert alarm["message"] in Seen(page(found)).text
 
 
 def test_the_method_names_the_fingerprint(name: str) -> None:
