@@ -250,17 +250,23 @@ def good_rows(
     """Rows that keep every rule of `rows.rules.good`; NaN breaks each of them."""
     good = np.ones(len(codes), dtype=bool)
     for name, (low, top) in layout.limits.items():
-        good &= (columns[name] >= low) & (columns[name] <= top)
-    crossed = {label: columns[f"p_{k}"] for k, label in enumerate(layout.crossed)}
+        values = columns[name]
+        if len(values) and not (values.min() >= low and values.max() <= top):
+            good &= (values >= low) & (values <= top)
     for code, label in enumerate(layout.loggers):
-        own = crossed.get(label)
-        if own is None:
-            continue
-        mine = codes == code
-        if layout.propensity:
-            with np.errstate(invalid="ignore"):  # infinite minus infinite breaks a rule above
-                gap = np.abs(own[mine] - columns["propensity"][mine])
-            good[mine] &= gap <= layout.tolerance
-        else:
-            good[mine] &= own[mine] >= (-LARGEST if layout.logs else SMALLEST)
+        if label in layout.crossed:
+            rows = np.flatnonzero(codes == code)
+            own = columns[f"p_{layout.crossed.index(label)}"].take(rows)
+            good[rows] &= _plays(own, columns, rows, layout)
     return good
+
+
+def _plays(
+    own: AnyArray, columns: Mapping[str, AnyArray], rows: AnyArray, layout: Layout
+) -> NDArray[np.bool]:
+    """Rows of a logger that it can play, with its own probability as propensity."""
+    plays: NDArray[np.bool] = own >= (-LARGEST if layout.logs else SMALLEST)
+    if layout.propensity:
+        with np.errstate(invalid="ignore"):  # infinite minus infinite: refused by the limits
+            plays = np.abs(own - columns["propensity"].take(rows)) <= layout.tolerance
+    return plays

@@ -1,6 +1,6 @@
-"""Roles: from the names a user gave to the expressions a query reads.
+"""Roles: names of columns and policies become the expressions that a query reads.
 
-Every name is looked up here, so that all missing columns are reported together,
+All names are looked up here, so that all missing columns are reported together,
 each with the nearest name that exists.  Policies that SQL cannot express become
 columns that are scored in Python first.
 """
@@ -37,13 +37,13 @@ class Roles:
     """A log whose names have been looked up.
 
     Attributes:
-        table: What the query reads, once `scored` exist as columns.
+        table: Expressions of the query, once `scored` exist as columns.
         scored: Policies to score in Python, by the column that will hold the result.
         needed: Columns of the source that the query or the policies read.
         queried: Those among them that the query reads.
-        action: Column of the logged action; empty where nobody asks for it.
+        action: Column of the logged action; empty where no policy needs it.
         context: Columns that the policies see.
-        features: Those among them that a model may learn from: they play no role.
+        features: Those among them that a model may learn from: columns without a role.
         columns: All columns of the source.
     """
 
@@ -59,7 +59,7 @@ class Roles:
 
 @dataclass
 class _Lookup:
-    """Collects what was asked for while names are resolved."""
+    """Collects missing and needed columns while names are resolved."""
 
     columns: Sequence[str] | None
     missing: dict[str, str] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def assign(
 ) -> Roles:
     """Look up every name of a log; report all that are missing at once.
 
-    Without `columns` every name is taken on trust: the table is out of reach.
+    Without `columns` no name is checked: the table cannot be read here.
     """
     look = _Lookup(columns, logs=log.log_probabilities)
     known = {str(label): value for label, value in (log.propensities or {}).items()}
@@ -143,7 +143,7 @@ class _Beyond(TypedDict):
 
 
 def _beyond(extra: Extra, look: _Lookup) -> _Beyond:
-    """What a model or an estimated mixture adds; learners fill their columns later."""
+    """Columns of a model or an estimated mixture; learners fill theirs later."""
 
     def found(text: str, role: str) -> Expression:
         return column(text) if text in extra.filled else look.value(text, role)
@@ -157,7 +157,7 @@ def _beyond(extra: Extra, look: _Lookup) -> _Beyond:
 
 
 def _logarithm(policy: Policy) -> Expression | None:
-    """A policy where probabilities are logarithms: what the log holds is one already."""
+    """The logarithm of a policy; columns of the log are logarithms already."""
     if isinstance(policy, Column | SqlText):
         return expression_of(policy)
     if not isinstance(policy, Mixture):
@@ -193,7 +193,7 @@ def _mapped_labels(log: Log) -> tuple[str, ...]:
 
 
 def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...]]:
-    """Action and context for what runs in Python; without a choice, all other columns."""
+    """Action and context for policies in Python; by default all other columns."""
     action = "" if log.action is None else look.require(log.action, "action")
     context = tuple(look.require(name, "context") for name in log.context)
     if not (look.scored or extra.learners):
@@ -202,7 +202,7 @@ def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...
         named = {type(policy).__name__ for policy in look.scored.values()}
         listed = ", ".join(sorted(named | {learner.name for learner in extra.learners}))
         raise UsageError(
-            f"say which column is `action`: what runs in Python ({listed}) needs it"
+            f"name the column `action`: policies and models in Python ({listed}) need it"
         )
     if not context:
         context = tuple(c for c in look.columns or () if c not in {action, PART_LOGGER})

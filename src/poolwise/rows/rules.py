@@ -1,8 +1,8 @@
-"""Rows: the roles of a log under fixed names, and the rules each row must keep.
+"""Rules: the roles of a log under fixed names, and the rules that each row must keep.
 
-A log is checked once, here, at the border.  One query counts how many rows of
-each logger break each rule; the query of the moments carries the same rules as
-one condition, so that a good log is read once and a bad one is never averaged.
+One query counts how many rows of each logger break each rule.  The query of the moments
+carries the same rules as one condition, so that a good log is read once and a bad one is never
+averaged; `rows.reader` holds them for batches of rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LARGEST_DOUBLE = sys.float_info.max
 
 @dataclass(frozen=True, eq=False)
 class RoleColumns:
-    """Where the rows are and which expression plays which role.
+    """The relation of the rows, and the expression of each role.
 
     Attributes:
-        relation: What FROM reads: a table, a view or a subquery.
+        relation: A table, a view or a subquery.
         logger: Label of the logger, as text.
         reward: Reward.
         propensity: Probability under the row's own logger; None where the row of
@@ -39,8 +39,8 @@ class RoleColumns:
         log_probabilities: Probabilities are given as natural logarithms.
         tolerance: How far `propensity` may be from `propensities`.
         drop: Leave bad rows out instead of counting them.
-        predicted_reward: What a reward model expects of the logged action, if there is one.
-        predicted_values: What it expects of each target.
+        predicted_reward: Predicted reward of the logged action, if there is a reward model.
+        predicted_values: Predicted value of each target.
         mixture: Probability under the mixture where it was estimated; None where it
             follows from `propensities`.
     """
@@ -72,10 +72,10 @@ class RoleColumns:
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold of a row.
+    """A rule that each row must keep.
 
     Attributes:
-        text: The way in which a row breaks it, in words.
+        text: The fault of a row that breaks it.
         broken: Condition that is true of the rows that break it.
         role: Columns of `rows` worth showing in an example.
     """
@@ -98,7 +98,7 @@ def column(name: str, table: str | None = None) -> exp.Column:
 
 
 def double(expression: Expression) -> Expression:
-    """An expression as a double; null where it is no number."""
+    """An expression as a double; NULL where it is not a number."""
     return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
 
 
@@ -145,7 +145,7 @@ def rows_name(table: RoleColumns) -> str:
 
 
 def without(table: RoleColumns, logger: str) -> RoleColumns:
-    """The rows of the other loggers, as if this one had never been."""
+    """Exclude one logger from the rows and from the mixture."""
     others = exp.cast(table.logger.copy(), "varchar").neq(string(logger))
     return replace(
         table,
@@ -160,13 +160,13 @@ def own(table: RoleColumns) -> Expression:
     choice = exp.Case()
     for place, label in enumerate(table.propensities):
         choice = choice.when(column("logger").eq(string(label)), column(f"p_{place}"))
-    if table.mixture is not None:  # of some loggers nobody knows more than the row says
+    if table.mixture is not None:  # loggers without cross-propensities
         choice = choice.else_(column("propensity"))
     return choice
 
 
 def propensity(table: RoleColumns) -> Expression:
-    """The probability under the logger that wrote the row, wherever it stands."""
+    """The probability under the logger that wrote the row."""
     return column("propensity") if table.propensity is not None else own(table)
 
 
@@ -218,14 +218,14 @@ def _not_finite(name: str) -> Expression:
 
 
 def _not_below(value: Expression, top: float) -> Expression:
-    """Above a number, or NaN: some databases put NaN above all, for others it is nowhere."""
+    """Above a number, or NaN: databases order NaN above all numbers, or not at all."""
     return exp.Not(this=exp.paren(value <= number(top)))
 
 
 def _probability_rules(
     prob: Expression, what: str, role: str, table: RoleColumns
 ) -> list[Rule]:
-    """Null, NaN, too small and too large are different mistakes: name each."""
+    """Rules for NULL, NaN, too small and too large, which are different mistakes."""
     high, low = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
     below = prob < number(low) if table.log_probabilities else prob <= number(low)
@@ -258,7 +258,7 @@ def _range_rules(prob: Expression, what: str, role: str, table: RoleColumns) -> 
 
 def _replay_rule(table: RoleColumns) -> Rule:
     mine, its_own = column("propensity"), own(table)
-    # infinities and NaN are told above; but -infinity is the logarithm of a fine probability
+    # other rules report infinities and NaN; but -infinity is the logarithm of 0, which is valid
     bounded = its_own.copy() if table.log_probabilities else exp.func("abs", its_own.copy())
     known = [p <= number(LARGEST_DOUBLE) for p in (exp.func("abs", mine.copy()), bounded)]
     gap = exp.func("abs", exp.paren(mine - its_own))
@@ -272,7 +272,7 @@ def _replay_rule(table: RoleColumns) -> Rule:
 
 
 def good(table: RoleColumns) -> Expression:
-    """True of rows that keep every rule: the same rules, written to be fast."""
+    """A condition that holds for rows that keep every rule."""
     top, bottom = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     mine = propensity(table)
     above = mine >= number(bottom) if table.log_probabilities else mine > number(bottom)
@@ -346,7 +346,7 @@ def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Sel
 
 
 def role_text(table: RoleColumns, role: str) -> str:
-    """What the user calls a column of `rows`."""
+    """The user's name of a column of `rows`."""
     if role == "own":
         return "its logger's own"
     expression = _expression(table, role)
@@ -354,7 +354,7 @@ def role_text(table: RoleColumns, role: str) -> str:
 
 
 def _expression(table: RoleColumns, role: str) -> Expression | None:
-    """What a column of `rows` was made of, if the user gave it."""
+    """The expression behind a column of `rows`, if the user gave one."""
     kind, _, place = role.partition("_")
     listed = {"p": table.propensities, "t": table.targets, "v": table.predicted_values}
     if kind in listed and place:
@@ -375,5 +375,5 @@ def string(text: str) -> Expression:
 
 
 def count_where(condition: Expression) -> Expression:
-    """How many rows a condition is true of, in every dialect."""
+    """The number of rows for which a condition holds, in every dialect."""
     return exp.Count(this=exp.Case().when(condition, exp.Literal.number(1)))

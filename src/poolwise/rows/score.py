@@ -77,7 +77,7 @@ def score(
         workers: Threads; by default one for each core.
         then: Applied to each scored batch, in the same threads.
 
-    >>> from poolwise.log.policies import Uniform
+    >>> from poolwise.log.policy import Uniform
     >>> rows = pa.record_batch({"item": ["a", "z"]})
     >>> scored = score([rows], {"p": Uniform(["a", "b"])}, action="item", context=[])
     >>> [batch.to_pylist() for batch in scored]

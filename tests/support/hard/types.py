@@ -90,9 +90,8 @@ BIG = [2**53 + place for place in range(N)]
 
 CASES: dict[str, Callable[[], Case]] = {
     "single precision": lambda: _cast(pa.float32()),
-    "half precision": lambda: replace(_cast(pa.float16(), ("reward", "t")), forms=("parquet",)),
-    "half precision in a frame": lambda: replace(
-        _cast(pa.float16(), ("reward", "t")), refused=True, forms=("frame",)
+    "half precision": lambda: replace(
+        _cast(pa.float16(), ("reward", "t")), forms=("parquet", "frame")
     ),
     "decimals of 6 digits": lambda: _decimals(6),
     "decimals of 30 digits": lambda: _decimals(30),
