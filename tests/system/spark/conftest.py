@@ -32,22 +32,21 @@ PATIENCE = 60.0  # seconds that a loaded machine may take to start a Java proces
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # these processes do not live long
 ROOT = Path(__file__).parents[3]
 SLOW = """\
-import os, time
+import os, time, uuid
 from pathlib import Path
 
 folder = Path(os.environ["POOLWISE_TEST_FOLDER"])
 
-def slowed(read):
-    def slow(reader, piece, size):
+def slowed(together):
+    def slow(kernel, batches):
         if (folder / "slow").exists():
-            name = f"{os.getppid()}-{Path(piece.path).stem}-{piece.group}"
-            (folder / "read" / name).touch()
+            (folder / "read" / f"{os.getppid()}-{uuid.uuid4()}").touch()
             time.sleep(0.25)
-        return read(reader, piece, size)
+        return together(kernel, batches)
     return slow
 
-from poolwise.rows.stream import ParquetReader
-ParquetReader.__call__ = slowed(ParquetReader.__call__)
+from poolwise.engines.kernel import Kernel
+Kernel.together = slowed(Kernel.together)
 """
 
 

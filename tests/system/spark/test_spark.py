@@ -34,7 +34,9 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.log.log import Log
 from poolwise.moments.moments import pooled
+from poolwise.moments.terms import REWARD, WEIGHT, Needs
 from poolwise.rows.stream import RowGroup
 from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from poolwise.engines.base import Engine, Rows
-    from poolwise.log.log import Log
     from poolwise.log.policy import Batch, PolicyLike
     from poolwise.moments.moments import Moments
     from tests.system.spark.conftest import Cluster
@@ -346,6 +347,23 @@ def test_a_lost_worker_changes_no_bit_of_what_files_give(
         after = while_a_worker_dies(cluster, lambda: rows.moments(needs))
     assert bits(after) == bits(before)
     assert_moments_agree(after, numbers.moments(Reference(), log_of(table), needs))
+
+
+def test_a_lost_worker_changes_no_bit_of_what_tables_give(
+    session: SparkSession, cluster: Cluster
+) -> None:
+    frame = session.range(0, 5_000, 1, 12).selectExpr(
+        "CASE WHEN id % 3 = 0 THEN 'a' ELSE 'b' END AS logger",
+        "sin(id) AS reward",
+        "0.6 + 0.3 * cos(id) AS p",
+        "0.5 + 0.4 * sin(3 * id) AS t",
+    )
+    log = Log(frame, logger="logger", reward="reward", propensity="p")
+    needs = Needs(groups=((REWARD, WEIGHT.bind("target")),), tails=(WEIGHT.bind("target"),))
+    with Spark(session).open(log, TARGETS) as rows:
+        before = rows.moments(needs)
+        after = while_a_worker_dies(cluster, lambda: rows.moments(needs))
+    assert bits(after) == bits(before)
 
 
 def test_a_lost_worker_changes_nothing_of_what_policies_give(
