@@ -170,13 +170,7 @@ class TableTask:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         kernel = Kernel(self.layout, self.workspace)
-        names = {"bucket": "cluster"}  # the reader hashes it
-        tables = (
-            pa.Table.from_batches([batch]).rename_columns(
-                [names.get(n, n) for n in batch.schema.names]
-            )
-            for batch in _joined(batches, kernel.rows)
-        )
+        tables = _joined(batches, kernel.rows)
         rows = to_rows(tables, self.layout, partition * PARTITION_ROWS, kernel.rows)
         outcome = pickle.dumps(_total(kernel, rows))
         yield pa.record_batch({"partition": [partition], "outcome": [outcome]})
