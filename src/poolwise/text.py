@@ -14,7 +14,7 @@ def places_for(std_error: float) -> int:
     if not (std_error > 0 and math.isfinite(std_error)):
         return 6
     digits = 1 - math.floor(math.log10(std_error))
-    rounded = float(f"{std_error:.1e}")  # 0.0996 rounds to 0.10: one place fewer
+    rounded = float(f"{std_error:.1e}")  # 0.0996 rounds to 0.10: one decimal fewer
     return max(0, min(digits, 1 - math.floor(math.log10(rounded))))
 
 

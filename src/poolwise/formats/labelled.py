@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import AnyArray, PolicyLike
 
-Contexts: TypeAlias = "FloatArray | csr_array[Any] | Mapping[str, AnyArray]"
+LabelledContexts: TypeAlias = "FloatArray | csr_array[Any] | Mapping[str, AnyArray]"
 # from labels of rows and the actions played there to rewards
 Reward: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], FloatArray]
 
@@ -48,7 +48,7 @@ def correct_class(labels: NDArray[Any], actions: NDArray[Any]) -> FloatArray:
 
 
 def bandit_log(
-    contexts: Contexts,
+    contexts: LabelledContexts,
     labels: ArrayLike,
     *,
     loggers: Mapping[str, PolicyLike],
@@ -101,7 +101,9 @@ def bandit_log(
 class _Data:
     """A labelled data set on which policies act."""
 
-    def __init__(self, contexts: Contexts, labels: ArrayLike, reward: Reward | None) -> None:
+    def __init__(
+        self, contexts: LabelledContexts, labels: ArrayLike, reward: Reward | None
+    ) -> None:
         named = isinstance(contexts, Mapping)
         self.columns = contexts if isinstance(contexts, Mapping) else {FEATURES: contexts}
         # the columns that a log can hold: not a sparse matrix
@@ -138,7 +140,7 @@ class _Data:
             "reward": self.reward(self.labels[rows], actions),
             "propensity": probs[own],
             **probs,
-            **{name: _listed(batch[name]) for name in self.dense},
+            **{name: list_column(batch[name]) for name in self.dense},
         }
 
 
@@ -156,7 +158,7 @@ def draw(policy: Policy, batch: Batch, rng: np.random.Generator) -> NDArray[Any]
 
 
 def true_value(
-    contexts: Contexts,
+    contexts: LabelledContexts,
     labels: ArrayLike,
     policy: PolicyLike,
     *,
@@ -176,7 +178,7 @@ def true_value(
     return total / len(data.labels)
 
 
-def _listed(values: AnyArray) -> object:
+def list_column(values: AnyArray) -> object:
     """Return a matrix as a column of lists, and other values unchanged."""
     import pyarrow as pa
 

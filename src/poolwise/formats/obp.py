@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from poolwise.errors import UsageError
+from poolwise.formats.labelled import list_column
 from poolwise.log.log import Log
 from poolwise.log.policy import SUM_TOLERANCE
 
@@ -26,7 +27,6 @@ BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as in OBP
 TARGET = "target_prob"
 STRATA = ("stratum_idx", "strata")  # OBP renamed these keys; the older names come second
 AVERAGES = ("pscore_avg", "pscore_star")
-TWO = 2  # loggers: the mixture and one of them give the other
 
 
 def from_obp(
@@ -59,7 +59,7 @@ def from_obp(
     """
     import pyarrow as pa
 
-    rows = _Rows(bandit_feedback)
+    rows = _Feedback(bandit_feedback)
     labels, own = rows.labels(), rows.own_propensity()
     crossed = _crossed(rows, labels, own, behavior)
     columns: dict[str, AnyArray | pa.Array] = {
@@ -93,7 +93,7 @@ def from_obp(
     )
 
 
-class _Rows:
+class _Feedback:
     """Reads arrays of the dictionary, and rejects those of a wrong shape or range."""
 
     def __init__(self, feedback: BanditFeedback) -> None:
@@ -101,21 +101,19 @@ class _Rows:
             raise UsageError(
                 f"bandit_feedback must be a dictionary, got {type(feedback).__name__}"
             )
-        needed = ("n_actions", "action", "reward")
-        missing = [key for key in needed if feedback.get(key) is None]
+        self.values = {key: value for key, value in feedback.items() if value is not None}
+        missing = [k for k in ("n_actions", "action", "reward") if k not in self.values]
         if missing:
             raise UsageError(f"bandit_feedback has no {', '.join(missing)}: is it from OBP?")
-        self.feedback = feedback
         self.count = len(np.asarray(feedback["action"]))
-        if feedback.get("n_rounds", self.count) != self.count:
-            raise UsageError(
-                f"n_rounds is {feedback['n_rounds']}, but there are {self.count} actions"
-            )
+        rounds = feedback.get("n_rounds", self.count)
+        if rounds != self.count:
+            raise UsageError(f"n_rounds is {rounds}, but there are {self.count} actions")
         self.actions = int(feedback["n_actions"])
         self.action = self._indices("action", self.actions)
 
     def vector(self, name: str) -> FloatArray:
-        return _numbers(name, self.feedback[name], (self.count,))
+        return _numbers(name, self.values[name], (self.count,))
 
     def _indices(self, name: str, size: int) -> IntArray:
         values = self.vector(name)
@@ -124,7 +122,7 @@ class _Rows:
         return values.astype(np.int64)
 
     def first_of(self, names: tuple[str, ...]) -> str | None:
-        return next((name for name in names if self.feedback.get(name) is not None), None)
+        return next((name for name in names if name in self.values), None)
 
     def labels(self) -> AnyArray:
         """Return the label of each row's logger."""
@@ -134,10 +132,10 @@ class _Rows:
         return self._indices(name, 2**31).astype(str)
 
     def own_propensity(self) -> FloatArray:
-        if self.feedback.get("pscore") is not None:
+        if "pscore" in self.values:
             return self.vector("pscore")
-        if self.feedback.get("pi_b") is not None:
-            return self.at_action("pi_b", self.feedback["pi_b"])
+        if "pi_b" in self.values:
+            return self.at_action("pi_b", self.values["pi_b"])
         raise UsageError("bandit_feedback must have pscore or pi_b")
 
     def at_action(self, name: str, values: ArrayLike) -> FloatArray:
@@ -155,7 +153,7 @@ class _Rows:
         return dense[np.arange(self.count), self.action, self._position(name, dense.shape[2])]
 
     def _position(self, name: str, positions: int) -> IntArray:
-        if self.feedback.get("position") is not None:
+        if "position" in self.values:
             return self._indices("position", positions)
         if positions > 1:
             raise UsageError(
@@ -165,18 +163,15 @@ class _Rows:
 
     def context(self) -> dict[str, pa.Array | AnyArray]:
         """Return the context as one column of lists, and the position if there is one."""
-        import pyarrow as pa
-
         columns: dict[str, pa.Array | AnyArray] = {}
-        if self.feedback.get("context") is not None:
-            matrix = np.asarray(self.feedback["context"], dtype=np.float64)
+        if "context" in self.values:
+            matrix = np.asarray(self.values["context"], dtype=np.float64)
             if matrix.ndim != 2 or len(matrix) != self.count:
                 raise UsageError(
                     f"context must have shape ({self.count}, d), got {matrix.shape}"
                 )
-            flat = pa.array(matrix.ravel())
-            columns["context"] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
-        if self.feedback.get("position") is not None:
+            columns["context"] = list_column(matrix)
+        if "position" in self.values:
             columns["position"] = self._indices("position", 2**31)
         return columns
 
@@ -195,7 +190,7 @@ def _numbers(name: str, values: object, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _crossed(
-    rows: _Rows,
+    rows: _Feedback,
     labels: AnyArray,
     own: FloatArray,
     behavior: Mapping[Any, ArrayLike] | None,
@@ -209,7 +204,7 @@ def _crossed(
             raise UsageError(f"behavior must have every logger, lacks {', '.join(missing)}")
         return {k: rows.at_action(f"behavior[{k!r}]", v) for k, v in by_label.items()}
     average = rows.first_of(AVERAGES)
-    if average is None or len(present) != TWO:
+    if average is None or len(present) != 2:  # the mixture and one give the other
         return {}
     return other_of_two(labels, own, rows.vector(average))
 

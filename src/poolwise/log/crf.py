@@ -81,7 +81,7 @@ def to_vectors(actions: AnyArray, labels: int) -> BitArray:
 def _whole(bits: AnyArray, fits: ArrayLike) -> BitArray:
     bad = np.flatnonzero(~np.broadcast_to(fits, bits.shape).all(axis=1))
     if len(bad):
-        reason = "met actions that are no label vectors: give a bit mask or text of 0 and 1"
+        reason = "needs actions that are label vectors: bit masks, or text of 0 and 1"
         raise PolicyError("CRF", reason, bad[:5].tolist())
     return bits.astype(np.bool)
 

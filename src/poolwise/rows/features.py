@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, Labels
 
-MOST_COLUMNS = 64  # one-hot columns of a column of text, or of the action
+ONE_HOT_COLUMNS = 64  # at most, of a column of text or of the action
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Features:
     def join(self, context: FloatArray, action: IntArray) -> FloatArray:
         """Append the columns of one action per row, by its index, to the context."""
         size = len(self.actions)
-        if size > MOST_COLUMNS:  # trees can split the index; linear models cannot use it
+        if size > ONE_HOT_COLUMNS:  # trees can split the index; linear models cannot use it
             return np.column_stack([context, action])
         played = one_hot(action, size)
         if not self.interactions:
@@ -98,7 +98,7 @@ def fit_features(
 def _frequent(values: AnyArray) -> tuple[Hashable, ...]:
     rows = Counter(values.tolist())
     ranked = sorted(rows, key=lambda label: (-rows[label], str(label)))
-    return tuple(ranked[:MOST_COLUMNS])
+    return tuple(ranked[:ONE_HOT_COLUMNS])
 
 
 def one_hot(index: IntArray, size: int) -> FloatArray:

@@ -36,7 +36,7 @@ FOLDS = 5
 FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
 BATCH_ROWS = 65_536  # of the pass that takes the sample
 SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
-Model = TypeVar("Model")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Extra:
 NOTHING = Extra()
 
 
-def fit_folds(fold: IntArray, fit: Callable[[IntArray], Model]) -> dict[int, Model]:
+def fit_folds(fold: IntArray, fit: Callable[[IntArray], T]) -> dict[int, T]:
     """Return the model for each fold: the result of `fit` with the rows of all others."""
     return {k: fit(np.flatnonzero(fold != k)) for k in np.unique(fold).tolist()}
 
