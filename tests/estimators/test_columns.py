@@ -13,7 +13,7 @@ from poolwise.estimators.calibrated import (
     Calibrated,
     SelfNormalised,
     controls_of,
-    logger_controls,
+    logger_columns,
     supported_columns,
     uncovered,
 )
@@ -155,7 +155,7 @@ def rows(count: int, *ratios: str) -> Moments:
 
 def test_the_last_logger_has_what_the_others_leave_of_the_mixture() -> None:
     moments = {"c": rows(5, "a", "b"), "a": rows(1, "a", "b"), "b": rows(2, "a", "b")}
-    found = logger_controls(moments)
+    found = list(logger_columns(moments).values())
     assert found[:2] == [Score({ratio("a"): 1.0}, -1.0), Score({ratio("b"): 1.0}, -1.0)]
     (last,) = found[2:]
     assert last.parts == pytest.approx({ratio("a"): -1 / 5, ratio("b"): -2 / 5})
@@ -163,7 +163,7 @@ def test_the_last_logger_has_what_the_others_leave_of_the_mixture() -> None:
 
 
 def test_where_every_logger_has_a_column_the_last_in_order_goes_without() -> None:
-    found = logger_controls({"b": rows(3, "a", "b"), "a": rows(1, "a", "b")})
+    found = list(logger_columns({"b": rows(3, "a", "b"), "a": rows(1, "a", "b")}).values())
     assert found[0] == Score({ratio("b"): 1.0}, -1.0)
     assert found[1].parts == pytest.approx({ratio("b"): -3.0})
     assert found[1].constant == pytest.approx(3.0)
@@ -175,7 +175,10 @@ def test_columns_stand_for_these_known_means() -> None:
     target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     model = Score({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)
     assert controls_of(moments, ("dr", "target")) == [model, target]
-    assert controls_of(moments, ("loggers", "target")) == [*logger_controls(moments), target]
+    assert controls_of(moments, ("loggers", "target")) == [
+        *logger_columns(moments).values(),
+        target,
+    ]
     assert controls_of(moments, ("loggers",), known=("b",)) == [Score({ratio("b"): 1.0}, -1.0)]
     assert controls_of(moments, ("loggers", "target"), known=()) == [target]
     assert controls_of(moments, ()) == []

@@ -19,20 +19,19 @@ from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import (
     Calibrated,
     Columns,
-    logger_controls,
+    logger_columns,
     many,
     supported_columns,
 )
 from poolwise.estimators.ips import Weighted
 from poolwise.intervals.student import Interval, check_level, student
 from poolwise.moments.estimate import Estimate
-from poolwise.moments.linear import Deviation, Score, by_count, deviation
+from poolwise.moments.linear import Deviation, Score, deviation, ratio_score
 from poolwise.moments.moments import FloatArray
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     OVERLAP,
     OVERLAP_REWARD,
-    ratio,
     unsupported_weight,
 )
 
@@ -75,11 +74,13 @@ def column_means(view: MomentsByLogger, buckets: Buckets) -> dict[str, Deviation
     """
     if many(view):
         return {}
-    one = Score({}, 1.0)
-    return {
-        logger: deviation((column + one).over(view), view, buckets)
-        for logger, column in zip(view, logger_controls(view), strict=True)
-    }
+    return {i: deviation(s.over(view), view, buckets) for i, s in _ratios(view).items()}
+
+
+def _ratios(view: MomentsByLogger) -> dict[str, Score]:
+    """Return the score of each logger over the mixture, which averages 1 over all rows."""
+    columns = logger_columns(view)
+    return {i: columns[i] + Score({}, 1.0) for i in view}
 
 
 def columns(means: Mapping[str, Deviation]) -> dict[str, Check]:
@@ -99,14 +100,10 @@ def own_columns(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     Swapped columns of two loggers break this, even if their logs have the same size and
     the means over all rows are 1.
     """
-    *others, last = view
-    if not others or many(view):
+    if len(view) < 2 or many(view):
         return {}
-    share = by_count(view)
-    scores = {i: Score({ratio(i): 1.0}) for i in others}
-    rest = {ratio(i): -share[i] / share[last] for i in others}
-    scores[last] = Score(rest, 1 / share[last])
-    means = [deviation(scores[i].of(i), view, buckets) for i in view if view[i].count >= ENOUGH]
+    scores = {i: s for i, s in _ratios(view).items() if view[i].count >= ENOUGH}
+    means = [deviation(score.of(i), view, buckets) for i, score in scores.items()]
     if not means:
         return {}
     worst = min(means, key=lambda d: d.z)
@@ -125,10 +122,9 @@ def drift(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     for logger, moments in view.items():
         if moments.effective(OVERLAP) < ENOUGH_OVERLAP:
             continue
-        mean = moments.mean(OVERLAP)
-        value = moments.mean(OVERLAP_REWARD) / mean
-        score = Score({OVERLAP_REWARD: 1 / mean, OVERLAP: -value / mean}, value)
-        values[logger] = (value, score.of(logger).deviation_variance(view, buckets)[0])
+        score = ratio_score(moments, OVERLAP_REWARD, OVERLAP)
+        variance, _ = score.of(logger).deviation_variance(view, buckets)
+        values[logger] = (score.constant, variance)
     test = _by_welch(view, values)
     return {} if test is None else {"drift": Check("overlap policy by logger (F)", *test)}
 

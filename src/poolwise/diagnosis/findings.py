@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.agreement import ENOUGH
 from poolwise.errors import Finding, Severity
+from poolwise.estimators.calibrated import few_effective_rows, target_uncovered
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
 from poolwise.text import p_text, percent, short
@@ -30,6 +31,7 @@ ENDLESS = 1.0  # tail index from which the mean is infinite
 RARE = 20  # effective rewarded rows below which Student's interval undercovers
 FEW = 30  # effective sample size below which normal intervals are unreliable
 UNEVEN = 100  # the same for uneven weights (benchmarks/coverage.py)
+NARROW = "the interval is probably too narrow"
 WORSE = 1.1  # ratio of standard errors that is worth a note
 
 
@@ -61,7 +63,8 @@ def _probabilities(
 ) -> Iterator[Finding]:
     """Yield alarms about means that should be 1."""
     if mixture.mean_weight_p < ALARMING and sum(rows.values()) >= ENOUGH:
-        yield _uncovered(mixture) if mixture.mean_weight < 1 else _too_heavy(mixture)
+        low = target_uncovered(mixture.mean_weight, "or probabilities are wrong.")
+        yield low if mixture.mean_weight < 1 else _too_heavy(mixture)
     columns = diagnosis.columns
     off = {i: c.value for i, c in columns.items() if c.p_value * len(columns) < ALARMING}
     own = diagnosis.checks.get("own-columns")
@@ -93,17 +96,6 @@ def _numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{i!r} {short(value)}" for i, value in values.items())
 
 
-def _uncovered(mixture: Overlap) -> Finding:
-    return Finding(
-        "target-uncovered",
-        f"The balanced weights average {mixture.mean_weight:.3f} instead of 1: the target "
-        f"plays actions that no logger plays, {percent(1 - mixture.mean_weight)} of the time, "
-        "or probabilities are wrong.",
-        "Log such actions before relying on any estimate, unless they are known to earn 0.",
-        "alarm",
-    )
-
-
 def _too_heavy(mixture: Overlap) -> Finding:
     return Finding(
         "weights-off",
@@ -129,7 +121,7 @@ def _pooled(mixture: Overlap, rows: int) -> Iterator[Finding]:
     """Yield findings about the balanced weights, which the default estimator uses."""
     uneven = 2 * mixture.effective_rows < rows
     if mixture.effective_rows < (UNEVEN if uneven else FEW):
-        yield _few(mixture.effective_rows)
+        yield few_effective_rows(mixture.effective_rows, NARROW)
     if mixture.effective_rows >= FEW and mixture.largest_share > DOMINANT:
         yield Finding(
             "dominant-row",
@@ -148,19 +140,9 @@ def _unpooled(loggers: Mapping[str, Overlap], rows: Mapping[str, int]) -> Iterat
     above = _mean_weights(loggers, rows, above=True)
     if above:
         yield _wrong(f"Weights average more than 1: {_numbers(above)}.")
-    few = {i: o for i, o in loggers.items() if o.effective_rows < FEW}
+    few = {i: o.effective_rows for i, o in loggers.items() if o.effective_rows < FEW}
     if few:
-        yield _few(sum(o.effective_rows for o in few.values()), few)
-
-
-def _few(effective: float, loggers: Sequence[str] | Mapping[str, object] = ()) -> Finding:
-    whose = f" against {_names(loggers)}" if loggers else ""
-    return Finding(
-        "few-effective-rows",
-        f"The effective sample size{whose} is only {effective:.1f} rows, so the interval is "
-        "probably too narrow.",
-        "Collect more rows from loggers that are closer to the target.",
-    )
+        yield few_effective_rows(sum(few.values()), NARROW, f" against {_names(few)}")
 
 
 def _heavy(tail: TailIndex, severity: Severity) -> Finding:
@@ -303,8 +285,7 @@ def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
     return [
         Finding(
             "few-rewarded-rows",
-            f"The effective number of rewarded rows is only {effective:.1f}, so the interval "
-            "is probably too narrow.",
+            f"The effective number of rewarded rows is only {effective:.1f}, so {NARROW}.",
             "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`.",
         )
     ]

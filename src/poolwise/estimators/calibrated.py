@@ -20,7 +20,7 @@ import numpy as np
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.ips import as_naive, require_crossed
 from poolwise.moments.estimate import Estimate, estimated, stratified
-from poolwise.moments.linear import Fit, Score, by_count
+from poolwise.moments.linear import Fit, Score, by_count, ratio_score
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -33,6 +33,7 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
+from poolwise.text import percent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -84,9 +85,7 @@ class SelfNormalised:
             raise RefusedError(
                 "no-weight", f"{self.name} requires a row with a positive weight"
             )
-        value = together.mean(reward) / mean
-        score = Score({reward: 1 / mean, weight: -value / mean}, value)
-        return estimated(score.over(moments), moments)
+        return estimated(ratio_score(together, reward, weight).over(moments), moments)
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def controls_of(
     elif few:
         loggers = contrast_controls(moments, few)
     else:
-        loggers = logger_controls(moments)
+        loggers = list(logger_columns(moments).values())
     scores = {
         "loggers": loggers,
         "target": [Score({BALANCED_WEIGHT: 1.0}, -1.0)],
@@ -210,26 +209,38 @@ def supported_columns(
     if together.ddof == 0 or not columns:
         return columns, ()
     if columns != ("loggers",) and uncovered(moments):
-        finding = _no_cover(together.mean(BALANCED_WEIGHT))
+        finding = target_uncovered(
+            together.mean(BALANCED_WEIGHT),
+            "or probabilities are wrong (or roughly estimated). Columns that use the target's "
+            "weights are left out.",
+        )
         return tuple(c for c in columns if c == "loggers"), (finding,)
     effective = together.effective(BALANCED_WEIGHT)
     size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
-        return (), (_too_few(effective, "no column is used"),)
+        return (), (few_effective_rows(effective, "no column is used"),)
     if effective < ROWS_PER_COLUMN * size:  # never so for the target's column alone
         fewer = ("target",) if "target" in columns else ()
         left_out = " and ".join(repr(c) for c in columns if c not in fewer)
-        return fewer, (_too_few(effective, f"{left_out} are left out of the columns"),)
+        return fewer, (
+            few_effective_rows(effective, f"{left_out} are left out of the columns"),
+        )
     return columns, ()
 
 
-def logger_controls(moments: MomentsByLogger) -> list[Score]:
-    """Return one column per logger; the last follows from the others and the mixture.
+def logger_columns(moments: MomentsByLogger) -> dict[str, Score]:
+    """Return the column of each logger; the last follows from the others and the mixture.
 
     The last adds nothing to the span, but makes the estimate independent of the order of
-    the loggers.
+    the loggers, which may come in any order.  It is the logger without a ratio.
     """
-    return list(_by_logger(moments).values())
+    first = next(iter(moments.values()))
+    last = next((i for i in moments if not first.has(ratio(i))), list(moments)[-1])
+    others = [i for i in moments if i != last]
+    share = by_count(moments)
+    rest = {ratio(i): -share[i] / share[last] for i in others}
+    columns = {i: Score({ratio(i): 1.0}, -1.0) for i in others}
+    return {**columns, last: Score(rest, 1.0 / share[last] - 1.0)}
 
 
 def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Score]:
@@ -238,23 +249,12 @@ def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Sc
     The mean follows from the loggers with few rows and the mixture, so that its slope would
     depend on these few rows.
     """
-    large = {i: c for i, c in _by_logger(moments).items() if i not in few}
+    large = {i: c for i, c in logger_columns(moments).items() if i not in few}
     if len(large) < 2:
         return []
     share = by_count({i: moments[i] for i in large})
     mean = sum((column * share[i] for i, column in large.items()), Score({}))
     return [column - mean for column in large.values()]
-
-
-def _by_logger(moments: MomentsByLogger) -> dict[str, Score]:
-    # loggers may come in any order; the last one is that without a ratio
-    first = next(iter(moments.values()))
-    last = next((i for i in moments if not first.has(ratio(i))), list(moments)[-1])
-    others = [i for i in moments if i != last]
-    share = by_count(moments)
-    rest = {ratio(i): -share[i] / share[last] for i in others}
-    columns = {i: Score({ratio(i): 1.0}, -1.0) for i in others}
-    return {**columns, last: Score(rest, 1.0 / share[last] - 1.0)}
 
 
 def uncovered(moments: MomentsByLogger) -> bool:
@@ -317,12 +317,12 @@ def least_squares(
     return slopes.tolist(), int(large.sum())
 
 
-def _no_cover(mean: float) -> Finding:
+def target_uncovered(mean: float, consequence: str) -> Finding:
+    """Return the finding that the mean balanced weight is significantly below 1."""
     return Finding(
         "target-uncovered",
         f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
-        f"no logger plays, about {1 - mean:.1%} of the time, or probabilities are wrong (or "
-        "roughly estimated). Columns that use the target's weights are left out.",
+        f"no logger plays, {percent(1 - mean)} of the time, {consequence}",
         "Log such actions before relying on any estimate, unless they are known to earn 0.",
         "alarm",
     )
@@ -337,10 +337,11 @@ def _too_many(loggers: int) -> Finding:
     )
 
 
-def _too_few(effective: float, consequence: str) -> Finding:
+def few_effective_rows(effective: float, consequence: str, weights: str = "") -> Finding:
+    """Return the finding that the effective sample size is small."""
     return Finding(
         "few-effective-rows",
-        f"The effective sample size is only {effective:.1f} rows, so {consequence}.",
+        f"The effective sample size{weights} is only {effective:.1f} rows, so {consequence}.",
         "Collect more rows from loggers that are closer to the target.",
     )
 

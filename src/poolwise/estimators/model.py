@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import Finding, UsageError
-from poolwise.estimators.calibrated import uncovered
+from poolwise.estimators.calibrated import target_uncovered, uncovered
 from poolwise.estimators.ips import (
     FLOOR,
     OWN_ONLY,
@@ -125,7 +125,10 @@ class DoublyRobust:
         findings = shrink_findings(moments, self.shrink)
         if uncovered(moments):
             mean = pooled(moments.values()).mean(BALANCED_WEIGHT)
-            findings = (_extrapolated(mean), *findings)
+            finding = target_uncovered(
+                mean, "and the estimate of their rewards comes from the reward model alone."
+            )
+            findings = (replace(finding, advice=LOG_FIRST), *findings)
         return replace(_scored(moments, self._score), findings=findings)
 
 
@@ -173,14 +176,4 @@ MODEL_ONLY = Finding(
     "include the model's errors.",
     "Rely on doubly-robust or calibrated, which correct the model by the rows.",
 )
-
-
-def _extrapolated(mean: float) -> Finding:
-    return Finding(
-        "target-uncovered",
-        f"The balanced weights average {mean:.3f} instead of 1: the target plays actions that "
-        f"no logger plays, about {1 - mean:.1%} of the time. The estimate of their rewards "
-        "comes from the reward model alone.",
-        "Log such actions before relying on any estimate.",
-        "alarm",
-    )
+LOG_FIRST = "Log such actions before relying on any estimate."

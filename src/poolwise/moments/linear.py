@@ -75,6 +75,13 @@ class Score:
         return Linear({logger: self.parts}, self.constant)
 
 
+def ratio_score(moments: Moments, above: Term, below: Term) -> Score:
+    """Return the linearised ratio of two means; its mean is the ratio at these moments."""
+    mean = moments.mean(below)
+    value = moments.mean(above) / mean
+    return Score({above: 1 / mean, below: -value / mean}, value)
+
+
 def _added(left: Coefficients, right: Coefficients) -> dict[Term, float]:
     return {t: left.get(t, 0.0) + right.get(t, 0.0) for t in (*left, *right)}
 

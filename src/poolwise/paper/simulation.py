@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolwise.estimators.calibrated import least_squares, logger_controls
+from poolwise.estimators.calibrated import least_squares, logger_columns
 from poolwise.moments.linear import Score, row_variance
 from poolwise.moments.moments import FloatArray, Moments
 from poolwise.moments.terms import (
@@ -212,7 +212,7 @@ def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
 
 def controlled(moments: MomentsByLogger) -> dict[str, Score]:
     """Both control-variate estimators at their optimal slopes."""
-    loggers = logger_controls(moments)
+    loggers = list(logger_columns(moments).values())
     return {
         "cv_loggers": optimal(moments, loggers),
         "cv_target": optimal(moments, [*loggers, TARGET_COLUMN]),
