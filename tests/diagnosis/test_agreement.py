@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from poolwise.diagnosis.agreement import cochran, random_effects, welch
+from poolwise.diagnosis.agreement import cochran, column_means, random_effects, welch
 from poolwise.errors import UsageError
+from poolwise.moments.terms import ratio
 from tests.support.messages import refused
+from tests.support.small import group
 
 VALUES = [1.0, 1.5, 0.8]
 
@@ -124,3 +126,14 @@ def test_logs_that_no_test_can_use_are_counted() -> None:
         welch([1.0, 2.0], [1.0, 1.0], [10, 1])
     with refused(UsageError):
         random_effects(VALUES, [1.0, 1.0, 1.0], 95)
+
+
+def test_each_logger_has_its_own_column_in_any_order() -> None:
+    # the logger without a ratio comes first: n = 2, 2, 4 rows; a averages 2 and b 1/2
+    a, b = ratio("a"), ratio("b")
+    two = {a: [1.0, 3.0], b: [0.0, 1.0]}
+    four = {a: [1.0, 3.0, 1.0, 3.0], b: [0.0, 1.0, 0.0, 1.0]}
+    means = column_means({"c": group(four), "a": group(two), "b": group(two)}, ())
+    values = {logger: mean.value for logger, mean in means.items()}
+    # c / mixture = (1 - a / 4 - b / 4) / (1 / 2)
+    assert values == pytest.approx({"c": 0.75, "a": 2.0, "b": 0.5})
