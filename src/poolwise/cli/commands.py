@@ -34,7 +34,6 @@ from poolwise.cli.options import (
     Sources,
     build_log,
     command_text,
-    from_moments,
     grouped,
     scored_command,
 )
@@ -118,7 +117,10 @@ def evaluate(
     targets = roles.targets(trust=read.trust)
     reader = engine.start()
     if moments:
-        log, reader = from_moments(moments, log, targets)
+        from poolwise.evaluation.summarise import from_files
+
+        reader = summary = from_files(moments, log, targets)
+        log = log if summary.crossed else summary.narrowed(log)
     with _progress():
         evaluation = run(
             log,

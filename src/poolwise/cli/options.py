@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -239,16 +239,6 @@ def build_log(
         log_probabilities=roles.log_probabilities,
         reward_range=_range(rows.reward_range),
     )
-
-
-def from_moments(
-    paths: Sequence[Path], log: Log, targets: Mapping[str, PolicyLike]
-) -> tuple[Log, EngineLike]:
-    """Return the log and an engine that reads saved moments instead of rows."""
-    from poolwise.evaluation.summarise import from_files
-
-    summary = from_files(paths, log, targets)
-    return log if summary.crossed else summary.narrowed(log), summary
 
 
 def scored_command(scored: ScoredLog, path: Path) -> str:

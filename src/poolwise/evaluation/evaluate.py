@@ -17,7 +17,8 @@ from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_
 from poolwise.diagnosis.leave_one_out import errors, errors_without
 from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
 from poolwise.diagnosis.trained import HONEST, conflicts, on_own_log, pools, target_on_log
-from poolwise.errors import Finding, RefusedError
+from poolwise.engines.base import SingleRows
+from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.families import comparing, needs_beside, recommended
 from poolwise.evaluation.read import opened
@@ -118,6 +119,10 @@ def _aside(rows: OpenLog, *, which_logs: bool) -> Aside:
     asked = rows.request
     bets = {}
     if asked.method == "betting":
+        if not isinstance(rows.rows, SingleRows):
+            raise UsageError(
+                "interval='betting' reads single rows, which requires the DuckDB engine"
+            )
         bets = {
             name: by_betting(rows.rows, name, asked.log, asked.level, asked.sides)
             for name in asked.names

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from poolwise.diagnosis.overlap import Diagnosis
 from poolwise.errors import RefusedError
 from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from poolwise.diagnosis.overlap import Overlap
+    from poolwise.diagnosis.overlap import Diagnosis, Overlap
     from poolwise.errors import Finding
     from poolwise.evaluation.ranking import Comparison
     from poolwise.intervals.student import Interval
@@ -131,8 +130,8 @@ class TargetResult:
     intervals: Mapping[str, Interval]
     loggers: Mapping[str, Overlap]
     mixture: Overlap | None
-    findings: tuple[Finding, ...] = ()
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    findings: tuple[Finding, ...]
+    diagnosis: Diagnosis
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.engines.base import SingleRows
 from poolwise.errors import Finding, UsageError
 from poolwise.intervals.bounds import (
     WeightSums,
@@ -29,7 +28,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.engines.base import Rows
+    from poolwise.engines.base import SingleRows
     from poolwise.intervals.student import Sides
     from poolwise.log.log import Log
     from poolwise.moments.moments import Moments, MomentsByLogger
@@ -94,13 +93,9 @@ def from_moments(
     return interval, (_observed_only(heaviest),)
 
 
-def by_betting(rows: Rows, target: str, log: Log, level: float, sides: Sides) -> Interval:
+def by_betting(rows: SingleRows, target: str, log: Log, level: float, sides: Sides) -> Interval:
     """Return the interval by betting, valid for any number of rows and any weights."""
     lower, upper = known_range(log, "betting")
-    if not isinstance(rows, SingleRows):
-        raise UsageError(
-            "interval='betting' reads single rows, which requires the DuckDB engine"
-        )
     base = min(lower, 0.0)  # weighted negative rewards are unbounded: subtract the lowest
     interval = betting(
         rows.weighted_rewards(target, base),
