@@ -36,7 +36,7 @@ FEW = 5  # loggers that a sentence lists
 PLANNED = ("calibrated", "balanced", "weighted", "naive")
 ALWAYS = (
     "New rows are like the old ones, and all policies stay as they are.",
-    "The present variances are taken as true; with few dominant rows the plan is rough.",
+    "The present variances are taken as true; where a few rows dominate, the plan is rough.",
 )
 SAMPLE_ROWS = 50_000  # rows of the sample, which represents the log
 FEWEST_ROWS = 5_000  # of them with many loggers
