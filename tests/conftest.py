@@ -31,7 +31,11 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "postgres": PostgresEngine,
 }
 
-SYSTEM = ("tests/system/", "tests/repo/")  # folders whose tests `make quick` leaves out
+SYSTEM = (
+    "tests/recorded/",
+    "tests/repo/",
+    "tests/system/",
+)  # folders whose tests `make quick` leaves out
 
 
 @pytest.fixture(params=list(ENGINES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,23 @@ from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.moments.linear import Score
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from tests.support.messages import refused
+from tests.support.small import group, mean, scatter, var
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
+
+    from poolwise.moments.terms import Term
+
+    Columns = Mapping[Term, list[Fraction]]
+    Fold = Mapping[str, Columns]
+
 
 TERMS = tuple(sorted((BALANCED_REWARD, BALANCED_WEIGHT, ratio("1"))))
 
@@ -81,3 +92,126 @@ def test_a_log_smaller_than_its_folds_is_refused() -> None:
 def test_one_fold_is_no_fold() -> None:
     with refused(UsageError):
         CrossFitted(folds=1)
+
+
+# ------------------------------------------------------------------ a few rows in two folds
+
+
+Y, X, W = BALANCED_REWARD, ratio("a"), BALANCED_WEIGHT
+
+
+def rows(*lines: tuple[float, float, float]) -> Columns:
+    return {
+        t: list(map(Fraction, c))
+        for t, c in zip((Y, X, W), zip(*lines, strict=True), strict=True)
+    }
+
+
+FIRST = {"a": rows((1, 1, 1), (2, 2, 0.5)), "b": rows((3, 0, 1), (5, 1, 0.75))}
+SECOND = {"a": rows((4, 1, 2), (6, 0.5, 1)), "b": rows((0.5, 0.25, 0.25))}
+TARGET = CrossFitted(Calibrated(columns=("target",), guard=False), folds=2)
+
+
+def moments_of(fold: Fold) -> dict[str, Moments]:
+    return {i: group(columns) for i, columns in fold.items()}
+
+
+def slope_pooled(fold: Fold) -> Fraction:
+    x, y = ([v for r in fold.values() for v in r[term]] for term in (X, Y))
+    return scatter(x, y) / scatter(x, x)
+
+
+def slope_within(fold: Fold, term: Term = W) -> Fraction:
+    above = sum((scatter(r[term], r[Y]) for r in fold.values()), Fraction(0))
+    return above / sum((scatter(r[term], r[term]) for r in fold.values()), Fraction(0))
+
+
+def left_over(fold: Fold, slope: Fraction, term: Term = W) -> dict[str, list[Fraction]]:
+    return {
+        i: [y - slope * x for y, x in zip(r[Y], r[term], strict=True)] for i, r in fold.items()
+    }
+
+
+def spread(left: Mapping[str, list[Fraction]]) -> Fraction:
+    """Stratified variance of one fold; a row alone takes the variance of all."""
+    together = [y for values in left.values() for y in values]
+    parts = [
+        Fraction(len(r), len(together)) ** 2 / len(r) * var(r if len(r) > 1 else together)
+        for r in left.values()
+    ]
+    return sum(parts, Fraction(0))
+
+
+def test_each_fold_is_corrected_with_the_slopes_of_the_other() -> None:
+    found = TARGET.estimate_folds([moments_of(FIRST), moments_of(SECOND)])
+    value, variance = Fraction(0), Fraction(0)
+    for mine, other in ((FIRST, SECOND), (SECOND, FIRST)):
+        slope = slope_within(other)
+        left = left_over(mine, slope)
+        size = Fraction(sum(map(len, left.values())), 7)
+        inner = Fraction(4, 7) * mean(left["a"]) + Fraction(3, 7) * mean(left["b"])
+        value += size * (inner + slope)
+        variance += size**2 * spread(left)
+    assert found.value == pytest.approx(float(value), rel=1e-12)
+    assert found.variance == pytest.approx(float(variance), rel=1e-12)
+    assert found.shares == pytest.approx({"a": 4 / 7, "b": 3 / 7})
+    assert found.findings == ()
+    # the freedom is that of all rows, corrected as the first fold is
+    whole = {i: moments_of(FIRST)[i] + moments_of(SECOND)[i] for i in "ab"}
+    parts = {Y: 1.0, W: -float(slope_within(SECOND))}
+    assert found.freedom == pytest.approx(
+        Score(parts).over(whole).variance(whole)[1], rel=1e-12
+    )
+
+
+def test_with_the_columns_of_the_loggers_slopes_are_pooled() -> None:
+    estimator = CrossFitted(Calibrated(columns=("loggers",), guard=False), folds=2)
+    found = estimator.estimate_folds([moments_of(FIRST), moments_of(SECOND)])
+    value = Fraction(0)
+    for mine, other in ((FIRST, SECOND), (SECOND, FIRST)):
+        slope = slope_pooled(other)
+        left = left_over(mine, slope, X)
+        size = Fraction(sum(map(len, left.values())), 7)
+        inner = Fraction(4, 7) * mean(left["a"]) + Fraction(3, 7) * mean(left["b"])
+        value += size * (inner + slope)
+    assert found.value == pytest.approx(float(value), rel=1e-12)
+
+
+def test_buckets_go_to_the_folds_in_turn() -> None:
+    lines = [(1, 1, 1), (2, 2, 0.5), (4, 1, 2), (6, 0.5, 1)]
+    buckets = [moments_of({"a": rows(line), "b": rows(line[::-1])}) for line in lines]
+    estimator = CrossFitted(Calibrated(guard=False), folds=2)
+    merged = [{i: buckets[k][i] + buckets[k + 2][i] for i in "ab"} for k in (0, 1)]
+    found, whole = estimator.estimate_folds(buckets), estimator.estimate_folds(merged)
+    assert found.value == pytest.approx(whole.value, rel=1e-12)
+    assert found.variance == pytest.approx(whole.variance, rel=1e-12)
+    assert found.freedom == pytest.approx(whole.freedom, rel=1e-9)
+
+
+def test_cross_fitting_obeys_the_guard_of_calibrated() -> None:
+    buckets = [moments_of(FIRST), moments_of(SECOND)]
+    found = CrossFitted(folds=2).estimate_folds(buckets)
+    assert [f.code for f in found.findings] == ["few-effective-rows"]
+    # without columns: the mean of each logger in each fold, folds by their rows
+    a = Fraction(4, 7) * mean([1, 2]) + Fraction(3, 7) * mean([4, 6])
+    b = Fraction(4, 7) * mean([3, 5]) + Fraction(3, 7) * mean([0.5])
+    assert found.value == pytest.approx(float(Fraction(4, 7) * a + Fraction(3, 7) * b))
+    whole = {i: buckets[0][i] + buckets[1][i] for i in "ab"}
+    assert CrossFitted(folds=2).estimate(whole) == Calibrated().estimate(whole)
+
+
+def test_known_loggers_alone_have_columns() -> None:
+    buckets = [moments_of(FIRST), moments_of(SECOND)]
+    nobody = Calibrated(columns=("loggers",), guard=False, known=())
+    bare = CrossFitted(nobody, folds=2).estimate_folds(buckets)
+    none = CrossFitted(Calibrated(columns=(), guard=False), folds=2).estimate_folds(buckets)
+    assert (bare.value, bare.variance) == (none.value, none.variance)
+    one = CrossFitted(Calibrated(columns=("loggers",), guard=False, known=("a",)), folds=2)
+    value = Fraction(0)
+    for mine, other in ((FIRST, SECOND), (SECOND, FIRST)):
+        slope = slope_within(other, X)  # not pooled, since the mixture was estimated
+        left = left_over(mine, slope, X)
+        size = Fraction(sum(map(len, left.values())), 7)
+        inner = Fraction(4, 7) * mean(left["a"]) + Fraction(3, 7) * mean(left["b"])
+        value += size * (inner + slope)
+    assert one.estimate_folds(buckets).value == pytest.approx(float(value), rel=1e-12)

@@ -2,16 +2,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.moments.moments import Moments, pooled
-from poolwise.moments.terms import REWARD, WEIGHT, WEIGHTED_REWARD, Needs
+from poolwise.moments.moments import LONGEST_TAIL, Moments, pooled
+from poolwise.moments.terms import (
+    BALANCED_WEIGHT,
+    OVERLAP,
+    REWARD,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+)
 from tests.support.reference import exact_moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poolwise.moments.terms import Term
+
 
 TERMS = (REWARD, WEIGHT)
 ASKED = Needs(groups=(TERMS,), extremes=TERMS)
@@ -153,3 +168,178 @@ def test_only_what_belongs_to_a_target_is_bound_to_it() -> None:
     assert Needs(means=(REWARD, WEIGHT)).bind("one").terms == tuple(
         sorted((REWARD, WEIGHT.bind("one")))
     )
+
+
+# ------------------------------------------------------------------ every field, merged, selected or recounted
+
+
+PAIR = (REWARD, WEIGHT, OVERLAP)  # the last one has no scatter
+LEFT = Moments(
+    terms=PAIR,
+    count=1,
+    means=np.array([1.0, 2.0, 4.0]),
+    scatter=np.zeros((2, 2)),
+    lowest=np.array([1.0, 2.0, 4.0]),
+    largest=np.array([1.0, 2.0, 4.0]),
+    tails={WEIGHT: np.array([2.0])},
+    histograms={REWARD: np.array([1, 0])},
+)
+RIGHT = Moments(  # rewards 4 and 6, weights 0 and 4, overlaps 5 and 9
+    terms=PAIR,
+    count=2,
+    means=np.array([5.0, 2.0, 7.0]),
+    scatter=np.array([[2.0, 4.0], [4.0, 8.0]]),
+    lowest=np.array([4.0, 0.0, 5.0]),
+    largest=np.array([6.0, 4.0, 9.0]),
+    tails={WEIGHT: np.array([4.0, 0.0])},
+    histograms={REWARD: np.array([0, 2])},
+)
+
+
+def assert_fields(found: Moments, expected: Moments) -> None:
+    for field in fields(Moments):
+        mine, other = getattr(found, field.name), getattr(expected, field.name)
+        if field.name in {"tails", "histograms"}:
+            assert list(mine) == list(other), field.name
+            for term in other:
+                assert mine[term].tolist() == other[term].tolist(), field.name
+        elif isinstance(other, np.ndarray):
+            np.testing.assert_allclose(mine, other, rtol=1e-14, err_msg=field.name)
+        else:
+            assert mine == other, field.name
+
+
+def test_merging_gives_every_field_of_all_rows() -> None:
+    # rewards 1 4 6: mean 11/3, scatter 38/3; weights 2 0 4: mean 2, scatter 8; products 4
+    expected = Moments(
+        terms=PAIR,
+        count=3,
+        means=np.array([11 / 3, 2.0, 6.0]),
+        scatter=np.array([[38 / 3, 4.0], [4.0, 8.0]]),
+        lowest=np.array([1.0, 0.0, 4.0]),
+        largest=np.array([6.0, 4.0, 9.0]),
+        ddof=1,
+        tails={WEIGHT: np.array([4.0, 2.0, 0.0])},
+        histograms={REWARD: np.array([1, 2])},
+    )
+    assert_fields(LEFT + RIGHT, expected)
+    assert_fields(RIGHT + LEFT, expected)
+    assert_fields(pooled([LEFT, RIGHT]), expected)
+    exact = replace(LEFT, ddof=0) + replace(RIGHT, ddof=0)
+    assert_fields(exact, replace(expected, ddof=0))
+
+
+def test_an_empty_group_hands_back_the_other_untouched() -> None:
+    empty = replace(LEFT, count=0)
+    assert empty + RIGHT is RIGHT
+    assert RIGHT + empty is RIGHT
+
+
+def test_moments_of_other_terms_are_refused_in_these_words() -> None:
+    other = replace(RIGHT, terms=(REWARD, WEIGHT, BALANCED_WEIGHT))
+    with pytest.raises(ValueError, match=r"^cannot merge moments of different terms$"):
+        _ = LEFT + other
+
+
+def test_a_gap_too_wide_to_square_is_infinite_and_no_warning() -> None:
+    far = replace(RIGHT, means=np.array([1e200, 2.0, 7.0]))
+    found = LEFT + far
+    assert found.scatter.tolist() == [[math.inf, 4.0], [4.0, 8.0]]
+    assert found.means.tolist() == pytest.approx([2e200 / 3, 2.0, 6.0])
+
+
+def test_selecting_keeps_every_field_under_the_new_name_and_scatters_first() -> None:
+    found = replace(RIGHT, ddof=0).select({OVERLAP: OVERLAP, REWARD: WEIGHT, WEIGHT: REWARD})
+    expected = Moments(
+        terms=(REWARD, WEIGHT, OVERLAP),
+        count=2,
+        means=np.array([2.0, 5.0, 7.0]),
+        scatter=np.array([[8.0, 4.0], [4.0, 2.0]]),
+        lowest=np.array([0.0, 4.0, 5.0]),
+        largest=np.array([4.0, 6.0, 9.0]),
+        ddof=0,
+        tails={REWARD: np.array([4.0, 0.0])},
+        histograms={WEIGHT: np.array([0, 2])},
+    )
+    assert_fields(found, expected)
+    without = RIGHT.select({OVERLAP: OVERLAP})
+    assert (dict(without.tails), dict(without.histograms)) == ({}, {})
+    assert without.scatter.shape == (0, 0)
+
+
+def test_another_number_of_rows_scales_the_scatter_alone() -> None:
+    expected = replace(RIGHT, count=6, scatter=np.array([[6.0, 12.0], [12.0, 24.0]]))
+    assert_fields(RIGHT.recounted(6), expected)
+
+
+def test_covariances_are_scatters_over_rows_less_ddof() -> None:
+    three = RIGHT.recounted(3)  # scatters 3, 6 and 12
+    assert three.cov(REWARD, WEIGHT) == 3.0
+    assert three.covariance([WEIGHT, REWARD]).tolist() == [[6.0, 3.0], [3.0, 1.5]]
+    assert replace(three, ddof=0).cov(REWARD, WEIGHT) == 2.0
+    assert replace(three, ddof=0).covariance([WEIGHT]).tolist() == [[4.0]]
+    assert replace(LEFT, ddof=0).cov(REWARD, WEIGHT) == 0.0
+    assert LEFT.cov(REWARD, WEIGHT) == math.inf
+    assert RIGHT.mean_square(WEIGHT) == 8.0  # of 0 and 16
+    assert RIGHT.mean_square(REWARD) == 26.0  # of 16 and 36
+
+
+def test_the_scatter_of_nothing_is_empty() -> None:
+    assert RIGHT.select({REWARD: REWARD}).scatter_of([]).shape == (0, 0)
+
+
+def test_what_was_not_asked_for_is_named_in_the_error() -> None:
+    hidden = replace(RIGHT, scatter=np.array([[2.0, math.nan], [math.nan, 8.0]]))
+    unknown = replace(RIGHT, lowest=np.full(3, np.nan), largest=np.full(3, np.nan))
+    cases: list[tuple[Callable[[], object], object]] = [
+        (lambda: RIGHT.scatter_of([REWARD, OVERLAP]), (REWARD, OVERLAP)),
+        (lambda: hidden.scatter_of([WEIGHT, REWARD]), (WEIGHT, REWARD)),
+        (lambda: unknown.min(WEIGHT), WEIGHT),
+        (lambda: unknown.max(REWARD), REWARD),
+    ]
+    for call, named in cases:
+        with pytest.raises(KeyError) as caught:
+            call()
+        assert caught.value.args == (named,)
+    assert hidden.var(WEIGHT) == 8.0
+    assert (RIGHT.min(WEIGHT), RIGHT.max(REWARD)) == (0.0, 6.0)
+    assert type(RIGHT.min(WEIGHT)) is float
+
+
+def with_tail(count: int, tail: Sequence[float]) -> Moments:
+    return replace(RIGHT, count=count, tails={WEIGHT: np.array(tail)})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (with_tail(2, [5, 4]), with_tail(2, [3, 1]), [5, 4, 3, 1]),
+        (with_tail(3, [5, 3]), with_tail(3, [4, 3, 1]), [5, 4, 3, 3]),
+        (with_tail(3, [5, 3]), with_tail(3, [4, 2]), [5, 4, 3]),
+        (with_tail(4, [9, 5, 3]), with_tail(3, [4, 3.5, 1]), [9, 5, 4, 3.5, 3]),
+    ],
+    ids=["both are whole", "one was cut off", "both were cut off", "a longer one was"],
+)
+def test_tails_merge_as_far_down_as_both_are_known(
+    left: Moments, right: Moments, expected: list[float]
+) -> None:
+    assert (left + right).tails[WEIGHT].tolist() == expected
+    assert (right + left).tails[WEIGHT].tolist() == expected
+
+
+def test_a_merged_tail_is_cut_at_its_longest_and_computed_once() -> None:
+    half = with_tail(1500, list(range(1500, 0, -1)))
+    tails = (half + half).tails
+    assert len(tails[WEIGHT]) == LONGEST_TAIL
+    assert tails[WEIGHT][:3].tolist() == [1500, 1500, 1499]
+    assert tails[WEIGHT] is tails[WEIGHT]
+    assert (list(tails), len(tails)) == ([WEIGHT], 1)
+
+
+def test_three_groups_keep_one_flat_list_of_tails() -> None:
+    found = with_tail(3, [9, 8]) + with_tail(2, [7, 1]) + with_tail(1, [8.5])
+    assert found.tails[WEIGHT].tolist() == [9, 8.5, 8]
+    twice = (found + found).tails
+    parts: tuple[tuple[dict[Term, np.ndarray], int], ...] = twice.parts  # type: ignore[attr-defined]
+    assert [rows for _, rows in parts] == [3, 2, 1, 3, 2, 1]
+    assert twice[WEIGHT].tolist() == [9, 9, 8.5, 8.5, 8, 8]
