@@ -226,7 +226,7 @@ def test_unknown_columns_are_refused() -> None:
         Calibrated(columns=("contexts",))  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------ columns: the known means that are used
+# ---------------------------------------- columns: the known means that are used
 
 
 LOGGERS = ("a", "b", "c")
@@ -470,7 +470,7 @@ def test_own_propensities_alone_make_calibrated_naive() -> None:
     assert math.isfinite(found.freedom)
 
 
-# ------------------------------------------------------------------ slopes: least squares on a few rows
+# ---------------------------------------- slopes: least squares on a few rows
 
 
 Y, X, W = BALANCED_REWARD, ratio("a"), BALANCED_WEIGHT
@@ -714,10 +714,10 @@ def test_calibrated_falls_back_as_its_guard_says() -> None:
     assert AS_NAIVE not in found.findings
 
 
-# ------------------------------------------------------------------ small logs
+# ---------------------------------------- small logs
 
 
-# ------------------------------------------------------------------ weighted
+# ---------------------------------------- weighted
 
 
 def on_target(
@@ -832,7 +832,7 @@ def test_equal_scores_say_nothing_about_the_error_of_weighted_doubly_robust() ->
     assert found.variance == pytest.approx(1 / 3)  # sample variance 1 over 3 rows
 
 
-# ------------------------------------------------------------------ loggers of one row
+# ---------------------------------------- loggers of one row
 
 
 def test_loggers_of_one_row_share_the_freedom_of_one_variance() -> None:
@@ -859,7 +859,7 @@ def test_normal_rewards_of_one_row_loggers_are_covered(loggers: int) -> None:
     assert abs(covered / logs - 0.95) < 4 * 0.0049
 
 
-# ------------------------------------------------------------------ columns of small loggers
+# ---------------------------------------- columns of small loggers
 
 
 def rated(**count: int) -> dict[str, Moments]:

@@ -94,7 +94,7 @@ def test_one_fold_is_no_fold() -> None:
         CrossFitted(folds=1)
 
 
-# ------------------------------------------------------------------ a few rows in two folds
+# ---------------------------------------- a few rows in two folds
 
 
 Y, X, W = BALANCED_REWARD, ratio("a"), BALANCED_WEIGHT

@@ -134,7 +134,7 @@ def test_names_tell_bounds_apart() -> None:
     assert "clip" not in query_text(log, "log", {"t": "target_prob"}, "postgres")
 
 
-# ------------------------------------------------------------------ SLOPE
+# ---------------------------------------- SLOPE
 
 
 candidates = st.lists(
@@ -206,7 +206,7 @@ def test_what_slope_cannot_order_is_refused() -> None:
         slope([1.0], [-1.0])
 
 
-# ------------------------------------------------------------------ candidates and half-widths
+# ---------------------------------------- candidates and half-widths
 
 
 def test_the_plain_estimator_comes_first_and_then_each_bound() -> None:

@@ -486,7 +486,7 @@ def test_a_comparison_beside_an_evaluation_holds_no_rows() -> None:
     assert size < 2_000_000
 
 
-# ------------------------------------------------------------------ clusters
+# ---------------------------------------- clusters
 
 
 T_AND_U = {"t": "t", "u": "u"}
@@ -573,7 +573,7 @@ def test_one_row_leaves_nothing_to_compare() -> None:
         compare(log, T_AND_U)
 
 
-# ------------------------------------------------------------------ repeated targets
+# ---------------------------------------- repeated targets
 
 
 ESTIMATORS = ("calibrated", "balanced", "self-normalised", "naive")

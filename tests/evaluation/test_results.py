@@ -191,7 +191,7 @@ def test_one_target_has_nothing_to_be_compared_with() -> None:
     assert "comparison" not in found.to_dict()
 
 
-# ------------------------------------------------------------------ fingerprint
+# ---------------------------------------- fingerprint
 
 
 TABLE = random_table(np.random.default_rng(80), {"a": 3_000, "b": 2_000})

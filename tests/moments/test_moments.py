@@ -170,7 +170,7 @@ def test_only_what_belongs_to_a_target_is_bound_to_it() -> None:
     )
 
 
-# ------------------------------------------------------------------ every field, merged, selected or recounted
+# ---------------------------------------- every field, merged, selected or recounted
 
 
 PAIR = (REWARD, WEIGHT, OVERLAP)  # the last one has no scatter
