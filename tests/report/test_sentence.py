@@ -160,9 +160,7 @@ def test_differences_are_told_from_the_one_in_front() -> None:
 
 
 PAIRED = "In paired comparisons it is"
-SOME = (
-    f"{PAIRED} significantly better than 2 of 3 others, and not significantly different from 1."
-)
+SOME = f"{PAIRED} significantly better than 2 of 3 others, and is not significantly different from 1."
 
 
 @pytest.mark.parametrize(
@@ -178,6 +176,10 @@ SOME = (
             f"{PAIRED} not significantly different from 2.",
         ),
         (("better", "undecided", "better"), SOME),
+        (
+            ("unreliable",),
+            f"{PAIRED} not compared with 1 whose probabilities cannot be right.",
+        ),
     ],
 )
 def test_whether_the_one_in_front_is_in_front(verdicts: tuple[str, ...], words: str) -> None:

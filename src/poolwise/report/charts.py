@@ -76,7 +76,7 @@ def differences(evaluation: Facts) -> Chart:
     pairs = [{**d, "value": d["difference"]} for d in behind_best(evaluation["comparison"])]
     name = _paired(evaluation)
     points = [
-        _point(d["target"], name, d["value"], d, strong=d["verdict"] != "undecided")
+        _point(d["target"], name, d["value"], d, strong=d["verdict"] in {"better", "worse"})
         for d in pairs
     ]
     rows = [str(p["row"]) for p in points]

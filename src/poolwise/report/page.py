@@ -109,6 +109,7 @@ def _targets(evaluation: Facts) -> list[dict[str, object]]:
             "leading": target is leader,
             "estimates": tables.estimates(evaluation, target),
             "logs": tables.logs(evaluation, target),
+            "left_out": any(name.endswith("_without") for i in target["loggers"] for name in i),
             "weights": tables.weights(target),
             "agreement": tables.agreement(target),
             "has_histogram": any(i["histogram"] for i in target["loggers"]),

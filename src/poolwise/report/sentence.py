@@ -100,9 +100,16 @@ def rivals(evaluation: Facts) -> str:
     if worse == others:
         beaten = "the other one" if others == 1 else f"all {others} others"
         return f"In paired comparisons it is significantly better than {beaten}."
-    better = f"significantly better than {worse} of {others} others, and " if worse else ""
-    alike = f"not significantly different from {others - worse}"
-    return f"In paired comparisons it is {better}{alike}."
+    doubted = verdicts.count("unreliable")
+    alike = others - worse - doubted
+    clauses = [
+        f"is significantly better than {worse} of {others} others" if worse else "",
+        f"is not significantly different from {alike}" if alike else "",
+        f"is not compared with {doubted} whose probabilities cannot be right"
+        if doubted
+        else "",
+    ]
+    return f"In paired comparisons it {', and '.join(filter(None, clauses))}."
 
 
 def answer(evaluation: Facts) -> str:
