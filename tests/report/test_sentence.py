@@ -160,7 +160,10 @@ def test_differences_are_told_from_the_one_in_front() -> None:
 
 
 PAIRED = "In paired comparisons it is"
-SOME = f"{PAIRED} significantly better than 2 of 3 others, and is not significantly different from 1."
+SOME = (
+    f"{PAIRED} significantly better than 2 of 3 others, and is not significantly "
+    "different from 1."
+)
 
 
 @pytest.mark.parametrize(
