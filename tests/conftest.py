@@ -60,16 +60,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SYSTEM) or "postgres" in requests_of(item):
+        if item.nodeid.startswith(SYSTEM) or any("postgres" in name for name in used(item)):
             item.add_marker(pytest.mark.system)
 
 
-def requests_of(item: pytest.Item) -> set[str]:
-    """Return the names of the item's fixtures and its parameters that are text."""
+def used(item: pytest.Item) -> list[str]:
+    """Return the names of the item's fixtures and of its parameters, in small letters."""
     callspec = getattr(item, "callspec", None)
     values = callspec.params.values() if callspec else ()
-    texts = {value for value in values if isinstance(value, str)}
-    return texts | {*getattr(item, "fixturenames", ())}
+    texts = [v if isinstance(v, str) else getattr(v, "__name__", "") for v in values]
+    return [text.lower() for text in (*texts, *getattr(item, "fixturenames", ()))]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -286,6 +286,7 @@ def test_the_three_estimators_are_unbiased(problem: FiniteProblem) -> None:
         assert sum(found.shares.values()) == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.slow
 @MANY
 @given(problems)
 def test_balanced_is_never_worse_than_naive(problem: FiniteProblem) -> None:

@@ -844,6 +844,7 @@ def test_loggers_of_one_row_share_the_freedom_of_one_variance() -> None:
     assert found == pytest.approx(25 / (4 / 6 + 9 / 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loggers", [2, 3, 6, 10])
 def test_normal_rewards_of_one_row_loggers_are_covered(loggers: int) -> None:
     """The interval is Student's own: 2,000 logs have a standard error of 0.0049."""

@@ -99,6 +99,7 @@ def test_with_loggers_alike_balanced_is_naive(seed: int) -> None:
     assert same(found["balanced"], found["naive"])
 
 
+@pytest.mark.slow
 @MANY
 @given(seeds)
 def test_with_exact_loggers_alike_all_estimators_agree(seed: int) -> None:
@@ -207,6 +208,7 @@ def test_loggers_may_come_in_any_order_and_under_other_names(seed: int) -> None:
         assert estimate.shares["z"] == pytest.approx(before[name].shares["a"], rel=1e-9)
 
 
+@pytest.mark.slow
 @MANY
 @given(seeds)
 def test_actions_contexts_and_loggers_of_a_problem_may_be_relabelled(seed: int) -> None:

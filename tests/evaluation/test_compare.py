@@ -303,6 +303,7 @@ def test_matrix_products_refuse_bad_rows_or_drop_them() -> None:
         assert sum(m.count for m in rows.moments(needs).values()) == 99
 
 
+@pytest.mark.slow
 def test_many_targets_give_the_answer_of_few() -> None:
     table, targets = many_targets(TABLE, 22)  # more than one block of terms
     log = replace(LOG, source=table)
@@ -321,6 +322,7 @@ def test_many_targets_give_the_answer_of_few() -> None:
         assert 3.0 < half < 3.9
 
 
+@pytest.mark.slow
 def test_clusters_widen_a_difference() -> None:
     """Ten copies of every row are one row: the clustered error must not shrink by √10."""
     table = pa.concat_tables([TABLE] * 10)
@@ -695,6 +697,7 @@ def test_differences_of_one_line_are_as_sure_as_one_of_them() -> None:
                 assert half == pytest.approx(1.96, abs=0.055)
 
 
+@pytest.mark.slow
 def test_repeats_of_the_best_and_of_the_baseline_are_told() -> None:
     targets = mixtures(FEW_TARGETS)
     order = [ranked.target for ranked in silently(targets).ranking]
@@ -730,6 +733,7 @@ def test_many_repeats_are_counted() -> None:
     assert [r.group for r in found.ranking] == [r.group for r in alone.ranking for _ in "ab"]
 
 
+@pytest.mark.slow
 def test_clustered_rows_do_not_mind_a_repeat() -> None:
     log = Log(
         TWO_LOGGERS.source,

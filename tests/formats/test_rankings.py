@@ -360,6 +360,7 @@ def test_a_random_log_gives_what_numpy_gives(model: Model, random_log: Drawn) ->
     assert found == pytest.approx(plain_values(random_log, model), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_errors_are_by_request(random_log: Drawn) -> None:
     """A jackknife over buckets of requests, redone request by request in NumPy."""
     log, targets = read_drawn(random_log, "cascade")
@@ -390,6 +391,7 @@ def test_rows_of_a_request_are_worth_one(random_log: Drawn) -> None:
     assert by_row["best"].estimates["balanced"].std_error < 0.8 * exact
 
 
+@pytest.mark.slow
 def test_one_position_is_an_ordinary_log() -> None:
     table = exact_log(of_item).filter(pa.compute.field("position") == 1)
     plain_log = Log(
@@ -429,6 +431,7 @@ def test_shares_are_by_requests_not_by_rows() -> None:
     )
 
 
+@pytest.mark.slow
 def test_own_propensities_are_enough_for_naive() -> None:
     table = exact_log(of_items_above)
     own = np.where(

@@ -332,6 +332,7 @@ def two_models(tmp_path: Path) -> Log:
     return from_dsjson(write(tmp_path / "x.json", *lines))
 
 
+@pytest.mark.slow
 def test_balanced_needs_an_estimated_mixture(tmp_path: Path) -> None:
     """The mixture is (0.5, 0.5) and the target too, so each weight is 1: 100 of 200."""
     log = two_models(tmp_path)

@@ -108,6 +108,7 @@ def test_betting_is_its_definition(seed: int, largest: float) -> None:
     assert found == pytest.approx(expected, abs=2 * A_MILLIONTH)
 
 
+@pytest.mark.slow
 def test_betting_misses_no_more_often_than_it_says_by_enumeration() -> None:
     # Two loggers whose rows are 2 with chance 1/2 or 0, and 5 with chance 1/5 or 0: every
     # row has mean 1.  All 2¹⁰ logs of five rows each, with their exact chances.
@@ -123,6 +124,7 @@ def test_betting_misses_no_more_often_than_it_says_by_enumeration() -> None:
     assert Fraction(1, 50) < missed <= Fraction(3, 10)
 
 
+@pytest.mark.slow
 def test_betting_holds_on_skewed_rows_where_the_normal_interval_does_not() -> None:
     rng = np.random.default_rng(5)
     chance, missed, normal = 0.01, 0, 0
@@ -169,6 +171,7 @@ def test_betting_is_about_as_wide_as_the_normal_interval_of_naive() -> None:
     assert covered >= 95
 
 
+@pytest.mark.slow
 @given(amounts, st.integers(0, 30))
 def test_batches_and_the_turns_of_loggers_do_not_matter(values: list[float], cut: int) -> None:
     loggers = np.arange(len(values)) % 2

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from poolwise.paper.panels import Row
 
+pytestmark = pytest.mark.slow
 LITTLE = Effort(
     fractions=(0.05, 0.2),
     replications=30,
@@ -45,7 +46,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 def test_every_figure_has_its_numbers_and_its_charts(written: Path) -> None:
     assert [figure.number for figure in FIGURES] == [1, 2, 3, 4, 5, 6, 7]
     for figure in FIGURES:
@@ -89,7 +89,6 @@ def test_a_large_z_score_is_no_match() -> None:
     assert "+4.50: the variance of naive at fraction 0.02, r 1" in found.verdicts[0].evidence
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_continues_and_gives_the_same(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +114,6 @@ def test_an_interrupted_run_continues_and_gives_the_same(
         assert (out / name).read_text() == (written / name).read_text()
 
 
-@pytest.mark.slow
 def test_finished_cells_are_not_computed_again(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +122,6 @@ def test_finished_cells_are_not_computed_again(
     run("scene", tmp_path, written, console=quiet(), effort=LITTLE)
 
 
-@pytest.mark.slow
 def test_a_subset_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 

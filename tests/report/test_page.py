@@ -123,6 +123,7 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["here.html", "there.html"]
 
 
+@pytest.mark.slow
 def test_the_answer_comes_first_and_the_sections_in_order(name: str) -> None:
     found, text = MAKERS[name]().to_dict(), text_of(name)
     titles = [html.unescape(t) for t in re.findall(r"<h2>(.*?)</h2>", text.split("<script")[0])]

@@ -24,7 +24,7 @@ LONG = "a very long name of a logger that goes on and on without an end, as some
 @cache
 def demo() -> Evaluation:
     """The bundled log."""
-    return evaluate(digits_log(), TARGETS, truth=digits_truth())
+    return evaluate(digits_log(), TARGETS, truth=digits_truth(), which_logs=True)
 
 
 @cache
