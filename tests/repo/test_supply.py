@@ -171,14 +171,15 @@ def dangerous(tree: ast.AST) -> list[str]:
     return found
 
 
-def test_pickles_are_loaded_in_one_place_only() -> None:
+def test_pickles_are_loaded_in_two_places_only() -> None:
     source = ROOT / "src" / "poolwise"
     found = {
         str(path.relative_to(source)): sorted(dangerous(ast.parse(path.read_text("utf-8"))))
         for path in sorted(source.rglob("*.py"))
     }
     assert {name: calls for name, calls in found.items() if calls} == {
-        "named.py": ["joblib.load", "pickle.loads"]
+        "cli/loading.py": ["joblib.load", "pickle.loads"],  # with --trust only
+        "engines/spark.py": ["pickle.loads"],  # sums from tasks of the caller's own cluster
     }
 
 
