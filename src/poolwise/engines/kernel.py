@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.sums import ROUNDED, Sums, no_sums
-from poolwise.engines.workspace import ONE
-from poolwise.moments.histogram import counts
+from poolwise.engines.workspace import ONE, factors_of
+from poolwise.moments.histogram import BINS, bins
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
-from poolwise.moments.terms import UNSUPPORTED, Factor, Term
+from poolwise.moments.terms import UNSUPPORTED, Factor
 from poolwise.rows.reader import LARGEST, SMALLEST, BadRowsError
 
 if TYPE_CHECKING:
@@ -77,10 +77,11 @@ class Kernel:
         self._limits = np.array(list(layout.limits.values())).T
         rows = workspace.rows
         self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
-        self._terms = [_factors_of(t, rows) for t in rows if len(t.factors) > 1]
+        self._terms = [factors_of(t, rows) for t in rows if len(t.factors) > 1]
         self._stems = [_adjacent([rows[s] for s in c.stems]) for c in workspace.crosses]
-        self._extremes = [rows[t] for t in workspace.needs.extremes]
+        self._extremes = _runs_of([rows[t] for t in workspace.needs.extremes])
         self._tails = [rows[t] for t in workspace.needs.tails]
+        self._histograms = [rows[t] for t in workspace.needs.histograms]
         self._columns = _matrix(len(self._names), self.rows)
         self._work = _matrix(len(rows), self.rows)
         self._work[rows[ONE]] = 1.0
@@ -222,6 +223,7 @@ class Kernel:
         """Add the rows of adjacent groups."""
         rows = self._checked(groups, ends)
         self._fill(rows)
+        self._count_bins(sums, groups, rows)
         of_loggers = [
             self._logger_columns(cross, rows, out)
             for cross, out in zip(self.workspace.crosses, self._of_loggers, strict=True)
@@ -250,13 +252,23 @@ class Kernel:
         return out
 
     def _add_raw(self, sums: Sums, group: int, work: FloatArray) -> None:
-        """Add the extremes, tails and histograms of the rows of one logger."""
-        for k, row in enumerate(self._extremes):
-            sums.lowest[group, k], sums.largest[group, k] = work[row].min(), work[row].max()
+        """Add the extremes and tails of the rows of one logger."""
+        for places, rows in self._extremes:
+            work[rows].min(axis=1, out=sums.lowest[group, places])
+            work[rows].max(axis=1, out=sums.largest[group, places])
         for k, row in enumerate(self._tails):
             sums.tails[k][group] = self._tail(k, group, work[row])
-        for k, term in enumerate(self.workspace.needs.histograms):
-            sums.histograms[k, group] = counts(work[self.workspace.rows[term]])
+
+    def _count_bins(self, sums: Sums, groups: slice, rows: OrderedRows) -> None:
+        """Add the histograms of adjacent groups: one call for all of them."""
+        sizes = np.diff(rows.ends)
+        starts = np.repeat(np.arange(len(sizes)) * BINS, sizes)
+        for k, row in enumerate(self._histograms):
+            numbers = bins(self._work[row, : len(rows)])
+            if len(sizes) > 1:
+                numbers += starts
+            counts = np.bincount(numbers, minlength=len(sizes) * BINS)
+            sums.histograms[k, groups] = counts.reshape(-1, BINS)
 
     def _tail(self, tail: int, group: int, values: FloatArray) -> FloatArray:
         """Select the values that may be among the largest of this logger."""
@@ -333,13 +345,11 @@ def _settle(centred: FloatArray, means: FloatArray) -> None:
             centred[k] = 0.0
 
 
-def _factors_of(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
-    """Return the row of a product, and those to multiply: a square of one row, if possible."""
-    half = Term(term.factors[::2])
-    if half.factors == term.factors[1::2] and half in rows:
-        return rows[term], rows[half], rows[half], ()
-    first, second, *rest = (rows[Term((f,))] for f in term.factors)
-    return rows[term], first, second, tuple(rest)
+def _runs_of(rows: list[int]) -> list[tuple[slice, slice]]:
+    """Split a list of rows where the next is not adjacent: places in the list, and rows."""
+    starts = [k for k, row in enumerate(rows) if not k or row != rows[k - 1] + 1]
+    ends = zip(starts, [*starts[1:], len(rows)], strict=False)
+    return [(slice(a, b), slice(rows[a], rows[a] + b - a)) for a, b in ends]
 
 
 def _adjacent(rows: list[int]) -> slice | list[int]:

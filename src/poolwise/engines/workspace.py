@@ -218,3 +218,12 @@ def _order(term: Term) -> tuple[object, ...]:
 
 def _without(term: Term, factor: Factor) -> Term:
     return Term(tuple(f for f in term.factors if f != factor))
+
+
+def factors_of(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tuple[int, ...]]:
+    """Return the row of a product, and those to multiply: a square of one row, if possible."""
+    half = Term(term.factors[::2])
+    if half.factors == term.factors[1::2] and half in rows:
+        return rows[term], rows[half], rows[half], ()
+    first, second, *rest = (rows[Term((f,))] for f in term.factors)
+    return rows[term], first, second, tuple(rest)

@@ -16,26 +16,21 @@ if TYPE_CHECKING:
 SMALLEST, LARGEST = -64, 64  # powers of two; the outermost bins also count values outside
 BINS = 2 * (LARGEST - SMALLEST) + 1  # the first bin holds zeros
 SHIFT = 51  # bits below the exponent and the first bit of the fraction
-LEADING = 1 << (64 - SHIFT - 1)  # patterns of the remaining bits, without the sign
-FIRST = (1023 + SMALLEST) << 1  # pattern of the smallest power
+FIRST = (1023 + SMALLEST) << 1  # remaining bits of the smallest power
 
 
-def counts(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the number of values in each bin, shape (BINS,); none may be negative.
+def bins(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the bin of each non-negative value; NaN counts in the last.
 
-    NaN is counted in the last bin.
-
-    >>> np.flatnonzero(counts(np.array([0.0, 1.0, 1.4, 1.5, 2.0]))).tolist()
-    [0, 129, 130, 131]
+    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
+    [0, 129, 129, 130, 131]
     """
-    leading = values.view(np.int64) >> SHIFT
-    leading &= LEADING - 1  # the sign of -0.0
-    patterns = np.bincount(leading, minlength=LEADING)
-    inner = patterns[FIRST:]
-    zeros = np.count_nonzero(values == 0) if patterns[0] else 0
-    small = patterns[:FIRST].sum() + inner[0] - zeros
-    large = inner[BINS - 2 :].sum()
-    return np.concatenate([[zeros, small], inner[1 : BINS - 2], [large]])
+    numbers = values.view(np.int64) >> SHIFT
+    numbers -= FIRST - 1
+    np.clip(numbers, 1, BINS - 1, out=numbers)
+    if not values.min(initial=1.0) > 0:
+        numbers[values == 0] = 0
+    return numbers
 
 
 def edges() -> NDArray[np.float64]:
