@@ -179,6 +179,7 @@ def test_good_logs_raise_no_alarm() -> None:
     assert sum(logs.values()) <= 3  # notes are rare too
 
 
+@pytest.mark.slow
 def test_p_values_of_good_logs_are_spread_evenly() -> None:
     names = ("mean-weight", "drift", "hausman")
     small = dict.fromkeys(names, 0)

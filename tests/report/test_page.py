@@ -115,7 +115,8 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     there = tmp_path / "there.html"
     program = (
         "import sys; from poolwise import evaluate; from poolwise.formats.digits import *\n"
-        "evaluate(digits_log(), TARGETS, truth=digits_truth()).save(sys.argv[1])"
+        "evaluate(digits_log(), TARGETS, truth=digits_truth(), which_logs=True)"
+        ".save(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", program, there], check=True)
     samples.demo().save(tmp_path / "here.html")
@@ -132,6 +133,7 @@ def test_the_answer_comes_first_and_the_sections_in_order(name: str) -> None:
     assert answer(found) in html.unescape(text.split("<h2>")[0])
 
 
+@pytest.mark.slow
 def test_every_chart_has_its_place_and_its_specification(name: str) -> None:
     seen = Seen(text_of(name))
     places = [a["data-spec"] for t, a in seen.elements if a.get("class") == "chart" and t]
