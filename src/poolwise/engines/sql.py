@@ -75,15 +75,6 @@ def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
     return query
 
 
-def columns_query(request: Request) -> exp.Select:
-    """Return the factors of each row: the steps of the moments query up to `ratios`."""
-    query = exp.select("*").from_("ratios")
-    for name, step in _steps(request, None):
-        if name not in {"shared", "terms", "centres"}:
-            query = query.with_(name, as_=step)
-    return query
-
-
 def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
     table = request.table
     steps = row_steps(table)

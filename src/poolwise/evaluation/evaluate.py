@@ -222,7 +222,7 @@ class _Judge:
         else:
             estimate = estimator.estimate(split.whole)
         interval, notes = default_interval(
-            estimate, asked.level, self._limits(split), asked.sides
+            estimate, asked.level, limits_of(asked, split), asked.sides
         )
         if method == "bootstrap" and not notes:
             interval = self._percentiles(estimator, split)
@@ -234,9 +234,6 @@ class _Judge:
         tail = (1 - level) / 2 if sides == "two" else 1 - level
         lower, upper = (float(q) for q in np.quantile(values, [tail, 1 - tail]))
         return one_sided(Interval(lower, upper, level), sides)
-
-    def _limits(self, split: Split) -> Limits:
-        return limits_of(self.asked, split)
 
     def _honest(
         self,

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from poolwise.report.sentence import Facts, behind_best, counted, recommended
 from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
@@ -63,11 +63,6 @@ class Grid:
         for label, row in zip(_short_labels([r[0] for r in self.rows]), self.rows, strict=True):
             table.add_row(Text(label), *map(Text, row[1:]))
         return table
-
-    def html(self) -> str:
-        """Return the table as HTML, with every text escaped."""
-        macros: Any = templates().get_template("table.html").module
-        return str(macros.table(self))
 
 
 @cache
