@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from poolwise.engines.answer import decode
 from poolwise.engines.printed import standalone_query
-from poolwise.engines.sql import Request
+from poolwise.engines.sql import MomentsRequest
 from poolwise.engines.warehouse import NAMES
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import query_text
@@ -87,7 +87,7 @@ def by_text(
 ) -> dict[str, Moments]:
     """Run the text of the query and read its answer as an engine would."""
     text = standalone_query(chosen, "log", targets, needs, dialect)
-    request = Request(assign(chosen, targets, None, exp.to_table("log")).table, needs)
+    request = MomentsRequest(assign(chosen, targets, None, exp.to_table("log")).table, needs)
     groups = [decode(request, line) for line in RUNS[dialect](text, source)]
     assert not any(group.bad for group in groups)
     return {str(group.logger): group.moments for group in groups}

@@ -28,7 +28,7 @@ from poolwise.cli.options import (
     OptionalSources,
     ReadOptions,
     ReportOptions,
-    Roles,
+    RoleOptions,
     RowOptions,
     Sides,
     Sources,
@@ -78,7 +78,7 @@ def evaluate(
     *,
     command: typer.Context,
     logs: OptionalSources = None,
-    roles: Roles,
+    roles: RoleOptions,
     estimator: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,7 +141,7 @@ def evaluate(
 def compare(
     *,
     logs: Sources,
-    roles: Roles,
+    roles: RoleOptions,
     baseline: Annotated[
         str | None, typer.Option(help="Target or logger that the others are compared with.")
     ] = None,
@@ -174,7 +174,7 @@ def compare(
 def plan(
     *,
     logs: Sources,
-    roles: Roles,
+    roles: RoleOptions,
     half_width: Annotated[float, typer.Option(help="Wanted half-width of the interval.")],
     level: Level = 0.95,
     rows: RowOptions,
@@ -200,7 +200,7 @@ def plan(
 def check(
     *,
     logs: Sources,
-    roles: Roles,
+    roles: RoleOptions,
     read: ReadOptions,
     engine: EngineOptions,
     as_json: AsJson = False,
@@ -224,7 +224,7 @@ def check(
 def score(
     *,
     logs: Sources,
-    roles: Roles,
+    roles: RoleOptions,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write.")],
     read: ReadOptions,
 ) -> None:
@@ -243,7 +243,7 @@ def score(
 def sql(
     *,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Table, view or SELECT.")],
-    roles: Roles,
+    roles: RoleOptions,
     dialect: Annotated[
         str, typer.Option(help="duckdb, spark, postgres, bigquery, snowflake, ...")
     ] = "duckdb",

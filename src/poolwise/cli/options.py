@@ -46,7 +46,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class RoleOptions:
     """Options that name the columns of a log and the target policies."""
 
     reward: Annotated[str, typer.Option(help="Column or SQL expression of the reward.")]
@@ -208,7 +208,7 @@ def _options(group: type) -> Iterator[inspect.Parameter]:
 
 def build_log(
     logs: Sequence[str],
-    roles: Roles,
+    roles: RoleOptions,
     rows: RowOptions | None = None,
     read: ReadOptions | None = None,
     *,

@@ -10,9 +10,8 @@ from poolwise.diagnosis import agreement
 from poolwise.diagnosis.tails import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, many
 from poolwise.estimators.ips import pooled_divergences
-from poolwise.moments.histogram import edges
 from poolwise.moments.linear import Score, deviation, shares
-from poolwise.moments.moments import Moments, MomentsByLogger, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, edges, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

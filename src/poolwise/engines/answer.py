@@ -8,24 +8,26 @@ cut by target into several queries, whose answers are joined.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolwise.engines.query import CHANGED, QueryRows
-from poolwise.engines.sql import Request, moments_query
+from poolwise.engines.base import CHANGED, QueryRows
+from poolwise.engines.sql import MomentsRequest, moments_query
 from poolwise.errors import LogError, UsageError
+from poolwise.moments.buckets import pooled_buckets
 from poolwise.moments.moments import Moments, pooled, refuse_infinite
 from poolwise.moments.terms import Needs, Term, unite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlglot import exp
 
-    from poolwise.engines.query import Line
+    from poolwise.engines.base import Line
     from poolwise.engines.warehouse import Session
     from poolwise.moments.moments import FloatArray
     from poolwise.rows.rules import RoleColumns
@@ -35,6 +37,7 @@ WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a r
 TILE = 6  # terms of one target or two, whose scatters belong in the same query
 EXTRA = {"pair": 1, "extreme": 2, "mean": 0}  # columns besides the sums of the terms
 Pair = tuple[Term, Term]
+Key = tuple[str | None, int]  # logger and bucket
 Aggregate = tuple[str, tuple[Term, ...]]  # a key of EXTRA, and one or two terms
 
 
@@ -55,7 +58,7 @@ class Group:
     moments: Moments
 
 
-def decode(request: Request, line: Line) -> Group:
+def decode(request: MomentsRequest, line: Line) -> Group:
     """Turn one line of the answer into moments, adding the centres back."""
     terms, index, count = request.needs.terms, request.index, int(line["rows"] or 0)
     centres = _centres(request, line)
@@ -64,31 +67,18 @@ def decode(request: Request, line: Line) -> Group:
     extremes = [index[term] for term in request.needs.extremes]
     lowest[extremes] = _numbers(line, "lowest", extremes) + centres[extremes]
     largest[extremes] = _numbers(line, "largest", extremes) + centres[extremes]
-    logger = line["logger"]
-    return Group(
-        None if logger is None else str(logger),
-        int(line.get("bucket") or 0),
-        int(line["bad"] or 0),
-        Moments(
-            terms,
-            count,
-            centres + offsets,
-            _scatter(request, line, count, offsets),
-            lowest,
-            largest,
-        ),
-    )
+    scatter = _scatter(request, line, count, offsets)
+    logger = None if line["logger"] is None else str(line["logger"])
+    moments = Moments(terms, count, centres + offsets, scatter, lowest, largest)
+    return Group(logger, int(line.get("bucket") or 0), int(line["bad"] or 0), moments)
 
 
-def _numbers(line: Line, name: str, columns: Iterable[int]) -> FloatArray:
-    return np.array([_float(line[f"{name}_{k}"]) for k in columns], dtype=np.float64)
+def _numbers(line: Line, name: str, columns: Iterable[int | str]) -> FloatArray:
+    """Numbers of the line's columns; NaN where they are NULL."""
+    return np.array([line[f"{name}_{k}"] for k in columns], dtype=np.float64)
 
 
-def _float(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _centres(request: Request, line: Line) -> FloatArray:
+def _centres(request: MomentsRequest, line: Line) -> FloatArray:
     """The number that was subtracted from each term."""
     if not request.self_centred:
         return np.array([(request.centres or {}).get(t, 0.0) for t in request.needs.terms])
@@ -98,21 +88,24 @@ def _centres(request: Request, line: Line) -> FloatArray:
     return centres
 
 
-def _scatter(request: Request, line: Line, count: int, offsets: FloatArray) -> FloatArray:
+def _scatter(
+    request: MomentsRequest, line: Line, count: int, offsets: FloatArray
+) -> FloatArray:
     """Scatter around the means; infinite where a sum is not a finite double."""
     size, index = len(request.needs.scattered), request.index
     scatter = np.full((size, size), np.nan)  # NaN marks a pair that was not requested
+    pairs = [(index[left], index[right]) for left, right in request.needs.pairs]
+    i, j = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     with np.errstate(all="ignore"):
-        for left, right in request.needs.pairs:
-            i, j = index[left], index[right]
-            value = _float(line[f"scatter_{i}_{j}"]) - count * offsets[i] * offsets[j]
-            scatter[i, j] = scatter[j, i] = math.inf if np.isnan(value) else value
+        sums = _numbers(line, "scatter", (f"{i}_{j}" for i, j in pairs))
+        values = sums - count * offsets[i] * offsets[j]
+    scatter[i, j] = scatter[j, i] = np.where(np.isnan(values), np.inf, values)
     diagonal = np.einsum("ii->i", scatter)
     np.maximum(diagonal, 0.0, out=diagonal)  # rounding may leave -1e-20; keeps NaN
     return scatter
 
 
-def off_centre(request: Request, moments: Moments) -> bool:
+def off_centre(request: MomentsRequest, moments: Moments) -> bool:
     """Return True if a scatter lost digits because its centre was far from the mean.
 
     The loss is the ratio of the squared distance to the variance: at 100 about two of
@@ -124,26 +117,9 @@ def off_centre(request: Request, moments: Moments) -> bool:
     return bool(((gap > WELL_CENTRED * np.diag(moments.scatter)) & (gap > 0)).any())
 
 
-def whole(groups: Iterable[Group]) -> list[Moments]:
-    """Moments of each logger, all its buckets together."""
-    by_logger: dict[str | None, list[Moments]] = {}
-    for group in groups:
-        by_logger.setdefault(group.logger, []).append(group.moments)
-    return [pooled(buckets) for buckets in by_logger.values()]
-
-
-def by_bucket(groups: Iterable[Group], loggers: Iterable[str]) -> list[dict[str, Moments]]:
-    """Moments of each logger, bucket by bucket, in the order of buckets and loggers."""
-    buckets: dict[int, dict[str, Moments]] = {}
-    for group in groups:
-        buckets.setdefault(group.bucket, {})[str(group.logger)] = group.moments
-    order = list(loggers)
-    return [{i: b[i] for i in order if i in b} for _, b in sorted(buckets.items())]
-
-
 @dataclass(frozen=True)
-class Part(Needs):
-    """Needs of one of several queries.
+class NeedsOfPairs(Needs):
+    """Needs of one of several queries, with the scatter of some pairs only.
 
     Attributes:
         chosen: The pairs of the groups whose scatter this query returns.
@@ -169,11 +145,11 @@ def cut(needs: Needs, widest: int) -> list[Needs]:
     """
     if len(needs.terms) + len(needs.pairs) + 2 * len(needs.extremes) <= widest:
         return [needs]
-    parts: list[list[Aggregate]] = [[]]
+    parts: list[list[Aggregate]] = []
     terms: set[Term] = set()
-    extra = 0
+    extra = widest  # so that the first aggregate begins a part
     for kind, needed in _aggregates(needs):
-        if len(terms.union(needed)) + extra + EXTRA[kind] > widest and parts[-1]:
+        if len(terms.union(needed)) + extra + EXTRA[kind] > widest:
             parts.append([])
             terms, extra = set(), 0
         parts[-1].append((kind, needed))
@@ -192,9 +168,9 @@ def _aggregates(needs: Needs) -> Iterable[Aggregate]:
     yield from (("mean", (term,)) for term in needs.terms[len(tile) :])
 
 
-def _part(aggregates: Sequence[Aggregate]) -> Part:
+def _part(aggregates: Sequence[Aggregate]) -> NeedsOfPairs:
     pairs = tuple((of[0], of[1]) for kind, of in aggregates if kind == "pair")
-    return Part(
+    return NeedsOfPairs(
         means=tuple(of[0] for kind, of in aggregates if kind == "mean"),
         groups=(tuple(term for pair in pairs for term in pair),),
         extremes=tuple(of[0] for kind, of in aggregates if kind == "extreme"),
@@ -202,13 +178,13 @@ def _part(aggregates: Sequence[Aggregate]) -> Part:
     )
 
 
-def joined(needs: Needs, parts: Sequence[Group]) -> Group:
+def joined(needs: Needs, parts: Sequence[Moments]) -> Moments:
     """Join the answers of several queries about the same rows."""
-    first, size = parts[0], len(needs.scattered)
+    size = len(needs.scattered)
     means, lowest, largest = np.full((3, len(needs.terms)), np.nan)
     scatter = np.full((size, size), np.nan)
     index = {term: k for k, term in enumerate(needs.terms)}
-    for moments in (part.moments for part in parts):
+    for moments in parts:
         at = [index[term] for term in moments.terms]
         block = np.ix_(*[at[: len(moments.scatter)]] * 2)
         means[at] = moments.means
@@ -218,8 +194,7 @@ def joined(needs: Needs, parts: Sequence[Group]) -> Group:
             (scatter, moments.scatter, block),
         ):
             whole[where] = np.where(np.isnan(values), whole[where], values)
-    moments = Moments(needs.terms, first.moments.count, means, scatter, lowest, largest)
-    return replace(first, moments=moments)
+    return Moments(needs.terms, parts[0].count, means, scatter, lowest, largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,30 +225,30 @@ class WarehouseRows(QueryRows):
 
     def _answer(self, table: RoleColumns, needs: Needs) -> list[dict[str, Moments]]:
         """Query around centres of the first rows, and again if they are too far off."""
-        request = Request(table, needs, self.counts, self._pilot(needs))
-        groups = self._groups(request)
-        if any(group.bad for group in groups):
-            raise LogError(self.check())
-        for group in groups:
-            refuse_infinite({str(group.logger): group.moments})
-        if any(off_centre(request, moments) for moments in whole(groups)):
-            groups = self._groups(replace(request, centres=None))
-        return by_bucket(groups, self.counts)
+        request = MomentsRequest(table, needs, self.counts, self._pilot(needs))
+        buckets = self._buckets(request)
+        if any(off_centre(request, moments) for moments in pooled_buckets(buckets).values()):
+            buckets = self._buckets(replace(request, centres=None))
+        return buckets
 
     def _pilot(self, needs: Needs) -> dict[Term, float]:
         """Mean of each term with a scatter in the first rows, as its centre."""
         usable = replace(self.table, drop=True)
         centres: dict[Term, float] = {}
         for part in cut(Needs(means=needs.scattered), self.widest):
-            request = Request(usable, part, self.counts, {})
-            lines = self._lines(moments_query(request, limit=PILOT_ROWS))
-            if lines:
-                first = pooled(decode(request, line).moments for line in lines)
+            request = MomentsRequest(usable, part, self.counts, {})
+            groups = self._groups(request, limit=PILOT_ROWS)
+            if groups:
+                first = pooled(group.moments for group in groups.values())
                 centres.update(zip(first.terms, first.means.tolist(), strict=True))
         return {term: centre for term, centre in centres.items() if math.isfinite(centre)}
 
-    def _groups(self, request: Request) -> list[Group]:
-        """Run the query, cut where it is too wide, and decode its answers."""
+    def _groups(self, request: MomentsRequest, limit: int | None = None) -> dict[Key, Group]:
+        groups = [decode(request, line) for line in self._lines(moments_query(request, limit))]
+        return {(group.logger, group.bucket): group for group in groups}
+
+    def _buckets(self, request: MomentsRequest) -> list[dict[str, Moments]]:
+        """Run the query, cut where it is too wide; return moments by bucket and logger."""
         parts = cut(request.needs, self.widest)
         if len(parts) > 1 and request.table.bucket is not None and self.table.cluster is None:
             raise UsageError(  # each query would number the rows anew
@@ -281,21 +256,24 @@ class WarehouseRows(QueryRows):
                 "a database: pass a `cluster` column, such as the row's ID, or evaluate fewer "
                 "targets at a time"
             )
-        answers = []
-        for part in parts:
-            narrow = replace(request, needs=part)
-            groups = [decode(narrow, line) for line in self._lines(moments_query(narrow))]
-            answers.append({(group.logger, group.bucket): group for group in groups})
+        answers = [self._groups(replace(request, needs=part)) for part in parts]
         self._refuse_changed(answers)
-        if len(parts) == 1:
-            return list(answers[0].values())
-        return [joined(request.needs, [one[key] for one in answers]) for key in answers[0]]
+        if any(group.bad for group in answers[0].values()):
+            raise LogError(self.check() or (CHANGED,))
+        buckets: dict[int, dict[str, Moments]] = {}
+        for logger, bucket in answers[0]:
+            moments = [one[logger, bucket].moments for one in answers]
+            whole = moments[0] if len(parts) == 1 else joined(request.needs, moments)
+            buckets.setdefault(bucket, {})[str(logger)] = whole
+        for of_loggers in buckets.values():
+            refuse_infinite(of_loggers)
+        return [{i: b[i] for i in self.counts if i in b} for _, b in sorted(buckets.items())]
 
-    def _refuse_changed(self, answers: Sequence[dict[tuple[str | None, int], Group]]) -> None:
+    def _refuse_changed(self, answers: Sequence[Mapping[Key, Group]]) -> None:
         """Raise LogError where an answer is not about the rows that were counted."""
         sizes = [{key: group.moments.count for key, group in one.items()} for one in answers]
-        rows: dict[str | None, int] = {}
+        rows: Counter[str | None] = Counter()
         for (logger, _), count in sizes[0].items():
-            rows[logger] = rows.get(logger, 0) + count
+            rows[logger] += count
         if rows != self.counts or any(one != sizes[0] for one in sizes):
             raise LogError([CHANGED])

@@ -1,19 +1,35 @@
 """Base: engines open logs, and open logs answer questions about their rows.
 
-`evaluation` only knows these protocols.  An engine holds no statistics.
+`evaluation` only knows these protocols.  An engine holds no statistics.  `QueryRows` counts
+and checks rows by queries, for every engine that has rows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-from poolwise.errors import UsageError
+from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
+from poolwise.rows.rules import (
+    RoleColumns,
+    check_query,
+    counts_query,
+    example_query,
+    role_text,
+    rules,
+    without,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from poolwise.errors import Fault
+    from sqlglot import exp
+
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray, IntArray, Moments
@@ -22,6 +38,20 @@ if TYPE_CHECKING:
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
 NAMES = ("duckdb", "spark")
+Line = Mapping[str, Any]  # one line of a database's answer
+MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
+CHANGED = Fault(
+    "the log changed while it was read: its rows are no longer those that were counted",
+    "",
+    0,
+    advice="Evaluate rows that no longer change, such as those before today.",
+)
+LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
+ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
+COMMAS = (
+    "For a CSV file with decimal commas, pass reader_options={'decimal_separator': ','} "
+    "(--reader-option decimal_separator=,)."
+)
 
 
 class Rows(Protocol):
@@ -97,15 +127,133 @@ class Engine(Protocol):
     ) -> AbstractContextManager[Rows]: ...
 
 
+@dataclass(frozen=True, eq=False)
+class QueryRows(ABC):
+    """An open log; counts and checks its rows by queries.
+
+    Attributes:
+        table: The expressions of the roles.
+        excluded: Loggers that are left out.
+        counted: Rows of each logger, where an earlier count gives them.
+    """
+
+    table: RoleColumns
+    excluded: tuple[str, ...] = field(default=(), kw_only=True)
+    counted: Mapping[str, int] | None = field(default=None, kw_only=True)
+
+    @abstractmethod
+    def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
+        """Run a query and return each line of the answer as a mapping by column."""
+
+    @property
+    def by_kernel(self) -> bool:
+        return False
+
+    @property
+    def rereadable(self) -> bool:
+        return True
+
+    def _count(self, table: RoleColumns) -> dict[str | None, int]:
+        lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))
+        return {line["logger"]: int(line["rows"]) for line in lines}
+
+    @property
+    def found(self) -> dict[str, int]:
+        counts = self._count(replace(self.table, drop=False))
+        return {str(label): rows for label, rows in counts.items()}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        if self.counted is not None:
+            return dict(self.counted)
+        counts = self._count(self.table)
+        labels = self.table.labels or sorted(label for label in counts if label is not None)
+        if len(labels) > MOST_LOGGERS:
+            raise UsageError(
+                f"the logger column {role_text(self.table, 'logger')!r} must have at most "
+                f"{MOST_LOGGERS:,} labels, got {len(labels):,} in {sum(counts.values()):,} "
+                "rows: name the column of the policy that chose the action"
+            )
+        absent = [label for label in labels if label not in counts]
+        if set(counts) - set(labels) or (absent and not self.table.drop) or not counts:
+            raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
+        return {label: counts[label] for label in labels if label in counts}
+
+    def check(self) -> tuple[Fault, ...]:
+        """Count the rows that break each rule, by logger, with one example each."""
+        lines = sorted(
+            self._lines(check_query(self.table)), key=lambda line: str(line["logger"])
+        )
+        if not lines:
+            return (NO_ROWS,)
+        faults = [
+            self._fault(k, line)
+            for k in range(len(rules(self.table)))
+            for line in lines
+            if line[f"rule_{k}"]
+        ]
+        present = {line["logger"] for line in lines}
+        unknown = sorted(str(label) for label in present - set(self.table.labels))
+        faults += [
+            Fault("the logger has no rows", label, 0, advice=_similar(label, unknown))
+            for label in self.table.labels
+            if label not in present
+        ]
+        return tuple(faults)
+
+    def _fault(self, number: int, line: Line) -> Fault:
+        rule = rules(self.table)[number]
+        logger = line["logger"]
+        example = self._lines(example_query(self.table, rule, logger))[0]
+        values = {role_text(self.table, role): _example(example, role) for role in rule.role}
+        commas = any(re.fullmatch(r"[+-]?\d+,\d+", str(value)) for value in values.values())
+        advice = COMMAS if commas else ADVICE
+        return Fault(rule.text, logger or "", int(line[f"rule_{number}"]), values, advice)
+
+    def without(self, logger: str) -> Self:
+        """Exclude one logger from the rows and from the mixture."""
+        rest = {label: rows for label, rows in self.counts.items() if label != logger}
+        return replace(
+            self,
+            table=without(self.table, logger),
+            excluded=(*self.excluded, logger),
+            # with `drop`, rows that are bad because of this logger become usable
+            counted=None if self.table.drop else rest,
+        )
+
+
+def _similar(label: str, unknown: Sequence[str]) -> str:
+    """Suggest a label of the rows that may be a misspelling of this one."""
+    close = nearest(label, unknown)
+    return f"Did you mean {close!r} where `propensities` say {label!r}?" if close else ""
+
+
+def _example(line: Line, role: str) -> object:
+    """Return the numeric value, or the raw text if it is not numeric."""
+    value, text = line.get(role), line.get(f"raw_{role}")
+    if value is not None or text is None:
+        return value
+    return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."
+
+
 def as_engine(engine: EngineLike, log: Log) -> Engine:
     """Resolve the `engine` argument; None chooses by the log."""
-    from poolwise.engines.duckdb import DuckDB
+    source: Any = log.source
+    if engine is None and log.connection is not None:
+        from poolwise.engines.warehouse import Warehouse
 
-    if engine is None:
-        return _fitting(log)
-    if engine == "duckdb":
+        return Warehouse()
+    if engine is None and _of_pyspark(source):
+        engine = source.sparkSession
+    if engine is None and log.table is not None:
+        raise UsageError(
+            "the log is a `table`: give the `connection` that has it, or engine='spark'"
+        )
+    if engine is None or engine == "duckdb":
+        from poolwise.engines.duckdb import DuckDB
+
         return DuckDB()
-    if engine == "spark" or _is_session(engine):
+    if engine == "spark" or (_of_pyspark(engine) and type(engine).__name__ == "SparkSession"):
         from poolwise.engines.spark import Spark
 
         return Spark() if engine == "spark" else Spark(engine)
@@ -118,29 +266,5 @@ def as_engine(engine: EngineLike, log: Log) -> Engine:
     )
 
 
-def _fitting(log: Log) -> Engine:
-    """The engine that reads the source of a log."""
-    from poolwise.engines.duckdb import DuckDB
-
-    if log.connection is not None:
-        from poolwise.engines.warehouse import Warehouse
-
-        return Warehouse()
-    frame: Any = log.source
-    if _module(frame).startswith("pyspark."):
-        from poolwise.engines.spark import Spark
-
-        return Spark(frame.sparkSession)
-    if log.table is not None:
-        raise UsageError(
-            "the log is a `table`: give the `connection` that has it, or engine='spark'"
-        )
-    return DuckDB()
-
-
-def _is_session(engine: object) -> bool:
-    return _module(engine).startswith("pyspark.") and type(engine).__name__ == "SparkSession"
-
-
-def _module(value: object) -> str:
-    return type(value).__module__
+def _of_pyspark(value: object) -> bool:
+    return type(value).__module__.startswith("pyspark.")

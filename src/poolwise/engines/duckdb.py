@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
+from poolwise.engines.base import CHANGED
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
     MOST_ROWS,
@@ -31,7 +32,6 @@ from poolwise.engines.parallel import (
     sample_rows,
     workers,
 )
-from poolwise.engines.query import CHANGED
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
@@ -231,16 +231,12 @@ class DuckDBRows(KernelRows):
             table in memory, that hold the rows as they are; None where DuckDB must read them.
         notes: Findings about models that were fitted to the rows.
         engine: Settings of the engine.
-        excluded: Loggers that are left out.
-        counted: Rows of each logger, where an earlier count gives them.
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
     source: Files | pa.Table | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
-    excluded: tuple[str, ...] = ()
-    counted: Mapping[str, int] | None = None
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -249,18 +245,6 @@ class DuckDBRows(KernelRows):
     @property
     def batch_rows(self) -> int:
         return self.engine.batch_rows
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        return super().counts if self.counted is None else dict(self.counted)
-
-    def without(self, logger: str) -> DuckDBRows:
-        """Exclude one logger from the rows and from the mixture."""
-        rest = {label: rows for label, rows in self.counts.items() if label != logger}
-        # with `drop`, rows that are bad because of this logger become usable
-        counted = None if self.table.drop else rest
-        excluded = (*self.excluded, logger)
-        return replace(super().without(logger), excluded=excluded, counted=counted)
 
     @cached_property
     def _plain(self) -> ParquetStream | TableStream | None:

@@ -16,7 +16,7 @@ import numpy as np
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
 from poolwise.moments.moments import FloatArray, Moments
-from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
+from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
 
 TARGET = "target_prob"  # column of the target's probability in drawn logs
-Polynomial = list[FloatArray]  # of the reward, one array over (context, action) per power
+OF_REWARD = frozenset({"reward", "residual"})
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,10 @@ class FiniteProblem:
         return float(np.einsum("x,xy,xy->", self.context_prob, self.target, self.reward))
 
     @cached_property
-    def _rewarded(self) -> NDArray[np.bool_]:
-        rewarded: NDArray[np.bool_] = (self.reward != 0) | (self.reward_variance > 0)
-        return rewarded
-
-    @cached_property
     def support(self) -> Support:
         """Coverage of the target by each logger and by the mixture."""
         played = self.context_prob[:, None] * self.target > 0
-        rewarded = played & self._rewarded
+        rewarded = played & ((self.reward != 0) | (self.reward_variance > 0))
         return Support(
             each={i: bool((p[rewarded] > 0).all()) for i, p in self.loggers.items()},
             mixture=bool((self.mixture[rewarded] > 0).all()),
@@ -180,54 +175,27 @@ class FiniteProblem:
         return {logger: self._moments_of(logger, needs) for logger in self.loggers}
 
     def _moments_of(self, logger: str, needs: Needs) -> Moments:
+        """Enumerate contexts, actions and two rewards of each: exact for squares of rewards."""
+        terms, count = needs.terms, self.counts[logger]
+        _refuse_cubic(needs)
         joint = self.context_prob[:, None] * self.loggers[logger]
-        terms = needs.terms
-        parts = {t: _polynomial(t, self, logger) for t in terms}
-        means = np.array([np.sum(joint * self._cell_means(parts[t])) for t in terms])
+        spread = np.sqrt(self.reward_variance)
+        rewards = np.stack([self.reward - spread, self.reward + spread])
+        values = np.ones((len(terms), *rewards.shape))
+        for k, term in enumerate(terms):
+            for factor in term.factors:
+                values[k] *= _column(factor, self, logger, rewards)
+        means = (values * joint).sum(axis=(1, 2, 3)) / 2
+        centred = {t: v - m for t, v, m in zip(terms, values, means, strict=True)}
         index = {t: k for k, t in enumerate(terms)}
         scatter = np.full((len(terms), len(terms)), np.nan)
-        count = self.counts[logger]
         for left, right in needs.pairs:
             i, j = index[left], index[right]
-            cov = self._covariance(joint, parts[left], parts[right], means[i], means[j])
+            cov = float(np.sum(joint * centred[left] * centred[right])) / 2
             scatter[i, j] = scatter[j, i] = count * cov
-        possible = joint > 0
-        extremes = [_at(parts[t], self.reward)[possible] for t in terms]
-        lowest = np.array([v.min() for v in extremes])
-        largest = np.array([v.max() for v in extremes])
+        possible = values.mean(axis=1)[:, joint > 0]
+        lowest, largest = possible.min(axis=1), possible.max(axis=1)
         return Moments(terms, count, means, scatter, lowest, largest, ddof=0)
-
-    def _power(self, degree: int) -> FloatArray:
-        """Mean of reward to a power, for each context and action."""
-        if degree > 2:
-            raise UsageError(
-                f"terms must be at most quadratic in the reward, got degree {degree}"
-            )
-        square = self.reward**2 + self.reward_variance
-        return (np.ones_like(self.reward), self.reward, square)[degree]
-
-    def _cell_means(self, polynomial: Polynomial) -> FloatArray:
-        """Mean of a polynomial of the reward, for each context and action."""
-        parts = [part * self._power(degree) for degree, part in enumerate(polynomial)]
-        mean: FloatArray = np.sum(parts, axis=0)
-        return mean
-
-    def _covariance(
-        self,
-        joint: FloatArray,
-        left: Polynomial,
-        right: Polynomial,
-        left_mean: float,
-        right_mean: float,
-    ) -> float:
-        """Covariance of the cells' means, plus that of the reward's noise within cells."""
-        a, b = self._cell_means(left), self._cell_means(right)
-        between = np.sum(joint * (a - left_mean) * (b - right_mean))
-        if len(left) == 1 or len(right) == 1:
-            return float(between)
-        if len(left) + len(right) > 4:
-            self._power(len(left) + len(right) - 2)
-        return float(between + np.sum(joint * left[1] * right[1] * self.reward_variance))
 
     def draw(self, rng: np.random.Generator) -> Log:
         """Draw one log, with all cross-propensities and the target's probability.
@@ -275,30 +243,14 @@ class FiniteProblem:
         return drawn
 
 
-def _polynomial(term: Term, problem: FiniteProblem, logger: str) -> Polynomial:
-    """Return a term as arrays over (context, action), one for each power of the reward."""
-    polynomial: Polynomial = [np.ones_like(problem.target)]
-    zero = np.zeros_like(problem.target)
-    for factor in term.factors:
-        if factor.name in {"reward", "residual"}:
-            shift = zero if factor.name == "reward" else -_model(problem)
-            above = [zero, *polynomial]
-            below = [*(shift * part for part in polynomial), zero]
-            polynomial = [a + b for a, b in zip(above, below, strict=True)]
-        else:
-            polynomial = [part * _column(factor, problem, logger) for part in polynomial]
-    return polynomial
-
-
-def _at(polynomial: Polynomial, reward: FloatArray) -> FloatArray:
-    value: FloatArray = sum((p * reward**k for k, p in enumerate(polynomial)), np.zeros(()))
-    return value
-
-
-def _model(problem: FiniteProblem) -> FloatArray:
-    if problem.predicted_reward is None:
-        raise UsageError("this estimator requires `predicted_reward` of the problem")
-    return problem.predicted_reward
+def _refuse_cubic(needs: Needs) -> None:
+    """Reject products of more than two rewards, whose mean no variance gives."""
+    products = [*((term,) for term in needs.terms), *needs.pairs]
+    degrees = [sum(f.name in OF_REWARD for t in p for f in t.factors) for p in products]
+    if max(degrees, default=0) > 2:
+        raise UsageError(
+            f"terms must be at most quadratic in the reward, got degree {max(degrees)}"
+        )
 
 
 def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
@@ -312,24 +264,40 @@ def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
     return weight
 
 
-def _column(factor: Factor, problem: FiniteProblem, logger: str) -> FloatArray:
+def _column(
+    factor: Factor, problem: FiniteProblem, logger: str, rewards: FloatArray
+) -> FloatArray:
     """Return a factor in every cell; 0 where its divisor is 0."""
+    if factor.name == "reward" or factor.name in OF_MODEL:
+        return _reward_column(factor, problem, rewards)
     if factor.name in {"weight", "balanced_weight"}:
         below = problem.loggers[logger] if factor.name == "weight" else problem.mixture
         return _shrunk(_divide(problem.target, below), factor)
-    if factor.name in OF_MODEL:
-        value = (problem.target * _model(problem)).sum(axis=1, keepdims=True)
-        values = np.broadcast_to(value, problem.target.shape)
-        return values if factor.name == "predicted_value" else _model(problem)
     if factor.name == "overlap":
         smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
         return _divide(smallest, problem.loggers[logger])
     policy = problem.loggers[factor.logger]
     if factor.name == "ratio":
         return _divide(policy, problem.mixture)
+    zero = policy <= 0
     if factor.name == "unsupported":
-        return np.where(policy > 0, 0.0, 1.0)
-    return np.where(policy > 0, _divide(problem.mixture, policy), UNSUPPORTED)
+        return zero.astype(np.float64)
+    return np.where(zero, UNSUPPORTED, _divide(problem.mixture, policy))
+
+
+def _reward_column(factor: Factor, problem: FiniteProblem, rewards: FloatArray) -> FloatArray:
+    """Return the rewards, their prediction or the difference."""
+    model = problem.predicted_reward
+    if factor.name == "reward":
+        return rewards
+    if model is None:
+        raise UsageError("this estimator requires `predicted_reward` of the problem")
+    if factor.name == "residual":
+        return rewards - model
+    if factor.name == "predicted_reward":
+        return model
+    value: FloatArray = (problem.target * model).sum(axis=1, keepdims=True)
+    return value
 
 
 def _divide(above: FloatArray, below: FloatArray) -> FloatArray:

@@ -16,8 +16,7 @@ import numpy as np
 
 from poolwise.engines.sums import ROUNDED, Sums, no_sums
 from poolwise.engines.workspace import ONE, factors_of
-from poolwise.moments.histogram import BINS, bins
-from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
+from poolwise.moments.moments import BINS, LONGEST_TAIL, FloatArray, IntArray, bins
 from poolwise.moments.terms import UNSUPPORTED, Factor
 from poolwise.rows.reader import LARGEST, SMALLEST, BadRowsError
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
+from poolwise.engines.base import CHANGED, QueryRows
 from poolwise.engines.kernel import Kernel, fresh_floors, raise_floors
-from poolwise.engines.query import CHANGED, QueryRows
 from poolwise.engines.sums import bucketed_moments, moments_of
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace

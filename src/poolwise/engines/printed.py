@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolwise.engines.answer import decode
 from poolwise.engines.saved import question
-from poolwise.engines.sql import Request, moments_query, written
+from poolwise.engines.sql import MomentsRequest, moments_query, written
 from poolwise.engines.warehouse import check_dialect, relation_of
 from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.log import file_format
@@ -48,15 +48,15 @@ def standalone_query(
 
 def standalone_request(
     log: Log, table: str, targets: Mapping[str, PolicyLike], needs: Needs
-) -> Request:
+) -> MomentsRequest:
     """Return the request of such a query; column names are not looked up."""
     roles = assign(log, targets, None, relation_of(table))
     if roles.scored:
         raise UsageError("policies in Python cannot be written as SQL: score them first")
-    return Request(roles.table, needs)
+    return MomentsRequest(roles.table, needs)
 
 
-def read_result(path: Path, request: Request, mark: str) -> dict[str, Group]:
+def read_result(path: Path, request: MomentsRequest, mark: str) -> dict[str, Group]:
     """Return the groups of an answer by logger; reject the answer to another question."""
     lines = read_lines(path)
     marks = {str(line.get(MARK)) for line in lines}
@@ -80,7 +80,7 @@ def read_result(path: Path, request: Request, mark: str) -> dict[str, Group]:
     return {str(g.logger): g for g in groups}
 
 
-def _refuse_bad(groups: Sequence[Group], request: Request) -> None:
+def _refuse_bad(groups: Sequence[Group], request: MomentsRequest) -> None:
     faults = [
         Fault("the row breaks a rule", g.logger or "", g.bad, advice=ADVICE)
         for g in groups

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.errors import SourceError, UsageError
-from poolwise.moments.histogram import BINS
-from poolwise.moments.moments import FloatArray, IntArray, Moments
+from poolwise.moments.moments import BINS, FloatArray, IntArray, Moments
 from poolwise.moments.terms import Factor, Term
 from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
 

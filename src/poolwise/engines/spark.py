@@ -12,18 +12,17 @@ import pickle
 import socket
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
+from poolwise.engines.base import CHANGED
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
-from poolwise.engines.query import CHANGED
 from poolwise.engines.spark_sources import (
     frame_of,
     local_files,
@@ -35,8 +34,7 @@ from poolwise.engines.spark_sources import (
 )
 from poolwise.engines.sums import Sums
 from poolwise.errors import EngineError, LogError, SourceError
-from poolwise.moments.histogram import BINS
-from poolwise.moments.moments import LONGEST_TAIL
+from poolwise.moments.moments import BINS, LONGEST_TAIL
 from poolwise.rows.reader import BadRowsError, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name
@@ -230,35 +228,17 @@ class SparkRows(KernelRows):
         files: Files that tasks read by themselves, each with the label of its rows where no
             column has it; None where Spark reads the rows.
         task_rows: Fewest rows that a task reads, where tasks read files.
-        excluded: Loggers that are left out.
-        counted: Rows of each logger, where an earlier count gives them.
     """
 
     session: SparkSession
     files: Files | None = None
     task_rows: int = 1_000_000
-    excluded: tuple[str, ...] = ()
-    counted: Mapping[str, int] | None = None
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         query.set("order", None)  # callers sort the few lines
         text = spark_text(query)
         with spark_errors(text):
             return [row.asDict() for row in self.session.sql(text).collect()]
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        return super().counts if self.counted is None else dict(self.counted)
-
-    def without(self, logger: str) -> Self:
-        """The same rows without those of one logger, and without it in the mixture."""
-        rest = {label: count for label, count in self.counts.items() if label != logger}
-        return replace(
-            super().without(logger),
-            excluded=(*self.excluded, logger),
-            # with `drop`, rows that are bad because of this logger become usable
-            counted=None if self.table.drop else rest,
-        )
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows, added in the order of the tasks."""

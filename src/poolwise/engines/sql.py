@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class MomentsRequest:
     """One aggregate query.
 
     Attributes:
@@ -67,7 +67,7 @@ class Request:
         return self.centres is None and bool(self.needs.scattered)
 
 
-def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
+def moments_query(request: MomentsRequest, limit: int | None = None) -> exp.Select:
     """Return one line per logger (and bucket): count, bad rows, means, scatters, extremes."""
     query = _aggregate(request)
     for name, step in _steps(request, limit):
@@ -75,7 +75,7 @@ def moments_query(request: Request, *, limit: int | None = None) -> exp.Select:
     return query
 
 
-def _steps(request: Request, limit: int | None) -> list[tuple[str, exp.Select]]:
+def _steps(request: MomentsRequest, limit: int | None) -> list[tuple[str, exp.Select]]:
     table = request.table
     steps = row_steps(table)
     if limit is not None:
@@ -130,7 +130,7 @@ def _probs(table: RoleColumns) -> exp.Select:
     return exp.select(*carried, *probs, *extra).from_(rows_name(table))
 
 
-def _mixture(request: Request) -> Expression:
+def _mixture(request: MomentsRequest) -> Expression:
     """The loggers mixed in proportion to their rows."""
     if request.table.mixture is not None:
         return column("estimated_mixture")
@@ -145,7 +145,7 @@ def _mixture(request: Request) -> Expression:
     return exp.paren(exp.paren(reduce(add, parts)) / _not_zero(reduce(add, sizes)))
 
 
-def _ratios(request: Request) -> exp.Select:
+def _ratios(request: MomentsRequest) -> exp.Select:
     """The factors that the terms are products of."""
     table = request.table
     carried = [column("logger"), column("bad"), column("reward")]
@@ -225,7 +225,7 @@ def factor_name(factor: Factor, table: RoleColumns) -> str:
     return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
 
 
-def _stems(request: Request) -> dict[tuple[Factor, ...], str]:
+def _stems(request: MomentsRequest) -> dict[tuple[Factor, ...], str]:
     """Products that several terms have in common, with the names of their columns."""
     uses = Counter(_stem(term) for term in request.needs.terms)
     shared = [stem for stem, terms in uses.items() if len(stem) > 1 and terms > 1]
@@ -237,18 +237,18 @@ def _stem(term: Term) -> tuple[Factor, ...]:
     return tuple(f for f in term.factors if not f.logger)
 
 
-def _product(request: Request, factors: Sequence[Factor]) -> Expression:
+def _product(request: MomentsRequest, factors: Sequence[Factor]) -> Expression:
     columns = [column(factor_name(f, request.table)) for f in factors]
     return reduce(mul, columns)
 
 
-def _shared(request: Request) -> exp.Select:
+def _shared(request: MomentsRequest) -> exp.Select:
     """The factors, and products that several terms have in common, computed once."""
     stems = [_product(request, s).as_(name, quoted=True) for s, name in _stems(request).items()]
     return exp.select(exp.Star(), *stems).from_("ratios")
 
 
-def _terms(request: Request) -> exp.Select:
+def _terms(request: MomentsRequest) -> exp.Select:
     """Value of each term in each row, less its centre where that is known."""
     carried = [column("logger"), column("bad")]
     if request.table.bucket is not None:
@@ -268,7 +268,7 @@ def _terms(request: Request) -> exp.Select:
     return exp.select(*carried, *values).from_("shared")
 
 
-def _centres(request: Request) -> exp.Select:
+def _centres(request: MomentsRequest) -> exp.Select:
     """Average of each term that has a scatter, by logger."""
     means = [
         exp.Avg(this=column(f"x_{k}")).as_(f"c_{k}", quoted=True)
@@ -277,7 +277,7 @@ def _centres(request: Request) -> exp.Select:
     return exp.select(column("logger"), *means).from_("terms").group_by(column("logger"))
 
 
-def _aggregate(request: Request) -> exp.Select:
+def _aggregate(request: MomentsRequest) -> exp.Select:
     """The outer query: one line per logger, or per logger and bucket."""
     keys = [column("logger", "terms")]
     if request.table.bucket is not None:
@@ -294,7 +294,7 @@ def _aggregate(request: Request) -> exp.Select:
     return query.group_by(*keys).order_by(*(key.copy() for key in keys))
 
 
-def _aggregates(request: Request) -> Iterator[tuple[str, Expression]]:
+def _aggregates(request: MomentsRequest) -> Iterator[tuple[str, Expression]]:
     """Sums, scatters, extremes and computed centres, by their names in the answer."""
     index, needs = request.index, request.needs
     values = {term: _centred(request, term) for term in index}
@@ -311,7 +311,7 @@ def _aggregates(request: Request) -> Iterator[tuple[str, Expression]]:
             yield f"centre_{k}", exp.Min(this=column(f"c_{k}", "centres"))
 
 
-def _centred(request: Request, term: Term) -> Expression:
+def _centred(request: MomentsRequest, term: Term) -> Expression:
     """A term's column, less the centre that the query computed for it."""
     k = request.index[term]
     value = column(f"x_{k}", "terms")

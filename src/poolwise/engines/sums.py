@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.workspace import wanted_pairs
-from poolwise.moments.histogram import BINS
 from poolwise.moments.moments import (
+    BINS,
     LONGEST_TAIL,
     FloatArray,
     IntArray,

@@ -8,8 +8,8 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poolwise.engines.base import QueryRows
 from poolwise.engines.printed import read_result, standalone_request
-from poolwise.engines.query import QueryRows
 from poolwise.engines.saved import Summary, question, with_manifest
 from poolwise.engines.saved_file import holds_moments, named_files, refuse_missing
 from poolwise.errors import UsageError

@@ -42,7 +42,7 @@ class Moments:
         largest: Largest value of each term, shape (k,).
         ddof: 1 for rows of a log; 0 where the moments are exact expectations.
         tails: Largest values of the terms with a tail, in descending order.
-        histograms: Rows per bin of `moments.histogram`, for the terms with a histogram.
+        histograms: Rows per bin of `bins`, for the terms with a histogram.
     """
 
     terms: tuple[Term, ...]
@@ -240,3 +240,35 @@ def _merged_histograms(groups: Sequence[Moments]) -> dict[Term, IntArray]:
     """Return the rows in each bin, for terms of which every group has a histogram."""
     shared = [t for t in groups[0].histograms if all(t in m.histograms for m in groups)]
     return {t: np.sum([m.histograms[t] for m in groups], axis=0) for t in shared}
+
+
+# Histograms of weights have two bins per power of two, from the bits of the doubles.  The
+# bins do not depend on the data, so the counts of two groups of rows add.
+SMALLEST, LARGEST = -64, 64  # powers of two; the outermost bins also count values outside
+BINS = 2 * (LARGEST - SMALLEST) + 1  # the first bin holds zeros
+SHIFT = 51  # bits below the exponent and the first bit of the fraction
+FIRST = (1023 + SMALLEST) << 1  # remaining bits of the smallest power
+
+
+def bins(values: FloatArray) -> IntArray:
+    """Return the bin of each non-negative value; NaN counts in the last.
+
+    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
+    [0, 129, 129, 130, 131]
+    """
+    numbers = values.view(np.int64) >> SHIFT
+    numbers -= FIRST - 1
+    np.clip(numbers, 1, BINS - 1, out=numbers)
+    if not values.min(initial=1.0) > 0:
+        numbers[values == 0] = 0
+    return numbers
+
+
+def edges() -> FloatArray:
+    """Return the lower edge of each bin, shape (BINS,).
+
+    >>> edges()[[0, 129, 130, 131]].tolist()
+    [0.0, 1.0, 1.5, 2.0]
+    """
+    powers = 2.0 ** np.arange(SMALLEST, LARGEST)
+    return np.concatenate([[0.0], np.stack([powers, 1.5 * powers], axis=1).ravel()])

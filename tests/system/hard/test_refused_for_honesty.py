@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Log, Warehouse, evaluate
-from poolwise.engines.query import MOST_LOGGERS
+from poolwise.engines.base import MOST_LOGGERS
 from poolwise.errors import SHOWN_FAULTS, Fault, LogError, UsageError
 from tests.support.messages import check_findings, refused
 from tests.support.reference import log_of, random_table
