@@ -26,35 +26,35 @@ PRICE_PER_CORE_HOUR = 0.05  # dollars: a rented core with its share of memory
 PRICE_PER_GB_READ = 0.0  # dollars: object stores charge nothing within a region
 PRICE_PER_GB_SCANNED = 0.005  # dollars: a warehouse that bills by bytes, 5 per terabyte
 CORES_PER_MACHINE = 32
-HOURS = 1  # within which the answer is wanted
+HOURS = 1  # within which the result is needed
 
 TITLE = "## The arithmetic for 1e10 and 1e12 rows"
 TEXT = (
     TITLE
     + """
 
-Time grows with the rows and what is kept of them does not, so a large log is a
+Time grows with the number of rows, memory does not, so the cost of a large log is a
 multiplication. Measured on two cores, with five loggers, on the largest log of each kind
 (bytes are those of the file).
 
 {measured}
 
 Multiplied, at {core_hour:.2f} dollars per core-hour and {read:g} per GB read from storage
-in the same region; the last column is what a warehouse would ask that bills {scanned:g}
-dollars per TB scanned instead. Machines have {cores} cores, and the answer is wanted within
+in the same region; the last column is the price of a warehouse that bills {scanned:g}
+dollars per TB scanned instead. Machines have {cores} cores, and the result is needed within
 {hours}, for which storage must deliver the GB/s:
 
 {multiplied}
 
-These are products, not measurements. They assume that the log lies in many files, so that
-machines can share it evenly, that storage keeps up, and that a core of a large machine does
-what a core of the measured one does. What travels between machines is one line of sums per
-logger, so merging costs nothing that one could measure."""
+These are products, not measurements. They assume that the log is split into many files, so that
+machines can share it evenly, that storage keeps up, and that a core of a large machine is as
+fast as one of the measured machine. Each machine sends one line of sums per logger, so the cost
+of merging is negligible."""
 )
 
 
 class PerRow(NamedTuple):
-    """What one row costs, measured on the largest log of its kind."""
+    """Cost of one row, measured on the largest log of its kind."""
 
     rows: int
     targets: int
@@ -64,7 +64,7 @@ class PerRow(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """What so many rows take."""
+    """Cost of a number of rows."""
 
     rows: int
     terabytes: float
@@ -76,7 +76,7 @@ class Bill(NamedTuple):
 
 
 def per_row(kept: Mapping[Key, Measurement]) -> list[PerRow]:
-    """Costs of a row for each number of targets, from the largest log of five loggers."""
+    """Return the cost of a row by number of targets, from the largest log of five loggers."""
     largest: dict[int, Key] = {}
     for key, found in kept.items():
         if key.what == "evaluate" and key.loggers == 5 and math.isfinite(found.seconds):
@@ -96,7 +96,7 @@ def per_row(kept: Mapping[Key, Measurement]) -> list[PerRow]:
 
 
 def bill(cost: PerRow, rows: int) -> Bill:
-    """What so many rows take, if each takes what it took on one machine.
+    """Return the cost of `rows` rows, each as expensive as measured.
 
     >>> bill(PerRow(10**8, 1, bytes=80, core_seconds=3.6e-7, megabytes=500), 10**10)[:4]
     (10000000000, 0.8, 1.0, 1)
@@ -116,7 +116,7 @@ def bill(cost: PerRow, rows: int) -> Bill:
 
 
 def text(kept: Mapping[Key, Measurement]) -> str:
-    """The part of the page."""
+    """Return the generated part of the page."""
     costs = per_row(kept)
     if not costs:
         return f"{TITLE}\n\nNot measured yet: `make bench`."

@@ -260,19 +260,19 @@ TEXT = """\
 
 OBP's synthetic data of several loggers (normal contexts, logistic expected rewards, logger k
 plays the softmax of beta_k times the expected reward; five features, ten actions), restated
-and put through its formulas and through `evaluate`. For weighted the formula's variances
-divide by n - 1 here, as ours do; the last column says how far its own division by n moves the
-estimate (not at all where the logs are of one size).
+and evaluated with its formulas and with `evaluate`. For weighted, the formula's variances
+divide by n - 1 here, as ours do; the last column shows how much OBP's division by n changes the
+estimate (not at all for logs of equal size).
 
 {same}
 
-Where the formula of naive or weighted has no answer:
+Where the formula of naive or weighted fails:
 
 {lost}
 
 The first three are weighted: ours takes divergences from all rows, and is right if it lies
 within {sigmas} standard errors of the truth. The last two are naive: a bad number spreads to
-the mean, while we refuse the log and say which rule how many rows break."""
+the mean, while `evaluate` raises an error with the number of rows that break each rule."""
 
 
 def write() -> None:

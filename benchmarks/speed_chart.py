@@ -40,25 +40,25 @@ BEFORE = """\
 
 Seconds and, in parentheses, peak megabytes on two cores; the best of three to fifteen runs,
 each kind in a process of its own, and each line in one run of `make bench`. Logs are zstd
-Parquet files of doubles that do not compress. *Decoding only* reads these columns with pyarrow
-and does nothing with them: it is the limit. `poolwise evaluate` is the command, its
-start included. The rivals do less than `evaluate`, which also checks every row and judges the
+Parquet files of incompressible doubles. *Decoding only* reads these columns with pyarrow
+and discards them: it is the lower limit. `poolwise evaluate` is the command, including its
+start. The rivals do less than `evaluate`, which also checks every row and diagnoses the
 weights and the logs: one hand-written query for the balanced estimate alone; the paper's
-three estimates, and all five that `evaluate` gives, with standard errors, as one would write
-them with NumPy and pandas; and Open Bandit Pipeline's three formulas with 100 bootstrap rounds
-each. A rival that would need more than 8 GB or two minutes is left out (-)."""
+three estimates, and all five of `evaluate`, with standard errors, in plain NumPy and pandas;
+and Open Bandit Pipeline's three formulas with 100 bootstrap rounds each. A rival that would
+need more than 8 GB or two minutes is left out (-)."""
 AFTER = """\
 ![Time and memory against rows, targets and loggers](figures/speed.svg)"""
 
 
 def table(kept: Mapping[Key, Measurement]) -> str:
-    """One line per log; a column for us, for the limit and for each rival."""
+    """Return one line per log, with a column for each measured program."""
     cells = [key for key in kept if key.what == "decode"]
     lines = []
     for cell in cells:
-        beside = [kept.get(cell._replace(what=what)) for what in WORDS]
+        columns = [kept.get(cell._replace(what=what)) for what in WORDS]
         sizes = [f"{cell.rows:,}", str(cell.targets), str(cell.loggers)]
-        lines.append([*sizes, *map(_shown, beside)])
+        lines.append([*sizes, *map(_shown, columns)])
     return markdown(["rows", "targets", "loggers", *WORDS.values()], lines, words=0)
 
 
@@ -75,7 +75,7 @@ def _short(seconds: float) -> str:
 
 
 def models_table(kept: Mapping[Key, Measurement]) -> str:
-    """The same for policies that are scikit-learn models; empty if not measured."""
+    """Return the same for policies that are scikit-learn models; empty if not measured."""
     cells = [key for key in kept if key.what == "predict"]
     lines = [
         [f"{cell.rows:,}", *(_shown(kept.get(cell._replace(what=what))) for what in MODELS)]
@@ -83,15 +83,15 @@ def models_table(kept: Mapping[Key, Measurement]) -> str:
     ]
     if not lines:
         return ""
-    told = (
+    heading = (
         "Four logistic regressions of scikit-learn (three loggers and the target; 20 features, "
-        "10 actions), beside\nthe calls of `predict_proba` themselves on the same two cores:"
+        "10 actions),\ncompared with the calls of `predict_proba` alone on the same two cores:"
     )
-    return f"{told}\n\n{markdown(['rows', *MODELS.values()], lines, words=0)}"
+    return f"{heading}\n\n{markdown(['rows', *MODELS.values()], lines, words=0)}"
 
 
 def text(kept: Mapping[Key, Measurement]) -> str:
-    """The part of the page."""
+    """Return the generated part of the page."""
     parts = [BEFORE, table(kept), models_table(kept), AFTER]
     return "\n\n".join(part for part in parts if part)
 
@@ -102,7 +102,7 @@ def write_table(kept: Mapping[Key, Measurement]) -> None:
 
 
 def write_chart(kept: Mapping[Key, Measurement]) -> None:
-    """Time above, memory below; rows, targets and loggers from left to right."""
+    """Draw time above and memory below, by rows, targets and loggers from left to right."""
     import vl_convert
 
     svg = vl_convert.vegalite_to_svg(spec(kept))
@@ -110,7 +110,7 @@ def write_chart(kept: Mapping[Key, Measurement]) -> None:
 
 
 def spec(kept: Mapping[Key, Measurement]) -> dict[str, Any]:
-    """The chart, as Vega-Lite."""
+    """Return the chart as a Vega-Lite specification."""
     import altair as alt
 
     quantities = {"seconds": "seconds", "megabytes": "peak megabytes"}

@@ -1,9 +1,9 @@
-"""Digits: how near does each estimator come to a truth that is known?
+"""Digits: error and coverage of each estimator, where the true value is known.
 
 Three classifiers of scikit-learn's digits act on images that they have not seen, and
-log what they did.  A fourth one is the target.  All labels are known, so its true
-value is known as well; twenty simulated logs show how far each estimator is from it,
-and how often its interval has it.
+log their actions.  A fourth one is the target.  All labels are known, so its true
+value is known as well; twenty simulated logs give the error of each estimator and the
+coverage of its intervals.
 
 Run: python docs/examples/digits.py
 """
@@ -62,14 +62,14 @@ def main() -> None:
             hits[name].append(truth in found.intervals[name])
 
     print(f"{LOGS} logs of {sum(ROWS.values()):,} rows:")
-    print(f"{'estimator':<18}{'root mean squared error':>24}{'intervals with the truth':>26}")
+    print(f"{'estimator':<18}{'root mean squared error':>24}{'intervals that cover it':>26}")
     for name, missed in errors.items():
         error = np.sqrt(np.mean(np.square(missed)))
         print(f"{name:<18}{error:>24.4f}{sum(hits[name]):>23} of {LOGS}")
 
 
 def explorer(pixels: NDArray[np.float64], digits: NDArray[np.int64]) -> pw.Mixture:
-    """A classifier that now and then picks a digit at random."""
+    """Return a classifier that sometimes picks a digit at random."""
     model = LogisticRegression(max_iter=2000).fit(pixels, digits)
     return pw.Mixture([pw.Classifier(model), pw.Uniform(range(10))], [1 - EXPLORE, EXPLORE])
 

@@ -1,8 +1,8 @@
 """Several labels at once: conditional random fields as policies.
 
-The paper's experiments in small.  On the data set `scene` a policy assigns six labels
-to a picture, so there are 64 actions; the reward is the number of labels that are
-right.  Two loggers were trained on a small and on a larger part of the training rows,
+A small version of the paper's experiments.  On the data set `scene` a policy assigns
+six labels to a picture, so there are 64 actions; the reward is the number of labels that
+are right.  Two loggers were trained on a small and on a larger part of the training rows,
 the target on more.  True values are finite sums over all actions.
 
 Run: python docs/examples/multilabel.py
@@ -24,7 +24,7 @@ ROWS = {"weak": 4000, "good": 1000}
 
 
 def main() -> None:
-    """Print estimates beside the truth, with and without the weak log."""
+    """Print the estimates and the true value, with and without the weak log."""
     rng = np.random.default_rng(SEED)
     data = load("scene")
     order = rng.permutation(len(data.train))
@@ -49,8 +49,8 @@ def main() -> None:
         found = pw.evaluate(log, {"target": "target_prob"}, which_logs=False)["target"]
         print(f"\n{' and '.join(kept)}, {sum(kept.values()):,} rows:")
         for name, estimate in found.estimates.items():
-            has = "has" if truth in found.intervals[name] else "misses"
-            print(f"  {name:<18}{estimate!s:<18} its interval {has} the truth")
+            covers = "covers" if truth in found.intervals[name] else "misses"
+            print(f"  {name:<18}{estimate!s:<18} its interval {covers} the truth")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Open Bandit Dataset: a real log of which only own propensities are known.
 
 Two policies chose fashion items on a shop's page: `random`, and `bts` (Thompson
-sampling).  The question has a known answer: what does the random policy earn?  Its own
-log says it, up to chance.  The log of bts must say the same when it is weighted, which
-makes a test of everything: propensities, overlap, intervals.
+sampling).  The target is the random policy, whose value is known up to chance: the mean
+reward of its own log.  The weighted log of bts must agree with it, which tests
+propensities, overlap and intervals together.
 
-The probabilities of bts for items that `random` showed are not in the data, so that the
-mixture of the two must be estimated: a tree learns which of them wrote a row, from item
-and position.
+The data do not contain the probabilities of bts for the items that `random` showed, so
+the mixture of the two must be estimated: a decision tree predicts the logger of a row from
+item and position.
 
 Run: python docs/examples/open_bandit.py
 It reads obd_small.parquet from the folder that POOLWISE_DATA names: the small version of
@@ -35,7 +35,7 @@ ITEMS = {"all": 80, "men": 34, "women": 46}
 
 
 def main() -> None:
-    """Print, for each campaign, what the logs say about the random policy."""
+    """Print estimates for the random policy, by campaign and log."""
     path = data_folder() / "obd_small.parquet"
     if not path.is_file():
         sys.exit(f"{path} is not there; set POOLWISE_DATA to the folder that has it")
@@ -51,7 +51,7 @@ def main() -> None:
         found.append(mixed(both, pw.Uniform(items)))
         print(f"{campaign:<10}" + "".join(f"{estimate!s:>15}" for estimate in found))
 
-    print("\nWhat the weights of the log of bts are worth:")
+    print("\nEffective sample size of the log of bts:")
     for campaign, items in ITEMS.items():
         rows = only(only(table, "campaign", campaign), "logger", "bts")
         overlap = naive(rows, pw.Uniform(items)).loggers["bts"]
@@ -62,18 +62,18 @@ def main() -> None:
 
 
 def only(table: pa.Table, column: str, value: str) -> pa.Table:
-    """Rows with this value."""
+    """Return the rows with this value."""
     return table.filter(pc.equal(table[column], value))
 
 
 def naive(rows: pa.Table, target: pw.Policy) -> TargetResult:
-    """The naive estimate, which asks for own propensities only."""
+    """Return the naive estimate, which needs own propensities only."""
     log = pw.Log(rows, logger="logger", reward="1000 * click", propensity="propensity_score")
     return pw.evaluate(log, target, "naive")["target"]
 
 
 def mixed(rows: pa.Table, random: pw.Uniform) -> pw.Estimate:
-    """The calibrated estimate, against a mixture that is estimated where it is unknown."""
+    """Return the calibrated estimate, with the unknown part of the mixture estimated."""
     log = pw.Log(
         rows,
         logger="logger",

@@ -69,12 +69,12 @@ class Rows(Protocol):
 
     @property
     def by_kernel(self) -> bool:
-        """Whether rows go through the kernel, which is fast for many terms."""
+        """True if rows go through the kernel, which is fast for many terms."""
         ...
 
     @property
     def rereadable(self) -> bool:
-        """Whether rows can be read again: False for saved moments."""
+        """True if rows can be read again; False for saved moments."""
         ...
 
     def check(self) -> tuple[Fault, ...]:

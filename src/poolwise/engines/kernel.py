@@ -378,7 +378,7 @@ def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:
 
 
 def _is_probability(name: str) -> bool:
-    """Whether a column, other than the propensity, is a probability."""
+    """Test if a column, other than the propensity, is a probability."""
     return name.startswith(("p_", "t_")) or name == "estimated_mixture"
 
 

@@ -43,7 +43,7 @@ SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 
 
 
 def workers(threads: int) -> int:
-    """So many threads, or one for each core where 0 are asked for."""
+    """Return the number of threads; 0 means one for each core."""
     return threads or os.cpu_count() or 1
 
 

@@ -166,7 +166,7 @@ class Workspace:
 
 
 def wanted_pairs(place: Mapping[Term, int], needs: Needs) -> NDArray[np.bool]:
-    """Whether the product of each pair of terms is wanted, terms in these places."""
+    """Return a matrix that is True for each pair of terms whose product is needed."""
     wanted = np.zeros((len(place), len(place)), dtype=bool)
     for group in needs.groups:
         mine = [place[t] for t in group]

@@ -38,7 +38,7 @@ DRAWS, CHUNK = 20_000, 1_000  # for many contrasts: a standard error of 0.02 at 
 
 
 def weight_of(*, crossed: bool) -> Term:
-    """Return the weight that tells targets apart."""
+    """Return the weight that distinguishes targets."""
     return BALANCED_WEIGHT if crossed else WEIGHT
 
 
@@ -108,7 +108,7 @@ class Candidates:
         """Return the difference of two estimates.
 
         Where both were regressed on columns of known mean, the difference is regressed on
-        the columns of *both*: targets that are alike then share their luck, and it cancels.
+        the columns of *both*: the errors of similar targets are then correlated, and cancel.
         """
         first, second = self._bound[left], self._bound[right]
         if first.fit is None or second.fit is None:
@@ -133,8 +133,8 @@ class Candidates:
     def _excess(self) -> dict[str, float]:
         """Factor by which each jackknife variance exceeds that of fixed coefficients.
 
-        Leaving out a cluster changes slopes as well; a comparison is never surer than the
-        evaluation, so every difference keeps the factor.
+        Leaving out a cluster changes slopes as well; a comparison must not be more precise than
+        the evaluation, so every difference keeps the factor.
         """
         names = list(self.estimates)
         if not self.clusters:
@@ -306,7 +306,7 @@ class Spread:
 
     @cached_property
     def _variances(self) -> FloatArray:
-        """What each source adds to the variance of each contrast, shape (sources, c)."""
+        """Part of each source in the variance of each contrast, shape (sources, c)."""
         return np.array([source.variances() for source in self.sources]) * self.scale**2
 
     @cached_property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, MomentsByLogger
 
 Variance = Callable[["FloatArray"], float]  # rows of each logger, to the variance
-MOST_FOLD = 1e9  # rows beyond so many times the log are out of reach
+MOST_FOLD = 1e9  # more rows than this many times the log are infeasible
 COLLINEAR = 1e-10  # of the largest: singular values below it are rounding
 CLOSE_ENOUGH = 1e-3  # relative error of a number of rows
 STEPS = 30  # of the search for split and size together; about five suffice

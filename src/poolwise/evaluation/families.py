@@ -1,8 +1,8 @@
 """Families: rankings and differences whose intervals hold together.
 
-Estimates from the same rows share their errors, so a difference is far surer than its two
-ends; and the best of many estimates is also the luckiest.  Differences therefore come with
-the covariance of the estimates, and each family of intervals covers all of its members.
+Estimates from the same rows share their errors, so a difference is far more precise than
+either; and the highest of many estimates is biased upwards.  Differences therefore use the
+covariance of the estimates, and each family of intervals covers all of its members.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Comparing:
         estimator: Name of the estimator that targets are compared in.
         moments: Moments of the terms of all targets together.
         clusters: Means of the same terms by bucket, where rows of a cluster share one.
-        weight: The weight that tells targets apart.
+        weight: The weight that distinguishes targets.
         limits: Bounds on the rows of each target.
     """
 

@@ -65,18 +65,18 @@ class Request:
 
     @property
     def modelled(self) -> bool:
-        """Whether the rows get predictions of a reward model."""
+        """True if the rows get predictions of a reward model."""
         return bool(self.extra.predicted_reward)
 
     @property
     def split(self) -> bool:
-        """Whether the pass must split the rows into buckets."""
+        """True if the pass must split the rows into buckets."""
         folded = any(isinstance(e, CrossFitted) for e in self.estimators)
         return folded or self.method in BY_BUCKET
 
     @property
     def clustered(self) -> bool:
-        """Whether buckets hold whole clusters, and errors are those between buckets."""
+        """True if buckets hold whole clusters, and errors are those between buckets."""
         return self.log.cluster is not None and self.method in BY_BUCKET
 
 

@@ -182,8 +182,8 @@ def _variance_before(values: FloatArray, past: _Past, prior: float) -> tuple[Flo
     """Return the variance of all rows before each row, and the past after the last.
 
     A pseudo-row of variance `prior` precedes the first, because equal rows at the start
-    would have variance 0.  An infinite prior is replaced by the squared mean, so that there
-    is no bet before the first row above the floor.
+    would have variance 0.  An infinite prior is replaced by the squared mean, so that
+    the first bet follows the first row above the floor.
     """
     gaps = np.concatenate(([0.0], values - past.mean))
     counts = past.count + np.arange(len(gaps))

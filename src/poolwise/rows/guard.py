@@ -75,7 +75,7 @@ def close_files(
     Args:
         connection: The connection to limit; this cannot be undone.
         patterns: Paths and globs, as the user wrote them.
-        files: Local files that they stand for.
+        files: Local files that they match.
     """
     first_path = {name: path for path in reversed(patterns) for name in _extensions(path)}
     for name, path in first_path.items():

@@ -120,7 +120,7 @@ def _refused(path: str | PathLike[str], why: str) -> UsageError:
 
 
 def _reads(source: str, file: Path) -> bool:
-    """True if a path or glob stands for a file."""
+    """Test if a path or glob matches a file."""
     if "\0" in source:
         return False
     pattern = Path(re.sub(r"^file:(//)?(?=/)", "", source)).expanduser()

@@ -77,8 +77,8 @@ class _Lookup:
         twice = re.compile(re.escape(name) + r"_\d+")
         if found != name and any(map(twice.fullmatch, self.columns or ())):
             raise UsageError(
-                f"{role}: columns {found!r} and {name!r} differ in capitals only, which DuckDB "
-                "does not tell apart: rename one"
+                f"{role}: columns {found!r} and {name!r} differ only in case, which DuckDB "
+                "ignores: rename one"
             )
         self.needed[found] = None
         return found

@@ -319,7 +319,7 @@ def counts_query(table: RoleColumns) -> exp.Select:
 
 
 def check_query(table: RoleColumns) -> exp.Select:
-    """How many rows of each logger break each rule, all in one pass."""
+    """Return the query that counts the rows of each logger that break each rule."""
     select = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
     bad = exp.Not(this=good(table))
     select = select.select(count_where(bad).as_("bad", quoted=True))

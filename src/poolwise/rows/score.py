@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 MOST_HELD = 128_000_000  # bytes of scored rows that are kept in memory
-EXCESS = 1e-9  # rounding may carry a probability this far beyond 0 or 1
+EXCESS = 1e-9  # rounding may carry a probability this far below 0 or above 1
 SHOWN_ROWS = 5  # row numbers that an error names
 
 
@@ -66,7 +66,7 @@ def score(
     """Append to each batch one column per policy, in the order of the batches.
 
     The number of BLAS threads is a setting of the process: it is lowered when the
-    first batch is asked for and restored when the iterator ends or is closed.
+    first batch is requested and restored when the iterator ends or is closed.
 
     Args:
         batches: Rows, in any number of batches.
@@ -163,7 +163,7 @@ def checked(
 ) -> FloatArray:
     """Probabilities (or their logarithms) as float64, or an error that names the rows.
 
-    Numbers beyond [0, 1] by no more than rounding are clipped.
+    Numbers outside [0, 1] by no more than rounding are clipped.
 
     >>> checked("v1", [0.5, 1.0000000001], length=2).tolist()
     [0.5, 1.0]

@@ -171,7 +171,7 @@ class Held:
 
 
 def read_held(piece: Held, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Read rows in memory; columns that are not asked for cost nothing."""
+    """Read rows in memory; columns that are not requested cost nothing."""
     del names
     for batch in piece.batches:
         yield pa.Table.from_batches([batch])
@@ -262,7 +262,7 @@ def _plain_columns(table: RoleColumns) -> dict[str, str] | None:
 
 
 def _has(schema: pa.Schema, columns: Mapping[str, str]) -> bool:
-    """Whether a schema has every column, of a type that means the same to all readers."""
+    """Test if a schema has every column, of a type that all readers read alike."""
     for name, source in columns.items():
         if schema.names.count(source) != 1 or "." in source:
             return False
