@@ -1,4 +1,4 @@
-# The verbs of this repository.  Each makes the virtual environment it needs.
+# The verbs of this repository.  Each creates the virtual environment that it needs.
 
 PYTHON ?= python3
 SYSTEM := chromium java postgresql  # optional system packages for the tests, by their names in scripts/system.sh
@@ -12,7 +12,7 @@ ready := .venv/.ready
 .NOTPARALLEL:
 .PHONY: help demo test quick check docs bench reproduce dist audit matrix fuzz mutate extensions clean
 
-help:  ## Say what can be made
+help:  ## List the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(ready)  ## Evaluate a policy on the bundled log (needs nothing but Python)
@@ -45,7 +45,7 @@ dist: $(ready)-dist  ## Build the source archive and the wheel, the same bytes e
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
 		$(venv) -m build --no-isolation
 
-audit:  ## Look for known holes in the versions that we test with (needs network)
+audit:  ## Look for known vulnerabilities of the versions that we test with (needs network)
 	@bash scripts/audit.sh
 
 matrix:  ## Build twice, and test on every Python with lowest and newest versions (slow)
@@ -54,18 +54,18 @@ matrix:  ## Build twice, and test on every Python with lowest and newest version
 fuzz: $(ready)-test $(ready)-fuzz  ## Fuzz the reader, the command line and the moments file, ten minutes each
 	@for target in reader arguments moments; do $(venv) fuzz/$$target.py 600 || exit 1; done
 
-mutate:  ## Break the code in small ways and count which of them the tests notice (slow)
+mutate:  ## Make small changes to the code and count those that a test detects (slow)
 	@bash scripts/mutate.sh
 
 extensions:  ## Read Delta, Iceberg and S3 with the DuckDB that has extensions on the index
 	@bash scripts/extensions.sh
 
-clean:  ## Remove what the other targets made, except .venv
+clean:  ## Remove the files of the other verbs, except .venv
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests $(wildcard experiments benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
-# A stamp says that .venv holds what it should.  It lies in .venv, so that
-# removing the folder is all it takes to start anew.
+# A stamp in .venv records a complete installation, so that removing the folder
+# starts anew.
 $(ready): pyproject.toml constraints.txt scripts/setup.sh
 	@bash scripts/setup.sh
 	@touch $@

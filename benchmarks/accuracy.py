@@ -1,13 +1,13 @@
 """Accuracy: squared error, bias and coverage of every estimator on a fixed battery.
 
 The battery: ten random problems of each of the six families at three sizes, the toys
-T2 and T4, and supervised-to-bandit conversions of three data sets where they are at
-hand.  Beside ours stand the three multi-logger estimators of Open Bandit Pipeline,
-re-stated as formulas: its naive and balanced estimates are the paper's, its weighted one
-takes each log's own variance, and its interval is the bootstrap of fixed contributions
-over pooled rows, whose limit (a normal interval with the pooled variance) stands here.
-The reward model of the doubly robust estimators knows the mean reward of each action and
-nothing of contexts.
+T2 and T4, and supervised-to-bandit conversions of three data sets, if they are
+available.  It includes the three multi-logger estimators of Open Bandit Pipeline,
+restated as formulas: its naive and balanced estimates are the paper's, its weighted one
+uses each log's own variance, and its interval is the bootstrap of fixed contributions
+over pooled rows, computed here as its limit, a normal interval with the pooled variance.
+The reward model of the doubly robust estimators predicts the mean reward of each action
+and ignores the context.
 
 Run: python -m benchmarks.accuracy [--quick]; writes docs/figures/accuracy.{csv,svg}
 """
@@ -50,7 +50,7 @@ START, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 @dataclass(frozen=True)
 class PooledBootstrap:
-    """Open Bandit Pipeline's interval around one of the paper's estimates, in the limit."""
+    """Interval of Open Bandit Pipeline around one of the paper's estimates, in the limit."""
 
     inner: Naive | Balanced | Weighted
     term: Term
@@ -63,7 +63,7 @@ class PooledBootstrap:
         return self.inner.needs(loggers, crossed=crossed) | Needs(groups=((self.term,),))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
-        """The same estimate; the variance of rows resampled without regard to loggers."""
+        """Return the same estimate, with the variance of rows resampled across loggers."""
         found = self.inner.estimate(moments)
         together = pooled(moments.values())
         rows = together.count
@@ -175,7 +175,7 @@ def classified(path: Path, rows: int) -> FiniteProblem:
 def judged(problem: FiniteProblem, logs: int, seed: int) -> dict[str, dict[str, float]]:
     """Mean squared error, bias and coverage of each estimator over simulated logs."""
     loggers = tuple(problem.loggers)
-    by_action = problem.context_prob @ problem.reward  # a model that knows actions only
+    by_action = problem.context_prob @ problem.reward  # a model of the actions only
     problem = replace(problem, predicted_reward=np.tile(by_action, (len(problem.reward), 1)))
     needs = reduce(or_, (e.needs(loggers, crossed=True) for e in ESTIMATORS.values()))
     cells, rng = cells_of(problem, needs), np.random.default_rng(seed)

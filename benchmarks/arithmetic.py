@@ -1,7 +1,7 @@
-"""The arithmetic of very large logs, from what was measured on one machine.
+"""The arithmetic of very large logs, from measurements on one machine.
 
-Time and bytes grow with rows and memory does not, so ten billion rows are a
-multiplication.  Prices and sizes of machines are assumptions, named below.
+Time and bytes grow with the number of rows and memory does not, so the cost of ten billion
+rows is a multiplication.  Prices and sizes of machines are assumptions, listed below.
 
 Run: python -m benchmarks.arithmetic; writes a part of docs/scale.md
 """
@@ -161,7 +161,7 @@ def _multiplied(costs: list[PerRow]) -> str:
 
 
 def _two_digits(number: float) -> str:
-    """Two digits that mean something, as a plain number.
+    """Format a number with two significant digits.
 
     >>> _two_digits(0.01234), _two_digits(7.62), _two_digits(1234.5)
     ('0.012', '7.6', '1,200')

@@ -1,4 +1,4 @@
-"""Coverage against effective rows: when a nominal 95% interval keeps its promise.
+"""Coverage against effective rows: where nominal 95% intervals cover 95% of the time.
 
 Run: python -m benchmarks.coverage; prints a table and writes docs/figures/coverage.csv
 """

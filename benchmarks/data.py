@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FOLDER = Path(__file__).parent.parent / "build" / "bench"
-CHUNK = 1_000_000  # rows drawn at a time, or fewer where there are many columns
+CHUNK = 1_000_000  # rows drawn at a time, or fewer if there are many columns
 MANY = 20  # loggers and targets
 ROW_GROUP = 122_880  # DuckDB's own size
 
 
 def log_file(rows: int, *, targets: int = 1, loggers: int = 5) -> Path:
-    """A log of so many rows, written to build/bench unless it is there already.
+    """Return the path of a log in build/bench; write it on first use.
 
     Some 8 bytes for each row and column: 7.6 GB at 1e8 rows, 5 loggers and 1 target.
     """
@@ -31,23 +31,23 @@ def log_file(rows: int, *, targets: int = 1, loggers: int = 5) -> Path:
 
 
 def written(path: Path, tables: Iterable[pa.Table]) -> Path:
-    """A file of these tables, made beside its place unless it is there already."""
+    """Write these tables to a file unless it exists; a partial file has another name."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
+    partial = path.with_suffix(".part")
     writer = None
     for table in tables:
-        writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd")
+        writer = writer or pq.ParquetWriter(partial, table.schema, compression="zstd")
         writer.write_table(table, row_group_size=ROW_GROUP)
     if writer is not None:
         writer.close()
-    beside.rename(path)
+    partial.rename(path)
     return path
 
 
 def _chunk(rows: int, targets: int, loggers: int, rng: np.random.Generator) -> pa.Table:
-    """Two actions; each logger plays the first with some probability of its own making."""
+    """Draw rows of two actions; each logger has its own probability of the first."""
     wrote = rng.integers(0, loggers, rows)
     first = rng.uniform(0.05, 0.95, (rows, loggers))
     aims = rng.uniform(0.05, 0.95, (rows, targets))
@@ -65,10 +65,10 @@ def _chunk(rows: int, targets: int, loggers: int, rng: np.random.Generator) -> p
 
 
 def loggers_of(path: Path) -> dict[str, str]:
-    """Column of the probability under each logger of a log file, by logger."""
+    """Return the column of each logger's probability in a log file, by logger."""
     return {f"v{n[2:]}": n for n in pq.read_schema(path).names if n.startswith("p_")}
 
 
 def targets_of(path: Path) -> list[str]:
-    """Columns of the targets of a log file."""
+    """Return the columns of the targets of a log file."""
     return [n for n in pq.read_schema(path).names if n.startswith("t_")]

@@ -1,8 +1,8 @@
 """Moments of simulated logs, without writing their rows.
 
-A log of a finite problem is a table of counts: how often each (context, action,
-reward) came up.  Drawing the counts and weighting the cells with them gives the very
-moments that an engine would find in the rows, thousands of times a second.
+A log of a finite problem is a table of counts of each (context, action, reward).
+Drawing the counts and weighting the cells with them gives the moments that an engine
+would compute from the rows, thousands of times a second.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Every row that one logger can write.
+    """All possible rows of one logger.
 
     Attributes:
         prob: Probability of each cell, shape (C,).
         values: Value of each term in each cell, shape (C, k).
-        needs: What is asked of the rows.
+        needs: Terms and products to compute.
         count: Rows that the logger writes.
     """
 
@@ -39,7 +39,7 @@ class Cells:
     count: int
 
     def draw(self, rng: np.random.Generator) -> Moments:
-        """Moments of one log of this logger."""
+        """Draw one log of this logger and return its moments."""
         times = rng.multinomial(self.count, self.prob).astype(np.float64)
         means = times @ self.values / self.count
         centred = self.values - means
@@ -56,12 +56,12 @@ class Cells:
 
 
 def cells_of(problem: FiniteProblem, needs: Needs) -> dict[str, Cells]:
-    """What each logger can write, ready to be drawn again and again."""
+    """Return the possible rows of each logger, to draw logs from."""
     return {i: _cells(problem, i, needs) for i in problem.loggers}
 
 
 def draw(cells: dict[str, Cells], rng: np.random.Generator) -> dict[str, Moments]:
-    """Moments of one simulated log."""
+    """Draw one log and return its moments."""
     return {i: c.draw(rng) for i, c in cells.items()}
 
 
@@ -89,7 +89,7 @@ def _term(term: Term, problem: FiniteProblem, logger: str, reward: Array) -> Arr
 
 
 def _factor(factor: Factor, problem: FiniteProblem, logger: str, reward: Array) -> Array:
-    """A row column in every cell; cells that are never visited hold anything finite."""
+    """Return a row column in every cell; cells of probability 0 hold any finite value."""
     own, mixture = problem.loggers[logger], problem.mixture
     with np.errstate(divide="ignore", invalid="ignore"):
         if factor.name == "reward":

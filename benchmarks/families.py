@@ -1,4 +1,4 @@
-"""Random problems: the six families on which estimators are judged.
+"""Random problems: the six families on which estimators are compared.
 
 Twenty contexts, eight actions, softmax policies; a logger's distance from the target
 is drawn from `spread`, and it is mixed with the uniform policy by `floor`.
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Family:
-    """How the problems of one family are drawn.
+    """Parameters of one family of random problems.
 
     Attributes:
         loggers: Number of loggers.
@@ -47,7 +47,7 @@ FAMILIES = {
 
 
 def draw_problem(family: Family, rows: int, rng: np.random.Generator) -> FiniteProblem:
-    """One problem of a family, with so many rows in all, or a few more."""
+    """Draw one problem of a family, with about `rows` rows in all."""
     shape = (CONTEXTS, ACTIONS)
     scores = rng.normal(size=shape)
     policies = {}

@@ -1,7 +1,7 @@
-"""What benchmarks keep: measurements in a CSV, and parts of pages between two markers.
+"""Results of benchmarks: measurements in a CSV, and parts of pages between two markers.
 
-A page's part is written by a script and held by a test, so numbers in the documentation
-are never typed.
+A script writes each part of a page and a test compares them, so numbers in the
+documentation are never typed by hand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPEED = DOCS / "figures" / "speed.csv"
 
 
 class Key(NamedTuple):
-    """What was measured, and on how large a log."""
+    """Kind of a measurement, and the size of its log."""
 
     what: str
     rows: int
@@ -38,7 +38,7 @@ class Measurement(NamedTuple):
 
 
 def read_speed(path: Path = SPEED) -> dict[Key, Measurement]:
-    """The measurements that were kept, by what they are of."""
+    """Read the stored measurements."""
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -51,7 +51,7 @@ def read_speed(path: Path = SPEED) -> dict[Key, Measurement]:
 
 
 def add_speed(found: Mapping[Key, Measurement], path: Path = SPEED) -> dict[Key, Measurement]:
-    """Append measurements; one of the same thing replaces the older."""
+    """Add measurements to the CSV; a new one replaces an old one of the same key."""
     kept = dict(sorted({**read_speed(path), **found}.items(), key=_place))
     names = (*Key._fields, *Measurement._fields)
     lines = [(*key, f"{m.seconds:.4g}", f"{m.megabytes:.4g}") for key, m in kept.items()]
@@ -65,7 +65,7 @@ def _place(item: tuple[Key, Measurement]) -> tuple[int, int, int, str]:
 
 
 def write_csv(path: Path, names: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """One line of names, then the lines; whole or not at all."""
+    """Write a header and lines, atomically."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
@@ -74,7 +74,7 @@ def write_csv(path: Path, names: Sequence[str], lines: Iterable[Sequence[object]
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A table whose first columns are words and the others numbers, aligned right.
+    """Return a table whose first columns are words and the others numbers, aligned right.
 
     >>> print(markdown(["what", "s"], [["decode", "1.0"]]))
     | what | s |
@@ -87,13 +87,13 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], words: int =
 
 
 def part(page: str, marker: str) -> str:
-    """The text between the two markers of a page."""
+    """Return the text between the two markers of a page."""
     _, _, rest = page.partition(f"<!-- {marker} -->\n")
     return rest.partition(f"\n<!-- /{marker} -->")[0]
 
 
 def with_part(page: str, marker: str, text: str) -> str:
-    r"""The page with other text between the markers, which are appended if absent.
+    r"""Return the page with new text between the markers, which are appended if absent.
 
     >>> with_part("a page\n", "x", "one").splitlines()
     ['a page', '', '<!-- x -->', 'one', '<!-- /x -->']
@@ -108,5 +108,5 @@ def with_part(page: str, marker: str, text: str) -> str:
 
 
 def write_part(path: Path, marker: str, text: str) -> None:
-    """Replace the part of a page that a script owns."""
+    """Replace the generated part of a page."""
     write_whole(path, with_part(path.read_text("utf-8"), marker, text).encode())

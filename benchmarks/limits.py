@@ -1,6 +1,6 @@
-"""What must hold: each limit a named comparison of measurements of one run.
+"""Limits of speed and memory: each compares measurements of one run.
 
-Times depend on the machine, ratios much less; so a limit is a ratio where it can be.
+Times depend on the machine, ratios much less; so a limit is a ratio where possible.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Limit:
     """A number, or the ratio of two, that must stay on one side of a bound.
 
     Attributes:
-        name: What is promised, as one sentence.
-        over: The number, or the upper part of the ratio.
-        bound: The most that it may be; the least, if `at_least`.
-        under: The lower part of the ratio, if it is one.
-        at_least: Whether large is good.
+        name: The promise, as one sentence.
+        over: The number, or the numerator of the ratio.
+        bound: Upper bound; lower bound if `at_least`.
+        under: Denominator of the ratio, if any.
+        at_least: True if `bound` is a lower bound.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Limit:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """What must be measured to judge it."""
+        """Measurements that the limit needs."""
         return tuple(reading.key for reading in (self.over, self.under) if reading)
 
     def value(self, found: Mapping[Key, Measurement]) -> float:
@@ -107,7 +107,7 @@ LIMITS = (
     Limit(
         "time at 1e8 rows, times that at 1e6",
         Reading(EVALUATE),
-        110,  # linear within a tenth; less is better, as fixed costs are spread thinner
+        110,  # linear within a tenth; less is better, as fixed costs are shared by more rows
         Reading(Key("evaluate", 10**6)),
     ),
     Limit(
@@ -121,21 +121,21 @@ LIMITS = (
 
 
 def needed(most: int) -> list[Key]:
-    """What to measure for the limits on logs of at most so many rows."""
+    """Return the keys that the limits on logs of at most `most` rows need."""
     judged = [limit for limit in LIMITS if all(key.rows <= most for key in limit.keys)]
     return list(dict.fromkeys(key for limit in judged for key in limit.keys))
 
 
 def report(found: Mapping[Key, Measurement]) -> tuple[list[str], bool]:
-    """One line per limit, and whether every limit that was measured holds."""
+    """Return one line per limit, and True if every measured limit holds."""
     lines, well = [], True
     for limit in LIMITS:
         side = "at least" if limit.at_least else "at most"
-        told = f"{side} {limit.bound:g}: {limit.name}"
+        text = f"{side} {limit.bound:g}: {limit.name}"
         if any(key not in found for key in limit.keys):
-            lines.append(f"{'not measured':>12}          {told}")
+            lines.append(f"{'not measured':>12}          {text}")
             continue
         holds = limit.holds(found)
         well &= holds
-        lines.append(f"{limit.value(found):12.2f}  {'ok' if holds else 'FAIL':<6}  {told}")
+        lines.append(f"{limit.value(found):12.2f}  {'ok' if holds else 'FAIL':<6}  {text}")
     return lines, well

@@ -1,8 +1,8 @@
-"""Parity with Open Bandit Pipeline: its data and formulas restated, beside `evaluate`.
+"""Parity with Open Bandit Pipeline: its data and formulas, compared with `evaluate`.
 
 Its synthetic data of several loggers: contexts are normal, expected rewards logistic in
 the context, and logger k plays softmax(beta_k times the expected reward).  Where a
-formula has an answer ours must be the same; where it has none, ours must be right.
+formula gives a number, ours must be equal; where it does not, ours must be right.
 
 Run: python -m benchmarks.parity; writes docs/figures/parity.csv and a part of
 docs/from-obp.md
@@ -72,9 +72,9 @@ class Rounds:
 def synthetic(
     counts: Sequence[int], betas: Sequence[float], *, seed: int, offset: float = 0.0
 ) -> Rounds:
-    """Rows of loggers of different inverse temperature; the target is the greediest.
+    """Draw rows of loggers of different inverse temperature; the target is the greediest.
 
-    `offset` moves the logit of every expected reward: below 0, rewards are rare.
+    `offset` shifts the logit of every expected reward: below 0, rewards are rare.
     """
     rng = np.random.default_rng(seed)
     stratum = np.repeat(np.arange(len(counts)), counts)
@@ -93,10 +93,10 @@ def synthetic(
 def formulas(
     rounds: Rounds, *, ddof: int = 0, labels: NDArray[np.int64] | None = None
 ) -> dict[str, float]:
-    """Open Bandit Pipeline's naive, balanced and weighted value.
+    """Return Open Bandit Pipeline's naive, balanced and weighted value.
 
-    A logger's label is also its place in the list of variances; `ddof` 0 is what
-    `np.var` does by itself.
+    A logger's label is also its index in the list of variances; `ddof` 0 is the default
+    of `np.var`.
     """
     label = rounds.stratum if labels is None else labels
     pscore = rounds.propensities[rounds.stratum, np.arange(len(label))]
@@ -114,7 +114,7 @@ def formulas(
 
 
 def table_of(rounds: Rounds, labels: NDArray[np.int64] | None = None) -> pa.Table:
-    """The same rows as a log of ours."""
+    """Return the same rows as a `Log`."""
     label = rounds.stratum if labels is None else labels
     own = rounds.propensities[rounds.stratum, np.arange(len(label))]
     crossed = {f"p_{k}": p for k, p in zip(np.unique(label), rounds.propensities, strict=True)}
@@ -123,7 +123,7 @@ def table_of(rounds: Rounds, labels: NDArray[np.int64] | None = None) -> pa.Tabl
 
 
 def ours(table: pa.Table, divergence: str = "own") -> dict[str, pw.Estimate]:
-    """The three estimates of `evaluate`; by default with each log's own variance."""
+    """Return the three estimates of `evaluate`; by default with each log's own variance."""
     crossed = {name[2:]: name for name in table.column_names if name.startswith("p_")}
     log = pw.Log(table, logger="logger", reward="reward", propensity="p", propensities=crossed)
     weighted = pw.Weighted("own") if divergence == "own" else pw.Weighted()
@@ -132,7 +132,7 @@ def ours(table: pa.Table, divergence: str = "own") -> dict[str, pw.Estimate]:
 
 
 class Line(NamedTuple):
-    """One estimate on one data set, by formula and by us."""
+    """One estimate on one data set, by the formula and by `evaluate`."""
 
     data: str
     estimator: str
@@ -156,7 +156,7 @@ DATA = {
 
 @cache
 def compared() -> tuple[Line, ...]:
-    """Every data set and estimator; weighted by variances over n - 1, as ours are."""
+    """Compare every data set and estimator; weighted uses variances over n - 1, as ours do."""
     lines = []
     for name, (counts, betas, seed) in DATA.items():
         rounds = synthetic(counts, betas, seed=seed)
@@ -167,7 +167,7 @@ def compared() -> tuple[Line, ...]:
 
 
 class Case(NamedTuple):
-    """A log on which the formula has no answer; ours, and the truth."""
+    """A log on which the formula fails; our result, and the true value."""
 
     name: str
     formula: str
@@ -178,7 +178,7 @@ class Case(NamedTuple):
 
 @cache
 def broken() -> tuple[Case, ...]:
-    """Logs on which the weighted formula gives no number, and what ours gives."""
+    """Evaluate logs on which the weighted formula gives no number."""
     rare = synthetic((20, 2000), (-2.0, 2.0), seed=5, offset=-4.0)
     alone = synthetic((1, 500), (0.0, 2.0), seed=1)
     plain = synthetic((300, 700), (-1.0, 2.0), seed=1)
@@ -200,7 +200,7 @@ def _case(name: str, rounds: Rounds, labels: NDArray[np.int64] | None = None) ->
 
 
 def _refused(name: str, rounds: Rounds, column: str, value: float) -> Case:
-    """One bad number in one row: the formula carries it on, ours names the row's fault."""
+    """Evaluate logs with one bad number: the formula returns NaN, `evaluate` raises."""
     table = table_of(rounds)
     values = table[column].to_numpy().copy()
     values[0] = value
@@ -224,7 +224,7 @@ def _told(formula: Callable[[], float]) -> str:
 
 
 def text() -> str:
-    """The part of the page."""
+    """Return the generated part of the page."""
     same = markdown(
         ["data", "estimator", "formula", "ours", "within 1e-10", "with np.var's own n"],
         [

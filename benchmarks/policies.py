@@ -1,9 +1,9 @@
-"""Scoring: what `evaluate` costs with scikit-learn models, beside the models themselves.
+"""Scoring: the time of `evaluate` with scikit-learn models, and of the models alone.
 
 Three loggers and one target are logistic regressions over 20 features and 10 actions.
-They are compared with the `predict_proba` calls alone, on rows that lie in memory already:
-one call for each model, as a user writes it, and the fastest way that we know, which is
-batches in two threads with one BLAS thread each.
+They are compared with the `predict_proba` calls alone, on rows in memory: one call for
+each model, as a user writes it, and the fastest variant known, batches in two threads with
+one BLAS thread each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEED = 20170813
 
 @cache
 def models() -> dict[str, Any]:
-    """The target and the loggers, each fitted to rows and tastes of its own."""
+    """Return the target and the loggers, each fitted to its own rows."""
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(SEED)
@@ -48,7 +48,7 @@ def models() -> dict[str, Any]:
 
 
 def policy_file(rows: int) -> Path:
-    """A log of contexts, actions and rewards, without any probability."""
+    """Return a log of contexts, actions and rewards, without probabilities."""
     rng = np.random.default_rng(SEED)
     sizes = (min(CHUNK, rows - start) for start in range(0, rows, CHUNK))
     return written(FOLDER / f"policies_{rows}.parquet", (_chunk(n, rng) for n in sizes))
@@ -72,7 +72,7 @@ def _chunk(rows: int, rng: np.random.Generator) -> pa.Table:
 
 
 def policy_log(rows: Path | pa.Table) -> pw.Log:
-    """A file or a table as a log whose loggers are the models."""
+    """Return a file or a table as a log whose loggers are the models."""
     from poolwise import Log
 
     return Log(
@@ -86,7 +86,7 @@ def policy_log(rows: Path | pa.Table) -> pw.Log:
 
 
 def predict(path: Path) -> Callable[[], None]:
-    """Work: the calls of `predict_proba`, and nothing else; the rows are read before."""
+    """Return the calls of `predict_proba` alone, on rows read before."""
     from threadpoolctl import threadpool_limits
 
     table = pq.read_table(path, columns=NAMES)
@@ -110,7 +110,7 @@ def predict(path: Path) -> Callable[[], None]:
 
 
 def predict_plain(path: Path) -> Callable[[], None]:
-    """Work: the same calls as a user makes them, one per model, on all rows at once."""
+    """Return the same calls as a user writes them, one per model, on all rows at once."""
     table = pq.read_table(path, columns=NAMES)
     x = np.column_stack([table[name].to_numpy() for name in NAMES])
 
@@ -122,7 +122,7 @@ def predict_plain(path: Path) -> Callable[[], None]:
 
 
 def score(path: Path) -> Callable[[], None]:
-    """Work: read the file and append the probability of each model to its rows."""
+    """Return a run that reads the file and appends the probability of each model."""
     from poolwise.log.policies import as_policy
     from poolwise.rows.score import score as scored
 
@@ -137,7 +137,7 @@ def score(path: Path) -> Callable[[], None]:
 
 
 def evaluate(path: Path) -> Callable[[], None]:
-    """Work: the whole evaluation, from the file to the answer."""
+    """Return a run of the whole evaluation, from the file."""
     from poolwise import evaluate as evaluated
 
     def work() -> None:
@@ -147,7 +147,7 @@ def evaluate(path: Path) -> Callable[[], None]:
 
 
 def evaluate_table(path: Path) -> Callable[[], None]:
-    """Work: the same with the rows in memory already, as the calls have them."""
+    """Return the same with the rows in memory, as the calls have them."""
     from poolwise import evaluate as evaluated
 
     table = pq.read_table(path)

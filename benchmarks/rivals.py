@@ -1,4 +1,4 @@
-"""Rivals: what people write today, each a plain function from a file to numbers.
+"""Rivals: other ways to compute the estimates, each a plain function from a file to numbers.
 
 They do less than `evaluate`: no checks of the rows, no tables of overlap, no findings.  The
 first gives the same five estimates, the second only the paper's three, the third only one;
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 
 
 def numpy_pandas(path: Path) -> dict[str, dict[str, Guess]]:
-    """Naive, balanced and weighted, with standard errors, for each target."""
+    """Return naive, balanced and weighted, with standard errors, for each target."""
     import pandas as pd
 
     frame = pd.read_parquet(path)
@@ -63,7 +63,7 @@ def numpy_pandas(path: Path) -> dict[str, dict[str, Guess]]:
 
 
 def numpy_five(path: Path) -> dict[str, dict[str, Guess]]:
-    """What `evaluate` estimates: the paper's three, self-normalised and calibrated."""
+    """Return the five estimates of `evaluate`, with standard errors, for each target."""
     import pandas as pd
 
     frame = pd.read_parquet(path)
@@ -114,7 +114,7 @@ def _combined(
 
 
 def duckdb_balanced(path: Path) -> dict[str, Guess]:
-    """The balanced estimate of each target, by one query."""
+    """Return the balanced estimate of each target, by one query."""
     import duckdb
 
     columns, targets = loggers_of(path), targets_of(path)
@@ -144,14 +144,14 @@ def _balanced_query(path: Path, columns: dict[str, str], targets: Sequence[str])
 
 
 def obp_bootstrap(path: Path) -> dict[str, dict[str, Bounds]]:
-    """Open Bandit Pipeline's three formulas for each target, 100 bootstrap rounds each."""
+    """Compute Open Bandit Pipeline's three formulas, with 100 bootstrap rounds each."""
     import pandas as pd
 
     return obp_in_memory(path, pd.read_parquet(path))
 
 
 def obp_in_memory(path: Path, frame: pd.DataFrame) -> dict[str, dict[str, Bounds]]:
-    """The same where the rows have been read already."""
+    """Compute the same on rows in memory."""
     stratum, counts, mixture = _strata(frame, loggers_of(path))
     reward, pscore = frame["reward"].to_numpy(), frame["p"].to_numpy()
     found = {}
@@ -172,7 +172,7 @@ def obp_in_memory(path: Path, frame: pd.DataFrame) -> dict[str, dict[str, Bounds
 def _strata(
     frame: pd.DataFrame, columns: dict[str, str]
 ) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-    """Number of each row's logger, rows of each logger, and the mixture."""
+    """Return the number of each row's logger, the rows of each logger, and the mixture."""
     import pandas as pd
 
     stratum = pd.Categorical(frame["logger"], categories=list(columns)).codes.astype(np.int64)
@@ -182,9 +182,9 @@ def _strata(
 
 
 def bootstrapped(values: FloatArray, rounds: int = ROUNDS, seed: int = 12345) -> Bounds:
-    """The mean, and percentiles of the means of rows drawn with replacement.
+    """Return the mean, and percentiles of the means of rows drawn with replacement.
 
-    Rows are drawn without regard to loggers and by NumPy's older generator, as there.
+    Rows are drawn across loggers and by NumPy's legacy generator, as in that package.
     """
     random = np.random.RandomState(seed)
     means = [random.choice(values, size=len(values)).mean() for _ in range(rounds)]

@@ -1,8 +1,8 @@
-"""Measure speed and memory beside rivals; keep a table, a chart and the arithmetic.
+"""Measure speed and memory of poolwise and its rivals; write tables and a chart.
 
 Run: make bench
 or:  python benchmarks/run.py [--large] [--most ROWS]   the grid; writes into docs/
-     python benchmarks/run.py --limits [--large]        what must hold; exit status 1 if not
+     python benchmarks/run.py --limits [--large]        the limits; exit status 1 if one fails
      python benchmarks/run.py ROWS [TARGETS [LOGGERS]]  one log; prints only
 """
 
@@ -52,12 +52,12 @@ RIVALS = (
 )
 IN_MEMORY = ("memory", "obp-memory")
 MOST_MEMORY, MOST_SECONDS = 8e9, 120  # a rival that would need more is left out
-COPIES = 3  # of the columns, that pandas and NumPy hold at once
+COPIES = 3  # copies of the columns that pandas and NumPy hold at once
 DRAWS = 4e-6  # seconds of a row and target in 3 times 100 bootstrap rounds
 
 
 def fits(key: Key) -> bool:
-    """Whether a rival can do this within the memory and the time it is given."""
+    """Test if a rival can do this within its limits of memory and time."""
     if key.what not in {"numpy", "numpy-three", "obp"}:
         return True
     memory = COPIES * 8 * key.rows * (3 + key.targets + key.loggers)
@@ -66,7 +66,7 @@ def fits(key: Key) -> bool:
 
 
 def grid(most: int) -> list[Key]:
-    """Everything to measure, on logs of at most so many rows."""
+    """Return all keys to measure, on logs of at most `most` rows."""
     keys = [Key(what, *cell) for cell in CELLS for what in RIVALS]
     keys += [Key(what, 10**6) for what in IN_MEMORY]
     keys += [Key(what, 10**6, 1, LOGGERS) for what in MODELS]
@@ -74,7 +74,7 @@ def grid(most: int) -> list[Key]:
 
 
 def measure(keys: Iterable[Key]) -> dict[Key, Measurement]:
-    """Measure one after the other, and note the size of each file."""
+    """Measure one key after the other, and record the size of each file."""
     found = {}
     for key in keys:
         _, rows, targets, loggers = key
@@ -92,14 +92,14 @@ def measure(keys: Iterable[Key]) -> dict[Key, Measurement]:
 
 
 def print_limits(found: dict[Key, Measurement]) -> bool:
-    """Say of each limit whether it holds; whether all do."""
+    """Print each limit and its verdict; return True if all hold."""
     lines, well = limits.report(found)
     print("\n" + "\n".join(lines))
     return well
 
 
 def print_one(cell: Sequence[int]) -> None:
-    """One log: each rival, and the time of an evaluation in units of decoding."""
+    """Measure one log: each rival, and the time of an evaluation relative to decoding."""
     keys = [key for key in (Key(what, *cell) for what in RIVALS) if fits(key)]
     found = measure(keys)
     limit, ours = found[keys[0]].seconds, found[keys[1]].seconds
@@ -107,7 +107,7 @@ def print_one(cell: Sequence[int]) -> None:
 
 
 def main() -> int:
-    """Do what the arguments ask for; the exit status."""
+    """Run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cell", nargs="*", type=float, help="ROWS [TARGETS [LOGGERS]]")
     parser.add_argument("--large", action="store_true", help="also 1e8 rows (a file of 7.6 GB)")

@@ -1,6 +1,6 @@
 """Speed and memory of one kind of work on one file.
 
-Each measurement is a process of its own, so that its peak memory is its own.
+Each measurement runs in its own process, so that peak memory is measured separately.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from benchmarks.kept import ROOT, Measurement
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REPEATS, MOST_REPEATS = 3, 15  # the best of them: other programs only ever make it slower
+REPEATS, MOST_REPEATS = 3, 15  # the best of them: other programs can only make it slower
 LITTLE = 5  # seconds that short work is repeated for
 PATIENCE = 30  # seconds after which a measurement is not repeated
 BLOCK = 2**24  # bytes of a file that are read at once
-LONGEST = 300  # seconds after which a measurement is given up; the grid's take a tenth of it
-WARM = 10_000  # rows of a first run: imports and first-use costs are not the subject
+LONGEST = 300  # seconds: timeout of a measurement; those of the grid take a tenth of it
+WARM = 10_000  # rows of a first run, which excludes imports and first-use costs
 
 
 def decode(path: Path) -> None:
@@ -62,7 +62,7 @@ def evaluate(path: Path, rows: object = None) -> None:
 
 
 def in_memory(path: Path) -> Callable[[], None]:
-    """The same with the rows in memory already, as an Arrow table."""
+    """Evaluate the same rows in memory, as an Arrow table."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
@@ -70,14 +70,14 @@ def in_memory(path: Path) -> Callable[[], None]:
 
 
 def obp_in_memory(path: Path) -> Callable[[], object]:
-    """Open Bandit Pipeline's formulas with the rows in memory, as it wants them."""
+    """Compute Open Bandit Pipeline's formulas on rows in memory, as it requires."""
     import pandas as pd
 
     return partial(rivals.obp_in_memory, path, pd.read_parquet(path))
 
 
 def command(path: Path) -> None:
-    """The same by the command line, its start included."""
+    """Evaluate by the command line, including its start."""
     listed = ",".join(f"{name}={column}" for name, column in loggers_of(path).items())
     targets = [word for t in targets_of(path) for word in ("--target", f"{t}={t}")]
     roles = ["--logger", "logger", "--reward", "reward", "--propensity", "p"]
@@ -87,7 +87,7 @@ def command(path: Path) -> None:
     subprocess.run(words, check=True, stdout=quiet, timeout=LONGEST)  # noqa: S603 - our own
 
 
-# what is measured: a function that makes ready, and returns the work to be timed
+# kinds of work: each function prepares and returns the work to be timed
 WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
     "decode": lambda path: partial(decode, path),
     "evaluate": lambda path: partial(evaluate, path),
@@ -107,9 +107,9 @@ WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
 
 
 def measured(what: str, path: Path, warm: Path) -> Measurement:
-    """Seconds and peak megabytes of one kind of work, in a process of its own.
+    """Measure seconds and peak megabytes of one kind of work, in its own process.
 
-    Both are infinite if it was given up.
+    Both are infinite after a timeout.
     """
     _keep_in_memory(path)
     words = [sys.executable, "-m", "benchmarks.speed", what, str(path), str(warm)]
@@ -123,17 +123,17 @@ def measured(what: str, path: Path, warm: Path) -> Measurement:
 
 
 def _keep_in_memory(path: Path) -> None:
-    """Read a file once, so that nobody waits for the disk, whoever is measured first."""
+    """Read a file once, so that the first measurement does not wait for the disk."""
     with path.open("rb", buffering=0) as file:
         while file.read(BLOCK):
             pass
 
 
 def peak_megabytes(what: str) -> float:
-    """Most memory that this process held at once, or the program it started."""
+    """Return the peak memory of this process, or of the program that it started."""
     if what == "command":
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    try:  # unlike ru_maxrss this does not count what the parent held at the fork
+    try:  # unlike ru_maxrss, this excludes the parent's memory at the fork
         status = Path("/proc/self/status").read_text("utf-8")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -142,14 +142,14 @@ def peak_megabytes(what: str) -> float:
 
 
 def _again(times: list[float]) -> bool:
-    """Whether to measure once more."""
+    """Test if the work should be measured once more."""
     if len(times) < REPEATS:
         return sum(times) < PATIENCE
     return len(times) < MOST_REPEATS and sum(times) < LITTLE
 
 
 def main() -> None:
-    """The child: warm up on a little, then time the work."""
+    """Run in the child process: warm up on a few rows, then time the work."""
     what, path, warm = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     WORK[what](warm)()
     work = WORK[what](path)

@@ -1,4 +1,4 @@
-"""The table and the chart of speed and memory, from the measurements that were kept.
+"""The table and the chart of speed and memory, from the stored measurements.
 
 Run: python -m benchmarks.speed_chart; writes docs/figures/speed.svg and a part of
 docs/scale.md from docs/figures/speed.csv

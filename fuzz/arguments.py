@@ -128,7 +128,7 @@ def _arguments(data: atheris.FuzzedDataProvider) -> list[str]:
         source = data.ConsumeUnicodeNoSurrogates(40).replace("\0", "")
     words = [command, source]
     usual = list(USUAL)
-    if data.ConsumeBool():  # one of the usual words is another one
+    if data.ConsumeBool():  # one of the usual arguments is replaced
         usual[data.ConsumeIntInRange(0, len(usual) - 1)] = _word(data)
     words += usual
     for _ in range(data.ConsumeIntInRange(0, 4)):

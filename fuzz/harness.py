@@ -1,7 +1,7 @@
-"""What the fuzz targets share: how they start, and what counts as a finding.
+"""Shared code of the fuzz targets: start, seeds, and the definition of a finding.
 
-A `PoolwiseError` is an answer.  Any other exception, or an answer that is not JSON, is a
-finding: atheris writes the input beside the program and stops.  Keep it as a test.
+A `PoolwiseError` is a valid outcome.  Any other exception, or output that is not JSON, is a
+finding: atheris writes the input to the current folder and stops.  Keep it as a test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
 
 SECONDS = "600"
-SEEDS = 40  # inputs to begin with: long ones, since short ones end as the simplest case
+SEEDS = 40  # seeds: long ones, since short ones soon reduce to the simplest case
 OPTIONS = (
     "-len_control=0",
     "-max_len=4096",
@@ -33,7 +33,7 @@ OPTIONS = (
 
 
 def run(one_input: Callable[[bytes], None]) -> None:
-    """Fuzz for ten minutes, or as long as the first argument says."""
+    """Fuzz for ten minutes, or for the seconds in the first argument."""
     import atheris
 
     seconds, *rest = sys.argv[1:] or [SECONDS]
@@ -48,7 +48,7 @@ def run(one_input: Callable[[bytes], None]) -> None:
 
 
 def instrument(*modules: str) -> None:
-    """Watch which branches of these modules an input reaches; call before they are imported."""
+    """Instrument these modules for branch coverage; call before they are imported."""
     import atheris
 
     with atheris.instrument_imports(include=list(modules)):
@@ -57,7 +57,7 @@ def instrument(*modules: str) -> None:
 
 
 def small_log() -> pa.Table:
-    """Twenty rows of two loggers, as inputs begin from."""
+    """Return twenty rows of two loggers, a seed of the inputs."""
     import numpy as np
     import pyarrow as pa
 
@@ -71,10 +71,10 @@ def small_log() -> pa.Table:
 
 
 def check_answer(found: Evaluation) -> None:
-    """An answer is JSON without NaN, and every estimate is a number."""
+    """Check that the result is JSON without NaN."""
     json.loads(found.to_json(), parse_constant=refuse)
 
 
 def refuse(text: str) -> NoReturn:
-    """What a reader of JSON does with NaN and Infinity."""
+    """Reject NaN and Infinity, which standard JSON does not have."""
     raise AssertionError(f"{text} in an answer")

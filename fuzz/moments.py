@@ -107,13 +107,13 @@ def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
 
 
 def one_input(content: bytes) -> None:
-    """Read one file, and what is accepted once more."""
+    """Read one file; write and read it again if it is accepted."""
     PATH.write_bytes(_mutated(atheris.FuzzedDataProvider(content)))
     try:
         found, meta = read_moments(PATH)
     except pw.PoolwiseError:
         return
-    # what is accepted can be merged, written and read again, to the same numbers
+    # accepted moments can be merged, written and read again, with equal numbers
     both = pooled(found.values())
     if both.count != sum(m.count for m in found.values()):
         raise AssertionError("rows were lost")

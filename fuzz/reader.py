@@ -88,7 +88,7 @@ def _source(data: atheris.FuzzedDataProvider) -> object:
         path = FOLDER / "log.parquet"
         table = _table(data)
         pq.write_table(table, path, row_group_size=data.ConsumeIntInRange(1, 8))
-        if kind == 3:  # a few bytes are other ones
+        if kind == 3:  # a few bytes are replaced
             content = bytearray(path.read_bytes())
             for _ in range(data.ConsumeIntInRange(1, 4)):
                 content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Ask the advisory service whether a version that we test with has a known hole.
+# Query the advisory service for known vulnerabilities of the versions that we test with.
 #
 # usage: scripts/audit.sh
 #
-# Exits with 1 if there is one.  Where the service cannot be reached nothing was
-# audited: that is said in one line, and is no error.  pip-audit lives in a folder of
-# its own, so that its own needs are not audited along.
+# Exits with 1 if there is one.  If the service cannot be reached, the script prints one
+# line and exits with 0.  pip-audit is installed in its own folder, so that its own
+# dependencies are not audited.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Read Delta, Iceberg and an object store for real, with DuckDB's extensions.
+# Test reading Delta, Iceberg and an object store, with DuckDB's extensions.
 #
 # usage: scripts/extensions.sh [ARGUMENT ...]        such as: scripts/extensions.sh -k delta
 #
-# The arguments go to pytest.  The extensions come as Python packages, which fit one
-# version of DuckDB: VERSION says another one.  Environment, home and extensions live in
-# a temporary folder, so that nothing of the user is read or changed.  Exits with 1 if a
-# test fails or is left out: then something was not tried.
+# The arguments are passed to pytest.  The extensions are Python packages, each for one
+# version of DuckDB; VERSION sets another one.  Environment, home and extensions are in
+# a temporary folder, so that no file of the user is read or changed.  Exits with 1 if a
+# test fails or is skipped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,11 +1,10 @@
-"""Check the licences: everything that poolwise brings along must be free to use anywhere.
+"""Check that the licences of all dependencies of poolwise are permissive.
 
 usage: python scripts/licences.py [EXTRA ...]
 
-Follows what is installed, from poolwise through everything it needs (with the extras, if
-any are named), and prints a table.  Exits with 1 if a package has no licence that we know
-to be permissive; such a package is looked at by a person, and then its licence is added
-below, or the package is replaced.
+Walks the installed dependencies of poolwise (and of the extras, if any are named) and
+prints a table.  Exits with 1 if a licence is not in the list of permissive ones; a
+person then reviews it, and adds it below or replaces the package.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ PERMISSIVE = {
     "Unlicense",
     "Zlib",
 }
-# Weak copyleft, which asks nothing of those who use the package as it is.
+# Weak copyleft, which has no conditions for unmodified use.
 USABLE = {"MPL-2.0"}
-# How licences are called where they have no SPDX expression.
+# Names of licences in metadata without an SPDX expression.
 CALLED = {
     r"apache( software)?( license)?(,? version)? ?2(\.0)?": "Apache-2.0",
     r"apache software license": "Apache-2.0",
@@ -52,13 +51,13 @@ CALLED = {
     r"mozilla public license 2\.0 \(mpl 2\.0\)": "MPL-2.0",
     r"python software foundation license": "PSF-2.0",
 }
-# Read by a person in the licence file of the package, whose metadata do not say.
+# Reviewed in the licence file of the package, whose metadata have no licence.
 READ = {"skops": "MIT", "vl-convert-python": "BSD-3-Clause"}
 CLASSIFIER = "License :: OSI Approved :: "
 
 
 def needed(root: str, extras: Iterable[str]) -> Iterator[str]:
-    """Every package that is installed because `root` needs it, by name."""
+    """Return all installed dependencies of `root`, by name."""
     seen: set[tuple[str, str]] = set()
     waiting = [(root, extra) for extra in ("", *extras)]
     while waiting:
@@ -74,7 +73,7 @@ def needed(root: str, extras: Iterable[str]) -> Iterator[str]:
 
 
 def licence(name: str) -> str:
-    """Licence of an installed package, as an SPDX expression where one can be told."""
+    """Return the licence of an installed package, as an SPDX expression if possible."""
     about = metadata.metadata(name)
     if "License-Expression" in about:
         return str(about["License-Expression"])
@@ -94,20 +93,20 @@ def _spdx(text: str) -> str:
 
 
 def allowed(expression: str) -> bool:
-    """Whether we may use what has this licence: all of an AND, one of an OR.
+    """Test if a licence is permissive: all parts of an AND, one part of an OR.
 
     >>> allowed("MIT OR GPL-3.0-only"), allowed("BSD-3-Clause AND GPL-3.0-only")
     (True, False)
     """
     free = PERMISSIVE | USABLE
     choices = re.split(r"\s+OR\s+", expression.replace("(", "").replace(")", ""))
-    if "(" in expression and " AND " in expression:  # mixed: ask that all of it is free
+    if "(" in expression and " AND " in expression:  # mixed: all parts must be permissive
         choices = [" AND ".join(choices)]
     return any(all(part.strip() in free for part in c.split(" AND ")) for c in choices)
 
 
 def main(extras: list[str]) -> int:
-    """Print the table; 1 if a person must look at a licence."""
+    """Print the table; return 1 if a licence needs a review."""
     missing: list[str] = []
     try:
         rows = [(n, metadata.version(n), licence(n)) for n in needed(ROOT, extras)]

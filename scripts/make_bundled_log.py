@@ -1,10 +1,10 @@
 """Make the bundled log: scikit-learn's digits turned into bandit feedback.
 
-In the manner of the paper's experiments: classifiers trained on small, medium and
+As in the paper's experiments: classifiers trained on small, medium and
 large fractions of one half of the digits become stochastic loggers; images of the
 other half are drawn at random, each logger picks a digit for each, and the reward is
-1 if the digit is right.  The target is trained on more.  Since all labels are known,
-so is the true value of the target; it goes into the metadata of the file.
+1 if the digit is right.  The target is trained on more.  All labels are
+known, so the true value of the target is known too; it is in the metadata of the file.
 
 Run: .venv/bin/python scripts/make_bundled_log.py
 """
@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 
 def main() -> None:
-    """Write the file and say what is in it."""
+    """Write the file and print a summary."""
     rng = np.random.default_rng(SEED)
     pixels, digits = load_digits(return_X_y=True)
     order = rng.permutation(len(digits))
@@ -63,7 +63,7 @@ def main() -> None:
 def policy(
     pixels: Array, digits: NDArray[np.int64], rows: NDArray[np.int64], test: NDArray[np.int64]
 ) -> Array:
-    """Distribution over the ten digits for every test image, shape (images, 10)."""
+    """Return the distribution over the ten digits for every test image, shape (images, 10)."""
     model = LogisticRegression(max_iter=5000).fit(pixels[rows] / 16, digits[rows])
     scores = np.full((len(test), 10), -1e3)
     scores[:, model.classes_] = model.predict_log_proba(pixels[test] / 16) / TEMPERATURE
@@ -80,7 +80,7 @@ def rows_of(
     digits: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> pa.Table:
-    """What one logger would have written."""
+    """Draw the rows of one logger."""
     images = rng.integers(len(digits), size=ROWS[name])
     cumulative = loggers[name][images].cumsum(axis=1)
     action = (rng.random((len(images), 1)) * cumulative[:, -1:] > cumulative).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Put the outcome of a reproduction into the documentation.
+"""Copy the results of a reproduction into the documentation.
 
 Run: poolwise reproduce all --out build/reproduce
      .venv/bin/python scripts/make_paper_page.py build/reproduce

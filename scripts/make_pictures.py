@@ -1,4 +1,4 @@
-"""Draw the pictures of the README from what the program really prints.
+"""Draw the pictures of the README from the output of the program.
 
 Run: .venv/bin/python scripts/make_pictures.py
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-FONT = re.compile(r"\s*@font-face\s*{[^}]*}")  # the terminal's font will do: no network
+FONT = re.compile(r"\s*@font-face\s*{[^}]*}")  # the terminal's font: no network access
 
 
 def main() -> None:
-    """Write docs/images/demo.svg and, with Chromium at hand, docs/images/report.png."""
+    """Write docs/images/demo.svg and, if Chromium is installed, docs/images/report.png."""
     evaluation = evaluate(digits_log(), TARGETS, truth=digits_truth())
     IMAGES.mkdir(parents=True, exist_ok=True)
     terminal(evaluation)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def terminal(evaluation: Evaluation) -> None:
-    """What `make demo` prints."""
+    """Draw the output of `make demo`."""
     console = Console(record=True, width=80, file=StringIO(), highlight=False)
     console.print(Text("$ make demo", style="bold"))
     show(evaluation.grids(), evaluation.warnings, console)
@@ -46,7 +46,7 @@ def terminal(evaluation: Evaluation) -> None:
 
 
 def browser(evaluation: Evaluation) -> None:
-    """The upper part of the report of the same evaluation."""
+    """Draw the upper part of the report of the same evaluation."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium")

@@ -5,7 +5,7 @@
 #
 # Works on a copy of the tree, so that the tree may change meanwhile.  Lowest are the
 # lowest versions that pyproject.toml allows and that have a wheel for the Python;
-# newest are the newest on the day.  An interpreter that is not there is a line in the
+# newest are the newest on the day.  A missing interpreter is a line in the
 # table, not an error.  TESTS replaces the arguments of pytest, RUNS the two resolutions.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -42,7 +42,7 @@ find_uv() {
         echo "$work/tools/bin/uv"
 }
 
-# Other times, other rights: neither may leave a trace in what is built.
+# Other times and permissions of the files must not change the build.
 build_twice() {
     copy_tree "$work/tree" && cp -r "$work/tree" "$work/again" || return
     chmod -R go-rwx "$work/again"
@@ -60,7 +60,7 @@ leave_spark_out() {
             >"$work/without-spark/pyproject.toml"
 }
 
-# Direct dependencies are ours to promise; what they need in turn is theirs.
+# Only direct dependencies have lowest versions; indirect ones are resolved by them.
 resolve() {
     local rule=highest
     [ "$2" = lowest ] && rule=lowest-direct

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Break the code in every small way, one at a time, and count what the tests notice.
+# Make small changes to the code, one at a time, and count those that a test detects.
 #
 # usage: scripts/mutate.sh [FILE ...]        such as: scripts/mutate.sh src/poolwise/moments/moments.py
 #
 # Works on a copy of the tree, so that the tree may change meanwhile, and in a virtual
 # environment of its own.  Prints a table by module and exits with 1 if fewer than 90 % of
-# the mutants were killed; LEAST replaces the 90.  What survived is written, as differences,
-# to build/mutation/survivors.txt; docs/mutation.md says why.  Takes a quarter of an hour.
+# the mutants were killed; LEAST replaces the 90.  Survivors are written, as differences, to
+# build/mutation/survivors.txt; docs/mutation.md explains them.  Takes a quarter of an hour.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/tree.sh
@@ -15,8 +15,8 @@ files=("$@")
 [ $# -gt 0 ] || files=('src/poolwise/moments/*.py' 'src/poolwise/estimators/*.py'
     'src/poolwise/intervals/*.py')
 tests=(tests/moments tests/estimators tests/intervals tests/engines/test_exact.py)
-# A mutant that survives has run every test: leave out what is marked slow or needs other
-# programs, and tests that start a process, which would import the unchanged code.
+# A survivor runs every test: leave out tests that are slow or need other programs,
+# and tests that start a process, which would import the unchanged code.
 without="in_every_process or another_process or connection"
 least=${LEAST:-90}
 out=$PWD/build/mutation
@@ -29,7 +29,7 @@ fail() {
     exit 1
 }
 
-# poolwise itself goes again, so that only the copy can be imported.
+# Uninstall poolwise, so that only the copy can be imported.
 install() {
     "${PYTHON:-python3}" -m venv "$work/venv" &&
         "$work/venv/bin/python" -m pip --disable-pip-version-check -qq install \
@@ -58,7 +58,7 @@ also_copy=
 END
 }
 
-# A failing example need not be made small, and mutmut 3.8 asks pytest for a name it lost.
+# Failing examples are not shrunk, and mutmut 3.8 reads an attribute that pytest removed.
 adapt_tests() {
     cat <<'END'
 
@@ -75,7 +75,7 @@ pytest.Item._nodeid = property(lambda item: item.nodeid)
 END
 }
 
-# Exit codes of pytest by mutant: 0 passed, 33 and 5 ran nothing, none was never tried.
+# Exit codes of pytest by mutant: 0 passed, 33 and 5 ran nothing, None was not run.
 count() {
     "$work/venv/bin/python" - "$least" <<'END'
 import json

@@ -3,7 +3,7 @@
 #
 # usage: scripts/pin.sh
 #
-# Names and versions only.  Made with the oldest Python that we support, so that
+# Names and versions only.  Resolved with the oldest supported Python, so that
 # the same versions exist for the newer ones.  Set PYTHON when Python 3.11 has
 # another name than python3.11.
 set -euo pipefail

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Install poolwise into .venv, which is made when it is missing.
+# Install poolwise into .venv, which is created if it is missing.
 #
 # usage: scripts/setup.sh [GROUP ...]
 #
 # Without arguments only what poolwise needs to run is installed; each GROUP is
 # a dependency group of pyproject.toml.  Versions are those of constraints.txt.
-# Set PYTHON to choose the interpreter that .venv is made with.
+# Set PYTHON to choose the interpreter of .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

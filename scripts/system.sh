@@ -3,9 +3,9 @@
 #
 # usage: scripts/system.sh [NAME ...]
 #
-# Only what is missing is installed, from Debian, when we may: as root or with a
-# sudo that asks nothing.  What cannot be installed is one line on stderr and
-# never an error, because each test that wants it skips itself with a reason.
+# Only missing packages are installed, from Debian, as root or with a sudo that needs
+# no password.  A failed installation prints one line on stderr and is never an error,
+# because the tests that need the package are skipped with a reason.
 set -uo pipefail
 
 package_of() {

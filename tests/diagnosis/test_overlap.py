@@ -521,7 +521,7 @@ def test_trained_on_names_loggers_that_exist() -> None:
 
 
 def test_a_trained_logger_biases_pooling_and_not_own_propensities() -> None:
-    # METHODS E3: a greedy second logger, trained on the first one's log
+    # a greedy second logger, trained on the first one's log
     rng = np.random.default_rng(17)
     gaps: dict[str, list[float]] = {"balanced": [], "own": []}
     for _ in range(1_500):

@@ -38,7 +38,7 @@ def target_of(problem: FiniteProblem) -> Table:
 
 
 def family(rng: np.random.Generator, rows: int) -> FiniteProblem:
-    """A random problem of the noise-free family (METHODS, part G, family E)."""
+    """A random problem of the noise-free family (family E of `benchmarks.families`)."""
     from poolwise.engines.exact import FiniteProblem
 
     def softmax(scores: Any) -> Any:  # noqa: ANN401 - an array
@@ -176,7 +176,7 @@ def test_cross_fitted_doubly_robust_beats_balanced_where_rewards_have_no_noise()
             assert abs(estimate.value - problem.value) < 4.5 * estimate.std_error, name
             errors[name].append(estimate.variance)
     ratios = np.divide(errors["doubly-robust"], errors["balanced"])
-    # METHODS, part G: mean squared error 0.130 of balanced (median of ten problems)
+    # mean squared error 0.130 of balanced (median of ten problems)
     assert np.median(ratios) < 0.35
     assert np.median(np.divide(errors["calibrated"], errors["balanced"])) < 0.35
 

@@ -6,7 +6,7 @@ regression on the columns removes the error that they share with the estimate.  
 columns of the loggers the variance is asymptotically at most that of every weighting of the
 logs, the question that the paper left open.
 
-Owen & Zhou (JASA 2000); Kondapaneni et al. (SIGGRAPH 2019); METHODS B1, B2, B7.
+Owen & Zhou (JASA 2000); Kondapaneni et al. (SIGGRAPH 2019).
 """
 
 from __future__ import annotations

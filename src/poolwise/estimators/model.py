@@ -4,7 +4,7 @@ The direct method averages the model's predictions.  A doubly robust estimate ad
 weighted residuals of the rows, which makes it unbiased for every model, and efficient if
 the model is right.
 
-Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021); METHODS B8, B10.
+Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 From divergences, or from a sample of rows that carries the shares of the present log, come
 the rows that reach a half-width and the split of new rows that needs the fewest.
 
-He & Owen (2014); METHODS B3.
+He & Owen (2014).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ is weighted by the probability of the part of the list that it depends on.  This
 computes these probabilities; the same estimators read its rows, with the request as
 the cluster.
 
-Li et al. (KDD 2018), independent; McInerney et al. (KDD 2020), cascade; METHODS E5.
+Li et al. (KDD 2018), independent; McInerney et al. (KDD 2020), cascade.
 """
 
 from __future__ import annotations
