@@ -43,14 +43,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Outcome:
-    """What a run of the program left behind."""
+    """Result of a run of the program."""
 
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status, self.out, self.err = status, out, err
 
 
 class Run:
-    """Runs the program in this process, as the console script would."""
+    """Run the program in this process, as the console script does."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,7 +75,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def start(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the program in a process of its own."""
+    """Run the program in its own process."""
     program = code or "from poolwise.cli.commands import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
@@ -331,7 +331,7 @@ def test_options_of_the_rows_reach_compare_and_plan(run: Run, path: str) -> None
 
 
 def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
-    """`--help` answers at once because nothing slow is imported for it."""
+    """`--help` is fast because it imports no slow module."""
     code = """
 import sys
 from poolwise.cli.commands import main

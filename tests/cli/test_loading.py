@@ -1,4 +1,4 @@
-"""Policies named on the command line: objects by name, models by file, pickles by consent."""
+"""Policies named on the command line: objects, models in files, pickles with `--trust`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class kinds:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A current folder with a module, which is forgotten afterwards."""
+    """Change to a folder with a module; remove the module afterwards."""
     (tmp_path / "my_policies.py").write_text(SOURCE, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -171,7 +171,7 @@ def test_types_that_skops_does_not_know_are_listed_and_refused(here: Path) -> No
 
 
 class Bomb:
-    """Runs a command where it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, ("exploded",)
@@ -184,7 +184,7 @@ def test_a_pickle_is_never_loaded_without_trust(ending: str, here: Path) -> None
     with refused(UsageError):
         named_policy(str(path))
     assert not (here / "exploded").exists()
-    with refused(UsageError):  # it loads, and is no policy
+    with refused(UsageError):  # it loads, and is not a policy
         named_policy(str(path), trust=True)
     assert (here / "exploded").exists()
 

@@ -1,4 +1,4 @@
-"""Diagnostics: exact in endless rows, quiet on good logs, loud on bad ones."""
+"""Diagnostics: exact in the limit of many rows, no alarm on good logs, alarms on bad ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LARGE = {"1": 400, "2": 600}
 
 
 def exact_view(problem: FiniteProblem) -> dict[str, Moments]:
-    """What the rows would say if there were endlessly many."""
+    """Return the diagnostics in the limit of infinitely many rows."""
     return problem.moments(shown(tuple(problem.loggers), crossed=True))
 
 
@@ -390,7 +390,7 @@ def test_rows_of_a_cluster_do_not_count_as_independent() -> None:
     assert alone is not None
     assert rowwise is not None
     assert clustered is not None
-    # four copies of each row halve the row-wise error; the clustered one knows better
+    # four copies of each row halve the row-wise error, not the clustered one
     assert rowwise.mean_weight_z / alone.mean_weight_z == pytest.approx(2, rel=0.01)
     # 200 buckets know a variance to 10%, so its root to 5%: four standard errors
     assert clustered.mean_weight_z / alone.mean_weight_z == pytest.approx(1, rel=0.2)

@@ -1,4 +1,4 @@
-"""The tail index: reference numbers, what it ignores, what it refuses."""
+"""The tail index: reference numbers, ignored weights, refused input."""
 
 from __future__ import annotations
 

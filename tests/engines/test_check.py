@@ -1,4 +1,4 @@
-"""A log is checked once, at the border: every fault is named, counted and shown."""
+"""Checking a log: every fault is named, counted and shown with an example."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def with_good(*rows: Mapping[str, Any]) -> pa.Table:
-    """Four good rows of each logger around the rows in question."""
+    """Return four good rows of each logger around the given rows."""
     good = [{"logger": "a", "reward": 1.0}, {"logger": "b", "reward": 2.0}] * 2
     return table_of([*good, *rows, *good])
 
@@ -186,7 +186,7 @@ def test_the_replay_check_allows_a_millionth(engine: Engine, gap: float, faults:
 
 
 def test_the_replay_check_compares_with_the_own_logger_only(engine: Engine) -> None:
-    swapped = with_good({"logger": "b", "p": 0.5})  # what logger a would have said
+    swapped = with_good({"logger": "b", "p": 0.5})  # the probability under logger a
     assert counted(faults_of(engine, log_of(swapped))) == {(REPLAY, "b"): 1}
 
 
@@ -344,9 +344,9 @@ ODD = (None, NAN, INF, -INF, -0.5, 0.0, 0.25, 0.5, 1.0, 1.5)
 @pytest.mark.parametrize("logs", [False, True], ids=["probabilities", "logarithms"])
 @pytest.mark.parametrize("crossed", [False, True], ids=["own", "crossed"])
 def test_the_rules_leave_no_gap(engine: Engine, *, crossed: bool, logs: bool) -> None:
-    """Faults are the judge's, and what is kept is exactly what breaks no rule."""
+    """Faults are those of the reference, and exactly the good rows are kept."""
     rng = np.random.default_rng(40)
-    # mostly good values: a row with one fault tells more than a row with five
+    # mostly good values: rows with one fault are better tests than rows with five
     good = {"p": 0.5, "p_a": 0.5, "p_b": 0.5, "t": 0.5, "reward": 1.0}
     if logs:
         good = dict.fromkeys(good, -0.5)

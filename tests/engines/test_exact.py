@@ -62,7 +62,7 @@ def test_every_toy_has_its_golden_value_divergence_and_support(name: str) -> Non
     assert list(problem.divergence.values()) == pytest.approx(expected, rel=1e-12)
     assert list(problem.support.each.values()) == golden["support_each"]
     assert problem.support.mixture is golden["support_mixture"]
-    assert problem.support.strict is (name != "T5")  # T5: an action that nobody logs
+    assert problem.support.strict is (name != "T5")  # T5: an action that no logger plays
 
 
 @pytest.mark.parametrize("name", ["T1", "T2", "T4", "T5"])
@@ -309,7 +309,7 @@ def test_gamma_is_the_ratio_of_the_exact_variances(problem: FiniteProblem) -> No
 @MANY
 @given(problems, st.integers(0, 2**32 - 1))
 def test_no_other_shares_are_better_than_weighted(problem: FiniteProblem, seed: int) -> None:
-    """Shares that sum to 1 keep the mean; negative ones are allowed, and do not help."""
+    """Shares that sum to 1 keep the mean; negative ones do not lower the variance."""
     rng = np.random.default_rng(seed)
     best = problem.exact(Weighted())
     start = np.array(list(best.shares.values()))
@@ -324,7 +324,7 @@ def test_no_other_shares_are_better_than_weighted(problem: FiniteProblem, seed: 
 @settings(max_examples=300)
 @given(problems)
 def test_the_balanced_variance_is_the_sum_over_loggers(problem: FiniteProblem) -> None:
-    """Written out as in the paper, with no code in common."""
+    """Computed as in the paper, without shared code."""
     total = sum(problem.counts.values())
     mixture = sum(n / total * problem.loggers[i] for i, n in problem.counts.items())
     weight = problem.target / mixture

@@ -1,4 +1,4 @@
-"""The kernel: batches of rows give the moments of the judge, however they come."""
+"""The kernel: every split into batches gives the moments of the reference."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def written(table: pa.Table, path: Path, group: int = 100) -> Path:
 
 
 def same(left: dict[str, Moments], right: dict[str, Moments]) -> bool:
-    """Whether two answers have the same bits."""
+    """Test if two results have the same bits."""
     return all(
         (m.means == right[i].means).all()
         and np.array_equal(m.scatter, right[i].scatter, equal_nan=True)
@@ -100,7 +100,7 @@ def same(left: dict[str, Moments], right: dict[str, Moments]) -> bool:
     )
 
 
-# One answer, by whichever way the rows come.
+# The same result for every source of the rows.
 
 
 @pytest.mark.parametrize("rows", [1, 64, 1_000, 131_072])
@@ -264,7 +264,7 @@ def test_other_types_are_read_like_doubles(
     assert_moments_agree(moments(written(other, tmp_path / "log.parquet")), moments(plain))
 
 
-# What the kernel keeps of the rows.
+# Moments, extremes, tails and histograms.
 
 
 def test_tails_are_the_largest_values_even_where_batches_are_short_of_them(
@@ -318,7 +318,7 @@ def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
         assert_moments_agree(rows.moments(every), judge.moments(every))
 
 
-# What it refuses.
+# Refused rows.
 
 
 @pytest.mark.slow
@@ -393,7 +393,7 @@ def test_evaluate_is_the_same_by_every_way(table: pa.Table, tmp_path: Path) -> N
             assert other[name].variance == pytest.approx(estimate.variance, rel=1e-9)
 
 
-# Each kind of column, judged row by row.
+# Each kind of column, compared row by row.
 
 TARGETS = ("t", "u")
 

@@ -1,7 +1,7 @@
-"""State machines: whatever is split, merged, saved, loaded and re-ordered, rows decide.
+"""State machines: moments depend on the rows, not on splits, merges, files or order.
 
-A pool of moments is changed at random; each keeps the list of the rows that went into it.
-At any time its moments are those that `tests.support.reference` adds up exactly from them.
+A pool of moments is changed at random; each entry has the list of its rows.  At any time
+its moments are those that `tests.support.reference` computes exactly from them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NEEDS = Needs(
 )
 WORKSPACE = Workspace(NEEDS)
 probabilities = st.floats(0.01, 1.0)
-# below 1e-6 nothing: squares of 1e-200 are no doubles, and the judge's tolerance is one
+# not below 1e-6: squares of 1e-200 underflow, and the reference's tolerance is one double
 rewards = st.floats(-100, 100).map(lambda reward: reward if abs(reward) > 1e-6 else 0.0)
 row_values = st.tuples(
     st.sampled_from("ab"),
@@ -81,7 +81,7 @@ some_rows = st.lists(row_values, min_size=1, max_size=8)
 
 
 def kernel_sums(rows: Sequence[Row]) -> Sums:
-    """What the engine makes of one batch."""
+    """Return the engine's moments of one batch."""
     codes = np.array(["ab".index(row[0]) for row in rows], dtype=np.uint8)
     names = ("reward", "p_0", "p_1", "t_0")
     columns = {n: np.array([row[k + 1] for row in rows]) for k, n in enumerate(names)}
@@ -93,7 +93,7 @@ def kernel_moments(rows: Sequence[Row]) -> dict[str, Moments]:
 
 
 def exact(rows: Sequence[Row]) -> dict[str, Moments]:
-    """The judge: every sum is rounded once."""
+    """Return the reference moments: every sum is rounded once."""
     found = {}
     for label in LAYOUT.loggers:
         mine = [row for row in rows if row[0] == label]
@@ -135,7 +135,7 @@ def check(found: dict[str, Moments], rows: Sequence[Row]) -> None:
 
 @dataclass
 class Held:
-    """Moments in the pool, and the rows they stand for."""
+    """Moments in the pool, and their rows."""
 
     moments: dict[str, Moments]
     rows: list[Row]
@@ -211,7 +211,7 @@ class MomentsMachine(RuleBasedStateMachine):
 
     @rule(target=pool, held=pool)
     def select_all(self, held: Held) -> Held:
-        """Every term under its own name, asked for in another order."""
+        """Every term under its own name, requested in another order."""
         names = {t: t for t in reversed(NEEDS.terms)}
         back = {t: t for t in NEEDS.terms}
         moments = {i: m.select(names).select(back) for i, m in held.moments.items()}

@@ -1,4 +1,4 @@
-"""Every engine keeps the digits: means to 1e-12 and scatters to 1e-9 of the judge's."""
+"""Precision of every engine: means to 1e-12 and scatters to 1e-9 of the reference."""
 
 from __future__ import annotations
 

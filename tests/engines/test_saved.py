@@ -1,4 +1,4 @@
-"""Moments that were saved, added or returned by a warehouse serve as well as the rows."""
+"""Saved, added and warehouse moments give the same results as the rows."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_shares_are_the_same_whatever_the_unit(counts: dict[str, int]) -> None:
 
 
 def damaged(path: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
-    """Change what a saved file says, and write it again."""
+    """Change the content of a saved file, and write it again."""
     table = pq.read_table(path)
     meta, lines = json.loads(table.schema.metadata[KEY]), table.to_pylist()
     change(meta, lines)
@@ -384,7 +384,7 @@ def test_the_same_summary_is_the_same_file(tmp_path: Path) -> None:
 
 
 def answer(path: Path, asked: Log, table: pa.Table = TABLE, **targets: str) -> Path:
-    """What DuckDB answers to the printed query, as a file of the format of its name."""
+    """Write DuckDB's result of the printed query, in the format of the file's name."""
     options = {
         ".parquet": "FORMAT parquet",
         ".csv": "FORMAT csv, HEADER",
@@ -398,7 +398,7 @@ def answer(path: Path, asked: Log, table: pa.Table = TABLE, **targets: str) -> P
 
 
 def far_away(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
-    """The log as somebody has it who cannot read its rows."""
+    """Return the log without access to its rows."""
     return Log(
         **{
             "table": "my_log",

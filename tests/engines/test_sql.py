@@ -85,7 +85,7 @@ def by_text(
     targets: Mapping[str, str],
     dialect: str = "duckdb",
 ) -> dict[str, Moments]:
-    """Run the text of the query and read its answer as an engine would."""
+    """Run the text of the query and decode its result as an engine does."""
     text = standalone_query(chosen, "log", targets, needs, dialect)
     request = MomentsRequest(assign(chosen, targets, None, exp.to_table("log")).table, needs)
     groups = [decode(request, line) for line in RUNS[dialect](text, source)]

@@ -1,4 +1,4 @@
-"""A table is evaluated where it is, over a connection that is given back as it came."""
+"""A table is evaluated in the database, over a connection that stays unchanged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_database_gives_the_numbers_of_the_embedded_engine(
     kind: type[Any], roles: dict[str, Any]
 ) -> None:
     log = log_of(table(), **roles)
-    interval: Any = "student"  # which bucket a cluster is in is every engine's own business
+    interval: Any = "student"  # engines may assign clusters to different buckets
     found = evaluate(log, TARGETS, engine=kind(), interval=interval)
     assert_same(found, evaluate(log, TARGETS, interval=interval), rel=1e-9)
 
@@ -215,7 +215,7 @@ def test_policies_in_python_are_refused_with_advice(postgres: Any) -> None:  # n
         evaluate(log, {"target": lambda batch: np.full(len(batch), 0.5)})
 
 
-# --- somebody else's connection ---------------------------------------------------------
+# --- the caller's connection ------------------------------------------------------------
 
 
 @pytest.mark.system
@@ -341,7 +341,7 @@ def test_what_is_no_connection_is_told() -> None:
 
 
 class Recorded:
-    """A driver that keeps the text of queries and answers nothing."""
+    """A driver that records the text of queries and returns nothing."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -760,7 +760,7 @@ def test_the_variance_of_weighted_is_unbiased_over_all_logs() -> None:
     """Every log of two rows of each of two loggers that play as the target does.
 
     The shares are 1/2 each where rewards vary, so that the variance of the mean of four
-    coins is p (1 - p) / 4; logs without spread say 0, as the sample variance does.
+    coins is p (1 - p) / 4; logs without spread give 0, as the sample variance does.
     """
     p = Fraction(1, 4)
     expected = Fraction(0)
@@ -914,7 +914,7 @@ def test_calibrated_says_which_loggers_have_no_column() -> None:
 
 
 def small_loggers(seed: int) -> FiniteProblem:
-    """Five loggers of two rows beside one of 150, all at random."""
+    """Draw five loggers of two rows and one of 150."""
     rng = np.random.default_rng(seed)
     chance = rng.uniform(0.1, 0.9, (3, 4))
     counts = {f"l{k}": 2 for k in range(5)} | {"large": 150}

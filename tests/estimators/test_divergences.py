@@ -1,4 +1,4 @@
-"""Divergences and the shares that follow from them: moments written out, answers exact."""
+"""Divergences and the shares that follow from them: moments written out, results exact."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_own_divergences_of_a_log_without_spread_are_those_of_naive(rows: list[f
 
 @pytest.mark.parametrize(("gap", "flat"), [(1e-7, True), (1.5e-5, False)])
 def test_rounding_grows_with_the_square_of_the_mean(gap: float, *, flat: bool) -> None:
-    # variances gap²/2 beside 1e-24 of the squared mean, which is 1e-12
+    # variances gap²/2, compared with 1e-24 of the squared mean, which is 1e-12
     large = {i: group({WEIGHTED_REWARD: [1e6, 1e6 + gap]}) for i in "ab"}
     codes = [f.code for f in Weighted("own").estimate(large).findings]
     assert codes == ["no-spread" if flat else "own-divergence"]

@@ -1,4 +1,4 @@
-"""The paper's three estimators: hand-sized answers, degenerate logs, and many draws."""
+"""The paper's three estimators: results worked out by hand, degenerate logs, many draws."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_weighted_with_pooled_divergences_on_five_rows() -> None:
 
 
 def test_the_floor_of_a_pooled_divergence_is_no_variance() -> None:
-    """All weighted rewards alike: the shares need a floor, the error knows of no spread."""
+    """All weighted rewards are equal: the shares need a floor, the error is 0."""
     table = pa.table({"logger": ["a", "a", "b", "b"], "reward": [2.0] * 4, "p": [0.5] * 4})
     log = Log(
         table, logger="logger", reward="reward", propensity="p",

@@ -1,7 +1,7 @@
-"""The property tests of the methods' catalogue (part H), laws 1-5 and 8-11.
+"""Laws that every estimator obeys, numbered 1-5 and 8-11.
 
-Law 8, the golden numbers, is `test_exact`; law 10, degenerate logs, is in
-`estimators/test_ips`; law 11 also in `engine/test_moments_numbers`.
+Law 8, the golden numbers, is `engines/test_exact`; law 10, degenerate logs, is in
+`estimators/test_ips`; law 11 also in `engines/test_moments_numbers`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_splitting_a_log_of_rows_keeps_the_estimates(seed: int) -> None:
     )
 
 
-# 5. Order means nothing; every row twice halves the variance.
+# 5. Order has no effect; every row twice halves the variance.
 
 
 @FEW
@@ -236,7 +236,7 @@ def test_every_row_twice_keeps_the_estimate_and_halves_the_variance(seed: int) -
     for name, before in once.items():
         assert twice[name].value == pytest.approx(before.value, rel=1e-9)
     ratio = twice["weighted"].variance / once["weighted"].variance
-    assert 0.45 < ratio < 0.5  # half, but for the rows that the means have cost
+    assert 0.45 < ratio < 0.5  # half, except for the degrees of freedom of the means
 
 
 @FEW
@@ -309,7 +309,7 @@ def test_buckets_merge_to_the_moments_of_the_whole(cluster: str | None) -> None:
         np.testing.assert_allclose(merged.scatter[asked], expected.scatter[asked], rtol=1e-9)
 
 
-# 11. Log-probabilities are probabilities.
+# 11. Log-probabilities give the same results as probabilities.
 
 
 @FEW

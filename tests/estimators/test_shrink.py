@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An estimator that says the same of every log."""
+    """An estimator with the same result for every log."""
 
     value: float
     variance: float
@@ -228,7 +228,7 @@ def test_candidates_may_ask_for_what_the_loggers_need() -> None:
 def test_half_widths_are_students_at_the_level_of_095() -> None:
     # one degree of freedom: the quantile of 0.975 is tan(0.475 π)
     few = Estimate(1.0, 4.0, {}, freedom=1.0)
-    # SciPy 1.14 knows ten digits of it
+    # SciPy 1.14 has ten correct digits
     assert few.half_width(0.95) == pytest.approx(2 * math.tan(0.475 * math.pi), rel=1e-9)
     exact = Estimate(1.0, 4.0, {})
     assert exact.half_width(0.95) == pytest.approx(2 * NormalDist().inv_cdf(0.975), rel=1e-9)

@@ -366,7 +366,7 @@ def balanced_candidates(log: Log, policies: FloatArray) -> Candidates:
 
 @pytest.mark.slow
 def test_intervals_cover_twenty_targets_together() -> None:
-    """Intervals that hold one by one would hold together in some 72 of 100 logs."""
+    """Intervals that hold one by one would hold simultaneously in some 72 of 100 logs."""
     rng = np.random.default_rng(12)
     problem = replace(T2, counts={"1": 200, "2": 300})
     policies = rng.dirichlet(np.ones(3), size=(20, 2))
@@ -519,12 +519,12 @@ def test_targets_that_differ_between_loggers_only_are_two(estimator: str) -> Non
     found = compare(log, T_AND_U, estimator=estimator, baseline="u").pairs[0]
     assert found.verdict == "better"
     # 0.4 x 1 + 0.6 x 3 against 0.6 x 1 + 0.4 x 3
-    half = estimator == "naive"  # each row speaks for its own logger only
+    half = estimator == "naive"  # each row has weights of its own logger only
     assert found.value == pytest.approx(0.2 if half else 0.4, abs=0.02)
 
 
 def by_cluster(sizes: list[int], seed: int = 3) -> pa.Table:
-    """Both targets are worth 0.5; what a cluster pays for each action is its own."""
+    """Both targets have value 0.5; each cluster has its own reward of each action."""
     rng = np.random.default_rng(seed)
     columns: dict[str, list[float]] = {"c": [], "r": [], "t": [], "u": []}
     for number, size in enumerate(sizes):
@@ -688,7 +688,7 @@ def test_differences_of_one_line_are_as_sure_as_one_of_them() -> None:
     for size in (FEW_TARGETS, MANY_TARGETS):
         found = silently(repeated(size, 5, REPEATS["in another order"]))
         ratios = {d.value / d.std_error for d in found.pairs if d.std_error > 0}
-        # but for what slopes cost, which hangs on how even the weights are
+        # except for the cost of the slopes, which depends on the effective sample size
         assert max(ratios) == pytest.approx(min(ratios), rel=1e-3)
         for pair in found.pairs:
             if pair.verdict != "identical":
@@ -767,7 +767,7 @@ def test_what_rounding_leaves_is_no_error(size: int) -> None:
 
 
 def test_equal_rewards_show_no_difference_by_rounding() -> None:
-    """Rewards of 1 make all targets worth 1: what is left between them is rounding."""
+    """Rewards of 1 give all targets the value 1: their differences are rounding."""
     table = TWO_LOGGERS.source
     assert isinstance(table, pa.Table)
     ones = table.set_column(1, "reward", pa.array(np.ones(len(table))))

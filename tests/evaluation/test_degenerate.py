@@ -1,4 +1,4 @@
-"""Logs at the edge: a finite answer or a named error, never NaN, and the right warning."""
+"""Degenerate logs: a finite result or a named error, never NaN, and the right warning."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_one_row_of_each_of_two_loggers(engine: Engine) -> None:
 def test_one_logger_of_one_row_beside_a_large_one(engine: Engine) -> None:
     source = random_table(np.random.default_rng(2), {"a": 1, "b": 80})
     found = answered(log_of(source), engine)
-    assert found["target"].loggers["a"].mean_weight_p == 1  # one row proves nothing
+    assert found["target"].loggers["a"].mean_weight_p == 1  # one row shows nothing
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def evaluation() -> Evaluation:
 
 @pytest.fixture(scope="module")
 def hostile() -> Evaluation:
-    """Names that would be markup, and numbers that JSON cannot say."""
+    """Names that look like markup, and numbers that JSON does not have."""
     rows = {"logger": ["<b>&[red]x"], "reward": [1.0], "p": [0.5], "t": [0.5]}
     log = Log(pa.table(rows), logger="logger", reward="reward", propensity="p")
     return evaluate(log, {"<script>[bold]": "t"})

@@ -1,4 +1,4 @@
-"""Scoring once: the file gives the numbers of the policies themselves."""
+"""Scoring once: the file gives the same numbers as the policies."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_broken_file_is_told_as_one_that_cannot_be_read(
     path = tmp_path / "log.parquet"
     pq.write_table(rows, path, compression="none", use_dictionary=False, row_group_size=100)
     content = bytearray(path.read_bytes())
-    content[400:2_000] = bytes(1_600)  # the footer still stands
+    content[400:2_000] = bytes(1_600)  # the footer is intact
     path.write_bytes(content)
     with pytest.raises(PoolwiseError) as found:
         pw.evaluate(log_of(path), {"mix": chooses(NEW)})

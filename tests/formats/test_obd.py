@@ -55,7 +55,7 @@ def small(propensity: list[float], click: list[int]) -> pa.Table:
 
 
 def published(folder: Path) -> Path:
-    """Two policies and the campaign of 34 items, with the file of items beside."""
+    """Write two policies of the campaign of 34 items, and the file of items."""
     write(folder, "random", "men", small([1 / 34, 1 / 34], [1, 0]))
     write(folder, "bts", "men", small([0.5, 0.25], [0, 1]))
     (folder / "random" / "men" / "item_context.csv").write_text("item_id\n0\n", "utf-8")

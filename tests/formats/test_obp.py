@@ -28,7 +28,7 @@ def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def several(loggers: int = 2, positions: int = 1) -> dict[str, Any]:
-    """What OBP's generator of several loggers returns, with every logger's `pi_b` beside."""
+    """Return the output of OBP's generator of several loggers, and every logger's `pi_b`."""
     rng = np.random.default_rng(loggers)
     counts = ROWS[:loggers]
     stratum = np.repeat(np.arange(loggers), counts)

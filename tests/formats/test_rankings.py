@@ -69,25 +69,25 @@ def listed(policy: str, context: int, items: List) -> Fraction:
 
 
 def marginals(policy: str, context: int, items: List) -> tuple[Fraction, Fraction]:
-    """Probability of each item at its position, whatever stands elsewhere."""
+    """Return the marginal probability of each item at its position."""
     lists = [other for other in LISTS if other[1] == items[1]]
     below = sum((listed(policy, context, other) for other in lists), Fraction(0))
     return steps(policy, context, items)[0], below
 
 
 def of_item(context: int, items: List) -> tuple[int, int]:
-    """Each position earns by its own item."""
+    """The reward of a position depends on its own item."""
     return (3, 0, 5)[items[0]] + context, (1, 4, 2)[items[1]] * (2 - context)
 
 
 def of_items_above(context: int, items: List) -> tuple[int, int]:
-    """The second position earns by the first item, too."""
+    """The reward of the second position depends on the first item, too."""
     top, below = items
     return (3, 0, 5)[top] + context, (1, 4, 2)[below] * (1 + 2 * top)
 
 
 def of_whole_list(context: int, items: List) -> tuple[int, int]:
-    """The first position earns by what stands below it."""
+    """The reward of the first position depends on the item below it."""
     top, below = items
     return (3, 0, 5)[top] * (1 + below), (1, 4, 2)[below] + context
 
@@ -289,7 +289,7 @@ def drawn(requests: int = 3000, *, seed: int = 20) -> Drawn:
 
 
 class Plain(NamedTuple):
-    """What an estimator sees, in NumPy: one entry per request and position."""
+    """Return the columns of an estimator in NumPy, one entry per request and position."""
 
     own: FloatArray
     balanced: FloatArray
@@ -464,7 +464,7 @@ def test_a_logger_may_be_unable_to_play_what_was_played() -> None:
 
 
 def test_long_lists_do_not_vanish() -> None:
-    size = 400  # 0.001 ** 400 is no double
+    size = 400  # 0.001 ** 400 underflows
     table = pa.table(
         {
             "request": ["r"] * size + ["s"] * size,

@@ -1,4 +1,4 @@
-"""Decision-service lines: what a line says, which lines are refused, and what is kept."""
+"""Decision-service lines: the content of a line, refused lines, and kept lines."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_even_thinning_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_uneven_thinning_counts_decisions_and_not_lines(tmp_path: Path) -> None:
-    """The second line stands for four decisions: (5/8 · 1 + 4 · 5/2 · 2) / (1 + 4)."""
+    """The second line represents four decisions: (5/8 · 1 + 4 · 5/2 · 2) / (1 + 4)."""
     kept = line(2, cost=-2, pdrop=0.75, _label_probability=0.05)  # 0.2 · (1 - 0.75)
     log = from_dsjson(write(tmp_path / "x.json", line(cost=-1), kept))
     expected = (Fraction(5, 8) + 4 * Fraction(5, 2) * 2) / 5

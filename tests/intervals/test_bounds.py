@@ -248,7 +248,7 @@ def test_losses_mirror_gains(values: list[float]) -> None:
 
 
 def test_without_support_the_mirrored_rows_only_widen() -> None:
-    # The target plays an action of reward 1 that nobody logs with chance 1/2: the weights
+    # With chance 1/2 the target plays an action of reward 1 that is never logged: weights
     # have mean 1/2 and the value is 1/2 + 1/2 · 0.3.  The upper end must stay above it.
     rng = np.random.default_rng(3)
     rewards = (rng.random(2000) < 0.3).astype(np.float64)

@@ -1,9 +1,9 @@
-"""Coverage: intervals hold the truth as often as they promise.
+"""Coverage: intervals cover the truth as often as their level says.
 
 A nominal 95% interval over 4,000 seeded logs has a standard error of 0.0034, so the
 limits 0.935 and 0.965 are more than four of them away from 0.95.  The family problems
-here have at least 150 effective rows; `benchmarks/accuracy.py` shows what happens with
-fewer, and the finding that warns of it.
+here have at least 150 effective rows; `benchmarks/accuracy.py` measures coverage with
+fewer, for which there is a finding.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def users_log(rng: np.random.Generator) -> list[dict[str, Moments]]:
 
 @pytest.mark.slow
 def test_rows_of_a_user_need_the_clustered_interval() -> None:
-    """Row by row 20 rows of a user count as 20 facts; together they are one and a bit."""
+    """Row-wise errors treat 20 rows of a user as independent; clustered ones do not."""
     rng = np.random.default_rng(3)
     logs = 1_000
     by_row, by_user = 0, 0

@@ -1,4 +1,4 @@
-"""Intervals of the value itself: from rows and moments to the same numbers as by hand."""
+"""Finite-sample intervals: the same numbers from rows, from moments and by hand."""
 
 from __future__ import annotations
 

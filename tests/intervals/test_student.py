@@ -1,4 +1,4 @@
-"""Intervals: every end in closed form, and every word of what is refused or found.
+"""Intervals: every end in closed form, and every error and finding.
 
 Student's quantile with one degree of freedom is a tangent, and a level of 1 - 4/e³ makes
 Bernstein's logarithm 3, so that each number below can be worked out by hand.
@@ -79,7 +79,7 @@ def test_only_the_side_that_was_asked_for_is_closed() -> None:
     ("variance", "width", "rows", "expected"),
     [
         (2.0, 5.0, 6, math.sqrt(2) + 7),  # √(2·2·3/6) + 7·5·3/(3·5)
-        (0.0, 1.0, 2, 7.0),  # the fewest rows that say anything
+        (0.0, 1.0, 2, 7.0),  # the fewest rows with a finite width
         (0.0, 1.0, 1, math.inf),
     ],
 )

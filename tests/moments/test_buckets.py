@@ -1,4 +1,4 @@
-"""Resampling by bucket, against rows that are really left out or drawn again."""
+"""Resampling by bucket, compared with resampled rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combinations of means: fractions worked out by hand, laws, and every estimator's own."""
+"""Combinations of means: fractions worked out by hand, laws, and those of every estimator."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def sliced(name: str) -> Dataset:
 
 
 def laws(rows: list[Row]) -> None:
-    """What must hold in every cell."""
+    """Check the laws in every cell."""
     assert [row["r"] for row in rows] == list(RATIOS)
     for row in rows:
         number = {key: float(value) for key, value in row.items()}

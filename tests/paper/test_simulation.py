@@ -81,7 +81,7 @@ def test_simulated_means_and_variances_are_the_exact_ones(
 
 
 def test_a_wrong_variance_would_be_seen(problem: LabelProblem, cell: ExactCell) -> None:
-    """The same draws, judged by a third too large a variance."""
+    """The same draws, compared with a variance that is a third too large."""
     rows = simulate_cell(
         Draws(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
     )

@@ -1,7 +1,7 @@
-"""The engines whose values are recorded: how each is made, and how it gets a log.
+"""The engines whose values are recorded: their construction, and the logs they read.
 
-Everything that may be called otherwise one day stands here: the options of DuckDB, and the
-helpers of other tests.
+Names that may change are used only here: the options of DuckDB, and the helpers of other
+tests.
 """
 
 from __future__ import annotations

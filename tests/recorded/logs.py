@@ -28,15 +28,15 @@ COUNTS = {"a": 700, "b": 500, "c": 300}
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A log, and what is asked of it.
+    """A log, and the questions about it.
 
     Attributes:
         log: The log; its source is an Arrow table, or a mapping of such.
         targets: Targets by name.
-        baseline: What the targets are compared with, beside comparing them without.
+        baseline: Baseline of a second comparison; the first has none.
         model: A reward model for the doubly robust estimators.
-        asked: First words of the questions that are asked; empty means all.
-        resampled: Whether intervals from resampled rows are asked for, which take long.
+        asked: First words of the questions; empty means all.
+        resampled: True to include intervals from resampled rows, which take long.
     """
 
     log: pw.Log
@@ -65,7 +65,7 @@ def rows(
     Args:
         seed: Source of all randomness.
         counts: Rows of each logger.
-        never: The action that a logger does not play, by its place.
+        never: Index of the action that a logger does not play.
         base: Chance of a reward of the poorest action.
     """
     rng = np.random.default_rng(seed)
@@ -274,7 +274,7 @@ def tiny() -> Case:
 
 
 def given_mixture() -> Case:
-    """The average of the loggers' probabilities was kept, and no more."""
+    """Only the mixture of the loggers' probabilities is known."""
     own: dict[str, Any] = {
         "logger": "logger",
         "reward": "reward",

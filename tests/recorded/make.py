@@ -1,4 +1,4 @@
-"""Record values of everything public, to be compared after the code was rearranged.
+"""Record values of everything public, to be compared after a change of the code.
 
 From the root of the repository::
 
@@ -26,7 +26,7 @@ OTHER = "others"  # what is recorded without an engine
 
 
 def load() -> dict[str, Values]:
-    """What was recorded, by log and engine."""
+    """Read the recorded values, by log and engine."""
     found: dict[str, Values] = json.loads(PLACE.read_text("utf-8")) if PLACE.exists() else {}
     return found
 
@@ -46,12 +46,12 @@ def compact(value: object) -> str:
 
 
 def key(name: str, engine: str) -> str:
-    """Under which name the values of a log and an engine are recorded."""
+    """Return the name of the values of a log and an engine."""
     return f"{name}/{RECORDED[engine]}"
 
 
 def record(engines: list[str]) -> None:
-    """Ask again whatever the engines can answer, and write it down."""
+    """Run all questions on all engines, and record the results."""
     values = load()
     if OTHER in engines:
         values |= {f"{OTHER}/{name}": {"": answer(ask)} for name, ask in OTHERS.items()}

@@ -82,7 +82,7 @@ def simulated() -> Values:
 
 
 def rankings() -> Values:
-    """Lists of up to three positions in each model of what a reward depends on."""
+    """Lists of up to three positions in each model of rewards."""
     rng = np.random.default_rng(3)
     length = rng.integers(1, 4, 120)
     request = np.repeat(np.arange(120), length)
@@ -132,7 +132,7 @@ def label_policies() -> Values:
 
 
 def obp() -> Values:
-    """A dictionary of Open Bandit Pipeline, with and without what it says of loggers."""
+    """A dictionary of Open Bandit Pipeline, with and without its loggers."""
     rng = np.random.default_rng(6)
     stratum = np.repeat([0, 1, 2], (30, 50, 20))
     scores = rng.normal(size=(100, 3))
@@ -162,7 +162,7 @@ def obp() -> Values:
 
 
 def obd() -> Values:
-    """The Open Bandit Dataset in small."""
+    """A small Open Bandit Dataset."""
     rng = np.random.default_rng(7)
     with tempfile.TemporaryDirectory() as folder:
         for policy in ("random", "bts"):
@@ -212,7 +212,7 @@ def _line(place: int, action: int, cost: float) -> dict[str, Any]:
 
 
 def printed_query() -> Values:
-    """An evaluation of what DuckDB answers to the query that the command prints."""
+    """An evaluation of DuckDB's result of the printed query."""
     scripts = tomllib.loads(PROJECT.read_text("utf-8"))["project"]["scripts"]
     module, name = scripts["poolwise"].split(":")
     named = [f"{i}=p_{i}" for i in COUNTS]

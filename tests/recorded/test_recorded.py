@@ -1,4 +1,4 @@
-"""Values of everything public are those that were recorded before the code was rearranged.
+"""Values of everything public equal the recorded ones.
 
 A deliberate change is named in `CHANGED` with its reason; or the values are recorded anew,
 see `tests.recorded.make`, where the commit says why.
@@ -57,7 +57,7 @@ VALUES = load()
 
 
 def differences(old: Any, new: Any, place: str) -> Iterator[str]:  # noqa: ANN401 - JSON
-    """Places where a recorded value is missing or is another one now."""
+    """Return the paths where a recorded value is missing or differs."""
     if any(fnmatchcase(place, pattern) for pattern in CHANGED):
         return
     if isinstance(old, dict) and isinstance(new, dict):
@@ -74,7 +74,7 @@ def differences(old: Any, new: Any, place: str) -> Iterator[str]:  # noqa: ANN40
 
 
 def same(old: object, new: object) -> bool:
-    """Whether two values agree: numbers up to rounding, all else exactly."""
+    """Test if two values agree: numbers up to rounding, all else exactly."""
     if not (is_number(old) and is_number(new)):
         return type(old) is type(new) and old == new
     one, other = float(old), float(new)  # type: ignore[arg-type] # numbers, see above
@@ -96,7 +96,7 @@ def _session_ends() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "engine"), pairs())
 def test_the_values_of_a_log_are_those_recorded(name: str, engine: str, tmp_path: Path) -> None:
     old, new = VALUES[key(name, engine)], values_of(name, engine, tmp_path)
-    if engine != key(name, engine).split("/")[1]:  # which is asked less
+    if engine != key(name, engine).split("/")[1]:  # which has fewer questions
         old = {question: old[question] for question in new}
     found = list(differences(old, new, f"{name}/{engine}"))
     assert not found, "\n".join(found[:20])

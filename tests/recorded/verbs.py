@@ -1,7 +1,7 @@
-"""What is asked of a log, and how an answer becomes numbers that can be kept.
+"""Questions about a log, and the conversion of results to numbers that can be stored.
 
-An answer keeps its numbers, names and codes.  Sentences are left out, because they may be
-worded anew; so are histograms, because they are long.
+A result keeps its numbers, names and codes.  Sentences are left out, because their wording
+may change; so are histograms, because they are long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HALF_WIDTH = 0.02
 
 
 def estimators(*, modelled: bool) -> dict[str, Any]:
-    """Estimators that are asked for one by one, by the name of their values."""
+    """Return estimators that run one by one, by the name of their values."""
     clip, switch, fade = (pw.Shrink(rule, 1.5) for rule in ("clip", "switch", "optimistic"))
     found = {
         "weighted": "weighted",
@@ -68,7 +68,7 @@ def estimators(*, modelled: bool) -> dict[str, Any]:
 
 
 def recorded(found: pw.Evaluation | pw.Comparison | pw.Plan) -> Values:
-    """All of a result that is recorded."""
+    """Return the recorded part of a result."""
     values: Values = kept(found.to_dict())
     return values
 
@@ -146,7 +146,7 @@ def differences(found: pw.Comparison) -> Values:
 
 
 def answer(ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - what `ask` gives
-    """What a question gives, or the class and the code of its refusal."""
+    """Return the result of a question, or the class and the code of its error."""
     try:
         return ask()
     except pw.PoolwiseError as error:
@@ -165,7 +165,7 @@ def counted(faults: Any) -> list[list[Any]]:  # noqa: ANN401 - a type that is no
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked of one case on one engine, by the name of the answer."""
+    """The questions about one case on one engine, by the name of the result."""
 
     case: Case
     engine: Any = None
@@ -189,13 +189,13 @@ class Questions:
         yield "scored", self.scored
 
     def main(self) -> Iterator[Question]:
-        """What is also asked of small batches."""
+        """Questions that also run with small batches."""
         yield from self.few()
         yield "check", self.check
         yield "summary", self.summary
 
     def few(self) -> Iterator[Question]:
-        """What is also asked of engines that take seconds for a question."""
+        """Questions that also run on engines that take seconds for each."""
         yield "evaluate", self.evaluate
         yield "compare", self.compare
 
@@ -207,7 +207,7 @@ class Questions:
 
     @property
     def first(self) -> dict[str, Any]:
-        """The first target: enough where the others would only be more of the same."""
+        """The first target, where further targets would add nothing new."""
         name = next(iter(self.case.targets))
         return {name: self.case.targets[name]}
 

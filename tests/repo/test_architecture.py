@@ -1,7 +1,7 @@
-"""The rules that keep the repository readable, held by tests.
+"""Rules that keep the repository readable.
 
 Imports point one way, modules stay short, no file names the machine it was
-written on, and the public names are decided rather than accumulated.
+written on, and public names are listed explicitly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FORBIDDEN = (
 
 
 def floor(module: str) -> int | None:
-    """Place of a module's package in PACKAGES; None if it has none."""
+    """Return the index of a module's package in PACKAGES, or None."""
     package = module.split(".", maxsplit=1)[0]
     return PACKAGES.index(package) if package in PACKAGES else None
 

@@ -1,4 +1,4 @@
-"""Benchmarks: rivals give the numbers that we give, and limits say what they should."""
+"""Benchmarks: rivals give the numbers of `evaluate`, and limits report correctly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The documentation: every block of code runs, every command works, the site builds.
 
-Blocks of Python are doctests, which pytest collects by itself; here it is held that
-none escapes.  Commands run in a folder with small logs of the columns they name.
+Blocks of Python are doctests, which pytest collects by itself; a test here checks that
+every block is one.  Commands run in a folder with small logs of the columns they name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 EXAMPLES = {"digits": "", "multilabel": "scene.npz", "open_bandit": "obd_small.parquet"}
-LONGEST = 280  # seconds; an example takes a tenth of it where nothing else runs
+LONGEST = 280  # seconds; an example takes a tenth of it on an idle machine
 
 
 class Command(NamedTuple):
@@ -126,7 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _write_result(place: Path) -> None:
-    """What a warehouse would return for the query that the documentation prints."""
+    """Write the result of the query that the documentation prints."""
     log = pw.Log(
         table="my_table",
         logger="policy",

@@ -1,4 +1,4 @@
-"""What comes in and what goes out: dependencies, builds, pickles, and reports without rows."""
+"""Supply chain: dependencies, builds, pickles, and reports without rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_unknown_licence_fails_the_check(
 
 
 def test_every_dependency_has_a_lower_bound() -> None:
-    """What scripts/matrix.sh installs at its lowest must be something that was decided."""
+    """The lowest versions that scripts/matrix.sh installs must be declared."""
     extras = PROJECT["optional-dependencies"]
     listed = [*PROJECT["dependencies"], *(text for texts in extras.values() for text in texts)]
     wishes = [Requirement(text) for text in listed]

@@ -1,6 +1,6 @@
-"""Delta, Iceberg and object stores for real: tables by their own writers, a store on loopback.
+"""Delta, Iceberg and object stores: tables by their own writers, a store on loopback.
 
-A test whose extension of DuckDB or whose writer is missing is left out;
+A test whose DuckDB extension or writer is missing is skipped;
 `scripts/extensions.sh` runs them all.
 """
 
@@ -42,7 +42,7 @@ REGION = "us-east-1"
 
 
 def installed(name: str) -> str:
-    """Where DuckDB has an extension; empty if it has none, and without fetching any."""
+    """Return the path of an installed extension of DuckDB; empty if it is missing."""
     with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
         query = "SELECT install_path FROM duckdb_extensions() WHERE extension_name = ?"
         rows = connection.execute(f"{query} AND installed", [name]).fetchall()
@@ -73,7 +73,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def expected(tmp_path: Path) -> Evaluation:
-    """What the rows give as one Parquet file."""
+    """Evaluate the rows from one Parquet file."""
     pq.write_table(TABLE, tmp_path / "expected.parquet")
     return evaluate(log_of(tmp_path / "expected.parquet"), "t")
 
@@ -89,7 +89,7 @@ def write_delta(place: object, **options: object) -> None:
 
 
 def refusal(source: object) -> str:
-    """What is said of a source that cannot be read: one line."""
+    """Return the error of a source that cannot be read: one line."""
     with pytest.raises(PoolwiseError) as caught:
         evaluate(log_of(source), "t")
     assert "\n" not in str(caught.value)
@@ -166,7 +166,7 @@ def test_the_extension_that_another_one_takes_is_the_one_named(
 
 @dataclass(frozen=True)
 class Store:
-    """An object store on this machine that knows one key."""
+    """An object store on this machine with one key."""
 
     url: str
     key: str

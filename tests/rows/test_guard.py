@@ -1,4 +1,4 @@
-"""A query reads what it names; the rest of the machine stays closed to it."""
+"""A log without a SELECT reads its own files and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "correct horse battery staple"  # noqa: S105 - the bait
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A log, and beside it a file that nobody named."""
+    """A log, and a file that is not part of it."""
     pq.write_table(TABLE, tmp_path / "log.parquet")
     (tmp_path / "secret.txt").write_text(SECRET, "utf-8")
     (tmp_path / "secret.csv").write_text(f"a\n{SECRET}\n", "utf-8")
@@ -110,7 +110,7 @@ def test_the_refusal_names_the_target_too() -> None:
 
 
 def opens(log: Log, query: str) -> list[tuple[object, ...]]:
-    """What DuckDB answers to a query of ours, once a log is open."""
+    """Run a query in DuckDB while a log is open."""
     with DuckDB().open(log, {"target": "t"}) as rows:
         return rows.connection.execute(query).fetchall()
 
@@ -211,14 +211,14 @@ def test_of_a_remote_glob_what_comes_before_the_star_is_open(
 
 
 def is_closed(connection: duckdb.DuckDBPyConnection, path: str) -> bool:
-    """Whether DuckDB refuses a path outright; an open one it cannot reach without network."""
+    """Test if DuckDB refuses a path; an allowed one fails without network."""
     with pytest.raises(duckdb.Error) as caught:
         connection.execute(f"FROM read_csv('{path}')")
     return isinstance(caught.value, duckdb.PermissionException)
 
 
 def test_policies_in_python_and_sorting_on_disk_still_work(folder: Path) -> None:
-    """What poolwise writes for itself lies in its own folder, which stays open."""
+    """The temporary files of poolwise are in its own folder, which stays open."""
     path = folder / "many.parquet"
     many = pa.concat_tables([TABLE] * 2_000).combine_chunks()
     pq.write_table(many.append_column("x", pa.array(np.arange(100_000.0))), path)
@@ -270,7 +270,7 @@ def test_a_deep_select_is_refused_or_read_and_never_a_traceback(
 
 
 def test_nothing_changes_for_the_process(folder: Path) -> None:
-    """The fence is around one connection; other uses of DuckDB are none of its business."""
+    """The limits apply to one connection, not to other connections of DuckDB."""
     log = log_of(str(folder / "log.parquet"))
     evaluate(log, "t")
     with duckdb.connect() as other:

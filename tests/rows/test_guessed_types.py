@@ -1,4 +1,4 @@
-"""What DuckDB guesses about a source never changes a number without a word."""
+"""DuckDB's type inference never changes a number silently."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_late_fraction_in_one_of_several_files_is_not_rounded(tmp_path: Path) 
     expected = (LATE + 0.49 + 10) / (LATE + 11)
     assert naive([tmp_path / "a.csv", tmp_path / "b.csv"]) == pytest.approx(expected, rel=1e-12)
     assert naive(f"{tmp_path}/[ab].csv") == pytest.approx(expected, rel=1e-12)
-    other = (LATE + 0.49 + 11) / (LATE + 12)  # its columns stand in another order
+    other = (LATE + 0.49 + 11) / (LATE + 12)  # its columns are in another order
     assert naive(f"{tmp_path}/*.csv") == pytest.approx(other, rel=1e-12)
 
 

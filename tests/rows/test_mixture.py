@@ -30,7 +30,7 @@ POOLED = ("balanced", "calibrated", "self-normalised")
 
 @dataclass
 class Oracle(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier that knows how the rows of T2 came about."""
+    """A classifier with the true probabilities of T2."""
 
     problem: Any = None  # scikit-learn sets it by name
 
@@ -148,7 +148,7 @@ def test_estimates_are_marked_wherever_they_appear() -> None:
     assert "estimated-mixture" in {str(w["code"]) for w in found.warnings}
     assert '"calibrated-estimated"' in found.to_json()
     with refused(RefusedError):
-        evaluate(log, "target_prob", ["balanced"])  # nobody opted in
+        evaluate(log, "target_prob", ["balanced"])  # not enabled
 
 
 def test_what_is_known_is_not_estimated() -> None:

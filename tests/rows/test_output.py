@@ -1,4 +1,4 @@
-"""Outputs destroy nothing: what is read, what is no file, what is of another kind."""
+"""Outputs never replace inputs, special files or files of another kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS = ["--reward", "r", "--propensity", "p", "--target", "new=p"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with one log."""
+    """A current folder with one log."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     pq.write_table(pa.table(COLUMNS), tmp_path / "logs" / "log.parquet")
@@ -183,7 +183,7 @@ def test_a_summary_replaces_summaries_and_nothing_else(folder: Path) -> None:
     assert pw.Summary.load(folder / "day.parquet").rows == summary.rows
 
 
-# --- links, and what is no file -----------------------------------------------------------
+# --- links and special files --------------------------------------------------------------
 
 
 def save_page(path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_report_is_called_html(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["r.html", "r.htm", "R.HTML"])
 def test_endings_of_pages_are_known(tmp_path: Path, name: str) -> None:
     refuse_output(tmp_path / "deep" / name, HTML)
-    assert list(tmp_path.iterdir()) == []  # asking makes no folder
+    assert list(tmp_path.iterdir()) == []  # checking creates no folder
 
 
 @pytest.mark.parametrize("name", ["s.csv", "s.json", "s", "s.parquet.gz"])

@@ -1,4 +1,4 @@
-"""Progress: rows are told to who looks, and a bar appears only where work is long."""
+"""Progress: viewers receive rows, and a bar appears only for long work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = {"a": 600, "b": 400}
 
 
 class Seen:
-    """A viewer that remembers."""
+    """A viewer that records its events."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int]] = []
@@ -92,7 +92,7 @@ def test_without_a_viewer_nothing_is_shown(
 
 
 def shown(long: float) -> str:
-    """What a terminal gets to see of two stages."""
+    """Return the terminal output of two stages."""
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80)
     with progress.shown(console, long):

@@ -1,4 +1,4 @@
-"""Files and frames as they come: encodings, commas, partitions, types, remote places."""
+"""Files and frames: encodings, decimal commas, partitions, types, remote files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def naive(source: object, **roles: Any) -> float:  # noqa: ANN401
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """DuckDB without extensions, and without leave to fetch any."""
+    """DuckDB without extensions, and without permission to download any."""
     connect = duckdb.connect
     rules = {"autoinstall_known_extensions": False, "extension_directory": str(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""Reward models: fitted without the row they predict, asked batch by batch."""
+"""Reward models: fitted without the row they predict, applied batch by batch."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_rows_of_a_cluster_are_in_one_fold() -> None:
     for cluster, least in (("user", 1.0), (None, 0.0)):
         found = rows_of(Log(table, cluster=cluster, **roles), model, Table({"a": 1.0}))  # type: ignore[arg-type]
         gap = np.abs(np.asarray(found["reward"]) - np.asarray(found[PREDICTED_REWARD]))
-        assert gap.min() == least  # without clusters a user's other rows give the answer away
+        assert gap.min() == least  # without clusters, a user's other rows reveal the reward
 
 
 @pytest.mark.parametrize("stride", [1, 3, 5])  # 5: as many as folds

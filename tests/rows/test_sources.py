@@ -1,4 +1,4 @@
-"""Rows may come from anywhere: the numbers are the same."""
+"""All sources give the same numbers."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def test_a_frame_is_not_changed() -> None:
 
 
 class Chain:
-    """Plays action 1 by a logistic rule of two columns: a policy as a user writes one."""
+    """A policy as a user writes one: action 1 by a logistic rule of two columns."""
 
     def __init__(self, slope: float) -> None:
         self.slope = slope

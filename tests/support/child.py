@@ -1,4 +1,4 @@
-"""A run of the program in a process of its own, with a folder for all it leaves behind."""
+"""A run of the program in its own process, with a folder for all its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CROSSED = [*ROLES, "--propensities", "a=p_a,b=p_b", "--target", "new=t"]
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended, and what lies in its folders."""
+    """Exit status, output, and the files in its folders."""
 
     status: int
     out: str

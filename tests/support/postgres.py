@@ -1,4 +1,4 @@
-"""PostgreSQL for tests: a server of our own on this machine, gone when the tests are.
+"""PostgreSQL for tests: a server on this machine that stops after the tests.
 
 It comes from Debian's packages, keeps its data in a temporary folder and listens on
 loopback only.  `PostgresEngine` puts a log's frame into a table and reads it back through
@@ -121,7 +121,7 @@ def _start(programs: Path) -> Server:
 
 
 def _prefix(folder: Path) -> list[str]:
-    """What starts a program that ends when we do, and as somebody else if we are root."""
+    """Return the command prefix that ends a program with this process, and drops root."""
     setpriv = shutil.which("setpriv")
     root = os.geteuid() == 0
     if setpriv is None:

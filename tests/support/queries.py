@@ -1,8 +1,8 @@
 """Compare the printed query of each dialect with a reviewed file.
 
 `python -m tests.support.queries` rewrites the files in tests/engines/queries; a person reads
-the difference before it is committed.  Whether the numbers are right is tested by running
-the query on DuckDB and PostgreSQL.
+the difference before it is committed.  Other tests run the
+query on DuckDB and PostgreSQL and compare the numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The judge: a log's faults and moments in plain Python, summed exactly.
+"""The reference: a log's faults and moments in plain Python, summed exactly.
 
-Every engine must agree with it.  It is slow, keeps all rows in memory and knows
-nothing of SQL, so it cannot share a mistake with an engine.  It reads Arrow
+Every engine must agree with it.  It is slow, keeps all rows in memory and uses
+no SQL, so it cannot share a mistake with an engine.  It reads Arrow
 tables whose roles are named columns.
 """
 
@@ -50,7 +50,7 @@ class Reference:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRows:
-    """An open log; answers what `engine.base.Rows` promises."""
+    """An open log: implements `engines.base.Rows`."""
 
     log: Log
     targets: Mapping[str, str]
@@ -93,7 +93,7 @@ class ReferenceRows:
         return {label: self._moments_of(label, needs) for label in self.counts}
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
-        """Rows of a cluster share a bucket; which one is nobody's business."""
+        """Rows of a cluster share a bucket; engines may choose different ones."""
         found: dict[int, list[Row]] = {}
         for place, row in enumerate(self._good):
             unit = (

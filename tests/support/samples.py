@@ -29,7 +29,7 @@ def demo() -> Evaluation:
 
 @cache
 def twenty() -> Evaluation:
-    """Twenty targets on few rows: some are better, some cannot be told apart, two are one."""
+    """Twenty targets on few rows: some better, some not significantly, two identical."""
     rows = pq.read_table(digits_path()).to_pylist()[::40]
     log = replace(digits_log(), source=pa.Table.from_pylist(rows), context=())
     targets = {
@@ -41,7 +41,7 @@ def twenty() -> Evaluation:
 
 @cache
 def grave() -> Evaluation:
-    """Wrong probabilities, drift, and names that would like to be more than names."""
+    """Wrong probabilities, drift, and names with markup."""
     rng = np.random.default_rng(61)
     counts = {SCRIPT: 300, DROP: 300, LONG: 20}
     logger = np.repeat(list(counts), list(counts.values()))

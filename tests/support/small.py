@@ -1,4 +1,4 @@
-"""Moments of a few rows that are written out, for answers that are worked out by hand."""
+"""Moments of a few explicit rows, for results worked out by hand."""
 
 from __future__ import annotations
 

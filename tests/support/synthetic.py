@@ -1,4 +1,4 @@
-"""A small multi-label data set, so that tests run where the real ones are not."""
+"""A small multi-label data set, for tests without the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report in a real browser: it is drawn, answers, fits, and asks nobody for anything.
+"""The report in a real browser: it renders, responds, fits, and makes no requests.
 
 Screenshots are left in the folder named by POOLWISE_SCREENSHOTS, else in pytest's own.
 """
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 
 class Opened:
-    """A report in a tab, and what the tab complained about or asked for."""
+    """A report in a tab, with the tab's errors and requests."""
 
     def __init__(self, page: Page, path: Path) -> None:
         self.page = page

@@ -1,9 +1,8 @@
-"""A case of the battery: a log as somebody wrote it, and what must be said of it.
+"""A case of the battery: a log as users write it, and the expected result.
 
-`base` is a good log; a case changes one thing.  What is written to the files is `table`;
-what it means, in plain doubles and text, is `meaning`, from which
-`tests.support.reference` knows the answer.  A case without an answer knows the words of the
-error instead.
+`base` is a good log; a case changes one thing.  The files contain `table`; `meaning` is the
+same log in plain doubles and text, from which `tests.support.reference` computes the result.
+A case without a result expects an error instead.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ if TYPE_CHECKING:
 FORMS = ("parquet", "csv", "json", "frame")
 USUAL = ("parquet", "csv", "frame")  # JSON is read as CSV is, and takes as long to test
 ROLES = {"logger": "logger", "reward": "reward", "propensity": "p"}
-Values = list[Any]  # of one column: whatever a file can hold
+Values = list[Any]  # of one column: any value of a file
 
 
 @dataclass(frozen=True)
 class Case:
-    """One log, and what must come out.
+    """One log, and its expected result.
 
     Attributes:
-        table: What is written.
-        refused: Whether poolwise must raise an error.
+        table: Content of the files.
+        refused: True if poolwise must raise an error.
         meaning: The same log in doubles and text, where `table` is not that.
         roles: Columns by role; without "propensity" none is given.
         propensities: Column of each logger; empty where they are not given.
         targets: Column of each target.
-        options: More words for the command line, beside those of the roles.
+        options: More arguments of the command line, in addition to the roles.
         more: The same for `Log`.
         forms: Formats in which this log can be written at all.
         finds: Codes of warnings that must be there.

@@ -1,4 +1,4 @@
-"""Logs whose loggers, targets or columns have names that nobody expected."""
+"""Logs whose loggers, targets or columns have unusual names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TYPED = ("parquet", "frame")  # formats that keep the type of a column
 BY_ROW = {"logger": "logger", "reward": "reward", "propensity": "p"}
 
-# by what they stand for: names of the loggers "a" and "b"
+# by what they replace: names of the loggers "a" and "b"
 LABELS = {
     "loggers with spaces": ("first logger", "second  logger"),
     "loggers with spaces around": (" a ", "\u00a0b"),
@@ -47,7 +47,7 @@ GUESSED = {
     "loggers that look like nothing",
 }
 
-# by what they stand for: names of the columns reward, p, p_a, p_b, t, logger
+# by what they replace: names of the columns reward, p, p_a, p_b, t, logger
 COLUMNS = {
     "columns named like SQL words": ("select", "from", "where", "group", "order", "table"),
     "columns named like SQL functions": ("sum", "count", "avg", "abs", "exp", "min"),
@@ -104,7 +104,7 @@ def _upper() -> Case:
 def _typed(
     values: Callable[[str], object], kind: pa.DataType, *, texts: tuple[str, str]
 ) -> Case:
-    """Labels that are no text: they mean what they look like."""
+    """Labels that are not text: they equal their text."""
     table = base()
     labels = [values(label) for label in table["logger"].to_pylist()]
     names = dict(zip("ab", texts, strict=True))

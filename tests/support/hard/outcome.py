@@ -1,4 +1,4 @@
-"""Running a case as a user would, and what must hold whatever the log."""
+"""Run a case as a user does, and check what holds for every log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = ("value", "std_error", "lower", "upper")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the program left behind."""
+    """Result of one run of the program."""
 
     status: int
     out: str
@@ -68,7 +68,7 @@ def check_refused(found: Outcome) -> None:
 
 
 def read_answer(found: Outcome) -> dict[str, Any]:
-    """The answer: JSON as the standard has it, and nothing beside it."""
+    """Return the result: standard JSON, and no other output."""
     assert (found.status, found.err) == (0, "")
     answer: dict[str, Any] = json.loads(found.out, parse_constant=_no_number)
     return answer
@@ -79,7 +79,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 def expected(case: Case) -> Evaluation:
-    """What the judge says, who adds exactly and knows no SQL."""
+    """Return the result of the reference, which adds exactly and uses no SQL."""
     meaning = case.table if case.meaning is None else case.meaning
     return evaluate(case.log(meaning), dict(case.targets), engine=Reference())
 

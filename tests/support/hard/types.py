@@ -21,7 +21,7 @@ NUMBERS = ("reward", "p", "p_a", "p_b", "t")
 
 
 def _cast(kind: pa.DataType, names: tuple[str, ...] = NUMBERS) -> Case:
-    """Numbers of another type; their meaning is what is left of them as doubles."""
+    """Numbers of another type; their meaning is their value as doubles."""
     table = base()
     for name in names:
         table = put(table, name, table[name].cast(kind, safe=False))

@@ -13,7 +13,7 @@ from tests.support.hard.case import FORMS, Case, base, mapped, put, spoil
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NO_JSON = ("parquet", "csv", "frame")  # JSON has no word for NaN or infinity
+NO_JSON = ("parquet", "csv", "frame")  # JSON has no NaN or infinity
 LOGS: dict[str, Any] = {
     "options": ("--log-probabilities",),
     "more": {"log_probabilities": True},

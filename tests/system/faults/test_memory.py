@@ -1,4 +1,4 @@
-"""512 MB for DuckDB and twenty targets: it finishes, by any way of reading the log.
+"""512 MB for DuckDB and twenty targets: evaluation finishes for every source of the log.
 
 The full size is 1e7 rows, some 2 GB of Parquet; with POOLWISE_LARGE=1 the test makes them.
 """

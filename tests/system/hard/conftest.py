@@ -1,4 +1,4 @@
-"""What the tests of hard logs share: a way to run the program."""
+"""Fixture of the tests of hard logs: run the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad logs: the exact answer or a named error, never anything between."""
+"""Bad logs: the exact result or a named error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WITH_PAGE = "parquet"  # a page of each case in one format is enough
 
 @cache
 def judged(name: str) -> Evaluation:
-    """What the judge says, once for all formats."""
+    """Return the result of the reference, computed once for all formats."""
     return expected(CASES[name]())
 
 

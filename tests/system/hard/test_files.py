@@ -1,4 +1,4 @@
-"""Files that are damaged, empty, strange or changing: one clear error, or the answer."""
+"""Files that are damaged, empty, unusual or changing: one clear error, or the result."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ REPLACED = {"twice": _twice, "fewer": _fewer, "other-columns": _other_columns}
 def test_a_file_that_is_replaced_while_it_is_read(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, kind: str
 ) -> None:
-    """The rows were counted; then another file stands in its place."""
+    """The file is replaced after its rows were counted."""
     path = Path(str(write(PLAIN.table, form, tmp_path)))
     layout_of: Callable[..., object] = vars(engine)["layout_of"]
 

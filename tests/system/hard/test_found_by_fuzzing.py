@@ -1,4 +1,4 @@
-"""What fuzzing found: numbers beyond doubles, in a log and in a file of moments."""
+"""Findings of fuzzing: numbers out of the range of doubles, in a log and in saved moments."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_tail_without_numbers_is_refused_and_warns_nobody(saved: Path, value: 
 
 @pytest.mark.parametrize("least", [5e-324, 1e-310])
 def test_a_mean_weight_without_an_inverse_is_refused(least: float) -> None:
-    """One over a mean weight of 1e-310 is no double: infinity times 0 followed."""
+    """The inverse of a mean weight of 1e-310 overflows: infinity times 0 followed."""
     table = pa.table(
         {
             "l": ["b", "a"],

@@ -1,4 +1,4 @@
-"""Hostile names: the parsed query has exactly the tables and columns that were asked for."""
+"""Hostile names: the parsed query has exactly the requested tables and columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ six_names = st.lists(names, min_size=6, max_size=6, unique_by=str.lower)
 
 
 def _read(query: str, dialect: str) -> tuple[set[str], set[str]]:
-    """Tables that are no step of the query itself, and columns of the first step."""
+    """Return the tables that are not steps of the query, and the columns of the first step."""
     (tree,) = sqlglot.parse(query, read=dialect)
     assert isinstance(tree, exp.Select)
     steps = {step.alias for step in tree.find_all(exp.CTE)}

@@ -1,4 +1,4 @@
-"""What would give a number that looks right and is not: refused, with the reason."""
+"""Input that would give a plausible but wrong number is refused, with the reason."""
 
 from __future__ import annotations
 

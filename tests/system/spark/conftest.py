@@ -1,7 +1,7 @@
 """A real Spark cluster on this machine: a master and two workers, started for the tests.
 
-The workers' Python imports a small module first that can make reading slow and write down
-who read what, so that a test can end a worker in the middle of a run.
+The workers' Python first imports a small module that can slow down reading and records the
+process of each read, so that a test can end a worker in the middle of a run.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Cluster:
 
     @property
     def reads(self) -> list[str]:
-        """What was read slowly, each with the process that read it."""
+        """Recorded reads, each with its process."""
         return sorted(path.name for path in (self.folder / "read").iterdir())
 
     @contextmanager
     def slowly(self) -> Iterator[None]:
-        """Have workers take their time, and write down what they do."""
+        """Slow down the workers' reads and record them."""
         for path in (self.folder / "read").iterdir():
             path.unlink()
         (self.folder / "slow").touch()
@@ -107,7 +107,7 @@ class Cluster:
             (self.folder / "slow").unlink()
 
     def kill_worker(self) -> None:
-        """End a worker and its executor without a word, as a lost machine does."""
+        """Kill a worker and its executor, as a lost machine does."""
         worker = self.workers.pop(0)
         lost = [
             psutil.Process(worker.pid),

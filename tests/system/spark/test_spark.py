@@ -324,7 +324,7 @@ def bits(found: Mapping[str, Moments]) -> bytes:
 
 
 def while_a_worker_dies(cluster: Cluster, work: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """What work gives, although a worker is killed once three things have been read."""
+    """Return the result of work during which a worker is killed after three reads."""
     with cluster.slowly(), ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
         try:
