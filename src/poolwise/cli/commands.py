@@ -175,14 +175,14 @@ def plan(
     *,
     logs: Sources,
     roles: RoleOptions,
-    half_width: Annotated[float, typer.Option(help="Wanted half-width of the interval.")],
+    half_width: Annotated[float, typer.Option(help="Required half-width of the interval.")],
     level: Level = 0.95,
     rows: RowOptions,
     read: ReadOptions,
     engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Compute how many more rows, from which logger, reach a wanted precision."""
+    """Compute how many more rows, from which logger, reach a required precision."""
     log = build_log(logs, roles, rows, read)
     targets = roles.targets(trust=read.trust)
     if len(targets) > 1:

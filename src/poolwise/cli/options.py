@@ -37,7 +37,7 @@ Sources = Annotated[list[str], typer.Argument(metavar="LOGS...", help=FILES)]
 OptionalSources = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="LOGS...", help=f"{FILES} With --moments optional: the name of the table."
+        metavar="LOGS...", help=f"{FILES} Optional with --moments: the name of the table."
     ),
 ]
 OnFaultOption = Annotated[OnFault, typer.Option(help="Reject bad rows, or drop them.")]
@@ -63,8 +63,8 @@ class RoleOptions:
         list[str] | None,
         typer.Option(
             metavar="LOGGER=COLUMN",
-            help="The same under every logger: v1=p_v1,v2=p_v2. Repeatable. A policy in Python "
-            "is v1=module:attribute or v1=model.skops.",
+            help="Probability of the logged action under every logger: v1=p_v1,v2=p_v2. "
+            "Repeatable. A policy in Python is v1=module:attribute or v1=model.skops.",
         ),
     ] = None
     target: Annotated[
