@@ -91,6 +91,17 @@ def test_the_architecture_names_modules_that_exist() -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    names = re.findall(
+        r"`([a-z]+/[\w./-]+\.(?:py|md|sh|csv|json|txt))`", page.read_text("utf-8")
+    )
+    folders = (ROOT, ROOT / "src" / "poolwise")
+    top = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
+    ours = [name for name in names if name.partition("/")[0] in top]
+    assert [n for n in ours if not any((folder / n).exists() for folder in folders)] == []
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that commands of the documentation name."""

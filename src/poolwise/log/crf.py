@@ -355,7 +355,7 @@ class _PairwiseLoss:
         self._seen = (observed[:, left] * observed[:, right]).sum(axis=0)
 
     def split(self, flat: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Weights, biases and couplings."""
+        """Return weights, biases and couplings."""
         labels = self.observed.shape[1]
         weights = flat[: self.weights].reshape(labels, -1)
         biases, coupling = np.split(flat[self.weights :], [labels])

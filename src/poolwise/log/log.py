@@ -131,7 +131,7 @@ class Log:
         return bool(propensities) and all(p is not None for p in propensities.values())
 
     def _repr_html_(self) -> str:
-        """HTML table of the arguments, for notebooks; no row is read."""
+        """Return an HTML table of the arguments, for notebooks; read no row."""
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
         lines = "".join(
             f"<tr><th>{escape(role)}</th><td>{escape(text)}</td></tr>"

@@ -70,7 +70,7 @@ class Claim:
         return answers.pop() if len(answers) == 1 else "holds in part"
 
     def rows(self) -> Iterator[Row]:
-        """Rows of the CSV file, one per verdict."""
+        """Return the rows of the CSV file, one per verdict."""
         for verdict in self.verdicts:
             yield {
                 "claim": self.text,

@@ -125,7 +125,7 @@ def as_html(
 
 
 def evaluation_tables(evaluation: Facts) -> list[Grid]:
-    """Tables of each target of an evaluation, in reading order."""
+    """Return the tables of each target of an evaluation, in reading order."""
     return [grid for t in evaluation["targets"] for grid in _target_tables(evaluation, t)]
 
 
@@ -135,7 +135,7 @@ def _target_tables(evaluation: Facts, target: Facts) -> list[Grid]:
 
 
 def estimates(evaluation: Facts, target: Facts) -> Grid:
-    """Estimates of one target; a star marks the recommended one."""
+    """Return the estimates of one target; a star marks the recommended one."""
     rows = [_estimate(target, estimate) for estimate in target["estimates"]]
     header = ["estimator", "estimate", _interval_header(target["estimates"])]
     if len(rows) > 1:
@@ -163,7 +163,7 @@ def _rows_text(result: Facts) -> str:
 
 
 def logs(evaluation: Facts, target: Facts) -> Grid:
-    """Rows, share and divergence of each log, and standard errors with the log left out."""
+    """Return rows, share and divergence of each log, and errors with the log left out."""
     by_logger = {i["logger"]: i for i in evaluation["loggers"]}
     errors = {e["estimator"]: e["std_error"] for e in target["estimates"]}
     left_out = [e for e in errors if any(_without(e) in i for i in target["loggers"])]
@@ -195,7 +195,7 @@ def _loss(entry: Facts, estimator: str, error: float) -> str:
 
 
 def weights(target: Facts) -> Grid:
-    """Size, tail and support of the weights against each logger and their mixture."""
+    """Return size, tail and support of the weights against each logger and their mixture."""
     header = ["logger", "effective\nrows", "mean\nweight", "largest\nweight"]
     header += ["largest\nshare", "tail\nindex", "unsupported"]
     rows = [
@@ -247,7 +247,7 @@ def agreement(target: Facts) -> list[Grid]:
 
 
 def side_by_side(evaluation: Facts) -> Grid:
-    """Recommended estimate of every target, the highest first."""
+    """Return the recommended estimate of every target, the highest first."""
     best = [(t, e) for t in evaluation["targets"] if (e := recommended(t)) is not None]
     best.sort(key=lambda pair: -pair[1]["value"])
     header = ["target", "estimator", "estimate", _interval_header([e for _, e in best])]
@@ -258,12 +258,12 @@ def side_by_side(evaluation: Facts) -> Grid:
 
 
 def comparison_tables(comparison: Facts) -> list[Grid]:
-    """Ranking of the targets, then paired differences from the baseline or the best."""
+    """Return the ranking, then paired differences from the baseline or the best target."""
     return [ranking(comparison), differences(comparison)]
 
 
 def ranking(comparison: Facts) -> Grid:
-    """Targets in the order of their estimates."""
+    """Return the targets in the order of their estimates."""
     header = ["target", "estimate", _simultaneous(comparison)]
     header += ["group", "better\nthan", "worse\nthan"]
     rows = []
@@ -274,7 +274,7 @@ def ranking(comparison: Facts) -> Grid:
 
 
 def differences(comparison: Facts) -> Grid:
-    """Difference of each target from the baseline or, without one, from the best target."""
+    """Return the difference of each target from the baseline or, without one, the best."""
     header = ["target", "difference", _simultaneous(comparison), "p", "adjusted\np", "verdict"]
     baseline = comparison["baseline"]
     pairs = _from_baseline(comparison) if baseline else behind_best(comparison)
@@ -306,7 +306,7 @@ def _simultaneous(comparison: Facts) -> str:
 
 
 def plan_tables(plan: Facts) -> list[Grid]:
-    """Rows that each source needs, then the best split of new rows."""
+    """Return the rows that each source needs, then the best split of new rows."""
     options = {(o["estimator"], o["source"]): o for o in plan["options"]}
     names = list(dict.fromkeys(estimator for estimator, _ in options))
     return [_new_rows(plan, options, names), _best_split(plan, options, names)]
