@@ -7,7 +7,7 @@ catch these only.  A message names the fault, the rows and the remedy.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -186,6 +186,10 @@ class Finding:
     def rank(self) -> int:
         """Sort key that puts the gravest findings first."""
         return GRAVEST_FIRST.index(self.severity)
+
+    def of_target(self, name: str) -> Finding:
+        """Return the finding with the target that it concerns."""
+        return replace(self, message=f"Target {name!r}: {self.message}")
 
     def __str__(self) -> str:
         return f"{self.message} {self.advice}".strip()

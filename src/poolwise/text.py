@@ -7,6 +7,10 @@ use these functions, so that they agree.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def places_for(std_error: float) -> int:
@@ -99,3 +103,12 @@ def p_text(p_value: float) -> str:
     if p_value < 0.001:  # noqa: PLR2004 - conventional
         return "< 0.001"
     return f"{p_value:.2f}" if p_value >= 0.1 else f"{p_value:.3f}"  # noqa: PLR2004
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Join names for a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"], "or")
+    ('a', 'a, b or c')
+    """
+    return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from poolwise.engines.duckdb import DuckDB
@@ -21,8 +23,7 @@ from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
 from poolwise.evaluation.compare import compare
 from poolwise.evaluation.contrasts import MANY, Candidates, Source, Spread, united
-from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.families import MOST
+from poolwise.evaluation.evaluate import MOST, evaluate
 from poolwise.log.log import Log
 from poolwise.moments.moments import FloatArray, Moments
 from tests.support.messages import refused
@@ -32,7 +33,7 @@ from tests.support.toys import toy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.evaluation.ranking import Comparison
+    from poolwise.evaluation.compare import Comparison
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Factor, Needs
 
@@ -376,11 +377,10 @@ def test_intervals_cover_twenty_targets_together() -> None:
     for _ in range(replications):
         found = balanced_candidates(problem.draw(rng), policies)
         spread = found.singles(list(found.estimates))
-        miss = np.abs(spread.values - truth)
-        together += bool(
-            (miss <= spread.half_widths(spread.critical(0.95, rng, directions=4_000))).all()
-        )
-        alone += bool((miss <= spread.half_widths(1.959964)).all())
+        critical = spread.together(rng, directions=4_000).critical(0.95)
+        for_all, for_each = spread.limits(critical), spread.limits(1.959964)
+        together += bool(((for_all[0] <= truth) & (truth <= for_all[1])).all())
+        alone += bool(((for_each[0] <= truth) & (truth <= for_each[1])).all())
     error = math.sqrt(0.95 * 0.05 / replications)  # 0.011
     assert abs(together / replications - 0.945) < 3 * error
     assert alone / replications < 0.82  # 0.72, and four standard errors of 0.023
@@ -587,21 +587,21 @@ REPEATS = {
 }
 
 
-def two_loggers() -> Log:
+def two_loggers(seed: int = 3, size: int = 4000, effect: float = 0.5) -> Log:
     """Rows of two loggers in six contexts, with four actions."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     policies = 0.9 * rng.dirichlet(np.ones(4), size=(2, 6)) + 0.1 / 4
-    context, logger = rng.integers(6, size=4000), rng.integers(2, size=4000)
+    context, logger = rng.integers(6, size=size), rng.integers(2, size=size)
     chances = policies[logger, context].cumsum(axis=1)
-    action = np.minimum(3, (rng.random(4000)[:, None] > chances).sum(axis=1))
+    action = np.minimum(3, (rng.random(size)[:, None] > chances).sum(axis=1))
     first, second = policies[:, context, action]
-    reward = rng.random(4000) < 0.2 + 0.5 * (first > second)  # so "c" is better
+    reward = rng.random(size) < 0.2 + effect * (first > second)  # so "c" is better
     table = {
         "logger": pa.array(np.array(["c", "v"])[logger]),
         "reward": reward.astype(float),
         "p_c": first,
         "p_v": second,
-        "user": np.arange(4000) // 4,
+        "user": np.arange(size) // 4,
     }
     return Log(
         pa.table(table),
@@ -759,11 +759,93 @@ def test_what_rounding_leaves_is_no_error(size: int) -> None:
     source = Source(csr_array(rows), covariance, math.inf)
     spread = Spread(values, [source], np.ones(size + 1), free)
     assert spread.errors.tolist() == [0.0, *(1.0 + k for k in range(size))]
-    assert spread.p_values()[0] == 1.0
+    assert spread.scores()[0] == 0.0
     # multiples of one term: the normal quantile, to four errors of 20,000 draws
-    critical = spread.critical(0.95, np.random.default_rng(1))
+    critical = spread.together(np.random.default_rng(1)).critical(0.95)
     assert critical == pytest.approx(1.96, abs=0.055)
-    assert spread.half_widths(critical)[0] == 0.0
+    lower, upper = spread.limits(critical)
+    assert lower[0] == upper[0] == spread.values[0]
+
+
+# ---------------------------------------- one simultaneous method
+
+
+def assert_consistent(comparison: Comparison) -> None:
+    """Intervals, adjusted p-values, verdicts and groups draw the same conclusions."""
+    for pair in (*comparison.pairs, *comparison.differences):
+        decided = pair.verdict in {"better", "worse"}
+        assert decided == (pair.adjusted < 1 - comparison.level) == (0 not in pair.interval)
+        assert not decided or (pair.verdict == "better") == (pair.interval.lower > 0)
+        assert 0 <= pair.p_value <= pair.adjusted <= 1
+    for pair in comparison.pairs:
+        above, below = comparison[pair.target], comparison[pair.other]
+        assert pair.verdict != "worse"  # the target is ranked above the other
+        assert (pair.verdict == "better") == (pair.other in above.better_than)
+        assert (pair.verdict == "better") == (pair.target in below.worse_than)
+        assert pair.verdict != "better" or above.group < below.group
+    for difference in comparison.differences:
+        target, other = difference.target, difference.other
+        pair = next(p for p in comparison.pairs if {p.target, p.other} == {target, other})
+        assert (difference.adjusted, difference.std_error) == (pair.adjusted, pair.std_error)
+        assert difference.value == (pair.value if pair.target == target else -pair.value)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([60, 400, 2000]),
+    effect=st.sampled_from([0.0, 0.05, 0.5]),
+    level=st.floats(0.5, 0.999),
+    estimator=st.sampled_from(ESTIMATORS),
+    targets=st.lists(
+        st.sampled_from(["p_c", "p_v", "0.25", "0.9 * p_c + 0.025", "0.5 * p_c + 0.5 * p_v"]),
+        min_size=1,
+        max_size=5,
+    ),
+)
+@settings(max_examples=25)
+@pytest.mark.slow
+def test_limits_p_values_verdicts_and_groups_never_contradict_each_other(
+    seed: int, size: int, effect: float, level: float, estimator: str, targets: list[str]
+) -> None:
+    log, named = two_loggers(seed, size, effect), {f"t{k}": t for k, t in enumerate(targets)}
+    found = compare(log, named, baseline="v", estimator=estimator, level=level)
+    assert_consistent(found)
+    close = next((p for p in found.pairs if 0.01 < p.adjusted < 0.5), None)
+    if close is not None:  # a level on either side of a p-value decides it
+        for factor, verdict in ((1 - 1e-6, "undecided"), (1 + 1e-6, "better")):
+            at = 1 - close.adjusted * factor
+            again = compare(log, named, baseline="v", estimator=estimator, level=at)
+            assert_consistent(again)
+            assert again.difference(close.target, close.other).verdict in {
+                verdict,
+                "unreliable",
+            }
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 6, MANY + 1]),
+    st.floats(0.5, 0.999),
+    st.sampled_from([3.0, 30.0, math.inf]),
+)
+@settings(max_examples=25)
+def test_a_limit_is_0_where_its_score_is_the_critical_value(
+    seed: int, size: int, level: float, free: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows, roots = rng.normal(size=(size, 5)), rng.normal(size=(5, 5))
+    source = Source(csr_array(rows), roots @ roots.T, free)
+    values = 10 * rng.normal(size=size)
+    spread = Spread(values, [source], np.ones(size), np.full(size, math.inf))
+    together = spread.together(np.random.default_rng(1), 500)
+    critical, adjusted = together.critical(level), together.p_values(spread.scores())
+    lower, upper = spread.limits(critical)
+    assert ((adjusted < 1 - level) == ((lower > 0) | (upper < 0))).all()
+    assert together.p_values(np.array([critical]))[0] == pytest.approx(1 - level, rel=1e-9)
+    assert (np.diff(adjusted[np.argsort(spread.scores())]) <= 0).all()
+    for score, value in zip(spread.scores()[:10], values, strict=False):
+        low, high = (ends[values == value][0] for ends in spread.limits(score))
+        assert min(abs(low), abs(high)) < 1e-9 * abs(value)
 
 
 def test_equal_rewards_show_no_difference_by_rounding() -> None:

@@ -15,7 +15,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from poolwise import Log, compare, evaluate
 from poolwise.engines.duckdb import DuckDB
-from poolwise.evaluation.evaluate import cut
+from poolwise.moments.moments import cut
 from tests.support.messages import check_findings
 from tests.support.reference import PAPER, Reference, log_of, random_table
 

@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 from scipy import special
 
 from poolwise.errors import UsageError
-from poolwise.intervals.simultaneous import (
-    holm,
-    max_t_critical,
-)
+from poolwise.intervals.simultaneous import factor_of, max_t
 from tests.support.messages import refused
-
-p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
 
 def critical(covariance: object, level: float = 0.95, draws: int = 200_000) -> float:
     table = np.asarray(covariance, dtype=np.float64)
-    return max_t_critical(table, level, np.random.default_rng(20), draws)
+    return max_t(factor_of(table), np.random.default_rng(20), draws).critical(level)
 
 
 def sidak(count: int, level: float) -> float:
@@ -74,7 +69,7 @@ def test_the_same_seed_gives_the_same_number() -> None:
     table = np.eye(3) + 0.2
     once, again = critical(table, draws=20_000), critical(table, draws=20_000)
     assert once == again
-    other = max_t_critical(table, 0.95, np.random.default_rng(21), 20_000)
+    other = max_t(factor_of(table), np.random.default_rng(21), 20_000).critical(0.95)
     assert other == pytest.approx(once, abs=0.02)
     assert other != once
 
@@ -110,23 +105,14 @@ def test_simultaneous_intervals_cover_together() -> None:
     assert covered == pytest.approx(0.95, abs=0.0062)
 
 
-def test_holm_is_worked_out_by_hand() -> None:
-    # sorted 0.005, 0.01, 0.03, 0.04; times 4, 3, 2, 1: 0.02, 0.03, 0.06, 0.04, and the
-    # last may not be below the one before
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.9, 0.4]) == pytest.approx([1.0, 1.0, 1.0])
-    assert holm([]).tolist() == []
-
-
-@given(p_values)
-def test_holm_lies_between_the_plain_p_values_and_bonferroni(values: list[float]) -> None:
-    plain, adjusted = np.array(values), holm(values)
-    strict = np.minimum(1.0, len(values) * plain)
-    assert (plain <= adjusted).all()
-    assert (adjusted <= strict + 1e-15).all()
-    assert adjusted.min() == strict.min()
-    assert (np.diff(adjusted[np.argsort(plain, kind="stable")]) >= 0).all()
-    assert holm(values[::-1]).tolist() == adjusted[::-1].tolist()
+def test_p_values_of_independent_candidates_are_sidaks() -> None:
+    together = max_t(factor_of(np.eye(3)), np.random.default_rng(4))
+    scores = np.array([0.0, 1.0, 2.0, 3.0])
+    single = 2 * special.ndtr(-scores)
+    # 200,000 directions know a probability to 0.001; Šidák bounds it from above
+    assert together.p_values(scores) == pytest.approx(1 - (1 - single) ** 3, abs=0.004)
+    assert (together.p_values(scores) <= 1 - (1 - single) ** 3 + 1e-15).all()
+    assert together.p_values(np.array([40.0]))[0] < 1e-300
 
 
 def test_what_has_no_meaning_is_refused() -> None:
@@ -140,5 +126,3 @@ def test_what_has_no_meaning_is_refused() -> None:
         critical(np.eye(2), 95)
     with refused(UsageError):
         critical(np.eye(2), draws=0)
-    with refused(UsageError):
-        holm([0.5, 1.5, math.nan])

@@ -14,7 +14,7 @@ from poolwise.errors import Finding, Severity
 from poolwise.estimators.calibrated import few_effective_rows, target_uncovered
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
-from poolwise.text import p_text, percent, short
+from poolwise.text import listed, p_text, percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -307,21 +307,12 @@ def no_cross_propensities(
     """
     if not refused:
         return ()
-    fallback = f", and {_listed(fallen, 'and')} can do no better than naive" if fallen else ""
+    fallback = f", and {listed(fallen)} can do no better than naive" if fallen else ""
     finding = Finding(
         CODE,
         "The probability of each row's action is given under its own logger only: "
-        f"{_listed(refused, 'and')} cannot be computed{fallback}.",
+        f"{listed(refused)} cannot be computed{fallback}.",
         f"Give `propensities` (--propensities) for {_names(loggers)}: a column, an expression "
         "or a policy for each.",
     )
     return (finding,)
-
-
-def _listed(names: Sequence[str], last: str) -> str:
-    """Join names for a sentence.
-
-    >>> _listed(["a"], "or"), _listed(["a", "b", "c"], "or")
-    ('a', 'a, b or c')
-    """
-    return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

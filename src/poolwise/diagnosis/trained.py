@@ -36,6 +36,12 @@ def conflicts(trained_on: Mapping[str, Sequence[str]], loggers: Iterable[str]) -
     return {name: logs for name, logs in logs_here.items() if logs}
 
 
+def on_own(trained_on: Mapping[str, Sequence[str]], loggers: Sequence[str]) -> Conflicts:
+    """Return the loggers among these that were trained on one of their logs."""
+    trained = conflicts(trained_on, loggers)
+    return {i: logs for i, logs in trained.items() if i in loggers}
+
+
 def check_names(trained_on: Mapping[str, Sequence[str]], policies: Iterable[str]) -> None:
     """Reject names that are neither a logger nor a target."""
     names = list(policies)

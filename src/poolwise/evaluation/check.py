@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
-from poolwise.evaluation.read import open_rows, served
-from poolwise.evaluation.request import Request, named_targets
+from poolwise.evaluation.read import Request, named_targets, open_rows, served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.moments.terms import unite
 
@@ -74,8 +73,8 @@ def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect:
 def needs_of(log: Log, targets: Iterable[str], also: Sequence[Estimator] = ()) -> Needs:
     """Return what evaluations with the default and some other estimators need."""
     loggers = tuple(map(str, log.propensities or ()))
-    default = [make() for make in BY_NAME.values()]
-    usable = served([*default, *also], loggers, crossed=log.crossed, strict=False)
+    estimators = (*(make() for make in BY_NAME.values()), *also)
+    usable = served(Request(log, {}, estimators, strict=False), loggers)
     bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
     needs = usable.needs | bounded
     return unite(needs.bind(name) for name in targets)

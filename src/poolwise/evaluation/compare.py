@@ -1,24 +1,47 @@
-"""Compare: which of several targets is better, and which differences are real."""
+"""Compare: which of several targets is better, and which differences are real.
+
+Estimates from the same rows share their errors, so a difference is far more precise than
+either; and the highest of many estimates is biased upwards.  Differences therefore use the
+covariance of the estimates, and the intervals of all pairs hold together.  Limits,
+adjusted p-values, verdicts and groups come from one distribution (single-step max-T): a
+verdict is "better" or "worse" exactly where the interval excludes 0 and the adjusted p-value
+is below 1 - level, and targets of one group have no such verdict.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
 
-from poolwise.errors import UsageError, did_you_mean
-from poolwise.evaluation.evaluate import results_of
-from poolwise.evaluation.families import comparing, pair_needs
-from poolwise.evaluation.read import opened
-from poolwise.evaluation.request import named_targets, request
+import numpy as np
+
+from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
+from poolwise.evaluation.contrasts import Candidates, firsts
+from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
+from poolwise.evaluation.read import named_targets, opened, request
+from poolwise.evaluation.results import Result, Row
+from poolwise.intervals.simultaneous import ALONE
+from poolwise.intervals.student import Interval, default_interval
+from poolwise.report.sentence import conclusion, repeats
+from poolwise.report.tables import Grid, comparison_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poolwise.engines.base import EngineLike
-    from poolwise.evaluation.ranking import Comparison
+    from poolwise.evaluation.results import Evaluation, Pairs
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.rows.reward_model import ModelLike
+
+Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
+SEED = 20170813  # the same rows give the same intervals
+DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
+FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 
 
 def compare(
@@ -33,10 +56,10 @@ def compare(
 ) -> Comparison:
     """Rank targets, and say which differences between them are real.
 
-    Intervals of the estimates cover all targets together, those of the differences from
-    the baseline cover all of these together, and so do those of all pairs, on which the
-    groups of the ranking rest.  Every finding of `evaluate` appears here as well; a target
-    whose probabilities cannot be right is neither better nor worse than another.
+    Intervals of the estimates cover all targets together, and those of the differences cover
+    all pairs together, those with the baseline among them.  Every finding of `evaluate`
+    appears here as well; a target whose probabilities cannot be right is neither better nor
+    worse than another.
 
     Args:
         log: The rows and what their columns mean.
@@ -44,7 +67,7 @@ def compare(
         baseline: Name of a target, or label of a logger, whose policy then joins the
             targets. Without one, targets are compared with each other only.
         estimator: Name of an estimator, or an estimator.
-        level: Level of each family of intervals.
+        level: Level of the intervals of all targets, and of those of all pairs.
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
     """
@@ -54,10 +77,8 @@ def compare(
     asked = request(log, named, estimator, level=level, model=model)
     with opened(asked, engine) as rows:
         (name,) = rows.served.estimators
-        pairs = pair_needs(rows, name)
-        answers = rows.read(pairs)
-    evaluation = results_of(asked, answers, rows)
-    return comparing(asked, answers, evaluation, pairs, name).comparison(baseline or "")
+        answers = rows.read(name)
+    return ranked(results_of(answers), pairs_of(answers), baseline or "")
 
 
 def _with_baseline(
@@ -77,3 +98,296 @@ def _with_baseline(
         )
     hint = did_you_mean(baseline, [*named, *loggers])
     raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One target less another.
+
+    Attributes:
+        target: The target.
+        other: The target that is subtracted.
+        value: Estimated difference, paired by row.
+        std_error: Standard error of `value`.
+        interval: Simultaneous interval over all pairs. It includes 0 where the ranking
+            contradicts `value`.
+        p_value: P-value of no difference, for this pair alone.
+        adjusted: P-value adjusted for all pairs (single-step max-T): below 1 - level if and
+            only if the interval excludes 0.
+        verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
+            says that the probabilities of either target cannot be right.
+    """
+
+    target: str
+    other: str
+    value: float
+    std_error: float
+    interval: Interval
+    p_value: float
+    adjusted: float
+    verdict: Verdict
+
+    def against(self, baseline: str) -> Difference:
+        """Return the difference with the baseline as the target that is subtracted."""
+        if self.other == baseline:
+            return self
+        return replace(
+            self,
+            target=self.other,
+            other=self.target,
+            value=-self.value,
+            interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
+            verdict=FLIPPED.get(self.verdict, self.verdict),
+        )
+
+    def to_dict(self) -> Row:
+        """Return the difference under flat names."""
+        ends = {"lower": self.interval.lower, "upper": self.interval.upper}
+        row = {"target": self.target, "other": self.other, "difference": self.value}
+        rest = {k: getattr(self, k) for k in ("p_value", "adjusted", "verdict")}
+        return {**row, "std_error": self.std_error, **ends, **rest}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One target in the order of the estimates.
+
+    Attributes:
+        target: The target.
+        estimate: Estimate of its value.
+        interval: Simultaneous interval over all targets.
+        group: 1 if no target was shown to be better; otherwise one more than the largest
+            group of the targets shown to be better.
+        better_than: Targets that it was shown to be better than.
+        worse_than: Targets that were shown to be better.
+    """
+
+    target: str
+    estimate: Estimate
+    interval: Interval
+    group: int
+    better_than: tuple[str, ...]
+    worse_than: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """A ranking of targets, and their differences.
+
+    Attributes:
+        ranking: Targets, the highest estimate first.
+        differences: Each target less the baseline; empty without one.
+        pairs: Each target less each one ranked below it.
+        baseline: Name of the baseline; empty without one.
+        estimator: Name of the estimator.
+        level: Simultaneous level of the intervals.
+        rows: Usable rows of each logger.
+        findings: Findings of the log and of every target.
+        doubted: Alarms of targets whose probabilities cannot be right, by target.
+    """
+
+    ranking: tuple[Ranked, ...]
+    differences: tuple[Difference, ...]
+    pairs: tuple[Difference, ...]
+    baseline: str
+    estimator: str
+    level: float
+    rows: Mapping[str, int]
+    findings: tuple[Finding, ...] = ()
+    doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __getitem__(self, target: str) -> Ranked:
+        return {r.target: r for r in self.ranking}[target]
+
+    def difference(self, target: str, other: str = "") -> Difference:
+        """Return one target less another, or less the baseline."""
+        by_names = {(d.target, d.other): d for d in (*self.pairs, *self.differences)}
+        return by_names[target, other or self.baseline]
+
+    @property
+    def repeats(self) -> dict[str, list[str]]:
+        """Targets that equal an earlier one on every row, by that one."""
+        return repeats([pair.to_dict() for pair in self.pairs])
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion in words."""
+        return str(self.to_dict()["sentence"])
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence,)
+
+    def to_dicts(self) -> list[Row]:
+        """Return one dictionary per target, the highest estimate first."""
+        against = {d.target: d.to_dict() for d in self.differences}
+        itself: Row = dict.fromkeys(("difference", "std_error", "lower", "upper"), 0.0)
+        itself |= {"p_value": 1.0, "adjusted": 1.0, "verdict": ""}
+        rows = []
+        for rank, r in enumerate(self.ranking, 1):
+            row: Row = {"target": r.target, "rank": rank, "group": r.group}
+            row |= {"value": r.estimate.value, "std_error": r.estimate.std_error}
+            row |= {"lower": r.interval.lower, "upper": r.interval.upper, "level": self.level}
+            if self.baseline:
+                gap = against.get(r.target, itself)
+                row["difference"] = gap["difference"]
+                row |= {f"difference_{k}": gap[k] for k in ("std_error", "lower", "upper")}
+                row |= {k: gap[k] for k in ("p_value", "adjusted", "verdict")}
+            rows.append(row)
+        return rows
+
+    def to_dict(self) -> Row:
+        """Return the whole result, nested; the names are public."""
+        shown = [
+            {**row, "better_than": list(r.better_than), "worse_than": list(r.worse_than)}
+            for row, r in zip(self.to_dicts(), self.ranking, strict=True)
+        ]
+        row: Row = {
+            "estimator": self.estimator,
+            "baseline": self.baseline or None,
+            "level": self.level,
+            "targets": shown,
+            "pairs": [d.to_dict() for d in self.pairs],
+            "loggers": [{"logger": i, "rows": n} for i, n in self.rows.items()],
+        }
+        sentence = conclusion(row, self.doubted)
+        return {**row, "sentence": sentence, "warnings": self.warnings}
+
+    def grids(self) -> list[Grid]:
+        """Return all tables, in reading order."""
+        return comparison_tables(self.to_dict())
+
+
+def ranked(evaluation: Evaluation, source: Pairs, baseline: str = "") -> Comparison:
+    """Rank the targets of an evaluation; an empty baseline means none.
+
+    Raises:
+        RefusedError: The rows show no spread, or all belong to one cluster.
+    """
+    evaluation = without_training(evaluation, source.trained)
+    lacking = [n for n, r in evaluation.targets.items() if source.estimator not in r.estimates]
+    if lacking:
+        names = ", ".join(map(repr, lacking))
+        raise RefusedError("not-comparable", f"{source.estimator} has no estimate of {names}")
+    targets = _Targets(evaluation, source)
+    pairs = targets.pairs()
+    ranking, notes = targets.ranking(pairs)
+    against = [p.against(baseline) for p in pairs if baseline in {p.target, p.other}]
+    return Comparison(
+        ranking=ranking,
+        differences=tuple(against),
+        pairs=pairs,
+        baseline=baseline,
+        estimator=source.estimator,
+        level=evaluation.level,
+        rows=evaluation.rows,
+        findings=(*evaluation.findings, *evaluation.target_findings, *notes),
+        doubted=targets.doubted,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Targets:
+    """The targets of an evaluation, with intervals that hold together."""
+
+    evaluation: Evaluation
+    source: Pairs
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        results, name = self.evaluation.targets, self.source.estimator
+        estimates = {target: r.estimates[name] for target, r in results.items()}
+        return Candidates(estimates, self.source.moments, self.source.clusters)
+
+    @cached_property
+    def first(self) -> dict[str, str]:
+        """The first target that equals each one on every row, in the order of the ranking."""
+        names, estimates = list(self.evaluation.targets), self.candidates.estimates
+        first = firsts(self.source.moments, names, self.source.weight)
+
+        def place(name: str) -> tuple[float, int, int]:  # equal targets are neighbours
+            leader = first[name]
+            return -estimates[leader].value, names.index(leader), names.index(name)
+
+        return {name: first[name] for name in sorted(names, key=place)}
+
+    @cached_property
+    def doubted(self) -> dict[str, tuple[str, ...]]:
+        """Alarms of targets whose probabilities cannot be right."""
+        results = self.evaluation.targets
+        alarms = {n: DOUBTED & {f.code for f in r.findings} for n, r in results.items()}
+        return {name: tuple(sorted(codes)) for name, codes in alarms.items() if codes}
+
+    def pairs(self) -> tuple[Difference, ...]:
+        """Return the differences of all pairs, whose intervals hold together.
+
+        Equal targets count once, and the difference between them is exactly 0.
+        """
+        first = self.first
+        family = list(combinations(dict.fromkeys(first.values()), 2))
+        members = dict(zip(family, self._family(family), strict=True)) if family else {}
+        nothing = Interval(0.0, 0.0, self.evaluation.level)
+        tie = Difference("", "", 0.0, 0.0, nothing, 1.0, 1.0, "identical")
+        return tuple(
+            replace(members.get((first[one], first[two]), tie), target=one, other=two)
+            for one, two in combinations(first, 2)
+        )
+
+    def _family(self, pairs: list[tuple[str, str]]) -> Iterator[Difference]:
+        spread, level = self.candidates.differences(pairs), self.evaluation.level
+        together = spread.together(np.random.default_rng(SEED))
+        lower, upper = spread.limits(together.critical(level))
+        # without spread, only the range of the rewards bounds a difference
+        bounds = next(iter(self.source.limits.values())).reward_range
+        widest = math.inf if bounds is None else bounds[1] - bounds[0]
+        lower = np.where(spread.errors > 0, lower, -widest)
+        upper = np.where(spread.errors > 0, upper, widest)
+        # where the ranking contradicts the paired estimate, nothing is shown
+        estimates = self.candidates.estimates
+        gaps = [estimates[one].value - estimates[two].value for one, two in pairs]
+        agree = np.sign(spread.values) == np.sign(gaps)
+        lower = np.where(agree, lower, np.minimum(lower, 0.0))
+        upper = np.where(agree, upper, np.maximum(upper, 0.0))
+        scores = np.where(agree, spread.scores(), 0.0)
+        p_values = (ALONE.p_values(scores), together.p_values(scores))
+        numbers = np.column_stack([spread.values, spread.errors, lower, upper, *p_values])
+        for pair, (value, error, low, high, p, adjusted) in zip(
+            pairs, numbers.tolist(), strict=True
+        ):
+            interval = Interval(low, high, level)
+            verdict = self._verdict(pair, interval)
+            yield Difference(*pair, value, error, interval, p, adjusted, verdict)
+
+    def _verdict(self, pair: tuple[str, str], interval: Interval) -> Verdict:
+        if self.doubted.keys() & pair:
+            return "unreliable"
+        if 0.0 in interval:
+            return "undecided"
+        return "better" if interval.lower > 0 else "worse"
+
+    def ranking(self, pairs: Sequence[Difference]) -> tuple[tuple[Ranked, ...], list[Finding]]:
+        """Return the targets in order, with intervals that cover all of them together."""
+        level, order = self.evaluation.level, list(dict.fromkeys(self.first.values()))
+        spread = self.candidates.singles(order)
+        together = spread.together(np.random.default_rng(SEED))
+        lower, upper = spread.limits(together.critical(level))
+        ranking: dict[str, Ranked] = {}
+        notes: list[Finding] = []
+        for name, first in self.first.items():
+            k = order.index(first)
+            variance, freedom = float(spread.errors[k]) ** 2, float(spread.freedom[k])
+            estimate = replace(
+                self.candidates.estimates[name], variance=variance, freedom=freedom
+            )
+            interval = Interval(float(lower[k]), float(upper[k]), level)
+            if not 0 < variance < math.inf:
+                limits = self.source.limits[name]
+                interval, findings = default_interval(estimate, level, limits)
+                notes += [finding.of_target(name) for finding in findings]
+            # a pair is in order: its second target is never shown to be better
+            shown = [p for p in pairs if p.verdict == "better" and name in {p.target, p.other}]
+            worse = tuple(p.target for p in shown if p.other == name)
+            better = tuple(p.other for p in shown if p.target == name)
+            group = 1 + max((ranking[other].group for other in worse), default=0)
+            ranking[name] = Ranked(name, estimate, interval, group, better, worse)
+        return tuple(ranking.values()), notes

@@ -16,10 +16,17 @@ import numpy as np
 
 from poolwise.errors import RefusedError
 from poolwise.estimators.calibrated import least_squares
-from poolwise.intervals.simultaneous import max_t_critical
+from poolwise.intervals.simultaneous import (
+    MaxT,
+    factor_of,
+    limits,
+    max_t,
+    student_multiples,
+    student_scores,
+)
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
-from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
+from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
@@ -34,17 +41,12 @@ if TYPE_CHECKING:
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
 MANY = 200  # contrasts from which the covariance of all of them is not written out
 DIRECTIONS = 50_000  # for few contrasts: a standard error of 0.006 at most
-DRAWS, CHUNK = 20_000, 1_000  # for many contrasts: a standard error of 0.02 at most
-
-
-def weight_of(*, crossed: bool) -> Term:
-    """Return the weight that distinguishes targets."""
-    return BALANCED_WEIGHT if crossed else WEIGHT
+DRAWS = 20_000  # for many contrasts: a standard error of 0.02 at most
 
 
 def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
     """Return the needs of one target for several, with the scatter between all their terms."""
-    weight = weight_of(crossed=crossed)
+    weight = BALANCED_WEIGHT if crossed else WEIGHT  # distinguishes targets
     own = dict.fromkeys([*(t for group in needs.groups for t in group), weight])
     bound = dict.fromkeys(t.bind(name) for name in targets for t in own)
     return Needs(
@@ -88,10 +90,6 @@ class Candidates:
     def _bound(self) -> dict[str, Linear]:
         return {name: e.linear.bind(name) for name, e in self.estimates.items()}
 
-    @cached_property
-    def _pooled(self) -> Moments:
-        return pooled(self.moments.values())
-
     def singles(self, names: Sequence[str]) -> Spread:
         """Return the estimates of targets."""
         values = [self.estimates[name].value for name in names]
@@ -122,9 +120,9 @@ class Candidates:
         score = first.fit.score.bind(left) - second.fit.score.bind(right)
         within = sum(not _of_target(c) for c in columns) < len(self.moments)
         terms = {t: t for t in (*score.parts, *(t for c in columns for t in c.parts))}
-        rows = self.moments if within else {"": self._pooled}
-        small = {i: m.select(terms) for i, m in rows.items()}
-        slopes, rank = least_squares(small, score, columns, within=within)
+        rows = {i: m.select(terms) for i, m in self.moments.items()}
+        rows = rows if within else {"": pooled(rows.values())}
+        slopes, rank = least_squares(rows, score, columns, within=within)
         effective = min(first.fit.effective, second.fit.effective)
         fit = Fit(score.less(slopes, columns), tuple(columns), effective)
         return fit.linear(self.moments, rank)
@@ -140,7 +138,8 @@ class Candidates:
         if not self.clusters:
             return dict.fromkeys(names, 1.0)
         linears = [linear.plain for linear in self._bound.values()]
-        shown = Spread(np.zeros(len(names)), self._sources(linears), *_unlimited(names)).errors
+        one, unlimited = np.ones(len(names)), np.full(len(names), math.inf)
+        shown = Spread(0 * one, self._sources(linears), one, unlimited).errors
         reported = np.array([e.variance for e in self.estimates.values()])
         usable = (shown > 0) & np.isfinite(reported)
         ratio = np.divide(reported, shown**2, out=np.ones_like(shown), where=usable)
@@ -152,34 +151,23 @@ class Candidates:
         linears: Sequence[Linear],
         names: Sequence[tuple[str, ...]],
     ) -> Spread:
-        inflation = [
-            max(linear.inflation, *(self._excess[name] for name in own))
-            for linear, own in zip(linears, names, strict=True)
-        ]
-        limits = [
-            min(linear.most_free, *(self.estimates[name].freedom for name in own))
-            if self.clusters
-            else linear.most_free
-            for linear, own in zip(linears, names, strict=True)
-        ]
+        inflation, most_free = [], []
+        for linear, own in zip(linears, names, strict=True):
+            freedom = [self.estimates[name].freedom for name in own] if self.clusters else []
+            most_free.append(min([linear.most_free, *freedom]))
+            inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
         scale = np.sqrt(inflation)
-        return Spread(np.array(values), self._sources(linears), scale, np.array(limits))
+        return Spread(np.array(values), self._sources(linears), scale, np.array(most_free))
 
     def _sources(self, linears: Sequence[Linear]) -> list[Source]:
         """Return the sources of error of combinations: loggers, or clusters."""
         terms = list(dict.fromkeys(t for c in linears for p in c.parts.values() for t in p))
         column = {term: k for k, term in enumerate(terms)}
-        rows = {
-            i: _matrix([linear.parts.get(i, {}) for linear in linears], column)
-            for i in self.moments
-        }
+        parts = {i: [linear.parts.get(i, {}) for linear in linears] for i in self.moments}
+        rows = {i: _matrix(part, column) for i, part in parts.items()}
         if self.clusters:
             return [_clustered(rows, terms, self.clusters)]
         return _stratified(rows, terms, self.moments)
-
-
-def _unlimited(names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-    return np.ones(len(names)), np.full(len(names), math.inf)
 
 
 def _of_target(column: Score) -> bool:
@@ -226,14 +214,12 @@ class Source:
     def factor(self) -> FloatArray:
         """Return a matrix F with F F' the covariance of the combinations."""
         values, vectors = np.linalg.eigh(self.covariance)
-        root: FloatArray = self.rows @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-        return root
+        return np.asarray(self.rows @ (vectors * np.sqrt(np.maximum(values, 0.0))))
 
 
 def _squared(rows: csr_array, form: FloatArray) -> FloatArray:
     """Return the quadratic form of each row."""
-    values: FloatArray = np.asarray(rows.multiply(rows @ form).sum(axis=1)).ravel()
-    return values
+    return np.asarray(rows.multiply(rows @ form).sum(axis=1)).ravel()
 
 
 def _stratified(
@@ -312,8 +298,7 @@ class Spread:
     @cached_property
     def errors(self) -> FloatArray:
         """Standard error of each contrast, shape (c,)."""
-        error: FloatArray = np.sqrt(self._variances.sum(axis=0))
-        return error
+        return np.asarray(np.sqrt(self._variances.sum(axis=0)))
 
     @cached_property
     def freedom(self) -> FloatArray:
@@ -335,44 +320,22 @@ class Spread:
         np.fill_diagonal(covariance, self.errors**2)
         return covariance
 
-    def critical(
-        self, level: float, rng: np.random.Generator, directions: int = DIRECTIONS
-    ) -> float:
-        """Return the number of standard errors that covers all contrasts together (max-T)."""
-        usable = self.errors > 0
-        if usable.sum() <= MANY:
-            return max_t_critical(self.covariance, level, rng, directions)
-        per_error = (self.scale[usable] / self.errors[usable])[:, None]
-        factors = [(source.factor()[usable] * per_error).T for source in self.sources]
-        largest = [
-            np.abs(sum(rng.standard_normal((CHUNK, len(f))) @ f for f in factors)).max(axis=1)
-            for _ in range(DRAWS // CHUNK)
-        ]
-        return float(np.quantile(np.concatenate(largest), level))
+    def together(self, rng: np.random.Generator, directions: int = DIRECTIONS) -> MaxT:
+        """Return the distribution of the largest of all contrasts, in standard errors."""
+        varies = self.errors > 0
+        if varies.sum() <= MANY:
+            return max_t(factor_of(self.covariance), rng, directions)
+        per_error = (self.scale[varies] / self.errors[varies])[:, None]
+        factors = [source.factor()[varies] * per_error for source in self.sources]
+        return max_t(np.hstack(factors), rng, DRAWS)
 
-    def half_widths(self, critical: float) -> FloatArray:
-        """Return Student's quantiles at the tail of a normal critical value, in errors."""
-        from scipy.special import ndtr, ndtri, stdtrit
+    def limits(self, critical: float) -> tuple[FloatArray, FloatArray]:
+        """Return the limits of each contrast at a normal critical value."""
+        multiples = student_multiples(critical, self.freedom)
+        return limits(self.values, self.errors, multiples, multiples)
 
-        tail = float(ndtr(critical))
-        finite = np.isfinite(self.freedom)
-        quantile = np.where(
-            finite, stdtrit(np.where(finite, self.freedom, 1.0), tail), ndtri(tail)
-        )
-        widths: FloatArray = quantile * self.errors
-        return widths
-
-    def p_values(self) -> FloatArray:
-        """Return two-sided p-values of no difference; 1 where the rows show no spread."""
-        from scipy.special import ndtr, stdtr
-
-        some = self.errors > 0
-        ratio = np.divide(self.values, self.errors, out=np.zeros_like(self.values), where=some)
-        finite = np.isfinite(self.freedom)
-        tails = np.where(
-            finite,
-            stdtr(np.where(finite, self.freedom, 1.0), -np.abs(ratio)),
-            ndtr(-np.abs(ratio)),
-        )
-        p_values: FloatArray = np.minimum(1.0, 2 * tails)
-        return p_values
+    def scores(self) -> FloatArray:
+        """Return the critical value at which each interval ends at 0; 0 without spread."""
+        ratios = np.zeros_like(self.values)
+        np.divide(self.values, self.errors, out=ratios, where=self.errors > 0)
+        return student_scores(ratios, self.freedom)

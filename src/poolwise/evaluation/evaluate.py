@@ -6,49 +6,50 @@ reports the same findings.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
 from poolwise.diagnosis.leave_one_out import errors, errors_without
 from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
-from poolwise.diagnosis.trained import HONEST, conflicts, on_own_log, pools, target_on_log
+from poolwise.diagnosis.trained import (
+    HONEST,
+    conflicts,
+    on_own,
+    on_own_log,
+    pools,
+    target_on_log,
+)
 from poolwise.engines.base import SingleRows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.evaluation.families import comparing, needs_beside, recommended
-from poolwise.evaluation.read import opened
-from poolwise.evaluation.request import request
-from poolwise.evaluation.results import Evaluation, TargetResult
+from poolwise.evaluation.read import opened, request
+from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.student import Interval, Limits, default_interval, one_sided
 from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
+from poolwise.moments.moments import fingerprint
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.diagnosis.leave_one_out import Errors
+    from poolwise.diagnosis.trained import Conflicts
     from poolwise.engines.base import EngineLike
-    from poolwise.evaluation.read import Answers, OpenLog
-    from poolwise.evaluation.request import IntervalMethod, Request
+    from poolwise.evaluation.read import Answers, IntervalMethod, OpenLog, Request
     from poolwise.intervals.student import Sides
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import Moments, MomentsByLogger
-    from poolwise.moments.terms import Term
     from poolwise.rows.reward_model import ModelLike
 
+MOST = 30  # targets that an evaluation compares by itself: 435 pairs
+RECOMMENDED = "calibrated"
+NONE: Mapping[str, Any] = {}
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
-STEPS = 2**26  # of a fingerprint to each doubling: eight digits
-# Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
-# would decide on which side they fall: cuts are at odd offsets.
-ODD, BETWEEN = math.pi / 3, 1 / math.pi
 
 
 def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
@@ -91,82 +92,116 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         log, targets, estimators, level=level, interval=interval, sides=sides, model=model
     )
     with opened(asked, engine) as rows:
-        pair_needs = needs_beside(rows)
-        answers = rows.read(pair_needs)
-        aside = _aside(rows, which_logs=which_logs)
-    evaluation = replace(results_of(asked, answers, rows, aside), truth=truth or {})
-    if not pair_needs.groups:
-        return evaluation
-    name = recommended(list(rows.served.estimators))
-    pairs = comparing(asked, answers, evaluation, pair_needs, name)
-    return replace(evaluation, pairs=pairs)
+        answers = rows.read(_compared(rows))
+        bets = _bets(rows) if asked.method == "betting" else {}
+        without = _without(rows) if which_logs and log.crossed else {}
+    pairs = pairs_of(answers) if answers.compared else None
+    return replace(results_of(answers, bets, without), truth=truth or {}, pairs=pairs)
 
 
-@dataclass(frozen=True)
-class Aside:
-    """Answers that need the rows once more.
+def _compared(rows: OpenLog) -> str:
+    """Return the estimator that targets are compared in, if they are compared.
 
-    Attributes:
-        bets: Betting interval of each target.
-        without: Standard errors of each target with each logger left out.
+    They are not if there are more than `MOST`, or if a database would have to sum each pair
+    of terms by name.
     """
+    names = rows.served.estimators
+    if not (2 <= len(rows.request.targets) <= MOST and rows.rows.by_kernel):
+        return ""
+    return next((n for n in names if n.startswith(RECOMMENDED)), next(iter(names), ""))
 
-    bets: Mapping[str, Interval] = field(default_factory=dict)
-    without: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
 
-
-def _aside(rows: OpenLog, *, which_logs: bool) -> Aside:
+def _bets(rows: OpenLog) -> dict[str, Interval]:
+    """Return the betting interval of each target, which reads single rows."""
     asked = rows.request
-    bets = {}
-    if asked.method == "betting":
-        if not isinstance(rows.rows, SingleRows):
-            raise UsageError(
-                "interval='betting' reads single rows, which requires the DuckDB engine"
-            )
-        bets = {
-            name: by_betting(rows.rows, name, asked.log, asked.level, asked.sides)
-            for name in asked.names
-        }
-    if not (which_logs and asked.log.crossed):
-        return Aside(bets)
-    buckets = BUCKETS if asked.method == "jackknife" else 1
-    return Aside(bets, errors_without(rows.rows, asked.names, buckets))
+    if not isinstance(rows.rows, SingleRows):
+        raise UsageError(
+            "interval='betting' reads single rows, which requires the DuckDB engine"
+        )
+    return {
+        name: by_betting(rows.rows, name, asked.log, asked.level, asked.sides)
+        for name in asked.names
+    }
+
+
+def _without(rows: OpenLog) -> Mapping[str, Mapping[str, Errors]]:
+    """Return the standard errors of each target with each logger left out."""
+    buckets = BUCKETS if rows.request.method == "jackknife" else 1
+    return errors_without(rows.rows, rows.request.names, buckets)
 
 
 def results_of(
-    asked: Request, answers: Answers, rows: OpenLog, aside: Aside | None = None
+    answers: Answers,
+    bets: Mapping[str, Interval] = NONE,
+    without: Mapping[str, Mapping[str, Errors]] = NONE,
 ) -> Evaluation:
-    """Estimate and diagnose every target of a request."""
-    judged = _Judge(asked, answers, rows, aside or Aside())
+    """Estimate and diagnose every target of a request.
+
+    Args:
+        answers: Moments of the rows.
+        bets: Betting interval of each target, where it was requested.
+        without: Standard errors of each target with each logger left out, likewise.
+    """
+    asked, served, loggers = answers.request, answers.served, answers.loggers
+    judged = _Judge(answers, bets, without)
     results = {name: judged.result(name) for name in asked.names}
-    fallen = [n for code, n in AS_NAIVE.items() if code in judged.codes]
-    served = rows.served
-    lacking = no_cross_propensities(served.uncrossed, fallen, answers.loggers)
+    codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
+    fallen = [name for code, name in AS_NAIVE.items() if code in codes]
+    lacking = no_cross_propensities(served.uncrossed, fallen, loggers)
     wholes = {name: split.whole for name, split in answers.splits.items()}
     first = next(iter(wholes.values()))
     return Evaluation(
         targets=results,
-        rows={i: first[i].count for i in answers.loggers},
-        mean_reward={i: first[i].mean(REWARD) for i in answers.loggers},
+        rows={i: first[i].count for i in loggers},
+        mean_reward={i: first[i].mean(REWARD) for i in loggers},
         level=asked.level,
         findings=(*answers.findings, *lacking, *served.refused, *asked.findings),
         fingerprint=fingerprint(wholes, crossed=asked.log.crossed),
     )
 
 
+def pairs_of(answers: Answers) -> Pairs:
+    """Return the moments from which the targets are compared, without any row."""
+    asked, terms = answers.request, {t: t for t in answers.pairs.terms}
+    return Pairs(
+        estimator=answers.compared,
+        moments={
+            i: replace(m.select(terms), tails={}, histograms={})
+            for i, m in answers.whole.items()
+        },
+        clusters=answers.means if asked.clustered else (),
+        weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
+        limits={name: _limits(asked, split) for name, split in answers.splits.items()},
+        trained=on_own(asked.log.trained_on, answers.loggers),
+    )
+
+
+def without_training(evaluation: Evaluation, trained: Conflicts) -> Evaluation:
+    """Return the results for a verb whose intervals do not allow for trained loggers.
+
+    Its finding says so, in place of the one that names replaced intervals.
+    """
+    if not trained:
+        return evaluation
+    finding = on_own_log(trained)
+    targets = {
+        name: replace(r, findings=tuple(f for f in r.findings if f.code != finding.code))
+        for name, r in evaluation.targets.items()
+    }
+    return replace(evaluation, targets=targets, findings=(finding, *evaluation.findings))
+
+
 @dataclass(frozen=True, eq=False)
 class _Judge:
-    """Estimates and diagnoses targets; `codes` collects the codes of their findings."""
+    """Estimates and diagnoses targets."""
 
-    asked: Request
     answers: Answers
-    rows: OpenLog
-    aside: Aside
-    codes: set[str] = field(default_factory=set)
+    bets: Mapping[str, Interval]
+    without: Mapping[str, Mapping[str, Errors]]
 
     @property
-    def _estimators(self) -> Mapping[str, Estimator]:
-        return self.rows.served.estimators
+    def asked(self) -> Request:
+        return self.answers.request
 
     def result(self, target: str) -> TargetResult:
         """Return estimates, intervals, diagnosis and findings of one target."""
@@ -176,7 +211,7 @@ class _Judge:
         own = own_overlap(view, split.buckets, crossed=crossed)
         mixed = mixed_overlap(view, split.buckets) if crossed else None
         diagnosis = diagnose(view, split.buckets, self.asked.level, crossed=crossed)
-        without = self.aside.without.get(target, {})
+        without = self.without.get(target, {})
         if without:
             diagnosis = replace(diagnosis, with_all=errors(split), without=without)
         trained = self._honest(target, split, estimates, intervals)
@@ -184,34 +219,32 @@ class _Judge:
         findings += few_rewarded(view, crossed=crossed)
         judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
         codes = {f.code for f in findings}
-        self.codes.update(codes)
         new = [f for f in judged if f.code not in codes]
-        told = dict.fromkeys([*findings, *trained, *new])
-        if self.rows.served.uncrossed:  # one finding of the log covers these
-            told = {f: None for f in told if f.code not in AS_NAIVE}
-        ordered = tuple(sorted(told, key=lambda f: f.rank))
+        listed = dict.fromkeys([*findings, *trained, *new])
+        if self.answers.served.uncrossed:  # one finding of the log covers these
+            listed = {f: None for f in listed if f.code not in AS_NAIVE}
+        ordered = tuple(sorted(listed, key=lambda f: f.rank))
         return TargetResult(estimates, intervals, own, mixed, ordered, diagnosis)
 
     def _estimate_all(
         self, split: Split
     ) -> tuple[dict[str, Estimate], dict[str, Interval], list[Finding]]:
         estimates, intervals, findings = {}, {}, []
-        for name, estimator in self._estimators.items():
+        for name, estimator in self.answers.served.estimators.items():
             try:
-                estimate, interval, notes = self._estimate(estimator, split)
+                estimates[name], intervals[name], notes = self._estimate(estimator, split)
             except RefusedError as reason:
                 if self.asked.strict:
                     raise
                 findings.append(Finding(reason.code, str(reason)))
-                continue
-            estimates[name], intervals[name] = estimate, interval
-            findings += [*estimate.findings, *notes]
+            else:
+                findings += [*estimates[name].findings, *notes]
         return estimates, intervals, findings
 
     def _estimate(
         self, estimator: Estimator, split: Split
     ) -> tuple[Estimate, Interval, tuple[Finding, ...]]:
-        method, asked = self.asked.method, self.asked
+        asked, method = self.asked, self.asked.method
         if isinstance(estimator, CrossFitted):
             estimate = estimator.estimate_folds(split.buckets)
             if method == "jackknife":  # folds change the value a little, its error less
@@ -221,19 +254,14 @@ class _Judge:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
-        interval, notes = default_interval(
-            estimate, asked.level, limits_of(asked, split), asked.sides
-        )
+        limits = _limits(asked, split)
+        interval, notes = default_interval(estimate, asked.level, limits, asked.sides)
         if method == "bootstrap" and not notes:
-            interval = self._percentiles(estimator, split)
+            values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
+            tail = (1 - asked.level) / (2 if asked.sides == "two" else 1)
+            lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
+            interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
         return estimate, interval, notes
-
-    def _percentiles(self, estimator: Estimator, split: Split) -> Interval:
-        values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
-        level, sides = self.asked.level, self.asked.sides
-        tail = (1 - level) / 2 if sides == "two" else 1 - level
-        lower, upper = (float(q) for q in np.quantile(values, [tail, 1 - tail]))
-        return one_sided(Interval(lower, upper, level), sides)
 
     def _honest(
         self,
@@ -243,22 +271,21 @@ class _Judge:
         intervals: dict[str, Interval],
     ) -> list[Finding]:
         """Where a logger was trained on a log of these, replace intervals that pool."""
-        loggers = self.answers.loggers
-        trained = conflicts(self.asked.log.trained_on, loggers)
-        findings = [target_on_log(target, trained[target])] if target in trained else []
-        on_own = {i: logs for i, logs in trained.items() if i in loggers}
-        if not on_own or not self.asked.log.crossed:
+        loggers, trained_on = self.answers.loggers, self.asked.log.trained_on
+        logs = conflicts(trained_on, loggers).get(target)
+        findings = [target_on_log(target, logs)] if logs else []
+        trained = on_own(trained_on, loggers)
+        if not trained or not self.asked.log.crossed:
             return findings
-        replaced = [
-            n for n, e in self._estimators.items() if n in intervals and pools(e, loggers)
-        ]
+        usable = self.answers.served.estimators
+        replaced = [n for n, e in usable.items() if n in intervals and pools(e, loggers)]
         try:
             estimate, interval, notes = self._estimate(HONEST, split)
         except RefusedError:
-            return [*findings, on_own_log(on_own, replaced=())]
+            return [*findings, on_own_log(trained, replaced=())]
         estimates[HONEST.name] = estimate
         intervals.update(dict.fromkeys([*replaced, HONEST.name], interval))
-        return [*findings, on_own_log(on_own, replaced=replaced), *notes]
+        return [*findings, on_own_log(trained, replaced=replaced), *notes]
 
     def _guaranteed(
         self, target: str, estimates: Mapping[str, Estimate], intervals: dict[str, Interval]
@@ -267,7 +294,7 @@ class _Judge:
         asked = self.asked
         findings: tuple[Finding, ...] = ()
         if asked.method == "betting":
-            interval = self.aside.bets[target]
+            interval = self.bets[target]
         elif asked.method in {"bernstein", "likelihood"}:
             view = self.answers.splits[target].whole
             interval, findings = from_moments(
@@ -279,7 +306,7 @@ class _Judge:
         return findings
 
 
-def limits_of(asked: Request, split: Split) -> Limits:
+def _limits(asked: Request, split: Split) -> Limits:
     """Return the bounds on the rows of a target, for intervals without spread."""
     weights = (WEIGHT, BALANCED_WEIGHT) if asked.log.crossed else (WEIGHT,)
     whole = split.whole.values()
@@ -289,48 +316,3 @@ def limits_of(asked: Request, split: Split) -> Limits:
         reward_range=asked.log.reward_range,
         largest_weight=max(m.max(w) for m in whole for w in weights),
     )
-
-
-def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:
-    """Return a hash of the rows with the probabilities of their policies.
-
-    Two results with the same hash rest on the same rows.  It digests counts, rewards and
-    weights of each logger, cut to eight digits: threads and the order of rows change the
-    last digits of a sum.
-
-    Args:
-        views: Moments of each logger, by target.
-        crossed: Whether the mixture is known.
-    """
-    digest = sha256()
-    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
-    for target, view in sorted(views.items()):
-        for logger, moments in sorted(view.items()):
-            line = (target, logger, moments.count, *_numbers(moments, terms))
-            digest.update(f"{line!r}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _numbers(moments: Moments, terms: Sequence[Term]) -> list[tuple[int, int]]:
-    return [number for term in terms for number in _of_term(moments, term)]
-
-
-def _of_term(moments: Moments, term: Term) -> list[tuple[int, int]]:
-    low, high, mean = moments.min(term), moments.max(term), moments.mean(term)
-    # a sum with cancellation is known to the digits of its largest summands
-    scale = abs(mean) if low >= 0 else max(-low, abs(high))
-    return [cut(low, abs(low)), cut(high, abs(high)), cut(mean, scale)]
-
-
-def cut(value: float, scale: float) -> tuple[int, int]:
-    """Return a number to eight digits of a scale: power of two and steps within it.
-
-    >>> cut(0.3, 0.3) == cut(0.1 + 0.2, 0.1 + 0.2)
-    True
-    >>> cut(0.5, 0.5) == cut(0.5000001, 0.5000001)
-    False
-    """
-    if scale == 0 or not math.isfinite(value / scale):
-        return 0, 0
-    power = math.floor(math.log2(scale * ODD))
-    return power, math.floor(math.ldexp(value, -power) * STEPS + BETWEEN)

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
+from poolwise.diagnosis.trained import on_own
 from poolwise.engines.base import SingleRows
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
-from poolwise.evaluation.evaluate import results_of
-from poolwise.evaluation.families import without_training
-from poolwise.evaluation.read import opened
-from poolwise.evaluation.request import named_targets, request
+from poolwise.evaluation.evaluate import results_of, without_training
+from poolwise.evaluation.read import named_targets, opened, request
 from poolwise.evaluation.results import Result, Row
 from poolwise.intervals.student import student
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.report.tables import Grid, needed_rows, plan_tables
-from poolwise.text import percent, short
+from poolwise.text import listed, percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,7 +81,7 @@ def plan(
         answers = rows.read()
         rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
         sample = _sample(rows.rows, name) if rowwise else None
-    evaluation = without_training(results_of(asked, answers, rows), asked, answers)
+    evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
     result, view = evaluation[name], answers.splits[name].whole
     outlook = Outlook(view, sample, half_width, level, crossed=log.crossed)
     estimates = {
@@ -255,5 +254,4 @@ def _split_words(option: Option) -> str:
     parts = sorted(option.split.items(), key=lambda part: -part[1])
     if len(parts) > FEW:
         return "in the best split"
-    *most, last = [f"{percent(round(share, 3))} from {i!r}" for i, share in parts]
-    return f"{', '.join(most)} and {last}" if most else last
+    return listed([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])

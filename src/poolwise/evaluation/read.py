@@ -1,38 +1,187 @@
-"""Read: every verb reads its log here.
+"""Read: every verb validates its question and reads its log here.
 
-`opened` opens the log of a `Request` and settles which estimators it can serve; then
-`OpenLog.read` unites their needs, makes one pass over the rows, and refuses rewards or
-targets that cannot be right.
+`request` validates a question before any row is read.  `opened` opens the log and settles
+which estimators it can serve; then `OpenLog.read` unites their needs, makes one pass over
+the rows, and refuses rewards or targets that cannot be right.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from poolwise.diagnosis.overlap import shown
-from poolwise.diagnosis.trained import check_names, conflicts
+from poolwise.diagnosis.trained import check_names, on_own
 from poolwise.engines.base import as_engine
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
+from poolwise.estimators import BY_NAME, WITH_MODEL
+from poolwise.estimators.crossfit import CrossFitted
+from poolwise.estimators.given_mixture import with_mixture
+from poolwise.evaluation.contrasts import united
 from poolwise.intervals.guarantees import (
     GUARANTEES,
+    Guarantee,
     guarantee_needs,
+    known_range,
     refuse_outside,
 )
+from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.moments.buckets import BUCKETS, Split
-from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term, unite
+from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
+from poolwise.rows.learn import NOTHING
+from poolwise.rows.mixture import mixture_extra
+from poolwise.rows.reward_model import model_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from poolwise.engines.base import EngineLike, Rows
-    from poolwise.evaluation.request import Request
+    from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.rows.learn import Extra
+    from poolwise.rows.reward_model import ModelLike
+
+IntervalMethod = Literal["auto", "student", "jackknife", "bootstrap"] | Guarantee
+METHODS = ("auto", "student", "jackknife", "bootstrap", *GUARANTEES)
+BY_BUCKET = frozenset({"jackknife", "bootstrap"})
+FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A question about a log, validated before any row is read.
+
+    Attributes:
+        log: The rows and what their columns mean.
+        targets: Policies to evaluate, by name.
+        estimators: Estimators to use.
+        strict: Whether the caller named the estimators: one that the log cannot serve is
+            then an error, otherwise a finding.
+        level: Level of the intervals.
+        method: Kind of interval; never "auto".
+        sides: Sides of the intervals.
+        extra: Columns that the rows get from a reward model or an estimated mixture.
+        findings: Reasons why a given reward model is not used.
+    """
+
+    log: Log
+    targets: Mapping[str, PolicyLike]
+    estimators: tuple[Estimator, ...] = ()
+    strict: bool = True
+    level: float = 0.95
+    method: IntervalMethod = "student"
+    sides: Sides = "two"
+    extra: Extra = NOTHING
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the targets."""
+        return tuple(self.targets)
+
+    @property
+    def clustered(self) -> bool:
+        """True if buckets hold whole clusters, and errors are those between buckets."""
+        return self.log.cluster is not None and self.method in BY_BUCKET
+
+
+def request(
+    log: Log,
+    targets: Mapping[str, PolicyLike] | PolicyLike,
+    estimators: Sequence[str | Estimator] | str | Estimator | None = None,
+    *,
+    level: float = 0.95,
+    interval: IntervalMethod = "auto",
+    sides: Sides = "two",
+    model: ModelLike | None = None,
+) -> Request:
+    """Validate a question; the arguments are those of `evaluate`."""
+    check_level(level)
+    if sides not in SIDES:
+        raise UsageError(f"sides must be one of {', '.join(map(repr, SIDES))}, got {sides!r}")
+    method = _method(interval, log)
+    named = named_targets(targets)
+    strict = estimators is not None
+    extra, findings = _extra(log, named, model, strict=strict)
+    by_name = WITH_MODEL if extra.predicted_reward else BY_NAME
+    if estimators is None:
+        estimators = tuple(by_name)
+    elif isinstance(estimators, str) or not isinstance(estimators, Sequence):
+        estimators = (estimators,)
+    if not estimators:
+        raise UsageError(f"at least one estimator is required, of {', '.join(by_name)}")
+    chosen = tuple(_estimator(e, by_name) for e in estimators)
+    if extra.mixture:
+        chosen = tuple(with_mixture(e, log) for e in chosen)
+    return Request(log, named, chosen, strict, level, method, sides, extra, findings)
+
+
+def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
+    """Return targets by name; a single one is called "target"."""
+    if not isinstance(targets, Mapping):
+        return {"target": targets}
+    if not targets:
+        raise UsageError("at least one target is required, e.g. {'candidate': 'p_candidate'}")
+    if "" in map(str, targets):
+        raise UsageError("a target needs a name")
+    if all(isinstance(value, int | float) for value in targets.values()):
+        raise UsageError(
+            "targets must be policies, got numbers: name a policy for each, as in "
+            "{'candidate': 'p_candidate'}; one table of probabilities by action is "
+            "{'candidate': pw.Table({...})}"
+        )
+    return {str(name): policy for name, policy in targets.items()}
+
+
+def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
+    if interval not in METHODS:
+        raise UsageError(f"interval must be one of {', '.join(METHODS)}, got {interval!r}")
+    if interval == "auto":
+        return "jackknife" if log.cluster is not None else "student"
+    if interval in GUARANTEES:
+        known_range(log, interval)
+        if log.cluster is not None:
+            raise UsageError(
+                f"interval={interval!r} requires independent rows, and rows of a `cluster` are "
+                "not: use interval='auto', which leaves out clusters in turn, or no `cluster` "
+                "if rows are independent"
+            )
+    return interval
+
+
+def _estimator(
+    wanted: str | Estimator, by_name: Mapping[str, Callable[[], Estimator]]
+) -> Estimator:
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted in WITH_MODEL:  # without a model, `served` refuses it with its reason
+        return by_name.get(wanted, WITH_MODEL[wanted])()
+    hint = did_you_mean(wanted, WITH_MODEL)
+    raise UsageError(f"estimators are {', '.join(WITH_MODEL)}; got {wanted!r}{hint}")
+
+
+def _extra(
+    log: Log, targets: Mapping[str, PolicyLike], model: ModelLike | None, *, strict: bool
+) -> tuple[Extra, tuple[Finding, ...]]:
+    """Return the columns that the rows get, and why a given model is not used."""
+    mixed = mixture_extra(log)
+    if model is None:
+        return mixed, ()
+    try:
+        modelled = model_extra(model, targets)
+    except RefusedError as reason:
+        if strict:
+            raise
+        return mixed, (Finding(reason.code, str(reason)),)
+    learners = (*modelled.learners, *mixed.learners)
+    return replace(modelled, mixture=mixed.mixture, learners=learners), ()
 
 
 @dataclass(frozen=True)
@@ -52,23 +201,16 @@ class Served:
     uncrossed: tuple[str, ...] = ()
 
 
-def served(
-    estimators: Sequence[Estimator],
-    loggers: Sequence[str],
-    *,
-    crossed: bool,
-    strict: bool,
-    modelled: bool = False,
-) -> Served:
+def served(asked: Request, loggers: Sequence[str]) -> Served:
     """Unite the needs of the estimators that a log with these loggers can serve."""
+    crossed = asked.log.crossed
     needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
     usable: dict[str, Estimator] = {}
-    for estimator in estimators:
+    for estimator in asked.estimators:
         try:
-            own = estimator.needs(loggers, crossed=crossed)
-            needs |= _with_model(estimator.name, own, modelled=modelled)
+            needs |= _needs(estimator, loggers, asked)
         except RefusedError as reason:
-            if strict:
+            if asked.strict:
                 raise
             if crossed or not _lacks_only_crossing(estimator, loggers):
                 refused.append(Finding(reason.code, str(reason)))
@@ -79,8 +221,9 @@ def served(
     return Served(usable, needs, tuple(refused), tuple(uncrossed))
 
 
-def _with_model(name: str, needs: Needs, *, modelled: bool) -> Needs:
-    if needs.modelled and not modelled:
+def _needs(estimator: Estimator, loggers: Sequence[str], asked: Request) -> Needs:
+    needs, name = estimator.needs(loggers, crossed=asked.log.crossed), estimator.name
+    if needs.modelled and not asked.extra.predicted_reward:
         raise RefusedError(
             f"{name}-refused",
             f"{name} needs a reward model: give `model`, a scikit-learn regressor or "
@@ -108,87 +251,87 @@ class Answers:
     """Moments that a pass over the rows gave.
 
     Attributes:
+        request: The question.
+        served: Estimators that the log serves.
         loggers: Labels of the loggers, in the order in which they are shown.
         splits: Moments of each target, by bucket where the pass split the rows.
         whole: Moments of all rows, with tails, histograms and pairs of targets; empty where
             the engine has none of them.
-        means: Means of each bucket for the terms that pairs of targets have.
+        compared: Estimator that targets are compared in; empty where they are not.
+        pairs: Needs of a comparison: terms of all targets together.
+        means: Means of each bucket for these terms.
         findings: Findings about the rows as a whole.
     """
 
+    request: Request
+    served: Served
     loggers: tuple[str, ...]
     splits: Mapping[str, Split]
     whole: MomentsByLogger
-    means: Buckets = ()
-    findings: tuple[Finding, ...] = ()
+    compared: str
+    pairs: Needs
+    means: Buckets
+    findings: tuple[Finding, ...]
 
     def view(self, target: str) -> dict[str, Moments]:
         """Return one target's moments, with the tails and histograms of its weights."""
-        whole = self.splits[target].whole
-        return {i: self._with_tails(i, whole[i], target) for i in self.loggers}
-
-    def _with_tails(self, logger: str, moments: Moments, target: str) -> Moments:
-        if logger not in self.whole:
-            return moments
-        whole = self.whole[logger]
+        view = {i: self.splits[target].whole[i] for i in self.loggers}
         bound = {t: t.bind(target) for t in (WEIGHT, BALANCED_WEIGHT)}
-        bins = {t: whole.histograms[b] for t, b in bound.items() if b in whole.histograms}
-        tails = {t: whole.tails[b] for t, b in bound.items() if b in whole.tails}
-        return replace(moments, histograms=bins, tails=tails or moments.tails)
+        for i in view.keys() & self.whole.keys():
+            whole = self.whole[i]
+            bins = {t: whole.histograms[b] for t, b in bound.items() if b in whole.histograms}
+            tails = {t: whole.tails[b] for t, b in bound.items() if b in whole.tails}
+            view[i] = replace(view[i], histograms=bins, tails=tails or view[i].tails)
+        return view
 
 
 @dataclass(frozen=True, eq=False)
 class OpenLog:
-    """A log that is open, with the estimators that it serves.
-
-    Attributes:
-        request: The question.
-        rows: The rows.
-        served: Estimators and needs.
-    """
+    """A log that is open, with the estimators that it serves."""
 
     request: Request
     rows: Rows
-    served: Served = field(repr=False)
+    served: Served
 
-    @property
-    def loggers(self) -> tuple[str, ...]:
-        return tuple(self.rows.counts)
-
-    def read(self, pairs: Needs | None = None) -> Answers:
+    def read(self, compared: str = "") -> Answers:
         """Make the pass over the rows.
 
         Args:
-            pairs: Terms of all targets together, for comparisons.
+            compared: Estimator that targets are compared in, if any.
         """
-        asked, pairs = self.request, pairs or Needs()
-        bound = [self.served.needs.bind(name) for name in asked.names]
+        asked, rows, needs, pairs = self.request, self.rows, self.served.needs, Needs()
+        loggers, crossed = tuple(rows.counts), asked.log.crossed
+        if compared:
+            own = self.served.estimators[compared].needs(loggers, crossed=crossed)
+            pairs = united(own, asked.names, crossed=crossed)
+        bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
-        if asked.split:
-            *parts, means = self.rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
+        folded = any(isinstance(e, CrossFitted) for e in asked.estimators)
+        if folded or asked.method in BY_BUCKET:
+            *parts, means = rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
             apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
-            also = unite([*apart, pairs] if self.rows.by_kernel else [pairs])
-            whole = self.rows.moments(also) if also.terms else {}
+            also = unite([*apart, pairs] if rows.by_kernel else [pairs])
+            whole = rows.moments(also) if also.terms else {}
         else:
-            whole = self.rows.moments(unite([*bound, pairs]))
+            whole = rows.moments(unite([*bound, pairs]))
             parts = [[whole]] * len(bound)
-        splits = {
-            name: Split([view_of(bucket, self.served.needs, name) for bucket in buckets])
-            for name, buckets in zip(asked.names, parts, strict=True)
-        }
+        splits = {}
+        for name, buckets in zip(asked.names, parts, strict=True):
+            own_terms = {term: term.bind(name) for term in needs.terms}
+            views = [{i: m.select(own_terms) for i, m in b.items()} for b in buckets]
+            splits[name] = Split(views)
         refuse_outside(asked.log, next(iter(splits.values())).whole)
-        refuse_unlogged(splits)
-        return Answers(self.loggers, splits, whole, means, self._findings(splits))
+        _refuse_unlogged(splits)
+        findings = (*_cluster_findings(asked, splits), *self._row_findings())
+        moments = (splits, whole, compared, pairs, means)
+        return Answers(asked, self.served, loggers, *moments, findings)
 
-    def _findings(self, splits: Mapping[str, Split]) -> tuple[Finding, ...]:
-        dropped = self.rows.check() if self.request.log.on_fault == "drop" else ()
-        # a report carries no rows, so the example stays out of it
-        counted = [replace(fault, example={}) for fault in dropped]
-        return (
-            *cluster_findings(self.request, splits),
-            *(Finding("dropped-rows", f"Dropped: {fault}.") for fault in counted),
-            *getattr(self.rows, "notes", ()),
-        )
+    def _row_findings(self) -> Iterator[Finding]:
+        if self.request.log.on_fault == "drop":
+            for fault in self.rows.check():
+                # a report carries no rows, so the example stays out of it
+                yield Finding("dropped-rows", f"Dropped: {replace(fault, example={})}.")
+        yield from getattr(self.rows, "notes", ())
 
 
 @contextmanager
@@ -198,15 +341,15 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     with open_rows(asked, engine) as rows:
         loggers = tuple(rows.counts)
         check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *asked.names])
-        usable = served(
-            asked.estimators,
-            loggers,
-            crossed=log.crossed,
-            strict=asked.strict,
-            modelled=asked.modelled,
-        )
+        usable = served(asked, loggers)
         if asked.method in GUARANTEES:
-            _refuse_trained(asked, loggers)
+            trained = on_own(log.trained_on, loggers)
+            if trained and log.crossed and asked.method != "betting":
+                raise UsageError(
+                    f"interval={asked.method!r} pools the rows of all loggers, and "
+                    f"{next(iter(trained))!r} was trained on a log of these: use "
+                    "interval='auto', which remains valid in that case"
+                )
             needs = usable.needs | guarantee_needs(crossed=log.crossed)
             usable = replace(usable, needs=needs)
         yield OpenLog(asked, rows, usable)
@@ -215,7 +358,7 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
     """Open the log of a request with the engine that reads it."""
     chosen = as_engine(engine, asked.log)
-    if not (asked.modelled or asked.extra.mixture):
+    if not (asked.extra.predicted_reward or asked.extra.mixture):
         return chosen.open(asked.log, asked.targets)
     if not isinstance(chosen, DuckDB):
         raise UsageError(
@@ -225,62 +368,33 @@ def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows
     return chosen.open(asked.log, asked.targets, asked.extra)
 
 
-def _refuse_trained(asked: Request, loggers: Sequence[str]) -> None:
-    """Refuse a guarantee from pooled rows that a logger's training made dependent."""
-    log = asked.log
-    trained = [i for i in conflicts(log.trained_on, loggers) if i in loggers]
-    if trained and log.crossed and asked.method != "betting":
-        raise UsageError(
-            f"interval={asked.method!r} pools the rows of all loggers, and {trained[0]!r} was "
-            "trained on a log of these: use interval='auto', which remains valid in that case"
-        )
-
-
-def view_of(moments: MomentsByLogger, needs: Needs, target: str) -> dict[str, Moments]:
-    """Return the moments of one target, under the names that estimators use."""
-    names = {term: term.bind(target) for term in needs.terms}
-    return {logger: m.select(names) for logger, m in moments.items()}
-
-
-def refuse_unlogged(splits: Mapping[str, Split], weight: Term = WEIGHT) -> None:
+def _refuse_unlogged(splits: Mapping[str, Split]) -> None:
     """Refuse targets that give probability 0 to every logged action."""
-    wholes = {name: split.whole.values() for name, split in splits.items()}
-    silent = [name for name, whole in wholes.items() if not any(m.max(weight) for m in whole)]
+    silent = [n for n, s in splits.items() if not any(m.max(WEIGHT) for m in s.whole.values())]
     if silent:
-        names = ", ".join(map(repr, silent))
         raise RefusedError(
             "target-unlogged",
-            f"target {names} gives probability 0 to every logged action: these logs say "
-            "nothing about it. Check that the probability is that of the *logged* action.",
+            f"target {', '.join(map(repr, silent))} gives probability 0 to every logged "
+            "action: these logs say nothing about it. Check that the probability is that of "
+            "the *logged* action.",
         )
 
 
-FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
-
-
-def cluster_findings(asked: Request, splits: Mapping[str, Split]) -> list[Finding]:
-    """Return findings about the clusters of a log."""
+def _cluster_findings(asked: Request, splits: Mapping[str, Split]) -> Iterator[Finding]:
     if asked.log.cluster is None:
-        return []
-    if asked.method == "student":
-        return [
-            Finding(
-                "clusters-ignored",
-                "These intervals treat rows as independent, though the log names a `cluster`.",
-                "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
-            )
-        ]
+        return
     number = max(len(split.buckets) for split in splits.values())
-    if number >= FEW_CLUSTERS:
-        return []
-    rough = (
-        " The bootstrap's interval is then too narrow." if asked.method == "bootstrap" else ""
-    )
-    return [
-        Finding(
+    if asked.method == "student":
+        yield Finding(
+            "clusters-ignored",
+            "These intervals treat rows as independent, though the log names a `cluster`.",
+            "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
+        )
+    elif number < FEW_CLUSTERS:
+        narrow = " The bootstrap's interval is then too narrow."
+        yield Finding(
             "few-clusters",
             f"The rows belong to only {number} clusters, so the standard error is itself "
-            f"uncertain.{rough}",
+            f"uncertain.{narrow if asked.method == 'bootstrap' else ''}",
             "Collect rows of more clusters, or name a finer unit.",
         )
-    ]

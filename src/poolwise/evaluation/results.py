@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError
 from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.diagnosis.overlap import Diagnosis, Overlap
+    from poolwise.diagnosis.trained import Conflicts
     from poolwise.errors import Finding
-    from poolwise.evaluation.ranking import Comparison
-    from poolwise.intervals.student import Interval
+    from poolwise.evaluation.compare import Comparison
+    from poolwise.intervals.student import Interval, Limits
+    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.terms import Term
 
 Row = dict[str, object]
 
@@ -42,7 +46,7 @@ class Result:
     @property
     def warnings(self) -> list[Row]:
         """All findings, most serious first."""
-        return [listed("", finding) for finding in sorted(self.findings, key=lambda f: f.rank)]
+        return _listed(self.findings)
 
     @property
     def sentences(self) -> Sequence[str]:
@@ -101,16 +105,32 @@ def finite(value: object) -> object:
     return value
 
 
-def listed(where: str, finding: Finding) -> Row:
-    """Return a finding as a dictionary; `where` opens its message."""
-    message = f"{where}{finding}"
-    return {"code": finding.code, "severity": finding.severity, "message": message}
+def _listed(findings: Sequence[Finding]) -> list[Row]:
+    return [
+        {"code": finding.code, "severity": finding.severity, "message": str(finding)}
+        for finding in sorted(findings, key=lambda f: f.rank)
+    ]
 
 
-class Pairs(Protocol):
-    """A comparison of the targets of an evaluation that is computed on demand."""
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Moments from which the targets of an evaluation are compared.
 
-    def comparison(self) -> Comparison: ...
+    Attributes:
+        estimator: Name of the estimator that targets are compared in.
+        moments: Moments of the terms of all targets together.
+        clusters: Means of the same terms by bucket, where rows of a cluster share one.
+        weight: The weight that distinguishes targets.
+        limits: Bounds on the rows of each target.
+        trained: Loggers that were trained on logs of this set, with these logs.
+    """
+
+    estimator: str
+    moments: MomentsByLogger
+    clusters: Buckets
+    weight: Term
+    limits: Mapping[str, Limits]
+    trained: Conflicts
 
 
 @dataclass(frozen=True)
@@ -146,7 +166,7 @@ class Evaluation(Result):
         findings: Findings about the log as a whole.
         truth: True values, where they are known.
         fingerprint: Hash of the rows, independent of the engine and of their order.
-        pairs: Source of the comparison; None for one target, for more than 30, and where
+        pairs: Moments for the comparison; None for one target, for more than 30, and where
             the engine would have to read more for it.
     """
 
@@ -162,8 +182,10 @@ class Evaluation(Result):
     @cached_property
     def comparison(self) -> Comparison | None:
         """Comparison of the targets, from the same rows; None where there is none."""
+        from poolwise.evaluation.compare import ranked
+
         try:
-            return None if self.pairs is None else self.pairs.comparison()
+            return None if self.pairs is None else ranked(self, self.pairs)
         except RefusedError:  # the findings of the targets give the reason
             return None
 
@@ -173,12 +195,23 @@ class Evaluation(Result):
     @property
     def warnings(self) -> list[Row]:
         """All findings, most serious first, those of the log before those of targets."""
-        several = len(self.targets) > 1
-        findings = [("", finding) for finding in self.findings]
+        findings, several = [*self.findings], len(self.targets) > 1
         for name, result in self.targets.items():
-            where = f"Target {name!r}: " if several else ""
-            findings += [(where, finding) for finding in result.findings]
-        return [listed(*each) for each in sorted(findings, key=lambda pair: pair[1].rank)]
+            findings += [f.of_target(name) if several else f for f in result.findings]
+        return _listed(findings)
+
+    @property
+    def target_findings(self) -> list[Finding]:
+        """Findings of all targets; one that every target has appears once."""
+        results = self.targets.values()
+        shared = set.intersection(*(set(result.findings) for result in results))
+        own = [
+            finding.of_target(name)
+            for name, result in self.targets.items()
+            for finding in result.findings
+            if finding not in shared
+        ]
+        return [*(f for f in next(iter(results)).findings if f in shared), *own]
 
     def to_dicts(self) -> list[Row]:
         """Return one dictionary per target and estimator, with unrounded numbers."""

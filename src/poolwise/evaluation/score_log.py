@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import UsageError
-from poolwise.evaluation.request import named_targets
+from poolwise.evaluation.read import named_targets
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
 from poolwise.rows.roles import PART_LOGGER
 from poolwise.rows.sources import files_of

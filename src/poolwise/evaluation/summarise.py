@@ -14,8 +14,7 @@ from poolwise.engines.saved import Summary, question, with_manifest
 from poolwise.engines.saved_file import holds_moments, named_files, refuse_missing
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import needs_of
-from poolwise.evaluation.read import open_rows
-from poolwise.evaluation.request import Request, named_targets
+from poolwise.evaluation.read import Request, named_targets, open_rows
 from poolwise.moments.moments import refuse_infinite
 
 if TYPE_CHECKING:

@@ -1,11 +1,14 @@
 """Simultaneous: intervals and p-values of many candidates, valid together.
 
 The best of twenty estimates is biased by selection, which its own interval ignores.
-Simultaneous intervals cover all candidates together, and so the selected one.
+Simultaneous intervals cover all candidates together, and so the selected one.  Limits and
+adjusted p-values come from one distribution, that of the largest |Z| (single-step max-T), so
+an interval excludes 0 if and only if its adjusted p-value is below 1 - level.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,61 +17,101 @@ from poolwise.errors import UsageError
 from poolwise.intervals.student import check_level
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poolwise.moments.moments import FloatArray
 
-CHUNK = 20_000  # draws per batch: 16 MB for 100 candidates
+CELLS = 2_000_000  # numbers per batch of draws: 16 MB
 ROUNDING = 1e-10  # relative to the largest: a smaller eigenvalue is rounding
+QUANTILES = 1_000  # of the drawn directions; they replace them
 
 
-def max_t_critical(
-    covariance: FloatArray, level: float, rng: np.random.Generator, draws: int = 200_000
-) -> float:
-    r"""Return the number of standard errors that covers all candidates together.
+@dataclass(frozen=True, eq=False)
+class MaxT:
+    r"""Distribution of $\max_k |Z_k|$, with $Z \sim N(0, R)$ and $R$ a correlation.
 
-    $$P\big(\max_k |Z_k| \le c\big) = \text{level}, \qquad Z \sim N(0, R)$$
+    Directions are drawn and the length is integrated,
+    $P(\max_k |Z_k| > c) = E[1 - F_{\chi^2_d}(c^2 / \max_k |Z_k / \lVert Z \rVert|^2)]$, which
+    is exact for one candidate.  It is a normal distribution, and so too narrow for few or
+    skewed rows; `student_multiples` allows for few.
 
-    with $R$ the correlation of the estimates.  Directions are drawn and the length is
-    integrated, $P = E[F_{\chi^2_d}(c^2 / \max_k |Z_k / \lVert Z \rVert|^2)]$, which is exact
-    for one candidate.  Candidates without variance are left out.  It is a normal quantile,
-    and so too small for few or skewed rows.
-
-    Args:
-        covariance: Covariance of the estimates, shape (k, k); may be singular.
-        level: Confidence of all intervals together.
-        rng: Generator of the draws; the same seed gives the same number.
-        draws: Number of directions; 200,000 give a standard error of at most 0.003.
+    Attributes:
+        candidates: Number of candidates with variance.
+        rank: Dimension d of the directions.
+        furthest: Quantiles of the largest absolute coordinate of a direction.
 
     References:
         Hothorn, Bretz & Westfall (2008), simultaneous inference.
+    """
+
+    candidates: int
+    rank: int
+    furthest: FloatArray
+
+    def p_values(self, scores: FloatArray) -> FloatArray:
+        """Return the probability that the largest |Z| exceeds each score.
+
+        It lies between that of one candidate and that of independent ones (Šidák).
+        """
+        from scipy.special import chdtrc, ndtr, xlog1py
+
+        single = 2 * ndtr(-scores)
+        if self.candidates <= 1 or self.rank <= 1:
+            return np.asarray(single)
+        drawn = [chdtrc(self.rank, (score / self.furthest) ** 2).mean() for score in scores]
+        most = -np.expm1(xlog1py(self.candidates, -single))
+        return np.asarray(np.clip(drawn, single, most))
+
+    def critical(self, level: float) -> float:
+        """Return the score that the largest |Z| exceeds with probability 1 - level."""
+        from scipy.optimize import brentq
+        from scipy.special import ndtri
+
+        def excess(score: float) -> float:
+            return 1 - level - float(self.p_values(np.array([score]))[0])
+
+        single = float(ndtri((1 + check_level(level)) / 2))
+        widest = float(ndtri((1 + level ** (1 / max(1, self.candidates))) / 2))
+        if excess(single) >= 0:
+            return single
+        return float(brentq(excess, single, widest)) if excess(widest) > 0 else widest
+
+
+ALONE = MaxT(1, 1, np.ones(1))  # one candidate: the normal distribution
+
+
+def max_t(factor: FloatArray, rng: np.random.Generator, draws: int = 200_000) -> MaxT:
+    """Return the distribution of the largest of several correlated |Z|.
+
+    Args:
+        factor: Matrix A with A A' the correlation; see `factor_of`.
+        rng: Generator of the draws; the same seed gives the same numbers.
+        draws: Number of directions; 200,000 give a critical value a standard error of at
+            most 0.003.
 
     Examples:
-        >>> independent = np.eye(2)  # Šidák is exact: the normal quantile at √0.95
-        >>> round(max_t_critical(independent, 0.95, np.random.default_rng(1)), 2)
+        >>> independent = factor_of(np.eye(2))  # Šidák is exact: the quantile at √0.95
+        >>> round(max_t(independent, np.random.default_rng(1)).critical(0.95), 2)
         2.24
     """
-    from scipy.optimize import brentq
-    from scipy.special import chdtr, ndtri
-
-    factor = _factor(np.asarray(covariance, dtype=np.float64))
+    if draws < 1:
+        raise UsageError(f"draws must be positive, got {draws}")
     candidates, rank = factor.shape
-    single = float(ndtri((1 + check_level(level)) / 2))
-    if candidates == 0 or rank == 1:
-        return single
-    furthest = np.concatenate(list(_furthest(factor, rng, draws)))
-
-    def excess(critical: float) -> float:
-        return float(chdtr(rank, (critical / furthest) ** 2).mean()) - level
-
-    widest = float(ndtri((1 + level ** (1 / candidates)) / 2))  # Šidák's upper bound
-    if excess(single) >= 0:
-        return single
-    return float(brentq(excess, single, widest)) if excess(widest) > 0 else widest
+    if candidates <= 1 or rank <= 1:
+        return MaxT(candidates, rank, np.ones(1))
+    furthest, size = np.empty(draws), max(1, CELLS // candidates)
+    for start in range(0, draws, size):
+        normal = rng.standard_normal((min(size, draws - start), rank))
+        length = np.linalg.norm(normal, axis=1)
+        furthest[start : start + size] = np.abs(normal @ factor.T).max(axis=1) / length
+    middles = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    return MaxT(candidates, rank, np.quantile(furthest, middles))
 
 
-def _factor(covariance: FloatArray) -> FloatArray:
-    """Return A, of full column rank, such that A A' is the correlation."""
+def factor_of(covariance: FloatArray) -> FloatArray:
+    """Return A, of full column rank, with A A' the correlation of candidates that vary.
+
+    Args:
+        covariance: Covariance of the estimates, shape (k, k); may be singular.
+    """
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
         raise UsageError(f"covariance must be square, got shape {covariance.shape}")
     if not np.isfinite(covariance).all() or (np.diag(covariance) < 0).any():
@@ -84,41 +127,33 @@ def _factor(covariance: FloatArray) -> FloatArray:
     return factor
 
 
-def _furthest(factor: FloatArray, rng: np.random.Generator, draws: int) -> list[FloatArray]:
-    """Return the largest absolute coordinate of each random direction, in batches."""
-    if draws < 1:
-        raise UsageError(f"draws must be positive, got {draws}")
-    batches = []
-    for start in range(0, draws, CHUNK):
-        normal = rng.standard_normal((min(CHUNK, draws - start), factor.shape[1]))
-        length = np.linalg.norm(normal, axis=1)
-        batches.append(np.abs(normal @ factor.T).max(axis=1) / length)
-    return batches
+def limits(
+    values: FloatArray, errors: FloatArray, below: FloatArray, above: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return lower and upper limits, by the multiples of the error below and above."""
+    return values - below * errors, values + above * errors
 
 
-def holm(p_values: Sequence[float] | FloatArray) -> FloatArray:
-    r"""Return Holm's adjusted p-values, valid under any dependence of the tests.
+def student_multiples(critical: float, freedom: FloatArray) -> FloatArray:
+    """Return Student's quantiles with the tail probability of a normal critical value."""
+    from scipy.special import ndtr, stdtrit
 
-    $$\tilde p_{(i)} = \max_{j \le i} \min\big(1, (k - j + 1) p_{(j)}\big)$$
+    finite = np.isfinite(freedom)
+    quantiles = stdtrit(np.where(finite, freedom, 1.0), float(ndtr(-critical)))
+    return np.where(finite, -quantiles, critical)
 
-    In the order given.  Controls the probability of *any* false rejection; the p-values must
-    include all tests that were made, not only the significant ones.
 
-    References:
-        Holm (Scandinavian Journal of Statistics, 1979).
+def student_scores(ratios: FloatArray, freedom: FloatArray) -> FloatArray:
+    """Return the critical value at which the interval of each |value / error| ends at 0.
 
-    Examples:
-        >>> holm([0.01, 0.04, 0.03]).round(6).tolist()
-        [0.03, 0.06, 0.06]
+    It is the inverse of `student_multiples`.
+
+    >>> freedom = np.array([5.0, np.inf])
+    >>> student_scores(student_multiples(1.96, freedom), freedom).round(9).tolist()
+    [1.96, 1.96]
     """
-    values = np.asarray(p_values, dtype=np.float64)
-    outside = int((~((values >= 0) & (values <= 1))).sum())
-    if outside:
-        raise UsageError(
-            f"p-values must lie between 0 and 1; {outside:,} of {len(values):,} do not"
-        )
-    order = np.argsort(values, kind="stable")
-    steps = np.minimum(1.0, values[order] * np.arange(len(values), 0, -1))
-    adjusted = np.empty_like(values)
-    adjusted[order] = np.maximum.accumulate(steps)
-    return adjusted
+    from scipy.special import ndtri, stdtr
+
+    finite = np.isfinite(freedom)
+    tails = stdtr(np.where(finite, freedom, 1.0), -np.abs(ratios))
+    return np.where(finite, -ndtri(tails), np.abs(ratios))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,16 @@ import numpy as np
 from poolwise.errors import RefusedError
 from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
 from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
+from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poolwise.moments.terms import Term
 
+STEPS = 2**26  # of a fingerprint to each doubling: eight digits
+# Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
+# would decide on which side they fall: cuts are at odd offsets.
+ODD, BETWEEN = math.pi / 3, 1 / math.pi
 LONGEST_TAIL = 2_001  # values per tail: enough for a tail index with standard error 0.03
 
 
@@ -272,3 +277,45 @@ def edges() -> FloatArray:
     """
     powers = 2.0 ** np.arange(SMALLEST, LARGEST)
     return np.concatenate([[0.0], np.stack([powers, 1.5 * powers], axis=1).ravel()])
+
+
+def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:
+    """Return a hash of the rows with the probabilities of their policies.
+
+    Two results with the same hash rest on the same rows.  It digests counts, rewards and
+    weights of each logger, cut to eight digits: threads and the order of rows change the
+    last digits of a sum.
+
+    Args:
+        views: Moments of each logger, by target.
+        crossed: Whether the mixture is known.
+    """
+    digest = sha256()
+    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
+    for target, view in sorted(views.items()):
+        for logger, moments in sorted(view.items()):
+            numbers = [number for term in terms for number in _numbers(moments, term)]
+            line = (target, logger, moments.count, *numbers)
+            digest.update(f"{line!r}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _numbers(moments: Moments, term: Term) -> list[tuple[int, int]]:
+    low, high, mean = moments.min(term), moments.max(term), moments.mean(term)
+    # a sum with cancellation is known to the digits of its largest summands
+    scale = abs(mean) if low >= 0 else max(-low, abs(high))
+    return [cut(low, abs(low)), cut(high, abs(high)), cut(mean, scale)]
+
+
+def cut(value: float, scale: float) -> tuple[int, int]:
+    """Return a number to eight digits of a scale: power of two and steps within it.
+
+    >>> cut(0.3, 0.3) == cut(0.1 + 0.2, 0.1 + 0.2)
+    True
+    >>> cut(0.5, 0.5) == cut(0.5000001, 0.5000001)
+    False
+    """
+    if scale == 0 or not math.isfinite(value / scale):
+        return 0, 0
+    power = math.floor(math.log2(scale * ODD))
+    return power, math.floor(math.ldexp(value, -power) * STEPS + BETWEEN)

@@ -7,13 +7,22 @@ sentence contains only numbers that the tables contain too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from poolwise.text import count_text, interval_text, percent, places_for, short, with_error
+from poolwise.text import (
+    count_text,
+    interval_text,
+    listed,
+    percent,
+    places_for,
+    short,
+    with_error,
+)
 
 Facts = Mapping[str, Any]  # the dictionary of a result, or one nested in it
 RECOMMENDED = "calibrated"
+FEW = 5  # names that a sentence lists; more are counted
 CARRIED = 0.9  # logs carry an answer if their shares sum to this
 
 
@@ -227,3 +236,93 @@ def lesson(evaluation: Facts) -> str:
         f"calibrated is as precise from these {count_text(total)} rows as naive would be from "
         f"{count_text(gain * total)}."
     )
+
+
+def conclusion(comparison: Facts, doubted: Mapping[str, Sequence[str]]) -> str:
+    """Conclude a comparison: which differences were shown, against the baseline or the best.
+
+    Args:
+        comparison: The dictionary of a comparison.
+        doubted: Alarms of targets whose probabilities cannot be right, by target.
+    """
+    equal, baseline, sentences = repeats(comparison["pairs"]), comparison["baseline"], []
+    if doubted:
+        codes = ", ".join(dict.fromkeys(code for alarms in doubted.values() for code in alarms))
+        whom = "it" if len(doubted) == 1 else "them"
+        why = f"The probabilities of {_named(list(doubted))} cannot be right ({codes})"
+        sentences = [f"{why}: no conclusion is drawn about {whom}."]
+    if baseline:
+        sentences.append(_against_baseline(comparison))
+        equal = {one: rest for one, rest in equal.items() if baseline not in {one, *rest}}
+    else:
+        sentences.append(_leader(comparison, doubted, equal))
+    if len(equal) > FEW:
+        number = sum(map(len, equal.values()))
+        sentences.append(f"{number} targets equal another one on every row.")
+    else:
+        sentences += [
+            f"{_named(rest)} {'equals' if len(rest) == 1 else 'equal'} {one!r} on every row."
+            for one, rest in equal.items()
+        ]
+    return " ".join(filter(None, sentences))
+
+
+def repeats(pairs: Iterable[Facts]) -> dict[str, list[str]]:
+    """Return the targets that equal an earlier one on every row, by that one."""
+    equal: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for pair in pairs:  # of equal targets, the first is ranked first
+        if pair["verdict"] == "identical" and pair["target"] not in seen:
+            equal.setdefault(pair["target"], []).append(pair["other"])
+            seen.add(pair["other"])
+    return equal
+
+
+AGAINST = {
+    "better": "shown to be better",
+    "worse": "shown to be worse",
+    "undecided": "not significantly different from it",
+    "identical": "the same policy on every logged row",
+    "unreliable": "not compared",
+}
+
+
+def _against_baseline(comparison: Facts) -> str:
+    """Return the targets by their verdict against the baseline."""
+    parts = []
+    for verdict, words in AGAINST.items():
+        names = [t["target"] for t in comparison["targets"] if t["verdict"] == verdict]
+        if names:
+            parts.append(f"{_named(names)} {'is' if len(names) == 1 else 'are'} {words}")
+    return f"Against {comparison['baseline']!r}: {'; '.join(parts)}."
+
+
+def _leader(
+    comparison: Facts, doubted: Mapping[str, object], repeated: Mapping[str, Sequence[str]]
+) -> str:
+    """Return which targets the highest reliable estimate beats."""
+    reliable = [t for t in comparison["targets"] if t["target"] not in doubted]
+    if not reliable:
+        return "No target can be called better than another."
+    best, *others = reliable
+    beaten, equal = best["better_than"], repeated.get(best["target"], [])
+    rest = [t["target"] for t in others if t["target"] not in equal]
+    unresolved = [name for name in rest if name not in beaten]
+    first = f"{best['target']!r} has the highest estimate{' of the others' if doubted else ''}"
+    if not rest:
+        return "" if doubted else "All of these targets are the same policy."
+    if not unresolved:
+        whom = "every target that differs from it" if equal else "every other target"
+        return f"{first} and was shown to be better than {whom}."
+    shown = f", and was shown to be better than {len(beaten)} of {len(rest)} others"
+    alike = f"it is not significantly different from {_named(unresolved)}"
+    return f"{first}{shown if beaten else ''}; {alike}."
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return the names, or their number if there are many.
+
+    >>> _named(["a"]), _named(["a", "b", "c"]), _named("abcdefg")
+    ("'a'", "'a', 'b' and 'c'", '7 targets')
+    """
+    return f"{len(names)} targets" if len(names) > FEW else listed(list(map(repr, names)))
