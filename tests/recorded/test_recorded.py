@@ -54,6 +54,7 @@ CHANGED: dict[str, str] = {
     "*compar*/adjusted": "likewise, in place of Holm's",
     "*/pairs */differences/*/[235]": "likewise: lower, upper, adjusted",
     "*/baseline */differences/*/[235]": "likewise",
+    "policies/*compar*/p_value": "1 where the ranking contradicts the paired estimate",
     "faulty/*/interval *": "a missing reward_range is refused before any row is read",
     "faulty/*/lower *": "likewise",
     "*/checks/columns/statistic": "of two loggers the columns tie, and so do their signs",
