@@ -38,7 +38,7 @@ from poolwise.errors import EngineError, LogError
 from poolwise.moments.terms import Needs
 from poolwise.rows.guard import lock, refuse_reaching
 from poolwise.rows.guessed import literal
-from poolwise.rows.learn import NOTHING, Extra, Fill, learn
+from poolwise.rows.learn import NOTHING, READING, Extra, Fill, learn, ordered_rows
 from poolwise.rows.output import stage
 from poolwise.rows.reader import BadRowsError, layout_of
 from poolwise.rows.roles import Roles, assign
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
+    from poolwise.rows.learn import LearnerRows
     from poolwise.rows.reader import Layout, Rows
     from poolwise.rows.rules import RoleColumns
     from poolwise.rows.stream import Files, Stream, TableStream
@@ -123,6 +124,14 @@ class DuckDB:
                 notes = tuple(note for fit in fill.fitted for note in fit.findings())
             lock(connection)
             yield DuckDBRows(roles.table, lambda: connection, source, notes, self)
+
+    @contextmanager
+    def learner_rows(self, log: Log) -> Iterator[Callable[[], Iterator[LearnerRows]]]:
+        """Open a log for a learner, which can read all rows again in the same order."""
+        with self._opened(log, {}, READING) as (connection, folder, roles):
+            _fix_order(connection, log, folder / "log.parquet")
+            connection.execute("SET preserve_insertion_order = true")
+            yield partial(ordered_rows, connection, roles)
 
     def score(
         self,

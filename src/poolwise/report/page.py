@@ -53,20 +53,30 @@ PICTURE_WIDTH = 640
 COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
 
 
-def page(evaluation: Facts, *, command: str = "", shown: int = 2) -> str:
+def page(
+    evaluation: Facts,
+    *,
+    command: str = "",
+    shown: int = 2,
+    opening: Mapping[str, str] | None = None,
+    first: Sequence[tables.Grid] = (),
+) -> str:
     """Return the whole report as HTML.
 
     Args:
         evaluation: The dictionary of an evaluation.
         command: The command that reproduces the numbers.
         shown: Findings of one kind that are not folded away.
+        opening: Title, answer and severity, in place of those of the evaluation.
+        first: Tables that come before all others.
     """
     best = recommended(leading(evaluation))
     names = [e["estimator"] for t in evaluation["targets"] for e in t["estimates"]]
     names = list(dict.fromkeys(names))
     template = tables.templates().get_template("page.html")
     return template.render(
-        _header(evaluation),
+        _header(evaluation) | dict(opening or {}),
+        first=first,
         level="" if best is None else f"{100 * best['level']:g}%",
         estimators=names,
         truth_known=any("truth" in t for t in evaluation["targets"]),

@@ -34,6 +34,7 @@ NUMBER, FOLD = "poolwise_number", "poolwise_fold"
 OWN, CROSS = "poolwise_own", "poolwise_cross"  # propensities; a cross one has a number
 FOLDS = 5
 FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
+MOST_FOLDS = 2**62  # so many that each row, or cluster, has its own
 BATCH_ROWS = 65_536  # of the pass that takes the sample
 SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
 T = TypeVar("T")
@@ -224,6 +225,26 @@ def _batches(
     query = exp.select(*columns).from_("log").sql(dialect="duckdb")
     reader: Any = connection.sql(query).to_arrow_reader(size)
     yield from reader
+
+
+def _fit_nothing(sample: LearnerRows, counts: Mapping[str, int]) -> Fitted:
+    raise NotImplementedError(f"{len(sample)} rows of {counts} are only read")
+
+
+READING = Extra(learners=(Learner("learning", (), _fit_nothing),))  # actions and context
+
+
+def ordered_rows(
+    connection: duckdb.DuckDBPyConnection, roles: Roles, size: int = BATCH_ROWS
+) -> Iterator[LearnerRows]:
+    """Yield all rows in a fixed order, in batches, with loggers in Python scored.
+
+    The fold of a row is the hash of its cluster, or its number among the rows of its logger.
+    """
+    logs = roles.table.log_probabilities
+    scorer = Scorer(roles.scored, roles.action, roles.context, log_probabilities=logs)
+    for rows in Folds(MOST_FOLDS).append(_batches(connection, roles, size)):
+        yield _learner_rows(scorer(rows), roles)
 
 
 def _propensities(roles: Roles) -> dict[str, Expression]:

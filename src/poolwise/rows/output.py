@@ -37,6 +37,7 @@ class Kind(NamedTuple):
 
 HTML = Kind("HTML", (".html", ".htm"))
 PARQUET = Kind("Parquet", (".parquet",))
+JSON = Kind("JSON", (".json",))
 
 
 def refuse_output(

@@ -1,0 +1,1 @@
+"""Learning: a new policy from several logs, evaluated on rows that it was not learned from."""

@@ -1,0 +1,249 @@
+"""Learned: a learned policy with its value on rows that it was not learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poolwise.evaluation.results import Result, Row
+from poolwise.report.tables import Grid, as_html
+from poolwise.text import count_text, interval_text, short, with_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from poolwise.errors import Finding
+    from poolwise.evaluation.ranking import Comparison
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.learning.policy import LearnedMixture, LinearPolicy
+    from poolwise.learning.recipe import Candidate
+    from poolwise.moments.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The learned policy less one logger, on rows that it was not learned from.
+
+    Attributes:
+        logger: Label of the logger.
+        value: Estimated difference.
+        std_error: Its standard error.
+        lower: One-sided lower bound of the difference.
+        shown: True if the bound is above 0, and no alarm forbids a conclusion.
+    """
+
+    logger: str
+    value: float
+    std_error: float
+    lower: float
+    shown: bool
+
+    def to_dict(self) -> Row:
+        """Return the gain under flat names."""
+        return {**vars(self)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The setting that one part chose.
+
+    Attributes:
+        part: Number of the part: a fold, or 1 with a holdout.
+        anchor: Label of the logger that learning started at.
+        chosen: The best candidate.
+    """
+
+    part: int
+    anchor: str
+    chosen: Candidate
+
+
+@dataclass(frozen=True)
+class Learned(Result):
+    """A learned policy, and its value on rows that it was not learned from.
+
+    Attributes:
+        policy: The policy: evaluate it, compare it, save it, ask it to decide.
+        evaluation: Values of the learned policy, of the greedy anchor and of every logger.
+        comparison: The same policies in pairs; None without cross-propensities.
+        gains: The learned policy less each logger, with one-sided bounds.
+        name: Name of the learned policy in the evaluation.
+        choices: Setting that each part chose.
+        candidates: All settings that were tried, with their values on validation rows.
+        more_rows: New rows, in the present mixture, that would show a gain; None if the
+            policy is better already, or if no number is known.
+        findings: Findings about learning, the log and every target.
+    """
+
+    policy: LinearPolicy | LearnedMixture
+    evaluation: Evaluation
+    comparison: Comparison | None
+    gains: tuple[Gain, ...]
+    name: str
+    choices: tuple[Choice, ...]
+    candidates: tuple[tuple[Candidate, ...], ...]
+    more_rows: float | None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def better(self) -> bool:
+        """True if the policy was shown to be better than every logger."""
+        return bool(self.gains) and all(gain.shown for gain in self.gains)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The recommended estimate of the learned policy's value."""
+        estimates = self.evaluation[self.name].estimates
+        return estimates.get("calibrated") or next(iter(estimates.values()))
+
+    @property
+    def level(self) -> float:
+        return self.evaluation.level
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion in words."""
+        return " ".join(_sentences(self))
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence,)
+
+    def to_dicts(self) -> list[Row]:
+        """Return one dictionary per logger: the gain of the learned policy over it."""
+        return [gain.to_dict() for gain in self.gains]
+
+    def to_dict(self) -> Row:
+        """Return the whole result, nested; the names are public."""
+        return {
+            "better": self.better,
+            "sentence": self.sentence,
+            "value": self.estimate.value,
+            "std_error": self.estimate.std_error,
+            "gains": self.to_dicts(),
+            "more_rows": self.more_rows,
+            "choices": [_choice(choice) for choice in self.choices],
+            "candidates": [[_candidate(c) for c in part] for part in self.candidates],
+            "evaluation": self.evaluation.to_dict(),
+            "comparison": None if self.comparison is None else self.comparison.to_dict(),
+            "warnings": self.warnings,
+        }
+
+    def grids(self) -> list[Grid]:
+        """Return all tables, in reading order."""
+        return [_values(self), _gains(self), _choices(self)]
+
+    def __str__(self) -> str:
+        return f"{self.sentence}\n\n{super().__str__().removesuffix(self.sentence).rstrip()}"
+
+    def _repr_html_(self) -> str:
+        return as_html((), (), (self.sentence,)) + as_html(self.grids(), self.warnings)
+
+    def save(self, path: str | PathLike[str], *, command: str = "") -> None:
+        """Write the policy (.json), or the report as one HTML file (.html).
+
+        Args:
+            path: The file; an existing one is replaced as a whole.
+            command: Command that reproduces the numbers, shown in the report.
+        """
+        if Path(path).suffix.lower() == ".json":
+            self.policy.save(path)
+            return
+        from poolwise.report.page import page
+        from poolwise.rows.output import HTML, refuse_output, write_whole
+
+        refuse_output(path, HTML)
+        facts = self.evaluation.to_dict() | {"warnings": self.warnings}
+        first = [_gains(self), _choices(self)]
+        text = page(facts, command=command, opening=_opening(self), first=first)
+        write_whole(Path(path), text.encode())
+
+
+def _opening(learned: Learned) -> dict[str, str]:
+    severity = "sound" if learned.better else "warning"
+    return {"title": "Learned policy", "answer": learned.sentence, "severity": severity}
+
+
+def _sentences(learned: Learned) -> list[str]:
+    estimate, level = learned.estimate, _level(learned)
+    earns = f"it earns {with_error(estimate.value, estimate.std_error)} on rows that it was not"
+    if learned.better:
+        least = min(learned.gains, key=lambda gain: gain.lower)
+        more = f"at least {short(least.lower)} more than {least.logger!r}"
+        verdict = f"The learned policy is better than every logger: {earns} learned from"
+        return [f"{verdict}, and with {level} confidence {more}."]
+    if not learned.gains:
+        return [f"The learned policy was compared with no logger: {earns} learned from."]
+    least = min(learned.gains, key=lambda gain: (gain.shown, gain.lower))
+    verdict = "The learned policy is not shown to be better than every logger: its gain over"
+    gain = f"{least.logger!r} is {with_error(least.value, least.std_error)}"
+    bound = f"with a {level} lower bound of {short(least.lower)}"
+    return [f"{verdict} {gain}, {bound}; {earns} learned from.", _needed(learned.more_rows)]
+
+
+def _level(learned: Learned) -> str:
+    return f"{100 * learned.level:g}%"
+
+
+def _needed(more_rows: float | None) -> str:
+    if more_rows is None:
+        return "No number of rows is known to show a gain: the estimate itself is not above it."
+    return (
+        f"About {count_text(float(f'{more_rows:.2g}'))} more rows from the same loggers would "
+        "show a gain of this size."
+    )
+
+
+def _values(learned: Learned) -> Grid:
+    """Recommended estimate of every policy."""
+    rows = []
+    for name, result in learned.evaluation.targets.items():
+        estimator = (
+            "calibrated" if "calibrated" in result.estimates else next(iter(result.estimates))
+        )
+        estimate, interval = result.estimates[estimator], result.intervals[estimator]
+        error = estimate.std_error
+        text = interval_text(interval.lower, interval.upper, error)
+        rows.append([name, with_error(estimate.value, error), text])
+    header = ["policy", "value", f"{_level(learned)} interval"]
+    return Grid("Values on rows that were not learned from", header, rows)
+
+
+def _gains(learned: Learned) -> Grid:
+    rows = [
+        [
+            gain.logger,
+            with_error(gain.value, gain.std_error),
+            short(gain.lower),
+            "yes" if gain.shown else "no",
+        ]
+        for gain in learned.gains
+    ]
+    header = ["logger", "gain", f"{_level(learned)} lower bound", "shown"]
+    return Grid("Gain of the learned policy over each logger", header, rows)
+
+
+def _choices(learned: Learned) -> Grid:
+    rows = [
+        [
+            str(choice.part),
+            choice.anchor,
+            short(choice.chosen.strength),
+            short(choice.chosen.smoothing),
+            "greedy" if choice.chosen.greedy else "soft",
+            with_error(choice.chosen.value, choice.chosen.std_error),
+        ]
+        for choice in learned.choices
+    ]
+    header = ["part", "anchor", "strength", "smoothing", "plays", "value in validation"]
+    return Grid("Chosen settings", header, rows)
+
+
+def _choice(choice: Choice) -> Row:
+    return {"part": choice.part, "anchor": choice.anchor, **_candidate(choice.chosen)}
+
+
+def _candidate(candidate: Candidate) -> Row:
+    return {**vars(candidate), "score": candidate.score}

@@ -1,0 +1,316 @@
+r"""Objectives: estimates of a policy's value that learning maximises, with gradients.
+
+An objective takes a sample and the probabilities $\pi_{ia}$ of every action, and returns its
+value and the matrix $M_{ia} = \partial F / \partial \pi_{ia}$.  With the mixture as
+`propensity` the weights are balanced; with each row's own propensity they are naive.
+
+Objectives that are `additive` are sums over rows: values and gradients of chunks add up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from poolwise.log.policy import FloatArray, IntArray, pick
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHUNK_ROWS = 8_192  # rows whose matrices stay in cache
+TINY = 1e-300  # below it a probability has no logarithm
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Rows as an objective reads them.
+
+    Attributes:
+        action: Index of the logged action, shape (n,); -1 if the policy never plays it.
+        reward: Reward, shape (n,).
+        propensity: Denominator of the weights: the mixture, or the own propensity.
+        logger: Index of the row's logger, shape (n,).
+        predicted: Predicted reward of every action, shape (n, actions); may be empty.
+        ratios: Propensity under each logger over the mixture, shape (n, loggers).
+        total: Rows of the whole sample, of which these are a part.
+    """
+
+    action: IntArray
+    reward: FloatArray
+    propensity: FloatArray
+    logger: IntArray
+    predicted: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    ratios: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    total: int = 0
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    @property
+    def count(self) -> int:
+        """Rows of the whole sample."""
+        return self.total or len(self)
+
+    def take(self, rows: slice | IntArray) -> Sample:
+        """Return a part of the rows as a sample of its own."""
+        names = ("action", "reward", "propensity", "logger", "predicted", "ratios")
+        parts = {n: v[rows] for n in names if len(v := getattr(self, n))}
+        return replace(self, **parts, total=0)
+
+    def chunks(self) -> Iterator[tuple[slice, Sample]]:
+        """Yield consecutive parts that remember the number of all rows."""
+        for first in range(0, len(self), CHUNK_ROWS):
+            rows = slice(first, first + CHUNK_ROWS)
+            yield rows, replace(self.take(rows), total=self.count)
+
+
+class Objective(Protocol):
+    """Returns its value and its derivatives by the probability of every action."""
+
+    @property
+    def additive(self) -> bool: ...
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]: ...
+
+
+def _at_logged(sample: Sample, slope: FloatArray, prob: FloatArray) -> FloatArray:
+    """Return the matrix whose only entries are at the logged actions."""
+    return _added(np.zeros_like(prob), sample, slope)
+
+
+def _added(matrix: FloatArray, sample: Sample, slope: FloatArray) -> FloatArray:
+    """Add to each row's entry at the logged action."""
+    rows = np.flatnonzero(sample.action >= 0)
+    matrix[rows, sample.action[rows]] += slope[rows]
+    return matrix
+
+
+@dataclass(frozen=True)
+class Ips:
+    r"""Inverse propensity scores with a baseline: mean of $w (r - b) + b$."""
+
+    baseline: float = 0.0
+    additive: bool = True
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        slope = (sample.reward - self.baseline) / sample.propensity / sample.count
+        value = float(pick(prob, sample.action) @ slope)
+        share = len(sample) / sample.count
+        return value + share * self.baseline, _at_logged(sample, slope, prob)
+
+
+@dataclass(frozen=True)
+class SelfNormalised:
+    r"""Weighted mean of rewards: $\sum w r / \sum w$."""
+
+    additive: bool = False
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        weight = pick(prob, sample.action) / sample.propensity
+        value = float(weight @ sample.reward / weight.sum())
+        slope = (sample.reward - value) / (sample.propensity * weight.sum())
+        return value, _at_logged(sample, slope, prob)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    r"""Mean of $\min(w, M) r$."""
+
+    most: float
+    additive: bool = True
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        weight = pick(prob, sample.action) / sample.propensity
+        value = float(np.minimum(weight, self.most) @ sample.reward / sample.count)
+        slope = (weight < self.most) * sample.reward / (sample.propensity * sample.count)
+        return value, _at_logged(sample, slope, prob)
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    r"""Mean of $\pi r / (p^c + g)$.
+
+    With $c = 1$ it is implicit exploration, with $g = 0$ exponential smoothing.
+    """
+
+    exponent: float = 1.0
+    added: float = 0.0
+    additive: bool = True
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        slope = sample.reward / (sample.propensity**self.exponent + self.added) / sample.count
+        return float(pick(prob, sample.action) @ slope), _at_logged(sample, slope, prob)
+
+
+@dataclass(frozen=True)
+class LogSmoothed:
+    r"""Mean of $\log(1 + l w r) / l$; rewards must not be negative."""
+
+    strength: float
+    additive: bool = True
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        score = self.strength * pick(prob, sample.action) * sample.reward / sample.propensity
+        value = float(np.log1p(score).sum() / self.strength / sample.count)
+        slope = sample.reward / (sample.propensity * sample.count * (1 + score))
+        return value, _at_logged(sample, slope, prob)
+
+
+def _penalty(logger: IntArray, score: FloatArray, strength: float) -> tuple[float, FloatArray]:
+    r"""Return $l \sqrt V$ of the mean score, and its derivative by each score.
+
+    $V = \sum_k n_k \mathrm{var}_k / n^2$ over loggers.
+    """
+    counts = np.bincount(logger)
+    centred = score - (np.bincount(logger, score) / np.maximum(counts, 1))[logger]
+    freedom = np.maximum(counts - 1, 1)
+    spreads = np.bincount(logger, centred**2) / freedom
+    error = math.sqrt(counts @ spreads) / len(score)
+    if error == 0:
+        return 0.0, np.zeros(len(score))
+    factors = (counts / freedom)[logger] / len(score) ** 2
+    return strength * error, strength * factors * centred / error
+
+
+@dataclass(frozen=True)
+class Poem:
+    r"""Ips less its estimated error, times a strength (POEM); stratified by logger or not."""
+
+    strength: float
+    baseline: float = 0.0
+    stratified: bool = True
+    additive: bool = False
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        slope = (sample.reward - self.baseline) / sample.propensity
+        score = pick(prob, sample.action) * slope
+        logger = sample.logger if self.stratified else np.zeros_like(sample.logger)
+        cost, by_score = _penalty(logger, score, self.strength)
+        value = float(score.mean()) + self.baseline - cost
+        return value, _at_logged(sample, (1 / len(sample) - by_score) * slope, prob)
+
+
+@dataclass(frozen=True)
+class Direct:
+    r"""Direct method: mean of $\sum_a \pi_a q_a$."""
+
+    additive: bool = True
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        value = float(np.einsum("ij,ij->", prob, sample.predicted)) / sample.count
+        return value, sample.predicted / sample.count
+
+
+@dataclass(frozen=True)
+class DoublyRobust:
+    r"""Mean of $\sum_a \pi_a q_a + \pi (r - q) / p^c$, less its error times a strength.
+
+    $c = 1$ is the doubly robust estimate; a smaller exponent smooths its correction.  The
+    error is only known for $c = 1$.
+    """
+
+    exponent: float = 1.0
+    strength: float = 0.0
+
+    @property
+    def additive(self) -> bool:
+        return self.strength == 0
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        slope = sample.reward - pick(sample.predicted, sample.action)
+        slope = slope / sample.propensity**self.exponent
+        values = np.einsum("ij,ij->i", prob, sample.predicted)
+        score = values + pick(prob, sample.action) * slope
+        value = float(score.sum(dtype=np.float64)) / sample.count
+        if self.additive:
+            matrix = sample.predicted / sample.count
+            return value, _added(matrix, sample, slope / sample.count)
+        cost, by_score = _penalty(sample.logger, score, self.strength)
+        effect = 1 / len(sample) - by_score
+        matrix = effect[:, None] * sample.predicted
+        return value - cost, _added(matrix, sample, effect * slope)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    r"""Intercept of the regression of $w r$ on columns whose mean is known to be 0.
+
+    These are $\pi_k / p - 1$ of all loggers but one, $w - 1$ and, with a reward model,
+    $w q - \sum_a \pi_a q_a$.
+    """
+
+    model: bool = False
+    additive: bool = False
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        fit = Regression.of(sample, prob, model=self.model)
+        solved = np.linalg.pinv(fit.columns.T @ fit.columns)[0]
+        effect, column = fit.columns @ solved, sample.ratios.shape[1]
+        residual = fit.residual
+        slope = effect * (sample.reward - fit.slopes[column]) + solved[column] * residual
+        if not self.model:
+            return fit.value, _at_logged(sample, slope / sample.propensity, prob)
+        by_value = solved[column + 1] * residual - effect * fit.slopes[column + 1]
+        slope = slope + by_value * pick(sample.predicted, sample.action)
+        matrix = -by_value[:, None] * sample.predicted
+        return fit.value, _added(matrix, sample, slope / sample.propensity)
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """Weighted rewards regressed on columns with known means.
+
+    Attributes:
+        columns: 1, loggers, the policy's weight and its model, shape (n, columns).
+        slopes: Coefficients; the first is the calibrated estimate.
+        residual: Residuals, shape (n,).
+    """
+
+    columns: FloatArray
+    slopes: FloatArray
+    residual: FloatArray
+
+    @classmethod
+    def of(cls, sample: Sample, prob: FloatArray, *, model: bool) -> Regression:
+        weight = pick(prob, sample.action) / sample.propensity
+        columns = [np.ones(len(sample)), *(sample.ratios[:, :-1] - 1).T, weight - 1]
+        if model:
+            logged = pick(sample.predicted, sample.action)
+            values = np.einsum("ij,ij->i", prob, sample.predicted)
+            columns.append(weight * logged - values)
+        return cls.fit(np.stack(columns, axis=1), weight * sample.reward)
+
+    @classmethod
+    def fit(cls, columns: FloatArray, outcome: FloatArray) -> Regression:
+        """Regress by least squares; columns may repeat each other."""
+        slopes = np.linalg.pinv(columns.T @ columns) @ (columns.T @ outcome)
+        return cls(columns, slopes, outcome - columns @ slopes)
+
+    @property
+    def value(self) -> float:
+        return float(self.slopes[0])
+
+    def std_error(self, logger: IntArray) -> float:
+        """Return the error of the value, stratified by logger."""
+        count, used = self.columns.shape
+        error, _ = _penalty(logger, self.residual, 1.0)
+        return error * math.sqrt(count / max(count - used, 1))
+
+
+@dataclass(frozen=True)
+class LogLikelihood:
+    r"""Mean of $(r / p) \log \pi$ at the logged actions.
+
+    It is the weighted classification of the Open Bandit Pipeline.  With the propensity under
+    logger k in place of the reward, it clones logger k from the rows of all loggers.
+    """
+
+    additive: bool = True
+
+    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
+        logged = np.maximum(pick(prob, sample.action, 1.0), TINY)
+        slope = sample.reward / sample.propensity / sample.count
+        return float(slope @ np.log(logged)), _at_logged(sample, slope / logged, prob)

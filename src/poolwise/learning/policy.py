@@ -1,0 +1,243 @@
+"""Policy: a learned policy as an object that is evaluated, saved, and asked for decisions.
+
+A `LinearPolicy` is a softmax of linear scores, or plays the best of them.  A `LearnedMixture`
+plays one of several, each learned without one fold of the rows.  Both are saved as JSON,
+which is checked when it is read: opening a file runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from poolwise.errors import MissingColumnError, PolicyError, UsageError
+from poolwise.learning.features import read_encoding
+from poolwise.learning.fit import greedy, softmax
+from poolwise.log.policies import Mixture
+from poolwise.log.policy import Batch, index_of, pick
+from poolwise.rows.output import JSON, refuse_output, write_whole
+from poolwise.rows.score import to_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+    from os import PathLike
+
+    from poolwise.learning.features import Encoding
+    from poolwise.log.policy import AnyArray, Distribution, FloatArray
+
+KIND, VERSION = "poolwise.linear", 1
+LEAST = 1e-6  # probability of an anchor below which its score falls no further
+
+
+class Decisions(NamedTuple):
+    """Actions that a policy drew, and their probabilities, to be logged as propensities."""
+
+    action: AnyArray
+    probability: FloatArray
+
+
+class Deciding:
+    """A policy that can be asked for decisions, and saved."""
+
+    def decide(self: Any, rows: Any, *, seed: int | None = None) -> Decisions:  # noqa: ANN401
+        """Draw one action per row.
+
+        Args:
+            rows: A pyarrow, pandas or Polars frame, a list of dictionaries, or a `Batch`.
+            seed: Seed of the draws; by default they differ in each call.
+        """
+        parts: Sequence[Any] = self.policies if isinstance(self, Mixture) else (self,)
+        names = dict.fromkeys(name for part in parts for name in part.encoding.columns)
+        prob = self.distribution(_batch(rows, tuple(names)))
+        drawn = np.random.default_rng(seed).random((len(prob), 1))
+        sums = prob.cumsum(axis=1)
+        index = (sums <= drawn * sums[:, -1:]).sum(axis=1)
+        return Decisions(np.array([*self.actions])[index], pick(prob, index))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the policy as a JSON file, whole or not at all."""
+        refuse_output(path, JSON)
+        text = json.dumps(policy_data(self), indent=1, allow_nan=False)
+        write_whole(path, text.encode())
+
+
+def _batch(rows: Any, columns: tuple[str, ...]) -> Batch:  # noqa: ANN401 - frames share no type
+    """Return the columns of a frame, or of a list of dictionaries, as a batch."""
+    import pyarrow as pa
+
+    if isinstance(rows, Batch):
+        return rows
+    if isinstance(rows, list):
+        listed = [*rows[0]] if rows else list(columns)
+        absent = {name: "features" for name in columns if name not in listed}
+        if absent:
+            raise MissingColumnError(absent, listed)
+        rows = {name: [row.get(name) for row in rows] for name in columns}
+    table = rows.to_arrow() if hasattr(rows, "to_arrow") else pa.table(rows)
+    batches = table.select([n for n in columns if n in table.schema.names]).combine_chunks()
+    (batch,) = batches.to_batches() or [pa.RecordBatch.from_pylist([], schema=batches.schema)]
+    return to_batch(batch, None, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPolicy(Deciding):
+    r"""A softmax of linear scores, or the best of them.
+
+    $$\pi(a \mid x) \propto \exp(\phi(x)' \theta_a + b_a(x))$$
+
+    Attributes:
+        actions: Labels in the order of the coefficients.
+        encoding: Turns columns of the log into features.
+        coefficients: Shape (features, actions).
+        greedy: Play the best action always; ties are split evenly.
+        epsilon: Share of the rows that explore: they play any action, all alike.
+        anchor: Name of the logger that learning started at.
+        base: Policy whose log-probabilities are added to the scores, if any.
+    """
+
+    actions: tuple[Hashable, ...]
+    encoding: Encoding
+    coefficients: FloatArray
+    greedy: bool = True
+    epsilon: float = 0.0
+    anchor: str = ""
+    base: Distribution | None = None
+
+    def distribution(self, batch: Batch) -> FloatArray:
+        return self.play(
+            self.encoding.encode(batch), base_scores(self.base, batch, self.actions)
+        )
+
+    def play(self, features: FloatArray, base: FloatArray | None) -> FloatArray:
+        """Return the probability of every action from features and the scores of the base."""
+        scores: FloatArray = features @ self.coefficients
+        scores = scores if base is None else scores + base
+        prob = greedy(scores) if self.greedy else softmax(scores)
+        return prob if not self.epsilon else explored(prob, self.epsilon)
+
+    def prob(self, batch: Batch) -> FloatArray:
+        return pick(self.distribution(batch), batch.index_in(self.actions))
+
+
+def explored(prob: FloatArray, epsilon: float) -> FloatArray:
+    """Return probabilities with a share of uniform exploration."""
+    mixed: FloatArray = (1 - epsilon) * prob + epsilon / prob.shape[1]
+    return mixed
+
+
+def base_scores(
+    base: Distribution | None, batch: Batch, actions: Sequence[Hashable]
+) -> FloatArray | None:
+    """Return the log-probabilities of a policy, in the order of some actions."""
+    if base is None:
+        return None
+    index = index_of(list(base.actions), list(actions))
+    prob = np.asarray(base.distribution(batch), dtype=np.float64)
+    listed = np.where(index >= 0, prob[:, index], 0.0)
+    scores: FloatArray = np.log(np.maximum(listed, LEAST))
+    return scores
+
+
+@dataclass(frozen=True)
+class LearnedMixture(Deciding, Mixture):
+    """Plays one of several linear policies, drawn anew for each row.
+
+    Its value is the mean of theirs, which rows of the folds that each one did not learn from
+    estimate.
+    """
+
+
+def policy_data(policy: object) -> dict[str, Any]:
+    """Return a learned policy as JSON data."""
+    parts: Sequence[Any] = policy.policies if isinstance(policy, Mixture) else (policy,)
+    shares = policy.shares if isinstance(policy, Mixture) else (1.0,)
+    first = parts[0]
+    if not all(isinstance(action, str | int | float) for action in first.actions):
+        raise UsageError("a policy file needs actions that are text or numbers")
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "actions": list(first.actions),
+        "epsilon": first.epsilon,
+        "anchor": first.anchor,
+        "parts": [_part(part, share) for part, share in zip(parts, shares, strict=True)],
+    }
+
+
+def _part(part: LinearPolicy, share: float) -> dict[str, Any]:
+    return {
+        "share": share,
+        "greedy": part.greedy,
+        "base": part.base is not None,
+        "encoding": part.encoding.to_dict(),
+        "coefficients": part.coefficients.tolist(),
+    }
+
+
+def load_policy(
+    path: str | PathLike[str], *, base: Distribution | None = None
+) -> LinearPolicy | LearnedMixture:
+    """Read a learned policy from a JSON file, and check it.
+
+    Args:
+        path: The file.
+        base: The anchor's policy, for a file of a policy that adds to an anchor's scores.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        data = json.loads(content)
+        return _policy(data, base)
+    except (ValueError, KeyError, TypeError, AttributeError, PolicyError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"{path} is not a policy that can be used: {what}") from None
+
+
+def _policy(data: Any, base: Distribution | None) -> LinearPolicy | LearnedMixture:  # noqa: ANN401
+    """Return the policy of JSON data; a ValueError says what is wrong with it."""
+    if not isinstance(data, Mapping) or data.get("kind") != KIND:
+        raise ValueError(f"its kind must be {KIND!r}")
+    if data["version"] != VERSION:
+        raise ValueError(
+            f"its version must be {VERSION}, got {data['version']!r}: learn it again, or use "
+            "the version of poolwise that wrote it"
+        )
+    epsilon = float(data["epsilon"])
+    if not 0 <= epsilon <= 1:
+        raise ValueError(f"epsilon must be in [0, 1], got {epsilon:g}")
+    parts = [_read_part(data, part, epsilon, base) for part in data["parts"]]
+    if not parts:
+        raise ValueError("it has no parts")
+    shares = [float(part["share"]) for part in data["parts"]]
+    return parts[0] if len(parts) == 1 else LearnedMixture(parts, shares)
+
+
+def _read_part(
+    data: Mapping[str, Any], part: Mapping[str, Any], epsilon: float, base: Distribution | None
+) -> LinearPolicy:
+    encoding, actions = read_encoding(part["encoding"]), tuple(data["actions"])
+    coefficients = np.array(part["coefficients"], dtype=np.float64)
+    anchor = str(data["anchor"])
+    if not actions or len(set(actions)) < len(actions):
+        raise ValueError("its actions must be distinct")
+    if coefficients.shape != (encoding.size, len(actions)):
+        shape = f"{encoding.size} x {len(actions)}"
+        raise ValueError(f"its coefficients must be {shape}, got {coefficients.shape}")
+    if not np.isfinite(coefficients).all():
+        raise ValueError("its coefficients must be finite")
+    if part["base"] and base is None:
+        raise ValueError(
+            f"it adds to the scores of {anchor!r}: pass that policy as `base`, or as "
+            f"--propensities {anchor}=module:attribute"
+        )
+    kept = base if part["base"] else None
+    return LinearPolicy(
+        actions, encoding, coefficients, bool(part["greedy"]), epsilon, anchor, kept
+    )

@@ -1,0 +1,301 @@
+"""Recipe: one policy from one set of rows, started at the best logger and kept near it.
+
+Three quarters of the rows train, one quarter chooses: every strength and smoothing, soft and
+greedy, and the anchor itself compete by their calibrated value less one standard error.  The
+winner is fitted again to all rows.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from poolwise.errors import UsageError, did_you_mean
+from poolwise.learning.features import fit_encoding
+from poolwise.learning.fit import Problem, clone, greedy, maximise, softmax
+from poolwise.learning.objectives import DoublyRobust, Regression
+from poolwise.learning.policy import LinearPolicy
+from poolwise.learning.reward import FOLDS, fit_rewards
+from poolwise.learning.split import fold_of, mix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from poolwise.learning.data import LearningRows
+    from poolwise.learning.features import Encoding
+    from poolwise.learning.objectives import Sample
+    from poolwise.learning.reward import RidgeRewards
+    from poolwise.log.policy import Distribution, FloatArray, IntArray
+
+BEST = "best"  # the logger with the largest value
+UNIFORM = "uniform"  # name of the anchor that plays every action alike
+QUARTERS = 4
+FEWEST_ROWS = 200  # with fewer, the anchor is all that can be learned
+VALIDATION, REWARDS = 1, 2  # numbers that make splits of the same rows differ
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the recipe.
+
+    Attributes:
+        anchor: "best", the label of a logger, the name of a policy, or "uniform".
+        strengths: Strengths of the penalty, in units of the reward.
+        smoothing: Exponents of the propensity in the doubly robust correction.
+        epsilon: Share of uniform exploration of the policy.
+        workers: Threads.
+    """
+
+    anchor: str = BEST
+    strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+    smoothing: tuple[float, ...] = (0.5, 0.8)
+    epsilon: float = 0.0
+    workers: int = 2
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """Every strength with every exponent."""
+        return [(s, c) for s in self.strengths for c in self.smoothing]
+
+    @property
+    def fits(self) -> int:
+        """Fits of one policy, for a progress bar."""
+        return len(self.pairs) + 3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting and its value on the validation rows.
+
+    Attributes:
+        strength: Strength of the penalty; infinite for the anchor itself.
+        smoothing: Exponent of the propensity; 1 for the anchor.
+        greedy: True if it plays the best action always.
+        value: Calibrated value.
+        std_error: Its standard error.
+    """
+
+    strength: float
+    smoothing: float
+    greedy: bool
+    value: float
+    std_error: float
+
+    @property
+    def is_anchor(self) -> bool:
+        return self.strength == np.inf
+
+    @property
+    def score(self) -> float:
+        """The criterion: the value less one standard error."""
+        return self.value - self.std_error
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A learned policy, the anchor, and the reward model of the same rows.
+
+    Attributes:
+        policy: The chosen policy.
+        anchor: Greedy version of the anchor, to compare with.
+        rewards: Reward model.
+        candidates: All candidates, in the order in which they were fitted.
+        chosen: The best of them.
+    """
+
+    policy: LinearPolicy
+    anchor: LinearPolicy
+    rewards: RidgeRewards
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+
+def run(
+    data: LearningRows,
+    rows: IntArray,
+    settings: Settings,
+    policies: Mapping[str, Distribution],
+    advance: Callable[[int], None],
+) -> Outcome:
+    """Learn a policy from some rows.
+
+    Args:
+        data: All rows.
+        rows: Indices of those to learn from.
+        settings: Settings of the recipe.
+        policies: Policies with the probability of every action, by name.
+        advance: Receives the number of fits since the last call.
+    """
+    salted = mix(data.hashes[rows], np.full(len(rows), VALIDATION))
+    quarter = fold_of(salted, data.groups[rows], QUARTERS)
+    training, validation = rows[quarter > 0], rows[quarter == 0]
+    with threadpool_limits(limits=1):  # fits run in threads of their own
+        anchor = choose_anchor(data, training, settings.anchor)
+        part = Fits(data, training, anchor, settings)
+        flat = len(rows) < FEWEST_ROWS or np.ptp(data.reward[rows]) == 0
+        fits = {} if flat else part.all_fits(advance)
+        fits[np.inf, 1.0] = part.start
+        candidates = tuple(part.candidates(fits, validation))
+        chosen = max(candidates, key=lambda c: c.score)
+        return _refitted(Fits(data, rows, anchor, settings), candidates, chosen, policies)
+
+
+def _refitted(
+    whole: Fits,
+    candidates: tuple[Candidate, ...],
+    chosen: Candidate,
+    policies: Mapping[str, Distribution],
+) -> Outcome:
+    """Fit the chosen setting to all rows."""
+    fitted = whole.start
+    if not chosen.is_anchor:
+        fitted = whole.fit((chosen.strength, chosen.smoothing))
+    policy = LinearPolicy(
+        actions=whole.data.actions,
+        encoding=whole.encoding,
+        coefficients=fitted,
+        greedy=chosen.greedy,
+        epsilon=whole.settings.epsilon,
+        anchor=whole.anchor,
+        base=policies.get(whole.anchor),
+    )
+    anchor = replace(policy, coefficients=whole.start, greedy=True, epsilon=0.0)
+    return Outcome(policy, anchor, whole.rewards, candidates, chosen)
+
+
+def choose_anchor(data: LearningRows, rows: IntArray, wanted: str) -> str:
+    """Return the name of the anchor: the logger with the largest value, unless it is named."""
+    if wanted != BEST or BEST in data.loggers:
+        if wanted not in {*data.loggers, *data.base, UNIFORM}:
+            hint = did_you_mean(wanted, data.loggers)
+            raise UsageError(
+                f"anchor must be 'best' or the label of a logger, got {wanted!r}{hint}"
+            )
+        return wanted
+    sample = data.sample(rows, np.empty((0, 0)))
+    values = [_logger_value(sample, k) for k in range(len(data.loggers))]
+    return data.loggers[int(np.nanargmax(values))]
+
+
+def _logger_value(sample: Sample, logger: int) -> float:
+    """Return the calibrated value of a logger; its mean reward where others are unknown."""
+    if not sample.ratios.shape[1]:
+        own = sample.reward[sample.logger == logger]
+        return float(own.mean()) if len(own) else -np.inf
+    columns = sample.ratios.copy()
+    columns[:, -1] = 1.0
+    columns[:, :-1] -= 1
+    regression = Regression.fit(columns[:, ::-1], sample.ratios[:, logger] * sample.reward)
+    return regression.value
+
+
+@dataclass(frozen=True, eq=False)
+class Fits:
+    """Fits to one set of rows.
+
+    Attributes:
+        data: All rows.
+        rows: Indices of those to fit to.
+        anchor: Name of the anchor.
+        settings: Settings of the recipe.
+    """
+
+    data: LearningRows
+    rows: IntArray
+    anchor: str
+    settings: Settings
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        return fit_encoding(self.data.columns, self.rows)
+
+    def features(self, rows: IntArray) -> FloatArray:
+        """Return the features of some rows, standardised on the rows of the fit."""
+        columns = {
+            name: values.take(rows) if not isinstance(values, np.ndarray) else values[rows]
+            for name, values in self.data.columns.items()
+        }
+        return self.encoding.matrix(columns, len(rows), np.float32)
+
+    @cached_property
+    def _matrix(self) -> FloatArray:
+        return self.features(self.rows)
+
+    @cached_property
+    def _rewards(self) -> tuple[RidgeRewards, FloatArray]:
+        data, rows = self.data, self.rows
+        salted = mix(data.hashes[rows], np.full(len(rows), REWARDS))
+        fold = fold_of(salted, data.groups[rows], FOLDS)
+        action, reward = data.action[rows], data.reward[rows]
+        return fit_rewards(self._matrix, action, reward, fold, len(data.actions))
+
+    @property
+    def rewards(self) -> RidgeRewards:
+        return self._rewards[0]
+
+    @cached_property
+    def problem(self) -> Problem:
+        sample = self.data.sample(self.rows, self._rewards[1])
+        return Problem(self._matrix, sample, len(self.data.actions), self.base(self.rows))
+
+    def base(self, rows: IntArray) -> FloatArray | None:
+        """Return the fixed scores of some rows: those of an anchor that is a policy."""
+        scores = self.data.base.get(self.anchor)
+        return None if scores is None else scores[rows]
+
+    @cached_property
+    def start(self) -> FloatArray:
+        """Coefficients of the anchor: 0 for a policy or uniform, else a clone."""
+        problem = self.problem
+        if problem.base is not None or self.anchor == UNIFORM:
+            return problem.zeros()
+        k = self.data.loggers.index(self.anchor)
+        ratios = problem.sample.ratios
+        weights = ratios[:, k] if ratios.shape[1] else (problem.sample.logger == k) * 1.0
+        return clone(problem, weights)
+
+    @cached_property
+    def _scale(self) -> float:
+        """Unit of the penalty: the mean of rewards of 0 and 1, else their deviation."""
+        reward = self.problem.sample.reward
+        binary = np.isin(reward, (0.0, 1.0)).all()
+        return float(reward.mean() if binary else reward.std())
+
+    def fit(self, pair: tuple[float, float]) -> FloatArray:
+        """Fit one strength and exponent."""
+        strength, exponent = pair
+        return maximise(
+            self.problem, DoublyRobust(exponent), strength * self._scale, self.start
+        )
+
+    def all_fits(self, advance: Callable[[int], None]) -> dict[tuple[float, float], FloatArray]:
+        """Fit every strength and exponent, in threads."""
+        fits: dict[tuple[float, float], FloatArray] = {}
+        advance(len(self.start[:1]))  # computed once, before the threads share it
+        with ThreadPoolExecutor(self.settings.workers) as pool:
+            pairs = self.settings.pairs
+            for pair, fitted in zip(pairs, pool.map(self.fit, pairs), strict=True):
+                fits[pair] = fitted
+                advance(1)
+        return fits
+
+    def candidates(
+        self, fits: Mapping[tuple[float, float], FloatArray], rows: IntArray
+    ) -> Sequence[Candidate]:
+        """Return the value of every fit, soft and greedy, on validation rows."""
+        features, base = self.features(rows), self.base(rows)
+        sample = self.data.sample(rows, self.rewards.predict(features))
+        scored = []
+        for (strength, exponent), coefficients in fits.items():
+            scores = features @ coefficients.astype(features.dtype)
+            scores = scores if base is None else scores + base
+            for best, prob in ((False, softmax(scores)), (True, greedy(scores))):
+                fit = Regression.of(sample, prob, model=True)
+                error = fit.std_error(sample.logger)
+                scored.append(Candidate(strength, exponent, best, fit.value, error))
+        return scored

@@ -1,0 +1,228 @@
+"""Unseen: every row under a policy that was not learned from it, as a log of its own.
+
+A second pass over the rows scores each by the policy of its part, with the reward model of
+that part.  The result is a small log whose policies are columns, for `evaluate`, `compare`
+and `plan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from poolwise.errors import UsageError
+from poolwise.learning.data import probabilities
+from poolwise.learning.policy import base_scores
+from poolwise.log.policy import Batch, index_of, pick
+from poolwise.rows.output import stage
+from poolwise.rows.reward_model import GivenModel
+from poolwise.rows.score import keep_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from poolwise.learning.recipe import Outcome
+    from poolwise.log.log import Log
+    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.rows.learn import LearnerRows
+
+SEEN = -1  # part of a row that the only policy was learned from
+LEARNED, ANCHOR = "learned", "anchor"
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Part of each row, in the order in which rows are read.
+
+    Attributes:
+        usable: Rows without faults, batch by batch.
+        taken: Those among them that were in memory, batch by batch.
+        part: Part of each row in memory, or `SEEN`.
+        reward: Reward of each row in memory, to notice another order of the rows.
+        count: Number of parts.
+        rows: Number of all rows.
+    """
+
+    usable: Sequence[NDArray[np.bool]]
+    taken: Sequence[NDArray[np.bool]]
+    part: IntArray
+    reward: FloatArray
+    count: int
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.usable))
+
+    def batches(self, batches: Iterable[LearnerRows]) -> Iterator[tuple[LearnerRows, IntArray]]:
+        """Yield batches with the part of each row; rows in no memory are dealt out evenly."""
+        first = 0
+        for rows, usable, taken in zip(batches, self.usable, self.taken, strict=True):
+            part = np.where(usable, np.arange(len(usable)) % self.count, SEEN)
+            chosen = np.flatnonzero(taken)
+            here = slice(first, first + len(chosen))
+            if not np.array_equal(rows.reward[chosen], self.reward[here]):
+                raise UsageError(
+                    "the rows came in another order the second time: sort the SELECT, or write "
+                    "its result to a file"
+                )
+            part[chosen] = self.part[here]
+            first += len(chosen)
+            yield rows, part
+
+
+@dataclass(frozen=True, eq=False)
+class UnseenLog:
+    """Rows that the learned policy has not seen.
+
+    Attributes:
+        log: The rows, with policies as columns.
+        targets: Column of the learned policy, of the greedy anchor, and of each logger.
+        model: Predictions of the reward model.
+    """
+
+    log: Log
+    targets: Mapping[str, str]
+    model: GivenModel
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """Scores rows by the outcome of their part.
+
+    Attributes:
+        outcomes: Outcome of each part.
+        loggers: Labels of the loggers.
+        shares: Share of each logger in the rows; empty if the mixture is unknown.
+        clustered: True if rows have a cluster.
+    """
+
+    outcomes: Sequence[Outcome]
+    loggers: tuple[str, ...]
+    shares: FloatArray
+    clustered: bool
+
+    def columns(self, rows: LearnerRows, part: IntArray) -> pa.RecordBatch:
+        """Return the columns of all rows that have a part."""
+        chosen = np.flatnonzero(part != SEEN)
+        own, cross = probabilities(rows, self.loggers)
+        values = {
+            name: np.empty(len(rows))
+            for name in (LEARNED, ANCHOR, "predicted", f"value_{LEARNED}", f"value_{ANCHOR}")
+        }
+        for k, outcome in enumerate(self.outcomes):
+            here = np.flatnonzero(part == k)
+            for name, scores in _scores(outcome, _take(rows.batch, here)).items():
+                values[name][here] = scores
+        if len(self.shares):
+            values |= self._logger_values(cross, values)
+        probs = {"propensity": own, **{f"p_{k}": p for k, p in enumerate(cross.T)}}
+        probs |= {name: values.pop(name) for name in (LEARNED, ANCHOR)}
+        if rows.logs:
+            with np.errstate(divide="ignore"):
+                probs = {name: np.log(p) for name, p in probs.items()}
+        listed = {"reward": rows.reward, **probs, **values}
+        arrays = {name: pa.array(column[chosen]) for name, column in listed.items()}
+        arrays["logger"] = pa.array(rows.label[chosen].astype(str), pa.string())
+        if self.clustered:
+            arrays["cluster"] = pa.array(rows.fold[chosen])
+        return pa.record_batch(arrays)
+
+    def _logger_values(
+        self, cross: FloatArray, values: Mapping[str, FloatArray]
+    ) -> dict[str, FloatArray]:
+        """Return predicted values of the loggers, whose other actions are unknown.
+
+        They differ from the prediction at the logged action by the learned policy's column of
+        the reward model, whose mean is 0, so that calibrated uses that column for them too.
+        """
+        mixture = cross @ self.shares
+        weighted = values[LEARNED] / mixture * values["predicted"]
+        column = weighted - values[f"value_{LEARNED}"]
+        ratios = cross / mixture[:, None]
+        return {
+            f"value_{k}": ratio * values["predicted"] - column
+            for k, ratio in enumerate(ratios.T)
+        }
+
+
+def _take(batch: Batch, rows: IntArray) -> Batch:
+    return Batch(batch.action[rows], {name: v[rows] for name, v in batch.columns.items()})
+
+
+def _scores(outcome: Outcome, batch: Batch) -> dict[str, FloatArray]:
+    """Return probabilities of the logged actions, and predictions."""
+    policy = outcome.policy
+    features = policy.encoding.encode(batch)
+    base = base_scores(policy.base, batch, policy.actions)
+    action = index_of(policy.actions, batch.action)
+    rewards = outcome.rewards.predict(features)
+    scores = {"predicted": pick(rewards, action, outcome.rewards.centre)}
+    for name, played in ((LEARNED, policy), (ANCHOR, outcome.anchor)):
+        prob = played.play(features, base)
+        scores[name] = pick(prob, action)
+        scores[f"value_{name}"] = np.einsum("ij,ij->i", prob, rewards)
+    return scores
+
+
+def unseen_log(
+    log: Log, batches: Iterable[LearnerRows], parts: Parts, scoring: Scoring, path: Path
+) -> UnseenLog:
+    """Read all rows again, score them, and keep them in memory or in a file."""
+    loggers, crossed = scoring.loggers, len(scoring.shares) > 0
+
+    def scored() -> Iterator[pa.RecordBatch]:
+        with stage("scoring", parts.rows) as advance:
+            for rows, part in parts.batches(batches):
+                yield scoring.columns(rows, part)
+                advance(len(rows))
+
+    held = scored()
+    first = next(held)
+    frame = keep_batches(_chained(first, held), path, first.schema.names)
+    own = log.propensity is not None or not crossed
+    columns = {label: f"p_{k}" for k, label in enumerate(loggers)} if crossed else {}
+    narrow = replace(
+        log,
+        source=path if frame is None else frame,
+        table=None,
+        connection=None,
+        reward="reward",
+        logger="logger",
+        propensity="propensity" if own else None,
+        propensities=columns or None,
+        action=None,
+        context=(),
+        cluster="cluster" if scoring.clustered else None,
+        estimate_mixture=False,
+        mixture=None,
+        reader_options={},
+    )
+    learned, anchor = free_names(scoring)
+    targets = {learned: LEARNED, anchor: ANCHOR, **columns}
+    values = {learned: f"value_{LEARNED}", anchor: f"value_{ANCHOR}"}
+    values |= {label: f"value_{k}" for k, label in enumerate(columns)}
+    return UnseenLog(narrow, targets, GivenModel("predicted", values))
+
+
+def _chained(
+    first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others
+
+
+def free_names(scoring: Scoring) -> tuple[str, str]:
+    """Return names of the learned policy and of the greedy anchor that no logger has."""
+    anchors = dict.fromkeys(outcome.policy.anchor for outcome in scoring.outcomes)
+    learned, anchor = LEARNED, f"greedy {' or '.join(anchors)}"
+    while learned in scoring.loggers:
+        learned += "*"
+    while anchor in scoring.loggers:
+        anchor += "*"
+    return learned, anchor
