@@ -10,7 +10,7 @@ from pathlib import Path
 import harness
 
 harness.instrument(
-    "poolwise.engines.saved_file", "poolwise.moments.moments", "poolwise.moments.terms"
+    "poolwise.engines.files", "poolwise.moments.moments", "poolwise.moments.terms"
 )
 
 import atheris
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.saved_file import KEY, read_moments, write_moments
+from poolwise.engines.files import KEY, read_moments, write_moments
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,

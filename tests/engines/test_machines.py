@@ -24,8 +24,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from poolwise.engines.files import read_moments, write_moments
 from poolwise.engines.kernel import Kernel
-from poolwise.engines.saved_file import read_moments, write_moments
 from poolwise.engines.sums import Sums, to_moments
 from poolwise.engines.workspace import Workspace
 from poolwise.moments.moments import Moments, pooled

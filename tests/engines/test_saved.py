@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolwise.engines.saved import Summary, question, same_shares
-from poolwise.engines.saved_file import KEY
+from poolwise.engines.files import KEY, question
+from poolwise.engines.saved import Summary, same_shares
 from poolwise.errors import LogError, PoolwiseError, RefusedError, SourceError, UsageError
 from poolwise.estimators.calibrated import SelfNormalised
 from poolwise.estimators.ips import Balanced, Weighted

@@ -14,7 +14,7 @@ import sqlglot
 from sqlglot import exp
 
 from poolwise.engines.answer import decode
-from poolwise.engines.printed import standalone_query
+from poolwise.engines.files import standalone_query
 from poolwise.engines.sql import MomentsRequest
 from poolwise.engines.warehouse import NAMES
 from poolwise.errors import UsageError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from poolwise.engines.printed import standalone_query
+from poolwise.engines.files import standalone_query
 from poolwise.engines.warehouse import NAMES
 from poolwise.moments.terms import (
     BALANCED_REWARD,

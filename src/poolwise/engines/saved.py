@@ -8,29 +8,17 @@ weighted with the same row counts (the manifest).  Terms without the mixture alw
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
-from hashlib import sha256
-from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sqlglot import exp
-
-from poolwise.engines.saved_file import DAMAGED, FORMAT, read_moments, write_moments
+from poolwise.engines.files import DAMAGED, Question, question, read_moments, write_moments
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
-from poolwise.log.log import ONLY_LOGGER
-from poolwise.log.policies import as_policy
-from poolwise.log.policy import expression_of
 from poolwise.moments.moments import pooled
-from poolwise.rows.rules import RoleColumns, double, number, string
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from sqlglot.expressions import Expr as Expression
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poolwise.errors import Fault
     from poolwise.log.log import Log
@@ -38,7 +26,6 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import Moments, MomentsByLogger
     from poolwise.moments.terms import Needs, Term
 
-HASH_LENGTH = 16
 SAME_SHARE = 1e-12  # shares that differ by less give the same weights
 OF_MIXTURE = frozenset({"balanced_weight", "ratio", "inverse_ratio"})
 NARROW = (
@@ -51,65 +38,6 @@ LOST = Finding(
     "mixture (balanced, calibrated, self-normalised, pooled divergences) were dropped.",
     "Count the rows of all parts first, and summarise each part with counts=the totals.",
 )
-
-
-@dataclass(frozen=True)
-class Question:
-    """Hashes of the roles and targets that moments were computed for.
-
-    Attributes:
-        roles: Hash of the logger, the reward and the rules.
-        targets: Hash of each target.
-        mixture: Hash of the propensities; empty where they are not known for every logger.
-    """
-
-    roles: str
-    targets: Mapping[str, str]
-    mixture: str = ""
-
-    def mark(self, needs: Needs) -> str:
-        """Hash of the question and the needs, to mark the answer of the printed query."""
-        parts = [sorted(map(_factors, part)) for part in (needs.means, needs.extremes)]
-        groups = sorted(sorted(map(_factors, group)) for group in needs.groups)
-        return f"{FORMAT}:{_hash([*asdict(self).values(), *parts, groups])}"
-
-
-def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
-    """Hash the roles of a log and its targets, but not its source.
-
-    >>> from poolwise.log.log import Log
-    >>> day = [Log(f"{k}.parquet", reward="r", propensity="p") for k in (1, 2)]
-    >>> question(day[0], {"new": "t"}) == question(day[1], {"new": "t"})
-    True
-    >>> question(day[0], {"new": "t"}) == question(day[1], {"new": "u"})
-    False
-    """
-    logger = ONLY_LOGGER if log.logger is None else _text(log.logger)
-    rules = [log.log_probabilities, log.on_fault]
-    crossed = {str(k): _text(v) for k, v in (log.propensities or {}).items() if v is not None}
-    own = None if log.propensity is None else _text(log.propensity)
-    return Question(
-        _hash([logger, _text(log.reward), rules]),
-        {str(name): _hash(_text(policy)) for name, policy in targets.items()},
-        _hash([crossed, own]) if log.crossed else "",
-    )
-
-
-def _text(value: PolicyLike) -> str:
-    policy = as_policy(value)
-    expression = expression_of(policy)
-    if expression is None:  # a policy in Python: its code cannot be hashed
-        return f"{type(policy).__name__} in Python"
-    return expression.sql(dialect="duckdb", normalize_functions=False)
-
-
-def _factors(term: Term) -> list[list[str]]:
-    return [[f.name, f.logger, f.target, f.rule, repr(f.bound)] for f in term.factors]
-
-
-def _hash(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
-    return sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
@@ -125,41 +53,6 @@ def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
         abs(left.get(i, 0) / totals[0] - right.get(i, 0) / totals[1]) <= SAME_SHARE
         for i in {*left, *right}
     )
-
-
-def with_manifest(
-    table: RoleColumns, counts: Mapping[str, float], present: Collection[str]
-) -> RoleColumns:
-    """Weight the rows against the mixture in the proportions of `counts`.
-
-    Only the loggers in `present` must have rows.
-    """
-    probs = {label: double(prob) for label, prob in table.propensities.items()}
-    total = sum(counts.values())
-    shares = [(counts[label] / total, prob) for label, prob in probs.items()]
-    own = exp.Case()
-    for label, prob in probs.items():
-        own = own.when(exp.cast(table.logger.copy(), "varchar").eq(string(label)), prob.copy())
-    return replace(
-        table,
-        mixture=_log_mixture(shares) if table.log_probabilities else _mixture(shares),
-        propensity=own if table.propensity is None else table.propensity,
-        labels=tuple(label for label in table.labels if label in present),
-    )
-
-
-def _mixture(shares: Sequence[tuple[float, Expression]]) -> Expression:
-    return reduce(add, [number(share) * prob.copy() for share, prob in shares])
-
-
-def _log_mixture(shares: Sequence[tuple[float, Expression]]) -> Expression:
-    """Logarithm of the mixture, relative to the largest part so that none underflows."""
-    probs = [prob.copy() for _, prob in shares]
-    top = exp.func("greatest", *probs) if len(probs) > 1 else probs[0]
-    relative = [
-        (share, exp.func("exp", exp.paren(prob.copy() - top.copy()))) for share, prob in shares
-    ]
-    return top + exp.func("ln", exp.paren(_mixture(relative)))
 
 
 @dataclass(frozen=True, eq=False)

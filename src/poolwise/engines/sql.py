@@ -135,9 +135,10 @@ def _mixture(request: MomentsRequest) -> Expression:
     if request.table.mixture is not None:
         return column("estimated_mixture")
     labels = list(request.table.propensities)
-    if request.counts is not None:
-        total = sum(request.counts.values())
-        shares = [number(request.counts.get(label, 0) / total) for label in labels]
+    counts = request.table.shares or request.counts
+    if counts is not None:
+        total = sum(counts.values())
+        shares = [number(counts.get(label, 0) / total) for label in labels]
         parts = [share * column(f"p_{k}") for k, share in enumerate(shares)]
         return exp.paren(reduce(add, parts))
     sizes = [exp.cast(column(f"n_{k}", "totals"), "double") for k in range(len(labels))]

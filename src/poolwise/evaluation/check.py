@@ -61,7 +61,7 @@ def check(
 
 def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:
     """Return the query whose result an evaluation of a table can use instead of the rows."""
-    from poolwise.engines.printed import standalone_query
+    from poolwise.engines.files import standalone_query
 
     if not targets:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -9,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.engines.base import QueryRows
-from poolwise.engines.printed import read_result, standalone_request
-from poolwise.engines.saved import Summary, question, with_manifest
-from poolwise.engines.saved_file import holds_moments, named_files, refuse_missing
-from poolwise.errors import UsageError
+from poolwise.engines.files import holds_moments, question, read_answer, refuse_missing
+from poolwise.engines.saved import Summary
+from poolwise.errors import SourceError, UsageError
 from poolwise.evaluation.check import needs_of
 from poolwise.evaluation.read import Request, named_targets, open_rows
-from poolwise.moments.moments import refuse_infinite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +79,8 @@ def _fixed(rows: Rows, manifest: Mapping[str, float]) -> Rows:
             "`counts` require rows, and this engine has only moments: leave `counts` out, or "
             "summarise with DuckDB or over a connection"
         )
-    return replace(rows, table=with_manifest(rows.table, manifest, rows.found))
+    present = tuple(label for label in rows.table.labels if label in rows.found)
+    return replace(rows, table=replace(rows.table, shares=manifest, labels=present))
 
 
 def from_result(
@@ -99,16 +99,9 @@ def from_result(
         also: Estimators besides the default ones that the query was printed for.
     """
     named = named_targets(targets)
-    needs = needs_of(log, named, also)
-    request = standalone_request(log, log.table or "log", named, needs)
-    hashes = question(log, named)
-    refuse_missing(Path(path))
-    groups = read_result(Path(path), request, hashes.mark(needs))
-    order = [label for label in request.table.labels if label in groups] or sorted(groups)
-    moments = {label: groups[label].moments for label in order}
-    refuse_infinite(moments)
+    moments = read_answer(Path(path), log, named, needs_of(log, named, also))
     counts = {label: m.count for label, m in moments.items()}
-    return Summary(moments, hashes, counts if log.crossed else {})
+    return Summary(moments, question(log, named), counts if log.crossed else {})
 
 
 def from_files(
@@ -131,3 +124,23 @@ def from_files(
 
 def _from_file(path: Path, log: Log, targets: Mapping[str, PolicyLike] | PolicyLike) -> Summary:
     return Summary.load(path) if holds_moments(path) else from_result(path, log, targets)
+
+
+def named_files(paths: Sequence[str | Path]) -> list[Path]:
+    """Expand paths and globs in order; reject missing and repeated files."""
+    files = [file for path in paths for file in _expanded(Path(path))]
+    real = [file.resolve() for file in files]
+    for k, file in enumerate(files):
+        if real[k] in real[:k]:
+            raise UsageError(f"{str(file)!r} is listed twice: its rows would count twice")
+    return files
+
+
+def _expanded(path: Path) -> list[Path]:
+    if not glob.has_magic(str(path)) or path.exists():
+        refuse_missing(path)
+        return [path]
+    files = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not files:
+        raise SourceError(f"{str(path)!r}", "no file matches this pattern")
+    return files

@@ -113,11 +113,12 @@ class Layout:
 
 def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
     """The layout of a table whose rows have been counted."""
-    total = sum(counts.values()) or 1  # none of them good
+    parts = table.shares or counts
+    total = sum(parts.values()) or 1  # none of them good
     return Layout(
         loggers=tuple(counts),
         crossed=tuple(table.propensities),
-        shares=tuple(counts.get(label, 0) / total for label in table.propensities),
+        shares=tuple(parts.get(label, 0) / total for label in table.propensities),
         targets=tuple(table.targets),
         valued=tuple(table.predicted_values),
         propensity=table.propensity is not None,

@@ -43,6 +43,8 @@ class RoleColumns:
         predicted_values: Predicted value of each target.
         mixture: Probability under the mixture where it was estimated; None where it
             follows from `propensities`.
+        shares: Parts of the loggers in the mixture, of any sum; empty where their rows
+            decide.
     """
 
     relation: Expression
@@ -60,6 +62,7 @@ class RoleColumns:
     predicted_reward: Expression | None = None
     predicted_values: Mapping[str, Expression] = field(default_factory=dict)
     mixture: Expression | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def predictions(self) -> dict[str, Expression]:

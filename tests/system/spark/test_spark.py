@@ -23,7 +23,7 @@ from pyarrow import csv
 
 from poolwise.engines.answer import decode
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.printed import standalone_query, standalone_request
+from poolwise.engines.files import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
 from poolwise.errors import (
     EngineError,

@@ -1,0 +1,378 @@
+"""Files of moments: those that `Summary.save` writes, and exported answers of a database.
+
+A saved file has one line per logger, with arrays as lists of doubles; its metadata holds, as
+JSON, the terms that the lists refer to.  An exported answer is that of the query which
+`poolwise sql` prints.  Reading never executes anything from a file, and rejects an inconsistent
+file with one message.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from poolwise.engines.answer import decode
+from poolwise.engines.sql import MomentsRequest, moments_query, written
+from poolwise.engines.warehouse import check_dialect, relation_of
+from poolwise.errors import Fault, LogError, SourceError, UsageError
+from poolwise.log.log import ONLY_LOGGER, file_format
+from poolwise.log.policies import as_policy
+from poolwise.log.policy import expression_of
+from poolwise.moments.moments import BINS, FloatArray, IntArray, Moments, refuse_infinite
+from poolwise.moments.terms import Factor, Term
+from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
+from poolwise.rows.roles import assign
+from poolwise.rows.rules import string
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poolwise.engines.answer import Group
+    from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
+    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.terms import Needs
+    from poolwise.rows.rules import RoleColumns
+
+FORMAT = 1  # version of saved files, of their hashes and of the answer's columns
+HASH_LENGTH = 16
+KEY = b"poolwise"
+DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
+SCHEMA = pa.schema(
+    [
+        ("logger", pa.string()),
+        ("rows", pa.int64()),
+        ("means", pa.list_(pa.float64())),
+        ("scatter", pa.list_(pa.float64())),
+        ("lowest", pa.list_(pa.float64())),
+        ("largest", pa.list_(pa.float64())),
+        ("tails", pa.list_(pa.list_(pa.float64()))),
+        ("histograms", pa.list_(pa.list_(pa.int64()))),
+    ]
+)
+Header = dict[str, Any]  # the JSON in the metadata
+Lines = Sequence[Mapping[str, Any]]
+MARK = "poolwise"  # column of the answer with the hash of the question
+NULLS = {"", "NULL", "\\N"}  # NULL in exported CSV files
+ADVICE = (
+    "Correct the rows at their source, or print the query with on_fault='drop' "
+    "(--on-fault drop). `poolwise check`, or an evaluation over a connection, lists the rules "
+    "that they break."
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Hashes of the roles and targets that moments were computed for.
+
+    Attributes:
+        roles: Hash of the logger, the reward and the rules.
+        targets: Hash of each target.
+        mixture: Hash of the propensities; empty where they are not known for every logger.
+    """
+
+    roles: str
+    targets: Mapping[str, str]
+    mixture: str = ""
+
+    def mark(self, needs: Needs) -> str:
+        """Hash of the question and the needs, to mark the answer of the printed query."""
+        parts = [sorted(map(_factors, part)) for part in (needs.means, needs.extremes)]
+        groups = sorted(sorted(map(_factors, group)) for group in needs.groups)
+        return f"{FORMAT}:{_hash([*asdict(self).values(), *parts, groups])}"
+
+
+def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
+    """Hash the roles of a log and its targets, but not its source.
+
+    >>> from poolwise.log.log import Log
+    >>> day = [Log(f"{k}.parquet", reward="r", propensity="p") for k in (1, 2)]
+    >>> question(day[0], {"new": "t"}) == question(day[1], {"new": "t"})
+    True
+    >>> question(day[0], {"new": "t"}) == question(day[1], {"new": "u"})
+    False
+    """
+    logger = ONLY_LOGGER if log.logger is None else _text(log.logger)
+    rules = [log.log_probabilities, log.on_fault]
+    crossed = {str(k): _text(v) for k, v in (log.propensities or {}).items() if v is not None}
+    own = None if log.propensity is None else _text(log.propensity)
+    return Question(
+        _hash([logger, _text(log.reward), rules]),
+        {str(name): _hash(_text(policy)) for name, policy in targets.items()},
+        _hash([crossed, own]) if log.crossed else "",
+    )
+
+
+def _text(value: PolicyLike) -> str:
+    policy = as_policy(value)
+    expression = expression_of(policy)
+    if expression is None:  # a policy in Python: its code cannot be hashed
+        return f"{type(policy).__name__} in Python"
+    return expression.sql(dialect="duckdb", normalize_functions=False)
+
+
+def _factors(term: Term) -> list[list[str]]:
+    return [[f.name, f.logger, f.target, f.rule, repr(f.bound)] for f in term.factors]
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any]) -> None:
+    """Write the moments of each logger, with `header` in the file's metadata."""
+    _refuse_path(path)
+    first = next(iter(moments.values()))
+    tails, histograms = sorted(first.tails), sorted(first.histograms)
+    meta = {
+        **header,
+        "format": FORMAT,
+        "terms": [[asdict(f) for f in term.factors] for term in first.terms],
+        "scattered": len(first.scatter),
+        "tails": [first.terms.index(t) for t in tails],
+        "histograms": [first.terms.index(t) for t in histograms],
+        "ddof": first.ddof,
+    }
+    lines = [
+        {
+            "logger": logger,
+            "rows": m.count,
+            "means": m.means.tolist(),
+            "scatter": m.scatter.ravel().tolist(),
+            "lowest": m.lowest.tolist(),
+            "largest": m.largest.tolist(),
+            "tails": [m.tails[t].tolist() for t in tails],
+            "histograms": [m.histograms[t].tolist() for t in histograms],
+        }
+        for logger, m in moments.items()
+    ]
+    schema = SCHEMA.with_metadata({KEY: json.dumps(meta, sort_keys=True).encode()})
+    table = pa.Table.from_pylist(lines, schema=schema)
+    with whole_file(path) as unfinished, telling(path):
+        pq.write_table(table, unfinished, compression="zstd")
+
+
+def _refuse_path(path: Path) -> None:
+    """Reject another file extension, and an existing file without moments."""
+    if path.suffix:
+        refuse_output(path, PARQUET)
+    there = real_place(path)
+    if there.exists() and there.stat().st_size > 0 and not holds_moments(there):
+        raise UsageError(
+            f"cannot write {path}: the existing file was not written by `Summary.save`; choose "
+            "another name"
+        )
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise SourceError where a file does not exist: pyarrow only repeats its name."""
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists fails on names that are too long
+        raise _unreadable(path, "the file does not exist: check the path")
+
+
+def _unreadable(path: Path, why: str) -> SourceError:
+    return SourceError(f"{str(path)!r}", why)
+
+
+def holds_moments(path: Path) -> bool:
+    """Return True if the metadata of a file is that of `write_moments`."""
+    try:
+        return KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
+    """Read the moments of each logger and the header; reject an inconsistent file."""
+    refuse_missing(path)
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as reason:
+        raise _unreadable(path, str(reason).splitlines()[0]) from reason
+    text = (table.schema.metadata or {}).get(KEY)
+    if text is None:
+        raise _unreadable(path, "the file was not written by `Summary.save`")
+    try:
+        meta = json.loads(text)
+        version = meta["format"]
+        moments = _decoded(table, meta) if version == FORMAT else {}
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as reason:
+        raise _unreadable(path, DAMAGED) from reason
+    if version != FORMAT:
+        raise _unreadable(
+            path,
+            f"the file must have format {FORMAT}, got {version!r}: read it with the version of "
+            "poolwise that wrote it",
+        )
+    return moments, meta
+
+
+def _decoded(table: pa.Table, meta: Header) -> dict[str, Moments]:
+    _require(table.schema.equals(SCHEMA) and table.num_rows > 0)
+    terms = tuple(Term(tuple(Factor(**f) for f in factors)) for factors in meta["terms"])
+    _require(all(isinstance(f.bound, float) for t in terms for f in t.factors))
+    _require(len(set(terms)) == len(terms) > 0)
+    moments = {line["logger"]: _moments(line, terms, meta) for line in table.to_pylist()}
+    _require(len(moments) == table.num_rows and None not in moments)
+    return moments
+
+
+def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> Moments:
+    size, count = int(meta["scattered"]), int(line["rows"])
+    _require(0 <= size <= len(terms) and count > 0 and meta["ddof"] in {0, 1})
+    moments = Moments(
+        terms,
+        count,
+        _array(line["means"], len(terms)),
+        _array(line["scatter"], size * size).reshape(size, size),
+        _array(line["lowest"], len(terms)),
+        _array(line["largest"], len(terms)),
+        meta["ddof"],
+        {
+            terms[k]: _array(values, len(values))
+            for k, values in zip(meta["tails"], line["tails"], strict=True)
+        },
+        {
+            terms[k]: np.array(values, dtype=np.int64)
+            for k, values in zip(meta["histograms"], line["histograms"], strict=True)
+        },
+    )
+    _require(_consistent(moments))
+    return moments
+
+
+def _consistent(m: Moments) -> bool:
+    """Return True if the numbers could be moments of some rows."""
+    extremes = np.array([m.lowest, m.largest])
+    return (
+        m.bounded
+        and bool(np.array_equal(m.scatter, m.scatter.T, equal_nan=True))
+        and not bool((np.diag(m.scatter) < 0).any())
+        and not bool((m.lowest > m.largest).any() or np.isinf(extremes).any())
+        and bool(np.array_equal(*np.isnan(extremes)))
+        and all(_falling(tail) and 0 < len(tail) <= m.count for tail in m.tails.values())
+        and all(_counts(rows, m.count) for rows in m.histograms.values())
+    )
+
+
+def _array(values: list[float | None], size: int) -> FloatArray:
+    array = np.array(values, dtype=np.float64)  # NULL becomes NaN
+    _require(array.shape == (size,))
+    return array
+
+
+def _falling(values: FloatArray) -> bool:
+    return bool(np.isfinite(values).all() and (values[1:] <= values[:-1]).all())
+
+
+def _counts(rows: IntArray, total: int) -> bool:
+    return rows.shape == (BINS,) and bool((rows >= 0).all()) and int(rows.sum()) <= total
+
+
+def _require(holds: bool, problem: str = DAMAGED) -> None:  # noqa: FBT001 - a condition
+    if not holds:
+        raise ValueError(problem)
+
+
+def standalone_query(
+    log: Log, table: str, targets: Mapping[str, PolicyLike], needs: Needs, dialect: str
+) -> str:
+    """Return the text of the query; its last column is a hash of the question."""
+    dialect = check_dialect(dialect)
+    request = standalone_request(log, table, targets, needs)
+    mark = string(question(log, targets).mark(needs)).as_(MARK, quoted=True)
+    return written(moments_query(request).select(mark), dialect, pretty=True)
+
+
+def standalone_request(
+    log: Log, table: str, targets: Mapping[str, PolicyLike], needs: Needs
+) -> MomentsRequest:
+    """Return the request of such a query; column names are not looked up."""
+    roles = assign(log, targets, None, relation_of(table))
+    if roles.scored:
+        raise UsageError("policies in Python cannot be written as SQL: score them first")
+    return MomentsRequest(roles.table, needs)
+
+
+def read_answer(
+    path: Path, log: Log, targets: Mapping[str, PolicyLike], needs: Needs
+) -> dict[str, Moments]:
+    """Return the moments of an exported answer by logger; reject that to another question."""
+    refuse_missing(path)
+    lines = _exported(path)
+    marks = {str(line.get(MARK)) for line in lines}
+    if not lines or "None" in marks:
+        raise _unreadable(path, "the file is not the result of `poolwise sql`")
+    if marks != {question(log, targets).mark(needs)}:
+        raise _unreadable(
+            path,
+            "the file answers another question: roles, targets, options and version of "
+            "poolwise must be those that printed the query",
+        )
+    request = standalone_request(log, log.table or "log", targets, needs)
+    try:
+        _require(all(int(line["rows"]) > 0 for line in lines), "a logger without rows")
+        groups = {group.logger: group for group in (decode(request, line) for line in lines)}
+    except (KeyError, TypeError, ValueError) as reason:
+        raise _unreadable(path, f"its columns are damaged ({reason})") from reason
+    _refuse_bad(groups, request.table)
+    if len(groups) < len(lines):
+        raise _unreadable(path, "the file has several lines for one logger")
+    moments = {str(label): group.moments for label, group in groups.items()}
+    refuse_infinite(moments)
+    order = [label for label in request.table.labels if label in moments] or sorted(moments)
+    return {label: moments[label] for label in order}
+
+
+def _refuse_bad(groups: Mapping[str | None, Group], table: RoleColumns) -> None:
+    faults = [
+        Fault("the row breaks a rule", label or "", group.bad, advice=ADVICE)
+        for label, group in groups.items()
+        if group.bad
+    ]
+    absent = [] if table.drop else [label for label in table.labels if label not in groups]
+    faults += [Fault("the logger has no rows", label, 0) for label in absent]
+    if faults:
+        raise LogError(faults)
+
+
+def _exported(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a small file as mappings, with column names in lower case."""
+    kind = file_format(str(path))
+    try:
+        lines = {"parquet": _parquet, "csv": _csv, "json": _json}[kind](path)
+        return [{str(name).lower(): value for name, value in line.items()} for line in lines]
+    except OSError as reason:
+        raise _unreadable(path, reason.strerror or str(reason)) from reason
+    except (ValueError, AttributeError, csv.Error, pa.ArrowException) as reason:
+        why = f"the file is not {kind}: {str(reason).splitlines()[0]}"
+        raise _unreadable(path, why) from reason
+
+
+def _parquet(path: Path) -> Lines:
+    lines: Lines = pq.read_table(path).to_pylist()
+    return lines
+
+
+def _csv(path: Path) -> Lines:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        return [{k: None if v in NULLS else v for k, v in line.items()} for line in lines]
+
+
+def _json(path: Path) -> Lines:
+    text = path.read_text("utf-8-sig")
+    if text.lstrip().startswith("["):
+        lines: Lines = json.loads(text)
+        return lines
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
