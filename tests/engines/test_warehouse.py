@@ -20,10 +20,9 @@ from poolwise.engines.warehouse import (
     HASHES,
     NAMES,
     Warehouse,
+    bucket_of,
     dialect_of,
     relation_of,
-    row_bucket,
-    unit_bucket,
 )
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
 from poolwise.evaluation.check import check, needs_of, query_text
@@ -383,14 +382,14 @@ def test_every_dialect_is_sent_reading_statements_that_it_can_parse(dialect: str
 
 @pytest.mark.parametrize("dialect", HASHES)
 def test_every_dialect_has_a_hash_that_it_can_parse(dialect: str) -> None:
-    for bucket in (unit_bucket(column("user"), 200, dialect), row_bucket(200, dialect)):
+    for bucket in (bucket_of(column("user"), 200, dialect), bucket_of(None, 200, dialect)):
         text = exp.select(bucket).from_("log").sql(dialect=dialect)
         assert sqlglot.parse_one(text, dialect=dialect).sql(dialect=dialect) == text
         assert "200" in text
 
 
 def test_the_hash_of_postgres_spreads_units_evenly(postgres: Any) -> None:  # noqa: ANN401 - a fixture
-    bucket = unit_bucket(column("n"), 10, "postgres").sql(dialect="postgres")
+    bucket = bucket_of(column("n"), 10, "postgres").sql(dialect="postgres")
     query = f'SELECT {bucket}, count(*) FROM generate_series(1, 10000) AS g("n") GROUP BY 1'
     found = dict(postgres.execute(query).fetchall())
     assert sorted(found) == list(range(10))
@@ -399,7 +398,7 @@ def test_the_hash_of_postgres_spreads_units_evenly(postgres: Any) -> None:  # no
 
 def test_a_dialect_without_a_known_hash_says_so() -> None:
     with refused(UsageError):
-        unit_bucket(column("user"), 200, "oracle")
+        bucket_of(column("user"), 200, "oracle")
 
 
 @pytest.mark.parametrize("dialect", [d for d in NAMES if d not in {"duckdb", "spark"}])

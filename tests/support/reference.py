@@ -70,7 +70,6 @@ class ReferenceRows:
         return dict(sorted(counts.items()))
 
     by_kernel = False
-    rereadable = True
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -72,11 +72,6 @@ class Rows(Protocol):
         """True if rows go through the kernel, which is fast for many terms."""
         ...
 
-    @property
-    def rereadable(self) -> bool:
-        """True if rows can be read again; False for saved moments."""
-        ...
-
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger."""
         ...
@@ -137,6 +132,7 @@ class QueryRows(ABC):
         counted: Rows of each logger, where an earlier count gives them.
     """
 
+    by_kernel = False
     table: RoleColumns
     excluded: tuple[str, ...] = field(default=(), kw_only=True)
     counted: Mapping[str, int] | None = field(default=None, kw_only=True)
@@ -144,14 +140,6 @@ class QueryRows(ABC):
     @abstractmethod
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         """Run a query and return each line of the answer as a mapping by column."""
-
-    @property
-    def by_kernel(self) -> bool:
-        return False
-
-    @property
-    def rereadable(self) -> bool:
-        return True
 
     def _count(self, table: RoleColumns) -> dict[str | None, int]:
         lines = sorted(self._lines(counts_query(table)), key=lambda line: str(line["logger"]))

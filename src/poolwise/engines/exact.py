@@ -16,7 +16,7 @@ import numpy as np
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
 from poolwise.moments.moments import FloatArray, Moments
-from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs
+from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, WEIGHTED_REWARD, Factor, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,14 +129,12 @@ class FiniteProblem:
 
         $$\sigma_i^2 = \sum_{x,y} \Pr(x) \bar\pi^2 (\delta^2 + s^2) / \pi_i - U^2$$
         """
-        square = self.target**2 * (self.reward**2 + self.reward_variance)
-        divergences = {}
-        for logger, policy in self.loggers.items():
-            rows = square * _divide(np.ones_like(policy), policy)
-            second = float(np.einsum("x,xy->", self.context_prob, rows))
-            supported = self.support.each[logger]
-            divergences[logger] = max(0.0, second - self.value**2) if supported else math.inf
-        return divergences
+        moments = self.moments(Needs(groups=((WEIGHTED_REWARD,),)))
+        supported = self.support.each
+        return {
+            logger: m.var(WEIGHTED_REWARD) if supported[logger] else math.inf
+            for logger, m in moments.items()
+        }
 
     @cached_property
     def gamma(self) -> float:

@@ -210,9 +210,7 @@ class KernelRows(QueryRows):
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows; None if there are none."""
 
-    @property
-    def by_kernel(self) -> bool:
-        return True
+    by_kernel = True
 
     @property
     def batch_rows(self) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from poolwise.engines.files import DAMAGED, Question, question, read_moments, write_moments
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
-from poolwise.moments.moments import pooled
+from poolwise.moments.buckets import pooled_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,6 @@ class SavedRows:
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
     by_kernel = False
-    rereadable = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -230,15 +229,10 @@ class Summary:
                 "summaries must be made for the same estimators and by the same version of "
                 "poolwise to be added"
             )
-        both = (self.moments, other.moments)
-        loggers = self.manifest or sorted({*self.moments, *other.moments})
-        moments = {
-            logger: pooled(part[logger] for part in both if logger in part)
-            for logger in loggers
-            if any(logger in part for part in both)
-        }
+        both = pooled_buckets((self.moments, other.moments))
+        ordered = {i: both[i] for i in self.manifest or sorted(both) if i in both}
         mixture = self.question.mixture or other.question.mixture
-        return Summary(moments, replace(self.question, mixture=mixture), self.manifest)
+        return Summary(ordered, replace(self.question, mixture=mixture), self.manifest)
 
     def save(self, path: str | Path) -> None:
         """Write a Parquet file with one line per logger; whole, or not at all."""

@@ -12,6 +12,7 @@ import pickle
 import socket
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
+from threadpoolctl import threadpool_limits
 
 from poolwise.engines.base import CHANGED
 from poolwise.engines.kernel import Kernel
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from poolwise.engines.workspace import Workspace
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.reader import Layout, Rows
+    from poolwise.rows.reader import Layout
     from poolwise.rows.stream import Files
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
@@ -102,79 +104,59 @@ FileWork = tuple[int, list[RowGroup]]  # row groups, after the number of their f
 Outcome = Sums | Failure | None  # None for a task without rows
 
 
-def _total(kernel: Kernel, batches: Iterator[Rows]) -> Outcome:
-    """Sum all batches, in their order."""
-    from threadpoolctl import threadpool_limits
+def sum_groups(
+    layout: Layout, workspace: Workspace, columns: Mapping[str, str], work: FileWork
+) -> Outcome:
+    """Read row groups on a worker and sum them.
 
+    Args:
+        layout: The columns that batches have.
+        workspace: Rows and products to compute from them.
+        columns: Column of the files for each column of the layout.
+        work: The row groups.
+    """
+    first_row, pieces = work
+    hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
+    if hidden:
+        return Failure(socket.gethostname(), hidden[0])
+    reader = ParquetReader(columns)
+    try:
+        tables = chain.from_iterable(reader(p, layout.names) for p in pieces)
+        return _total(Kernel(layout, workspace), tables, first_row)
+    finally:
+        reader.close()
+
+
+def sum_partition(
+    layout: Layout, workspace: Workspace, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Sum rows that Spark reads; yield the partition's number and its pickled outcome."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    partition = context.partitionId() if context else 0
+    kernel = Kernel(layout, workspace)
+    outcome = _total(kernel, _tables(batches, kernel.rows), partition * PARTITION_ROWS)
+    yield pa.record_batch({"partition": [partition], "outcome": [pickle.dumps(outcome)]})
+
+
+def _total(kernel: Kernel, tables: Iterable[pa.Table], first_row: int) -> Outcome:
+    """Sum all tables, in their order."""
+    batches = to_rows(tables, kernel.layout, first_row, kernel.rows)
     try:
         with threadpool_limits(limits=1):
             first = next(batches, None)
-            return first and _trimmed(kernel.together(chain([first], batches)))
+            if first is None:
+                return None
+            sums = kernel.together(chain([first], batches))
     except BadRowsError:
         return Failure(socket.gethostname())
-
-
-def _trimmed(sums: Sums) -> Sums:
-    """Drop the values that are too many to be among the largest."""
-    for tails in sums.tails:
+    for tails in sums.tails:  # drop the values that are too many to be among the largest
         tails[:] = [np.sort(values)[-LONGEST_TAIL:] for values in tails]
     return sums
 
 
-@dataclass(frozen=True, eq=False)
-class FileTask:
-    """Reads row groups on a worker and sums them.
-
-    Attributes:
-        layout: The columns that batches have.
-        workspace: Rows and products to compute from them.
-        columns: Column of the files for each column of the layout.
-    """
-
-    layout: Layout
-    workspace: Workspace
-    columns: Mapping[str, str]
-
-    def __call__(self, work: FileWork) -> Outcome:
-        """Sum some row groups."""
-        first_row, pieces = work
-        hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
-        if hidden:
-            return Failure(socket.gethostname(), hidden[0])
-        kernel, reader = Kernel(self.layout, self.workspace), ParquetReader(self.columns)
-        try:
-            tables = chain.from_iterable(reader(p, self.layout.names) for p in pieces)
-            return _total(kernel, to_rows(tables, self.layout, first_row, kernel.rows))
-        finally:
-            reader.close()
-
-
-@dataclass(frozen=True, eq=False)
-class TableTask:
-    """Sums one partition of the rows that Spark reads.
-
-    Attributes:
-        layout: The columns that batches have.
-        workspace: Rows and products to compute from them.
-    """
-
-    layout: Layout
-    workspace: Workspace
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: the partition's number and its pickled outcome."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        kernel = Kernel(self.layout, self.workspace)
-        tables = _joined(batches, kernel.rows)
-        rows = to_rows(tables, self.layout, partition * PARTITION_ROWS, kernel.rows)
-        outcome = pickle.dumps(_total(kernel, rows))
-        yield pa.record_batch({"partition": [partition], "outcome": [outcome]})
-
-
-def _joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
     """Join batches up to so many rows, or a few more: Spark's are small.
 
     A bucket of Spark's query is a cluster, which the reader hashes.
@@ -242,12 +224,17 @@ class SparkRows(KernelRows):
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows, added in the order of the tasks."""
-        stream = self._files()
-        if stream is not None:
-            layout = replace(layout, excluded=self.excluded)
-            outcomes = self._run_on_files(stream, layout, workspace)
+        stream = self._stream()
+        most = most_tasks(layout, workspace)
+        if stream is None:
+            outcomes = self._run_on_rows(layout, workspace, most)
         else:
-            outcomes = self._run_on_rows(TableTask(layout, workspace))
+            tasks = tasks_of(stream.pieces, self.task_rows, most)
+            layout = replace(layout, excluded=self.excluded)
+            run = partial(sum_groups, layout, workspace, stream.columns)
+            with spark_errors("reading Parquet in tasks"):
+                work = self.session.sparkContext.parallelize(tasks, len(tasks))
+                outcomes = work.map(run).collect()
         total: Sums | None = None
         for outcome in outcomes:
             if isinstance(outcome, Failure):
@@ -256,7 +243,7 @@ class SparkRows(KernelRows):
                 total = outcome if total is None else total.add(outcome, workspace)
         return total
 
-    def _files(self) -> ParquetStream | None:
+    def _stream(self) -> ParquetStream | None:
         """The files, where tasks can read them as they are."""
         try:
             stream = plain_stream(self.table, self.files)
@@ -264,28 +251,19 @@ class SparkRows(KernelRows):
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
         return stream if isinstance(stream, ParquetStream) else None
 
-    def _run_on_files(
-        self, stream: ParquetStream, layout: Layout, workspace: Workspace
-    ) -> list[Outcome]:
-        tasks = tasks_of(stream.pieces, self.task_rows, most_tasks(layout, workspace))
-        run = FileTask(layout, workspace, stream.columns)
-        with spark_errors("reading Parquet in tasks"):
-            work = self.session.sparkContext.parallelize(tasks, len(tasks))
-            outcomes: list[Outcome] = work.map(run).collect()
-        return outcomes
-
-    def _run_on_rows(self, task: TableTask) -> list[Outcome]:
+    def _run_on_rows(self, layout: Layout, workspace: Workspace, most: int) -> list[Outcome]:
         table = self.table
-        if task.layout.buckets > 1 and table.cluster is not None:
+        if layout.buckets > 1 and table.cluster is not None:
             table = replace(table, bucket=exp.cast(table.cluster.copy(), "varchar"))
         query = exp.select("*").from_(rows_name(table))
         for name, step in row_steps(table):
             query = query.with_(name, as_=step)
         text = spark_text(query)
+        run = partial(sum_partition, layout, workspace)
         with spark_errors(text):
             # fewer partitions only: their results must fit into this process
-            frame = self.session.sql(text).coalesce(most_tasks(task.layout, task.workspace))
-            lines = frame.mapInArrow(task, "partition BIGINT, outcome BINARY").collect()
+            frame = self.session.sql(text).coalesce(most)
+            lines = frame.mapInArrow(run, "partition BIGINT, outcome BINARY").collect()
         ordered = sorted(lines, key=lambda line: int(line["partition"]))
         return [pickle.loads(line["outcome"]) for line in ordered]  # noqa: S301 - our own tasks'
 

@@ -15,13 +15,15 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
+import pyarrow as pa
 from sqlglot import exp
+from threadpoolctl import threadpool_limits
 
 from poolwise.errors import (
     EngineError,
@@ -37,9 +39,8 @@ from poolwise.rows.score import Scorer
 from poolwise.rows.sources import plain_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from sqlglot.expressions import Expr as Expression
 
@@ -70,19 +71,16 @@ def running_session(master: str) -> Iterator[SparkSession]:
             yield session
         finally:
             session.stop()
-        return
-    current = running.sparkContext.master
-    if master and master != current:
+    elif master in {"", running.sparkContext.master}:
+        yield running
+    else:
         raise UsageError(
-            f"a Spark session is running at {current!r}: stop it before starting one at "
-            f"{master!r}"
+            f"a Spark session is running at {running.sparkContext.master!r}: stop it before "
+            f"starting one at {master!r}"
         )
-    yield running
 
 
 def _started(master: str) -> SparkSession:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
@@ -92,37 +90,42 @@ def _started(master: str) -> SparkSession:
     builder = SparkSession.builder.appName("poolwise").config("spark.ui.enabled", "false")
     if master:
         builder = builder.master(master)
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable  # workers run this Python
     try:
-        with _same_python():
-            return builder.getOrCreate()
-    except (PySparkException, Py4JError, OSError) as reason:
+        return builder.getOrCreate()
+    except _errors() as reason:
         where = f" at {master!r}" if master else ""
         raise UsageError(f"Spark does not start{where}: {first_line(reason)}") from reason
-
-
-@contextmanager
-def _same_python() -> Iterator[None]:
-    """Have workers run this Python, unless PYSPARK_PYTHON names another."""
-    chosen = os.environ.get("PYSPARK_PYTHON")
-    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
-    try:
-        yield
     finally:
         if chosen is None:
             del os.environ["PYSPARK_PYTHON"]
 
 
-@contextmanager
-def spark_errors(text: str) -> Iterator[None]:
-    """Raise Spark's errors as ours, with one line in place of two languages' traces."""
+def _errors() -> tuple[type[Exception], ...]:
+    """The exceptions of Spark, of its bridge to Java and of their connection."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    return PySparkException, Py4JError, OSError
+
+
+@contextmanager
+def spark_errors(text: str, source: str = "") -> Iterator[None]:
+    """Raise Spark's errors as ours, with one line in place of two languages' traces.
+
+    Args:
+        text: The query, or the work of tasks.
+        source: The source that is opened, if any.
+    """
     try:
         yield
-    except (PySparkException, Py4JError) as reason:
+    except _errors() as reason:
+        line = first_line(reason)
+        if source:
+            raise SourceError(source, line) from reason
         raise _from_worker(str(reason)) or EngineError(
-            "Spark", text, RuntimeError(first_line(reason))
+            "Spark", text, RuntimeError(line)
         ) from reason
 
 
@@ -173,28 +176,22 @@ def _lenient(node: Expression) -> Expression:
 
 def frame_of(session: SparkSession, log: Log) -> DataFrame:
     """All parts of a log as one DataFrame, with the columns of all parts."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions
 
     if log.connection is not None:
         raise UsageError("Spark does not read through a `connection`: leave `engine` out")
     frames = []
     for part in log.parts:
-        try:
+        with spark_errors("", _shown(part)):
             frame = _frame(session, part, log.reader_options)
-        except (PySparkException, Py4JError) as reason:
-            raise SourceError(_shown(part), first_line(reason)) from reason
         if isinstance(log.source, Mapping):
             frame = frame.withColumn(PART_LOGGER, functions.lit(str(part.logger)))
         frames.append(frame)
-    try:
+    with spark_errors("", "the source"):
         return _union(frames)
-    except PySparkException as reason:
-        raise SourceError("the source", first_line(reason)) from reason
 
 
-def _union(frames: list[DataFrame]) -> DataFrame:
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
@@ -209,8 +206,12 @@ def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> 
     chosen = {**READER_OPTIONS[part.kind], **options}
     if part.kind == "csv" and re.search(r"\.tsv\b", part.value[0].lower()):
         chosen.setdefault("sep", "\t")
+    located: dict[str, list[str]] = {}  # paths by the folder above their partition folders
+    for path in (file for pattern in part.value for file in _files(pattern, part.kind)):
+        above = re.match(r"(.*?)/[^/]*=[^/]*/", path)
+        located.setdefault(above.group(1) if above else "", []).append(path)
     frames = []
-    for base, paths in _located(part).items():
+    for base, paths in located.items():
         rooted = {**chosen, "basePath": base} if base else chosen
         frames.append(session.read.options(**rooted).format(part.kind).load(paths))  # type: ignore[arg-type, unused-ignore]
     return _union(frames)
@@ -220,8 +221,6 @@ def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401
     if type(frame).__module__.startswith("pyspark."):
         spark_frame: DataFrame = frame
         return spark_frame
-    import pyarrow as pa
-
     try:
         if hasattr(frame, "to_arrow"):  # Polars
             frame = frame.to_arrow()
@@ -236,33 +235,18 @@ def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401
     return copied
 
 
-def _located(part: Part) -> dict[str, list[str]]:
-    """Paths as Spark expects them, by the folder above their partition folders."""
-    located: dict[str, list[str]] = {}
-    for pattern in part.value:
-        for path in _files(pattern, part.kind):
-            above = re.match(r"(.*?)/[^/]*=[^/]*/", path)
-            located.setdefault(above.group(1) if above else "", []).append(path)
-    return located
-
-
 def _files(pattern: str, kind: str) -> list[str]:
     """The files that match a path; the path itself where this process sees none."""
-    import duckdb
-
     if "://" in pattern:
         return [pattern]
     with duckdb.connect() as connection:
-        lines = connection.execute(
-            "SELECT file FROM glob(?)", [expanded(pattern, kind)]
-        ).fetchall()
+        query = "SELECT file FROM glob(?)"
+        lines = connection.execute(query, [expanded(pattern, kind)]).fetchall()
     return [f"file://{Path(str(line[0])).absolute()}" for line in lines] or [pattern]
 
 
 def local_files(session: SparkSession, log: Log) -> Files | None:
     """Files that tasks can read by themselves, under absolute paths."""
-    import duckdb
-
     paths = [path for part in log.parts if part.kind == "parquet" for path in part.value]
     connect = type(session).__module__.startswith("pyspark.sql.connect")  # has no RDDs
     if connect or any("://" in path for path in paths):
@@ -273,12 +257,12 @@ def local_files(session: SparkSession, log: Log) -> Files | None:
 
 
 def _shown(part: Part) -> str:
+    if part.kind in READER_OPTIONS:
+        more = f" and {len(part.value) - 1} more" if len(part.value) > 1 else ""
+        return f"{part.value[0]!r}{more}"
     if part.kind == "frame":
         return "the frame"
-    if part.kind in {"select", "table"}:
-        return "the SELECT" if SELECT.match(part.value) else f"table {part.value!r}"
-    more = f" and {len(part.value) - 1} more" if len(part.value) > 1 else ""
-    return f"{part.value[0]!r}{more}"
+    return "the SELECT" if SELECT.match(part.value) else f"table {part.value!r}"
 
 
 @contextmanager
@@ -290,32 +274,6 @@ def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
         yield exp.to_table(name)
     finally:
         session.catalog.dropTempView(name)
-
-
-@dataclass(frozen=True)
-class _Scoring:
-    """Scores the batches of one partition, on a worker."""
-
-    scorer: Scorer
-    columns: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from threadpoolctl import threadpool_limits
-
-        first_row = 0
-        with threadpool_limits(limits=1):
-            for rows in batches:
-                try:
-                    scored = self.scorer(rows, first_row)
-                except PolicyError as error:
-                    details = {
-                        "policy": error.policy,
-                        "reason": error.reason,
-                        "rows": error.rows,
-                    }
-                    raise RuntimeError(POLICY_FAILED + json.dumps(details)) from None
-                first_row += rows.num_rows
-                yield scored.select(list(self.columns))
 
 
 @contextmanager
@@ -336,7 +294,7 @@ def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
         log_probabilities=log.log_probabilities,
     )
     try:
-        with_scores = narrow.mapInArrow(_Scoring(scorer, tuple(schema.names)), schema)
+        with_scores = narrow.mapInArrow(partial(_score, scorer, schema.names), schema)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
         raise UsageError(
             "these policies cannot be sent to Spark's workers: "
@@ -348,3 +306,19 @@ def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
         yield with_scores
     finally:
         with_scores.unpersist()
+
+
+def _score(
+    scorer: Scorer, columns: list[str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Score the batches of one partition, on a worker."""
+    first_row = 0
+    with threadpool_limits(limits=1):
+        for rows in batches:
+            try:
+                scores = scorer(rows, first_row)
+            except PolicyError as error:
+                details = {"policy": error.policy, "reason": error.reason, "rows": error.rows}
+                raise RuntimeError(POLICY_FAILED + json.dumps(details)) from None
+            first_row += rows.num_rows
+            yield scores.select(columns)

@@ -68,16 +68,11 @@ class MomentsRequest:
 
 
 def moments_query(request: MomentsRequest, limit: int | None = None) -> exp.Select:
-    """Return one line per logger (and bucket): count, bad rows, means, scatters, extremes."""
-    query = _aggregate(request)
-    for name, step in _steps(request, limit):
-        query = query.with_(name, as_=step)
-    return query
+    """Return one line per logger (and bucket): count, bad rows, means, scatters, extremes.
 
-
-def _steps(request: MomentsRequest, limit: int | None) -> list[tuple[str, exp.Select]]:
-    table = request.table
-    steps = row_steps(table)
+    With `limit`, of the first rows only.
+    """
+    table, steps = request.table, row_steps(request.table)
     if limit is not None:
         steps[0] = ("rows", steps[0][1].limit(limit))
     if request.counts is None and table.propensities:
@@ -90,7 +85,10 @@ def _steps(request: MomentsRequest, limit: int | None) -> list[tuple[str, exp.Se
     ]
     if request.self_centred:
         steps.append(("centres", _centres(request)))
-    return steps
+    query = _aggregate(request)
+    for name, step in steps:
+        query = query.with_(name, as_=step)
+    return query
 
 
 def _totals(table: RoleColumns) -> exp.Select:
@@ -110,15 +108,12 @@ def _probs(table: RoleColumns) -> exp.Select:
     """
     names = [f"p_{i}" for i in range(len(table.propensities))]
     names += [f"t_{i}" for i in range(len(table.targets))]
-    carried = [column("logger"), column("reward"), *map(column, table.predictions)]
-    if table.bucket is not None:
-        carried.append(column("bucket"))
     if table.mixture is not None:
         names.append("estimated_mixture")
     own = propensity(table)
     if table.log_probabilities:
         tops = [own.copy(), *(column(n) for n in names if n.startswith("p_"))]
-        top = exp.func("greatest", *tops) if len(tops) > 1 else tops[0]
+        top = _of_all("greatest", tops)
         probs: list[Expression] = [
             exp.func("exp", column(n) - top.copy()).as_(n, quoted=True) for n in names
         ]
@@ -127,7 +122,14 @@ def _probs(table: RoleColumns) -> exp.Select:
         probs = [column(n) for n in names]
     bad = case(good(table), exp.Literal.number(0), exp.Literal.number(1))
     extra = [own.as_("own", quoted=True), bad.as_("bad", quoted=True)]
+    carried = _carried(table, "reward", *table.predictions)
     return exp.select(*carried, *probs, *extra).from_(rows_name(table))
+
+
+def _carried(table: RoleColumns, *names: str) -> list[exp.Column]:
+    """The logger, these columns and the bucket, as a step passes them on."""
+    bucket = () if table.bucket is None else ("bucket",)
+    return [column(name) for name in ("logger", *names, *bucket)]
 
 
 def _mixture(request: MomentsRequest) -> Expression:
@@ -149,9 +151,6 @@ def _mixture(request: MomentsRequest) -> Expression:
 def _ratios(request: MomentsRequest) -> exp.Select:
     """The factors that the terms are products of."""
     table = request.table
-    carried = [column("logger"), column("bad"), column("reward")]
-    if table.bucket is not None:
-        carried.append(column("bucket"))
     factors = sorted({f for t in request.needs.terms for f in t.factors})
     values = [
         _factor(f, table).as_(factor_name(f, table), quoted=True)
@@ -164,6 +163,7 @@ def _ratios(request: MomentsRequest) -> exp.Select:
     inner = exp.select(*probs).from_("probs")
     if request.counts is None and table.propensities:
         inner = inner.join("totals", join_type="cross")
+    carried = _carried(table, "bad", "reward")
     return exp.select(*carried, *values).from_(inner.subquery("mixed"))
 
 
@@ -176,9 +176,8 @@ def _factor(factor: Factor, table: RoleColumns) -> Expression:
     if factor.name in OF_MODEL:
         return _of_model(factor, table)
     if factor.name == "overlap":
-        return _least([column(f"p_{k}") for k in range(len(table.propensities))]) / _not_zero(
-            column("own")
-        )
+        probs: list[Expression] = [column(f"p_{k}") for k in range(len(table.propensities))]
+        return _of_all("least", probs) / _not_zero(column("own"))
     prob = column(f"p_{list(table.propensities).index(factor.logger)}")
     if factor.name == "ratio":
         return prob / _not_zero(mixed)
@@ -208,8 +207,9 @@ def _shrunk(weight: Expression, factor: Factor) -> Expression:
     return bound * weight / square
 
 
-def _least(parts: list[exp.Column]) -> Expression:
-    return exp.func("least", *parts) if len(parts) > 1 else parts[0]
+def _of_all(function: str, values: Sequence[Expression]) -> Expression:
+    """The least or the greatest of several values, or the only one."""
+    return exp.func(function, *values) if len(values) > 1 else values[0]
 
 
 def _not_zero(divisor: Expression) -> Expression:
@@ -239,8 +239,7 @@ def _stem(term: Term) -> tuple[Factor, ...]:
 
 
 def _product(request: MomentsRequest, factors: Sequence[Factor]) -> Expression:
-    columns = [column(factor_name(f, request.table)) for f in factors]
-    return reduce(mul, columns)
+    return reduce(mul, [column(factor_name(f, request.table)) for f in factors])
 
 
 def _shared(request: MomentsRequest) -> exp.Select:
@@ -251,9 +250,6 @@ def _shared(request: MomentsRequest) -> exp.Select:
 
 def _terms(request: MomentsRequest) -> exp.Select:
     """Value of each term in each row, less its centre where that is known."""
-    carried = [column("logger"), column("bad")]
-    if request.table.bucket is not None:
-        carried.append(column("bucket"))
     centres, stems = request.centres or {}, _stems(request)
     values = []
     for term, k in request.index.items():
@@ -266,7 +262,7 @@ def _terms(request: MomentsRequest) -> exp.Select:
         if centres.get(term):
             product = product - number(centres[term])
         values.append(product.as_(f"x_{k}", quoted=True))
-    return exp.select(*carried, *values).from_("shared")
+    return exp.select(*_carried(request.table, "bad"), *values).from_("shared")
 
 
 def _centres(request: MomentsRequest) -> exp.Select:

@@ -141,8 +141,15 @@ def relation_of(table: str, dialect: str = "duckdb") -> Expression:
     return exp.Subquery(this=statements[0], alias=exp.to_identifier("source"))
 
 
-def unit_bucket(unit: Expression, buckets: int, dialect: str) -> Expression:
-    """Return a number below `buckets` by the hash of a unit, the same on every day."""
+def bucket_of(cluster: Expression | None, buckets: int, dialect: str) -> Expression:
+    """Return a number below `buckets`, equal for all rows of a cluster and on every day.
+
+    Without a cluster it is that of the row's number.
+    """
+    if cluster is None:
+        order = exp.Order(expressions=[exp.null()]) if dialect == "snowflake" else None
+        row_number = exp.Window(this=exp.RowNumber(), order=order)
+        return exp.cast(exp.Mod(this=row_number, expression=exp.convert(buckets)), "int")
     if dialect not in HASHES:
         raise UsageError(
             f"clusters need a hash function, and none is defined for "
@@ -150,17 +157,10 @@ def unit_bucket(unit: Expression, buckets: int, dialect: str) -> Expression:
             "or read the log with DuckDB"
         )
     tree = parse_one(HASHES[dialect], dialect=dialect)
-    values = {"unit": exp.cast(unit.copy(), "varchar"), "buckets": exp.convert(buckets)}
+    values = {"unit": exp.cast(cluster.copy(), "varchar"), "buckets": exp.convert(buckets)}
     for name in list(tree.find_all(exp.Column)):
         name.replace(values[name.name].copy())
     return exp.cast(tree, "int")
-
-
-def row_bucket(buckets: int, dialect: str) -> Expression:
-    """Return a number below `buckets` by the number of the row."""
-    order = exp.Order(expressions=[exp.null()]) if dialect == "snowflake" else None
-    row_number = exp.Window(this=exp.RowNumber(), order=order)
-    return exp.cast(exp.Mod(this=row_number, expression=exp.convert(buckets)), "int")
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,9 +200,7 @@ class Session:
 
     def bucket(self, cluster: Expression | None, buckets: int) -> Expression:
         """Return a number below `buckets`, equal for all rows of a cluster."""
-        if cluster is None:
-            return row_bucket(buckets, self.dialect)
-        return unit_bucket(cluster, buckets, self.dialect)
+        return bucket_of(cluster, buckets, self.dialect)
 
     @contextmanager
     def _running(self, text: str) -> Iterator[Any]:
