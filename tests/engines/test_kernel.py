@@ -171,7 +171,7 @@ def test_dropped_rows_leave_the_same_rows_by_every_way(
     sources: dict[str, Any] = {"file": path, "table": spoiled, "query": f"FROM '{path}'"}
     log = log_of(sources[source], LOGGERS, on_fault="drop")
     with DuckDB().open(log, {"t": "t"}) as rows:
-        assert sum(rows.found.values()) == table.num_rows
+        assert sum(rows.all_counts.values()) == table.num_rows
         assert_moments_agree(rows.moments(NEEDS), moments(table.take(good)))
 
 

@@ -256,7 +256,7 @@ def test_rows_that_arrive_meanwhile_are_not_seen_by_half() -> None:
             assert rows.counts == {"a": 9}
             writer.execute("INSERT INTO growing VALUES ('a', 1, .5, .5)")
             writer.commit()
-            assert rows.found == {"a": 9}
+            assert rows.all_counts == {"a": 9}
         with Warehouse().open(replace(log, connection=reader), TARGETS) as rows:
             assert rows.counts == {"a": 10}
         writer.execute("DROP TABLE growing")

@@ -65,7 +65,7 @@ class ReferenceRows:
         return [row for row in self._rows if not broken_rules(row, self.log, self.targets)]
 
     @property
-    def found(self) -> dict[str, int]:
+    def all_counts(self) -> dict[str, int]:
         counts = Counter(str(row[str(self.log.logger)]) for row in self._rows)
         return dict(sorted(counts.items()))
 

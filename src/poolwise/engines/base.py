@@ -63,7 +63,7 @@ class Rows(Protocol):
         ...
 
     @property
-    def found(self) -> Mapping[str, int]:
+    def all_counts(self) -> Mapping[str, int]:
         """Rows of each logger, unusable ones included."""
         ...
 
@@ -146,7 +146,7 @@ class QueryRows(ABC):
         return {line["logger"]: int(line["rows"]) for line in lines}
 
     @property
-    def found(self) -> dict[str, int]:
+    def all_counts(self) -> dict[str, int]:
         counts = self._count(replace(self.table, drop=False))
         return {str(label): rows for label, rows in counts.items()}
 

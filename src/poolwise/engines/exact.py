@@ -34,9 +34,9 @@ class Support:
     """Coverage of the target by the loggers.
 
     Attributes:
-        each: For each logger, whether it plays every rewarded action of the target.
-        mixture: Whether the loggers together do.
-        strict: Whether the loggers together play every action of the target, rewarded or
+        each: True for a logger that plays every rewarded action of the target.
+        mixture: True if the loggers together do.
+        strict: True if the loggers together play every action of the target, rewarded or
             not.
     """
 

@@ -61,7 +61,7 @@ class SavedRows:
 
     Attributes:
         by_logger: Moments of each logger, in the order in which loggers are shown.
-        dropped: Whether rows that break a rule were dropped, uncounted.
+        dropped: True if rows that break a rule were dropped, uncounted.
         notes: Findings about the origin of the moments.
     """
 
@@ -75,7 +75,7 @@ class SavedRows:
         return {logger: m.count for logger, m in self.by_logger.items()}
 
     @property
-    def found(self) -> dict[str, int]:
+    def all_counts(self) -> dict[str, int]:
         return self.counts
 
     def check(self) -> tuple[Fault, ...]:

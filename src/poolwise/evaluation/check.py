@@ -56,7 +56,7 @@ def check(
     """Count the rows that break each rule, by logger, without estimating anything."""
     named = named_targets(targets) if targets else {}
     with open_rows(Request(log, named), engine) as rows:
-        return CheckReport(rows.check(), rows.found)
+        return CheckReport(rows.check(), rows.all_counts)
 
 
 def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:

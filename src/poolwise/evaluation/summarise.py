@@ -79,7 +79,7 @@ def _fixed(rows: Rows, manifest: Mapping[str, float]) -> Rows:
             "`counts` require rows, and this engine has only moments: leave `counts` out, or "
             "summarise with DuckDB or over a connection"
         )
-    present = tuple(label for label in rows.table.labels if label in rows.found)
+    present = tuple(label for label in rows.table.labels if label in rows.all_counts)
     return replace(rows, table=replace(rows.table, shares=manifest, labels=present))
 
 
