@@ -59,6 +59,13 @@ def test_the_base_adds_its_scores() -> None:
     np.testing.assert_allclose(prob[0, 1], 0.75 * np.e / (0.25 + 0.75 * np.e))
 
 
+def test_a_base_sees_columns_that_are_no_features() -> None:
+    base = pw.Table({"p": {"a": 1.0}, "q": {"b": 1.0}}, context="t")
+    policy = linear(greedy=False, base=base)
+    rows = pa.table({"x": [0.0, 0.0], "s": ["u", "u"], "t": ["p", "q"]})
+    assert policy.decide(rows, seed=0).action.tolist() == ["a", "b"]
+
+
 def frames() -> dict[str, Any]:
     columns = {name: values.tolist() for name, values in COLUMNS.items()}
     lists = [
@@ -119,7 +126,7 @@ def test_a_policy_with_a_base_is_loaded_with_it(tmp_path: Path) -> None:
     policy.save(tmp_path / "policy.json")
     with refused(UsageError):
         pw.load_policy(tmp_path / "policy.json")
-    loaded = pw.load_policy(tmp_path / "policy.json", base=base)
+    loaded = pw.load_policy(tmp_path / "policy.json", loggers={"v2": base})
     assert loaded.distribution(ROWS).tolist() == policy.distribution(ROWS).tolist()
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poolwise import __version__
+from poolwise.cli.learning import LearnOptions
 from poolwise.cli.options import (
     AsJson,
     EngineOptions,
@@ -193,6 +194,31 @@ def plan(
     with _progress():
         outlook = run(log, targets, half_width=half_width, level=level, engine=reader)
     _print(outlook, as_json=as_json)
+
+
+@app.command()
+@grouped
+def learn(
+    *,
+    command: typer.Context,
+    logs: Sources,
+    roles: RoleOptions,
+    chosen: LearnOptions,
+    level: Level = 0.95,
+    rows: RowOptions,
+    read: ReadOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a new policy from the logs, and estimate what it will earn."""
+    if roles.target:
+        raise UsageError("learn takes no --target: evaluate its policy with --target new=FILE")
+    log = build_log(logs, roles, rows, read)
+    chosen.check_outputs(log)
+    with _progress():
+        learned = chosen.run(log, level)
+    chosen.save(learned, command_text(command))
+    typer.echo(learned.to_json() if as_json else str(learned))
+    raise typer.Exit(chosen.status(learned))
 
 
 @app.command()

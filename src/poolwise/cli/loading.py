@@ -1,9 +1,9 @@
 """Policies that the command line names: a column, a Python object, or a model in a file.
 
-A policy is a column or an SQL expression, a Python object named ``module:attribute``, or a
-scikit-learn model in a file.  Importing a module runs its code, and naming it is consent.
-Opening a file must not run code: skops files are read type by type, and a pickle, which is
-a program, is loaded only with ``--trust``.
+A policy is a column or an SQL expression, a Python object named ``module:attribute``, a
+learned policy in a JSON file, or a scikit-learn model in a file.  Importing a module runs its
+code, and naming it is consent.  Opening a file must not run code: skops files are read type
+by type, and a pickle, which is a program, is loaded only with ``--trust``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from poolwise.errors import MissingExtraError, UsageError, did_you_mean
 from poolwise.log.policies import as_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
     from poolwise.log.policy import PolicyLike
@@ -32,13 +33,17 @@ CONVERT = "skops.io.dump(model, 'model.skops')"
 TRUST = "If you trust its author, pass --trust"
 
 
-def named_policy(text: str, *, trust: bool = False) -> PolicyLike:
+def named_policy(
+    text: str, *, trust: bool = False, loggers: Mapping[str, PolicyLike] | None = None
+) -> PolicyLike:
     """Return the policy that a word of the command line names.
 
     Args:
-        text: ``module:attribute``, the path of a ``.skops`` file or of a pickle, or anything
-            else, which is a column or an SQL expression and is returned unchanged.
+        text: ``module:attribute``, the path of a learned policy (``.json``), of a ``.skops``
+            file or of a pickle, or anything else, which is a column or an SQL expression and
+            is returned unchanged.
         trust: Also load pickles, and types that skops does not know: both can run any code.
+        loggers: Loggers by label, which a learned policy may need.
 
     Raises:
         UsageError: There is no such object or file, it is not a policy, or it needs `trust`.
@@ -55,6 +60,10 @@ def named_policy(text: str, *, trust: bool = False) -> PolicyLike:
     match, ending = OBJECT.fullmatch(text), Path(text).suffix.lower()
     if match:
         value = _called(text, _attribute(text, match["module"], match["attribute"]))
+    elif ending == ".json":
+        from poolwise.learning.policy import load_policy
+
+        return load_policy(text, loggers=loggers)
     elif ending == ".skops":
         value = _from_skops(text, _content(text), trust=trust)
     elif ending in PICKLES:

@@ -88,7 +88,18 @@ class RoleOptions:
             raise UsageError(
                 "at least one --target is required, e.g. --target candidate=p_candidate"
             )
-        return {name: named_policy(value, trust=trust) for name, value in targets.items()}
+        loggers = self.loggers(trust=trust) if targets else {}
+        return {
+            name: named_policy(value, trust=trust, loggers=loggers)
+            for name, value in targets.items()
+        }
+
+    def loggers(self, *, trust: bool = False) -> dict[str, PolicyLike]:
+        """Return the policies of the loggers by label."""
+        from poolwise.cli.loading import named_policy
+
+        values = pairs(self.propensities or [], "--propensities")
+        return {name: named_policy(value, trust=trust) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +232,13 @@ def build_log(
 
     rows, read = rows or RowOptions(), read or ReadOptions()
     own = roles.propensity
-    propensities = pairs(roles.propensities or [], "--propensities")
     return Log(
         None if moments else logs[0] if len(logs) == 1 else list(logs),
         table=(logs[0] if logs else "log") if moments else None,
         reward=roles.reward,
         logger=roles.logger,
         propensity=None if own is None else named_policy(own, trust=read.trust),
-        propensities={k: named_policy(v, trust=read.trust) for k, v in propensities.items()}
-        or None,
+        propensities=roles.loggers(trust=read.trust) or None,
         action=read.action,
         context=[name for text in read.context or () for name in text.split(",")],
         reader_options=_reader_options(read.reader_option or []),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from poolwise.errors import Finding
-    from poolwise.evaluation.ranking import Comparison
+    from poolwise.evaluation.compare import Comparison
     from poolwise.evaluation.results import Evaluation
     from poolwise.learning.policy import LearnedMixture, LinearPolicy
     from poolwise.learning.recipe import Candidate

@@ -18,8 +18,8 @@ import numpy as np
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
 from poolwise.learning.features import read_encoding
 from poolwise.learning.fit import greedy, softmax
-from poolwise.log.policies import Mixture
-from poolwise.log.policy import Batch, index_of, pick
+from poolwise.log.policies import Mixture, as_policy
+from poolwise.log.policy import Batch, index_of, is_distribution, pick
 from poolwise.rows.output import JSON, refuse_output, write_whole
 from poolwise.rows.score import to_batch
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from poolwise.learning.features import Encoding
-    from poolwise.log.policy import AnyArray, Distribution, FloatArray
+    from poolwise.log.policy import AnyArray, Distribution, FloatArray, PolicyLike
 
 KIND, VERSION = "poolwise.linear", 1
 LEAST = 1e-6  # probability of an anchor below which its score falls no further
@@ -53,7 +53,8 @@ class Deciding:
         """
         parts: Sequence[Any] = self.policies if isinstance(self, Mixture) else (self,)
         names = dict.fromkeys(name for part in parts for name in part.encoding.columns)
-        prob = self.distribution(_batch(rows, tuple(names)))
+        whole = any(part.base is not None for part in parts)
+        prob = self.distribution(_batch(rows, tuple(names), whole=whole))
         drawn = np.random.default_rng(seed).random((len(prob), 1))
         sums = prob.cumsum(axis=1)
         index = (sums <= drawn * sums[:, -1:]).sum(axis=1)
@@ -66,21 +67,22 @@ class Deciding:
         write_whole(path, text.encode())
 
 
-def _batch(rows: Any, columns: tuple[str, ...]) -> Batch:  # noqa: ANN401 - frames share no type
-    """Return the columns of a frame, or of a list of dictionaries, as a batch."""
+def _batch(rows: Any, columns: tuple[str, ...], *, whole: bool) -> Batch:  # noqa: ANN401
+    """Return a frame, or a list of dictionaries, as a batch: some columns, or the whole."""
     import pyarrow as pa
 
     if isinstance(rows, Batch):
         return rows
     if isinstance(rows, list):
-        listed = [*rows[0]] if rows else list(columns)
-        absent = {name: "features" for name in columns if name not in listed}
-        if absent:
-            raise MissingColumnError(absent, listed)
-        rows = {name: [row.get(name) for row in rows] for name in columns}
+        rows = pa.Table.from_pylist(rows) if rows else {name: [] for name in columns}
     table = rows.to_arrow() if hasattr(rows, "to_arrow") else pa.table(rows)
-    batches = table.select([n for n in columns if n in table.schema.names]).combine_chunks()
-    (batch,) = batches.to_batches() or [pa.RecordBatch.from_pylist([], schema=batches.schema)]
+    names = table.schema.names
+    absent = {name: "features" for name in columns if name not in names}
+    if absent:
+        raise MissingColumnError(absent, names)
+    columns = tuple(names) if whole else columns
+    chosen = table.select(list(columns)).combine_chunks()
+    (batch,) = chosen.to_batches() or [pa.RecordBatch.from_pylist([], schema=chosen.schema)]
     return to_batch(batch, None, columns)
 
 
@@ -164,7 +166,6 @@ def policy_data(policy: object) -> dict[str, Any]:
         "version": VERSION,
         "actions": list(first.actions),
         "epsilon": first.epsilon,
-        "anchor": first.anchor,
         "parts": [_part(part, share) for part, share in zip(parts, shares, strict=True)],
     }
 
@@ -173,6 +174,7 @@ def _part(part: LinearPolicy, share: float) -> dict[str, Any]:
     return {
         "share": share,
         "greedy": part.greedy,
+        "anchor": part.anchor,
         "base": part.base is not None,
         "encoding": part.encoding.to_dict(),
         "coefficients": part.coefficients.tolist(),
@@ -180,13 +182,14 @@ def _part(part: LinearPolicy, share: float) -> dict[str, Any]:
 
 
 def load_policy(
-    path: str | PathLike[str], *, base: Distribution | None = None
+    path: str | PathLike[str], *, loggers: Mapping[str, PolicyLike] | None = None
 ) -> LinearPolicy | LearnedMixture:
     """Read a learned policy from a JSON file, and check it.
 
     Args:
         path: The file.
-        base: The anchor's policy, for a file of a policy that adds to an anchor's scores.
+        loggers: Loggers by label. A policy whose anchor is a policy in Python adds to the
+            scores of that one, which a file cannot hold.
     """
     try:
         content = Path(path).read_bytes()
@@ -194,13 +197,13 @@ def load_policy(
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     try:
         data = json.loads(content)
-        return _policy(data, base)
+        return _policy(data, loggers or {})
     except (ValueError, KeyError, TypeError, AttributeError, PolicyError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is not a policy that can be used: {what}") from None
 
 
-def _policy(data: Any, base: Distribution | None) -> LinearPolicy | LearnedMixture:  # noqa: ANN401
+def _policy(data: Any, loggers: Mapping[str, PolicyLike]) -> LinearPolicy | LearnedMixture:  # noqa: ANN401
     """Return the policy of JSON data; a ValueError says what is wrong with it."""
     if not isinstance(data, Mapping) or data.get("kind") != KIND:
         raise ValueError(f"its kind must be {KIND!r}")
@@ -212,7 +215,7 @@ def _policy(data: Any, base: Distribution | None) -> LinearPolicy | LearnedMixtu
     epsilon = float(data["epsilon"])
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon must be in [0, 1], got {epsilon:g}")
-    parts = [_read_part(data, part, epsilon, base) for part in data["parts"]]
+    parts = [_read_part(data, part, epsilon, loggers) for part in data["parts"]]
     if not parts:
         raise ValueError("it has no parts")
     shares = [float(part["share"]) for part in data["parts"]]
@@ -220,11 +223,13 @@ def _policy(data: Any, base: Distribution | None) -> LinearPolicy | LearnedMixtu
 
 
 def _read_part(
-    data: Mapping[str, Any], part: Mapping[str, Any], epsilon: float, base: Distribution | None
+    data: Mapping[str, Any],
+    part: Mapping[str, Any],
+    epsilon: float,
+    loggers: Mapping[str, PolicyLike],
 ) -> LinearPolicy:
     encoding, actions = read_encoding(part["encoding"]), tuple(data["actions"])
     coefficients = np.array(part["coefficients"], dtype=np.float64)
-    anchor = str(data["anchor"])
     if not actions or len(set(actions)) < len(actions):
         raise ValueError("its actions must be distinct")
     if coefficients.shape != (encoding.size, len(actions)):
@@ -232,12 +237,18 @@ def _read_part(
         raise ValueError(f"its coefficients must be {shape}, got {coefficients.shape}")
     if not np.isfinite(coefficients).all():
         raise ValueError("its coefficients must be finite")
-    if part["base"] and base is None:
-        raise ValueError(
-            f"it adds to the scores of {anchor!r}: pass that policy as `base`, or as "
-            f"--propensities {anchor}=module:attribute"
-        )
-    kept = base if part["base"] else None
+    anchor = str(part["anchor"])
+    base = _base(anchor, loggers) if part["base"] else None
     return LinearPolicy(
-        actions, encoding, coefficients, bool(part["greedy"]), epsilon, anchor, kept
+        actions, encoding, coefficients, bool(part["greedy"]), epsilon, anchor, base
     )
+
+
+def _base(anchor: str, loggers: Mapping[str, PolicyLike]) -> Distribution:
+    base = as_policy(loggers[anchor]) if anchor in loggers else None
+    if base is None or not is_distribution(base):
+        raise ValueError(
+            f"it adds to the scores of {anchor!r}, which a file cannot hold: pass that policy, "
+            f"as loggers={{{anchor!r}: policy}} or --propensities {anchor}=module:attribute"
+        )
+    return base

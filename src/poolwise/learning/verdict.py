@@ -24,7 +24,7 @@ from poolwise.learning.policy import LearnedMixture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.evaluation.ranking import Comparison
+    from poolwise.evaluation.compare import Comparison
     from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LinearPolicy
