@@ -13,7 +13,7 @@ from pathlib import Path
 
 from poolwise.paper.claims import TOY
 from poolwise.paper.figures import FIGURES, read_csv
-from poolwise.paper.page import claims_table
+from poolwise.paper.run import claims_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 SHOWN = (1, 2, 3, 4, 7)  # numbers of the figures in docs/paper.md

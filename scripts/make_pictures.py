@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.formats.digits import TARGETS, digits_log, digits_truth
+from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
 from poolwise.report.sentence import lesson
 from poolwise.report.tables import show
 

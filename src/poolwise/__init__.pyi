@@ -18,13 +18,13 @@ from .estimators.model import DoublyRobust as DoublyRobust
 from .estimators.shrink import Shrink as Shrink
 from .estimators.shrink import tuned as tuned
 from .evaluation.check import check as check
+from .evaluation.check import score_log as score_log
 from .evaluation.compare import Comparison as Comparison
 from .evaluation.compare import compare as compare
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.plan import Plan as Plan
 from .evaluation.plan import plan as plan
 from .evaluation.results import Evaluation as Evaluation
-from .evaluation.score_log import score_log as score_log
 from .evaluation.summarise import from_result as from_result
 from .evaluation.summarise import summarise as summarise
 from .formats.labelled import bandit_log as bandit_log

@@ -21,7 +21,7 @@ import poolwise
 from poolwise import evaluate
 from poolwise.cli.commands import app, main
 from poolwise.errors import UsageError
-from poolwise.formats.digits import digits_truth
+from poolwise.formats.labelled import digits_truth
 from tests.support.reference import PAPER, log_of, random_table
 
 if TYPE_CHECKING:

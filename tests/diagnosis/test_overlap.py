@@ -22,7 +22,7 @@ from poolwise.errors import UsageError
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Weighted, weight_moments
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.formats.digits import TARGETS, digits_log, digits_path
+from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log
 from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import Moments, pooled

@@ -8,7 +8,7 @@ import pytest
 
 from poolwise import evaluate
 from poolwise.evaluation.check import check
-from poolwise.formats.digits import LOGGERS, TARGETS, digits_log, digits_path, digits_truth
+from poolwise.formats.labelled import LOGGERS, TARGETS, digits_log, digits_path, digits_truth
 
 MOST_BYTES = 1_500_000
 

@@ -11,8 +11,7 @@ from poolwise.errors import UsageError
 from poolwise.paper import run as module
 from poolwise.paper.claims import claims
 from poolwise.paper.figures import FIGURES, read_csv
-from poolwise.paper.page import claims_table
-from poolwise.paper.run import Cell, Effort, run
+from poolwise.paper.run import Cell, Effort, claims_table, run
 from poolwise.paper.toy import numbers
 from tests.support.messages import refused
 from tests.support.synthetic import save_as

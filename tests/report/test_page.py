@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from poolwise import evaluate
 from poolwise.cli.commands import app
 from poolwise.errors import UsageError
-from poolwise.formats.digits import digits_log, digits_path
+from poolwise.formats.labelled import digits_log, digits_path
 from poolwise.report.page import all_charts, page, save_charts
 from poolwise.report.sentence import answer
 from tests.support import samples
@@ -114,7 +114,7 @@ def test_the_same_numbers_give_the_same_bytes(name: str) -> None:
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     there = tmp_path / "there.html"
     program = (
-        "import sys; from poolwise import evaluate; from poolwise.formats.digits import *\n"
+        "import sys; from poolwise import evaluate; from poolwise.formats.labelled import *\n"
         "evaluate(digits_log(), TARGETS, truth=digits_truth(), which_logs=True)"
         ".save(sys.argv[1])"
     )

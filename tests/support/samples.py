@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise import Log, evaluate
-from poolwise.formats.digits import TARGETS, digits_log, digits_path, digits_truth
+from poolwise.formats.labelled import TARGETS, digits_log, digits_path, digits_truth
 
 if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation

@@ -257,7 +257,7 @@ def score(
     """Write the log with the probabilities of policies in Python, once, for later use."""
     log = build_log(logs, roles, read=read)
     targets = roles.targets(trust=read.trust)
-    from poolwise.evaluation.score_log import score_log
+    from poolwise.evaluation.check import score_log
 
     with _progress():
         scored = score_log(log, targets, out)
@@ -287,7 +287,7 @@ def sql(
 def demo(*, command: typer.Context, report: ReportOptions, as_json: AsJson = False) -> None:
     """Evaluate a new policy on the bundled log, whose true value is known."""
     from poolwise.evaluation.evaluate import evaluate as run
-    from poolwise.formats.digits import TARGETS, digits_log, digits_truth
+    from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
     from poolwise.report.sentence import lesson
 
     log = digits_log()

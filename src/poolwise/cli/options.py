@@ -21,7 +21,7 @@ from poolwise.errors import UsageError
 from poolwise.log.log import Log, OnFault
 
 if TYPE_CHECKING:
-    from poolwise.evaluation.score_log import ScoredLog
+    from poolwise.evaluation.check import ScoredLog
     from poolwise.log.policy import PolicyLike
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB

@@ -6,13 +6,14 @@ reports the same findings.
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
-from poolwise.diagnosis.leave_one_out import errors, errors_without
 from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
 from poolwise.diagnosis.trained import (
     HONEST,
@@ -24,19 +25,20 @@ from poolwise.diagnosis.trained import (
 )
 from poolwise.engines.base import SingleRows
 from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.evaluation.read import opened, request
+from poolwise.estimators.ips import Balanced
+from poolwise.evaluation.read import opened, request, split_of
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.student import Interval, Limits, default_interval, one_sided
 from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
 from poolwise.moments.moments import fingerprint
-from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
+from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, unite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.diagnosis.leave_one_out import Errors
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.engines.base import EngineLike
     from poolwise.evaluation.read import Answers, IntervalMethod, OpenLog, Request
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 MOST = 30  # targets that an evaluation compares by itself: 435 pairs
 RECOMMENDED = "calibrated"
 NONE: Mapping[str, Any] = {}
+LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
+Errors = dict[str, float]
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
@@ -124,10 +128,40 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
     }
 
 
-def _without(rows: OpenLog) -> Mapping[str, Mapping[str, Errors]]:
-    """Return the standard errors of each target with each logger left out."""
-    buckets = BUCKETS if rows.request.method == "jackknife" else 1
-    return errors_without(rows.rows, rows.request.names, buckets)
+def _without(rows: OpenLog) -> dict[str, dict[str, Errors]]:
+    """Return standard errors by target and left-out logger.
+
+    Leaving a logger out changes the mixture and so every weight: the rows are read again,
+    once per logger.
+    """
+    targets, loggers = rows.request.names, tuple(rows.rows.counts)
+    by_target: dict[str, dict[str, Errors]] = {name: {} for name in targets}
+    for logger in loggers if len(loggers) > 1 else ():
+        others = tuple(i for i in loggers if i != logger)
+        kinds = [e.needs(others, crossed=True) for e in LEFT_OUT.values()]
+        needs = unite([*kinds, Needs(extremes=(WEIGHT,))])
+        bound = [needs.bind(name) for name in targets]
+        rest = rows.rows.without(logger)
+        if rows.request.method == "jackknife":
+            parts = rest.bucketed(bound, BUCKETS)
+        else:
+            parts = [[rest.moments(unite(bound))]] * len(targets)
+        for name, buckets in zip(targets, parts, strict=True):
+            by_target[name][logger] = _errors(split_of(buckets, needs, name))
+    return by_target
+
+
+def _errors(split: Split) -> Errors:
+    """Return the standard errors of `LEFT_OUT`; infinite if the target is uncovered."""
+    errors = dict.fromkeys(LEFT_OUT, math.inf)
+    if not any(m.max(WEIGHT) for m in split.whole.values()) or uncovered(split.whole):
+        return errors
+    for name, estimator in LEFT_OUT.items():
+        with suppress(RefusedError):
+            lone = len(split.buckets) == 1
+            estimate = estimator.estimate(split.whole) if lone else jackknife(estimator, split)
+            errors[name] = estimate.std_error
+    return errors
 
 
 def results_of(
@@ -213,7 +247,7 @@ class _Judge:
         diagnosis = diagnose(view, split.buckets, self.asked.level, crossed=crossed)
         without = self.without.get(target, {})
         if without:
-            diagnosis = replace(diagnosis, with_all=errors(split), without=without)
+            diagnosis = replace(diagnosis, with_all=_errors(split), without=without)
         trained = self._honest(target, split, estimates, intervals)
         findings += self._guaranteed(target, estimates, intervals)
         findings += few_rewarded(view, crossed=crossed)

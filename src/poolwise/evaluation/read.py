@@ -19,7 +19,7 @@ from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import BY_NAME, WITH_MODEL
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.given_mixture import with_mixture
+from poolwise.estimators.model import with_mixture
 from poolwise.evaluation.contrasts import united
 from poolwise.intervals.guarantees import (
     GUARANTEES,
@@ -294,11 +294,7 @@ class OpenLog:
     served: Served
 
     def read(self, compared: str = "") -> Answers:
-        """Make the pass over the rows.
-
-        Args:
-            compared: Estimator that targets are compared in, if any.
-        """
+        """Make the pass; `compared` names the estimator that targets are compared in."""
         asked, rows, needs, pairs = self.request, self.rows, self.served.needs, Needs()
         loggers, crossed = tuple(rows.counts), asked.log.crossed
         if compared:
@@ -315,23 +311,21 @@ class OpenLog:
         else:
             whole = rows.moments(unite([*bound, pairs]))
             parts = [[whole]] * len(bound)
-        splits = {}
-        for name, buckets in zip(asked.names, parts, strict=True):
-            own_terms = {term: term.bind(name) for term in needs.terms}
-            views = [{i: m.select(own_terms) for i, m in b.items()} for b in buckets]
-            splits[name] = Split(views)
+        splits = {
+            name: split_of(buckets, needs, name)
+            for name, buckets in zip(asked.names, parts, strict=True)
+        }
         refuse_outside(asked.log, next(iter(splits.values())).whole)
         _refuse_unlogged(splits)
-        findings = (*_cluster_findings(asked, splits), *self._row_findings())
+        dropped = rows.check() if asked.log.on_fault == "drop" else ()
+        findings = (
+            *_cluster_findings(asked, splits),
+            # a report carries no rows, so the example stays out of it
+            *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
+            *getattr(rows, "notes", ()),
+        )
         moments = (splits, whole, compared, pairs, means)
         return Answers(asked, self.served, loggers, *moments, findings)
-
-    def _row_findings(self) -> Iterator[Finding]:
-        if self.request.log.on_fault == "drop":
-            for fault in self.rows.check():
-                # a report carries no rows, so the example stays out of it
-                yield Finding("dropped-rows", f"Dropped: {replace(fault, example={})}.")
-        yield from getattr(self.rows, "notes", ())
 
 
 @contextmanager
@@ -366,6 +360,12 @@ def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows
             "`engine` out, or write the predictions as columns of the log first"
         )
     return chosen.open(asked.log, asked.targets, asked.extra)
+
+
+def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:
+    """Return the moments of one target, under the names that estimators use."""
+    terms = {term: term.bind(target) for term in needs.terms}
+    return Split([{i: m.select(terms) for i, m in bucket.items()} for bucket in buckets])
 
 
 def _refuse_unlogged(splits: Mapping[str, Split]) -> None:

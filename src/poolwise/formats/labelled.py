@@ -3,11 +3,18 @@
 A row draws a context of the data set and an action of the logger, and records the reward
 of that action only.  All labels are known, and so is the true value of every policy, which
 makes such logs the usual test bed (Agarwal et al., "Taming the Monster", 2014).
+
+The bundled log is one of them: three classifiers of different quality logged the digit that
+they predicted for an image, and the reward is 1 if it is right.
+`scripts/make_bundled_log.py` writes the file.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -202,3 +209,42 @@ def _check(data: _Data, loggers: Mapping[str, object], counts: Mapping[str, int]
         problems.append("counts must be whole numbers above 0")
     if problems:
         raise UsageError("\n".join(problems))
+
+
+LOGGERS = ("small", "medium", "large")
+TARGETS = {"candidate": "p_candidate"}
+
+
+def digits_path() -> Path:
+    """Return the path of the file."""
+    return Path(str(files("poolwise") / "data" / "digits.parquet"))
+
+
+def digits_log() -> Log:
+    """Return the bundled log, with the probability of every row under every logger.
+
+    >>> digits_log().crossed
+    True
+    """
+    return Log(
+        digits_path(),
+        logger="policy",
+        action="digit",
+        reward="correct",
+        propensity="p",
+        propensities={name: f"p_{name}" for name in LOGGERS},
+        context=("pixels",),
+    )
+
+
+def digits_truth() -> dict[str, float]:
+    """Return the true value of each target, from the file's metadata.
+
+    >>> 0 < digits_truth()["candidate"] < 1
+    True
+    """
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_schema(digits_path()).metadata
+    truth: dict[str, float] = json.loads(metadata[b"poolwise"])["truth"]
+    return truth

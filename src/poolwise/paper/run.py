@@ -22,7 +22,6 @@ from poolwise.paper import toy
 from poolwise.paper.claims import Claim, claims
 from poolwise.paper.datasets import Dataset, fingerprint, load
 from poolwise.paper.figures import FIGURES, Source, read_csv, write_csv, write_figure
-from poolwise.paper.page import page
 from poolwise.paper.panels import SIZES, Row, divergences, estimated_weights, panel
 from poolwise.paper.problem import (
     FRACTIONS,
@@ -47,7 +46,11 @@ from poolwise.report.tables import Grid, show
 from poolwise.rows.output import write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+
+    from poolwise.paper.panels import Row
 
 DATA = ("scene", "yeast", "lyrl")
 EXPERIMENTS = ("toy", *DATA, "all")
@@ -316,3 +319,35 @@ def figure_command(number: int) -> None:
     console.print(f"Wrote {chosen.out / figure.stem}.csv, .svg and .png")
     for note in filter(None, (bench.data.note for bench in benches)):
         console.print(note)
+
+
+INTRODUCTION = """\
+# The paper, reproduced
+
+Claims of Agarwal, Basu, Schnabel and Joachims, *Effective Evaluation Using Logged Bandit
+Feedback from Multiple Loggers* (KDD 2017), each with a verdict. Variances are exact, by
+enumeration over inputs and outputs; r is the size of log 1 over that of log 2, v the
+divergence of logger 1 over that of logger 2. The CSV files have the numbers of every cell.
+"""
+
+
+def page(verdicts: Sequence[Row], notes: Sequence[str]) -> str:
+    """Return the page, with links to the figures in its own folder."""
+    figures = (
+        f"![{figure.title}]({figure.stem}.svg)\n\n*Figure {figure.number}. {figure.caption}*\n"
+        for figure in FIGURES
+    )
+    quoted = (f"> {note}\n" for note in notes)
+    return "\n".join([INTRODUCTION, *quoted, *figures, claims_table(verdicts), ""])
+
+
+def claims_table(verdicts: Sequence[Row]) -> str:
+    """Return a Markdown table of the rows of ``claims.csv``, one line per verdict."""
+    lines = ["| claim | where | verdict | evidence |", "|---|---|---|---|"]
+    previous = None
+    for row in verdicts:
+        claim = "" if row["claim"] == previous else f"{row['claim']} ({row['by']})"
+        previous = row["claim"]
+        cells = [claim, row["where"], row["verdict_there"], row["evidence"]]
+        lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines)
