@@ -27,7 +27,7 @@ from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.log import ONLY_LOGGER, file_format
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of
-from poolwise.moments.moments import BINS, FloatArray, IntArray, Moments, refuse_infinite
+from poolwise.moments.moments import BINS, FloatArray, Moments, refuse_infinite
 from poolwise.moments.terms import Factor, Term
 from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
 from poolwise.rows.roles import assign
@@ -254,29 +254,25 @@ def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> 
 def _consistent(m: Moments) -> bool:
     """Return True if the numbers could be moments of some rows."""
     extremes = np.array([m.lowest, m.largest])
-    return (
-        m.bounded
-        and bool(np.array_equal(m.scatter, m.scatter.T, equal_nan=True))
-        and not bool((np.diag(m.scatter) < 0).any())
-        and not bool((m.lowest > m.largest).any() or np.isinf(extremes).any())
-        and bool(np.array_equal(*np.isnan(extremes)))
-        and all(_falling(tail) and 0 < len(tail) <= m.count for tail in m.tails.values())
-        and all(_counts(rows, m.count) for rows in m.histograms.values())
-    )
+    tails, histograms = m.tails.values(), m.histograms.values()
+    conditions = [
+        m.bounded,
+        np.array_equal(m.scatter, m.scatter.T, equal_nan=True),
+        not (np.diag(m.scatter) < 0).any(),
+        not (m.lowest > m.largest).any() and not np.isinf(extremes).any(),
+        np.array_equal(*np.isnan(extremes)),
+        all(0 < len(tail) <= m.count and np.isfinite(tail).all() for tail in tails),
+        all((tail[1:] <= tail[:-1]).all() for tail in tails),
+        all(rows.shape == (BINS,) and (rows >= 0).all() for rows in histograms),
+        all(rows.sum() <= m.count for rows in histograms),
+    ]
+    return all(conditions)
 
 
 def _array(values: list[float | None], size: int) -> FloatArray:
     array = np.array(values, dtype=np.float64)  # NULL becomes NaN
     _require(array.shape == (size,))
     return array
-
-
-def _falling(values: FloatArray) -> bool:
-    return bool(np.isfinite(values).all() and (values[1:] <= values[:-1]).all())
-
-
-def _counts(rows: IntArray, total: int) -> bool:
-    return rows.shape == (BINS,) and bool((rows >= 0).all()) and int(rows.sum()) <= total
 
 
 def _require(holds: bool, problem: str = DAMAGED) -> None:  # noqa: FBT001 - a condition
@@ -350,7 +346,7 @@ def _exported(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a small file as mappings, with column names in lower case."""
     kind = file_format(str(path))
     try:
-        lines = {"parquet": _parquet, "csv": _csv, "json": _json}[kind](path)
+        lines = pq.read_table(path).to_pylist() if kind == "parquet" else _parsed(path, kind)
         return [{str(name).lower(): value for name, value in line.items()} for line in lines]
     except OSError as reason:
         raise _unreadable(path, reason.strerror or str(reason)) from reason
@@ -359,20 +355,14 @@ def _exported(path: Path) -> list[dict[str, Any]]:
         raise _unreadable(path, why) from reason
 
 
-def _parquet(path: Path) -> Lines:
-    lines: Lines = pq.read_table(path).to_pylist()
-    return lines
-
-
-def _csv(path: Path) -> Lines:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        return [{k: None if v in NULLS else v for k, v in line.items()} for line in lines]
-
-
-def _json(path: Path) -> Lines:
+def _parsed(path: Path, kind: str) -> Lines:
+    """Read CSV, JSON lines, or one JSON array."""
+    if kind == "csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            return [{k: None if v in NULLS else v for k, v in line.items()} for line in lines]
     text = path.read_text("utf-8-sig")
     if text.lstrip().startswith("["):
-        lines: Lines = json.loads(text)
-        return lines
+        array: Lines = json.loads(text)
+        return array
     return [json.loads(line) for line in text.splitlines() if line.strip()]
