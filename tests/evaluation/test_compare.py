@@ -757,7 +757,7 @@ def test_what_rounding_leaves_is_no_error(size: int) -> None:
     rows = np.array([[1.0, -1.0, 0.0], *[[0.0, 0.0, 1.0 + k] for k in range(size)]])
     values, free = np.array([1e-17, *np.ones(size)]), np.full(size + 1, math.inf)
     source = Source(csr_array(rows), covariance, math.inf)
-    spread = Spread(values, [source], np.ones(size + 1), free)
+    spread = Spread(values, [source], free)
     assert spread.errors.tolist() == [0.0, *(1.0 + k for k in range(size))]
     assert spread.scores()[0] == 0.0
     # multiples of one term: the normal quantile, to four errors of 20,000 draws
@@ -836,7 +836,7 @@ def test_a_limit_is_0_where_its_score_is_the_critical_value(
     rows, roots = rng.normal(size=(size, 5)), rng.normal(size=(5, 5))
     source = Source(csr_array(rows), roots @ roots.T, free)
     values = 10 * rng.normal(size=size)
-    spread = Spread(values, [source], np.ones(size), np.full(size, math.inf))
+    spread = Spread(values, [source], np.full(size, math.inf))
     together = spread.together(np.random.default_rng(1), 500)
     critical, adjusted = together.critical(level), together.p_values(spread.scores())
     lower, upper = spread.limits(critical)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 Columns = Literal["loggers", "target", "dr"]
-COLUMNS = ("loggers", "target", "dr")
 NULL_COLUMN = 1e-10  # relative to its mean square: a column with less variance is constant
 NULL_EIGENVALUE = 1e-9  # per column: smaller eigenvalues are collinear directions
 ROWS_PER_COLUMN = 10  # effective rows that each slope requires
@@ -115,7 +114,11 @@ class Calibrated:
     known: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_columns(self.columns)
+        columns: object = self.columns
+        if not isinstance(columns, tuple) or set(columns) - set(get_args(Columns)):
+            raise UsageError(
+                f"columns must be a tuple of 'loggers', 'target', 'dr'; got {columns!r}"
+            )
 
     @property
     def name(self) -> str:
@@ -161,14 +164,6 @@ def many(loggers: Collection[str]) -> bool:
     of their number: half a megabyte at 40, a gigabyte at 500.
     """
     return len(loggers) > MOST_COLUMNS
-
-
-def check_columns(columns: object) -> None:
-    """Reject unknown columns."""
-    if not isinstance(columns, tuple) or set(columns) - set(COLUMNS):
-        raise UsageError(
-            f"columns must be a tuple of 'loggers', 'target', 'dr'; got {columns!r}"
-        )
 
 
 def few_rows(moments: MomentsByLogger) -> tuple[str, ...]:

@@ -305,7 +305,14 @@ def with_divergences(
             "weighted requires a logger that can play every rewarded action of the target, "
             "but each of these gives probability 0 to at least one. Use balanced.",
         )
-    share = share or shares(_precisions(moments, divergence))
+    if share is None:
+        certain = {i for i in moments if divergence[i] == 0}  # these take all of the share
+        share = shares(
+            {
+                i: float(m.count) * (i in certain) if certain else m.count / divergence[i]
+                for i, m in moments.items()
+            }
+        )
     linear = Linear({i: dict.fromkeys(terms, share[i]) for i in moments})
     used = {i: s for i, s in share.items() if s > 0}
     variance = sum(s**2 * divergence[i] / moments[i].count for i, s in used.items())
@@ -327,13 +334,6 @@ def with_variance(
     inflation = max(1.0, variance / rows) if 0 < rows < math.inf else 1.0
     linear = replace(estimate.linear, inflation=inflation, most_free=freedom)
     return replace(estimate, variance=variance, freedom=freedom, linear=linear)
-
-
-def _precisions(moments: MomentsByLogger, divergence: Mapping[str, float]) -> dict[str, float]:
-    certain = {i for i in moments if divergence[i] == 0}
-    if certain:  # loggers without variance take all of the share
-        return {i: float(m.count) if i in certain else 0.0 for i, m in moments.items()}
-    return {i: m.count / divergence[i] for i, m in moments.items()}
 
 
 def _unsupported(loggers: Sequence[str]) -> Finding:

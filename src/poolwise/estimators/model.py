@@ -195,48 +195,42 @@ LOG_FIRST = "Log such actions before relying on any estimate."
 
 @dataclass(frozen=True)
 class GivenMixture:
-    """An estimator whose mixture is a column of the log.
+    """An estimator whose mixture is a column of the log, or is estimated.
 
     Attributes:
         estimator: Estimator with balanced weights.
+        estimated: The mixture is estimated: the name has a suffix, and a finding says so.
     """
 
     estimator: Estimator
+    estimated: bool
 
     @property
     def name(self) -> str:
-        return self.estimator.name
+        return f"{self.estimator.name}-estimated" if self.estimated else self.estimator.name
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         del crossed  # the column replaces the missing cross-propensities
         return self.estimator.needs(loggers, crossed=True)
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
-        return self.estimator.estimate(moments)
-
-
-class EstimatedMixture(GivenMixture):
-    """An estimator whose mixture is estimated."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.estimator.name}-estimated"
-
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        estimate = super().estimate(moments)
+        estimate = self.estimator.estimate(moments)
+        if not self.estimated:
+            return estimate
         return replace(estimate, findings=(ESTIMATED, *estimate.findings))
 
 
 def with_mixture(estimator: Estimator, log: Log) -> Estimator:
     """Return the estimator on the mixture column of a log, if it uses balanced weights."""
-    wrapped = EstimatedMixture if log.mixture is None else GivenMixture
     if isinstance(estimator, Calibrated):
         known = tuple(str(k) for k, v in (log.propensities or {}).items() if v is not None)
-        return wrapped(replace(estimator, known=known))
-    balanced = isinstance(estimator, Balanced) or (
-        isinstance(estimator, SelfNormalised | DoublyRobust) and estimator.weights == "balanced"
-    )
-    return wrapped(estimator) if balanced else estimator
+        estimator = replace(estimator, known=known)
+    elif isinstance(estimator, SelfNormalised | DoublyRobust):
+        if estimator.weights != "balanced":
+            return estimator
+    elif not isinstance(estimator, Balanced):
+        return estimator
+    return GivenMixture(estimator, estimated=log.mixture is None)
 
 
 ESTIMATED = Finding(

@@ -134,16 +134,14 @@ class Candidates:
         Leaving out a cluster changes slopes as well; a comparison must not be more precise than
         the evaluation, so every difference keeps the factor.
         """
-        names = list(self.estimates)
         if not self.clusters:
-            return dict.fromkeys(names, 1.0)
-        linears = [linear.plain for linear in self._bound.values()]
-        one, unlimited = np.ones(len(names)), np.full(len(names), math.inf)
-        shown = Spread(0 * one, self._sources(linears), one, unlimited).errors
-        reported = np.array([e.variance for e in self.estimates.values()])
+            return dict.fromkeys(self.estimates, 1.0)
+        (source,) = self._sources([linear.plain for linear in self._bound.values()])
+        shown, reported = source.variances(), [e.variance for e in self.estimates.values()]
         usable = (shown > 0) & np.isfinite(reported)
-        ratio = np.divide(reported, shown**2, out=np.ones_like(shown), where=usable)
-        return dict(zip(names, np.where(ratio > 1 + SAME, ratio, 1.0).tolist(), strict=True))
+        ratio = np.divide(reported, shown, out=np.ones_like(shown), where=usable)
+        ratios = np.where(ratio > 1 + SAME, ratio, 1.0).tolist()
+        return dict(zip(self.estimates, ratios, strict=True))
 
     def _spread(
         self,
@@ -156,8 +154,8 @@ class Candidates:
             freedom = [self.estimates[name].freedom for name in own] if self.clusters else []
             most_free.append(min([linear.most_free, *freedom]))
             inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
-        scale = np.sqrt(inflation)
-        return Spread(np.array(values), self._sources(linears), scale, np.array(most_free))
+        scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
+        return Spread(np.array(values), self._sources(scaled), np.array(most_free))
 
     def _sources(self, linears: Sequence[Linear]) -> list[Source]:
         """Return the sources of error of combinations: loggers, or clusters."""
@@ -281,19 +279,17 @@ class Spread:
     Attributes:
         values: One per contrast, shape (c,).
         sources: Sources of their errors.
-        scale: Factor on the standard error of each, shape (c,).
         most_free: Upper bound on the degrees of freedom of each, shape (c,).
     """
 
     values: FloatArray
     sources: Sequence[Source]
-    scale: FloatArray
     most_free: FloatArray
 
     @cached_property
     def _variances(self) -> FloatArray:
         """Part of each source in the variance of each contrast, shape (sources, c)."""
-        return np.array([source.variances() for source in self.sources]) * self.scale**2
+        return np.array([source.variances() for source in self.sources])
 
     @cached_property
     def errors(self) -> FloatArray:
@@ -313,10 +309,8 @@ class Spread:
     @property
     def covariance(self) -> FloatArray:
         """Covariance of all contrasts, shape (c, c)."""
-        covariance = np.zeros((len(self.values), len(self.values)))
-        for source in self.sources:
-            covariance += (source.rows @ source.covariance) @ source.rows.T
-        covariance *= np.outer(self.scale, self.scale)
+        parts = [(source.rows @ source.covariance) @ source.rows.T for source in self.sources]
+        covariance: FloatArray = np.sum(parts, axis=0)
         np.fill_diagonal(covariance, self.errors**2)
         return covariance
 
@@ -325,9 +319,8 @@ class Spread:
         varies = self.errors > 0
         if varies.sum() <= MANY:
             return max_t(factor_of(self.covariance), rng, directions)
-        per_error = (self.scale[varies] / self.errors[varies])[:, None]
-        factors = [source.factor()[varies] * per_error for source in self.sources]
-        return max_t(np.hstack(factors), rng, DRAWS)
+        factor = np.hstack([source.factor()[varies] for source in self.sources])
+        return max_t(factor / self.errors[varies, None], rng, DRAWS)
 
     def limits(self, critical: float) -> tuple[FloatArray, FloatArray]:
         """Return the limits of each contrast at a normal critical value."""

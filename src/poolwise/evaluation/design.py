@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import FloatArray, MomentsByLogger
 
-Variance = Callable[["FloatArray"], float]  # rows of each logger, to the variance
+Variance = Callable[["FloatArray"], float]  # from rows of each logger
+SplitFor = Callable[[float, "FloatArray"], "FloatArray"]  # from new rows and a first split
 MOST_FOLD = 1e9  # more rows than this many times the log are infeasible
 COLLINEAR = 1e-10  # of the largest: singular values below it are rounding
 CLOSE_ENOUGH = 1e-3  # relative error of a number of rows
@@ -214,7 +215,7 @@ def three_digits(rows: float) -> float:
 def best_plan(
     reached: Callable[[FloatArray], bool],
     counts: FloatArray,
-    split_for: Callable[[float, FloatArray], FloatArray],
+    split_for: SplitFor,
 ) -> tuple[float, FloatArray]:
     """Return the least number of new rows, and its split.
 
@@ -279,32 +280,43 @@ class Outlook:
 
     def options(self, name: str, estimate: Estimate) -> list[Option]:
         """Return the options of one estimator."""
+        counts, loggers = self.counts, list(self.view)
         refusal = self._refusal(name, estimate)
         if refusal:
-            return [Option(name, source, math.inf, {}, refusal) for source in self._sources()]
+            sources = (AS_NOW, *loggers, BEST)
+            return [Option(name, source, math.inf, {}, refusal) for source in sources]
         covered = all(f.code != "target-uncovered" for f in estimate.findings)
-        variance = self._variance(name, target_column=covered)
-        now = variance(self.counts)
-        reached = partial(self._reached, variance, now, estimate)
-        splits = {AS_NOW: self.counts / self.counts.sum()}
-        splits |= dict(zip(self.view, np.eye(len(self.view)), strict=True))
-        options = [
-            self._option(name, source, split, rows_needed(reached, self.counts, split))
+        variance, split_for = self._model(name, target_column=covered)
+        now = variance(counts)
+
+        def reached(rows: FloatArray) -> bool:
+            return now > 0 and self._reached(estimate, variance(rows) / now, rows)
+
+        splits = {AS_NOW: counts / counts.sum()}
+        splits |= dict(zip(loggers, np.eye(len(loggers)), strict=True))
+        needed = {
+            source: three_digits(rows_needed(reached, counts, s))
+            for source, s in splits.items()
+        }
+        if split_for is not None:
+            rows, split = best_plan(reached, counts, split_for)
+        else:  # naive and weighted: from the logger of least divergence
+            split = np.eye(len(loggers))[int(np.argmin(self._divergence))]
+            rows = rows_needed(reached, counts, split)
+        first = min(needed, key=lambda source: needed[source])
+        if needed[first] < rows:
+            rows, split = needed[first], splits[first]
+        splits[BEST], needed[BEST] = split, three_digits(rows)
+        return [
+            Option(
+                name,
+                source,
+                needed[source],
+                {i: float(s) for i, s in zip(loggers, split, strict=True) if s > 0},
+                "" if needed[source] < math.inf else "these rows alone never reach it",
+            )
             for source, split in splits.items()
         ]
-        rows, split = self._best(name, reached, target_column=covered)
-        single = min(options, key=lambda option: option.rows)
-        if single.rows < rows:
-            rows, split = single.rows, np.array([single.split.get(i, 0.0) for i in self.view])
-        return [*options, self._option(name, BEST, split, rows)]
-
-    def _sources(self) -> list[str]:
-        return [AS_NOW, *self.view, BEST]
-
-    def _option(self, name: str, source: str, split: FloatArray, rows: float) -> Option:
-        shares = {i: float(s) for i, s in zip(self.view, split, strict=True) if s > 0}
-        reason = "" if rows < math.inf else "these rows alone never reach it"
-        return Option(name, source, three_digits(rows), shares, reason)
 
     def _refusal(self, name: str, estimate: Estimate) -> str:
         if not 0 < estimate.variance < math.inf:
@@ -326,49 +338,30 @@ class Outlook:
         )
         return np.array([by_logger[i] for i in self.view])
 
-    def _variance(self, name: str, *, target_column: bool) -> Variance:
-        """Return the variance of an estimator as a function of the rows of each logger."""
-        if self.sample is not None and name in {"calibrated", "balanced"}:
-            sample, column = self._rowwise(self.sample, name, target_column=target_column)
-            if column is None:
-                return partial(balanced_variance, sample)
-            return partial(calibrated_variance, sample, target_column=column)
-        if name == "weighted" and self.crossed:
-            return partial(weighted_variance, self._divergence)
-        return partial(naive_variance, self._divergence)
-
-    def _rowwise(
-        self, sample: RowSample, name: str, *, target_column: bool
-    ) -> tuple[RowSample, bool | None]:
-        """Return rows, and whether the target has a column; None without columns of loggers."""
+    def _model(self, name: str, *, target_column: bool) -> tuple[Variance, SplitFor | None]:
+        """Return the variance of an estimator, and its best split if that needs a search."""
+        counts, sample = self.counts, self.sample
+        if sample is None or name not in {"calibrated", "balanced"}:
+            weighted = name == "weighted" and self.crossed
+            kind = weighted_variance if weighted else naive_variance
+            return partial(kind, self._divergence), None
+        column: bool | None = target_column
         if name == "balanced":
-            return sample, None
-        if many(self.view):  # the estimate has no columns of the loggers either
-            return (less_target(sample, self.counts) if target_column else sample), None
-        return sample, target_column
-
-    def _reached(
-        self, variance: Variance, now: float, estimate: Estimate, counts: FloatArray
-    ) -> bool:
-        """Return whether these counts suffice, scaled to the present variance."""
-        from scipy.special import stdtrit
-
-        if not now > 0:
-            return False
-        predicted = estimate.variance * variance(counts) / now
-        freedom = min(1e9, estimate.freedom * counts.sum() / self.counts.sum())
-        quantile = float(stdtrit(freedom, (1 + self.level) / 2))
-        return quantile * math.sqrt(predicted) <= self.half_width
-
-    def _best(
-        self, name: str, reached: partial[bool], *, target_column: bool
-    ) -> tuple[float, FloatArray]:
-        if self.sample is None or name not in {"calibrated", "balanced"}:
-            alone = np.eye(len(self.counts))[int(np.argmin(self._divergence))]
-            return rows_needed(reached, self.counts, alone), alone
-        sample, column = self._rowwise(self.sample, name, target_column=target_column)
+            column = None
+        elif many(self.view):  # the estimate has no columns of the loggers either
+            sample, column = less_target(sample, counts) if target_column else sample, None
 
         def split_for(extra: float, start: FloatArray) -> FloatArray:
-            return best_split(sample, self.counts, extra, target_column=column, start=start)
+            return best_split(sample, counts, extra, target_column=column, start=start)
 
-        return best_plan(reached, self.counts, split_for)
+        if column is None:
+            return partial(balanced_variance, sample), split_for
+        return partial(calibrated_variance, sample, target_column=column), split_for
+
+    def _reached(self, estimate: Estimate, ratio: float, rows: FloatArray) -> bool:
+        """Test if an estimate with this ratio to its present variance is precise enough."""
+        from scipy.special import stdtrit
+
+        freedom = min(1e9, estimate.freedom * rows.sum() / self.counts.sum())
+        quantile = float(stdtrit(freedom, (1 + self.level) / 2))
+        return quantile * math.sqrt(estimate.variance * ratio) <= self.half_width

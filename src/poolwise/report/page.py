@@ -82,7 +82,9 @@ def page(
         truth_known=any("truth" in t for t in evaluation["targets"]),
         targets=_targets(evaluation),
         comparison=_comparison(evaluation),
-        side_by_side=_side_by_side(evaluation),
+        side_by_side=tables.comparison_tables(evaluation["comparison"])
+        if "comparison" in evaluation
+        else [tables.side_by_side(evaluation)],
         findings=_findings(evaluation["warnings"], shown),
         formulas=formulas(names),
         fingerprint=evaluation["fingerprint"],
@@ -149,12 +151,6 @@ def _comparison(evaluation: Facts) -> dict[str, object] | None:
         "best": repr(comparison["targets"][0]["target"]),
         "alarms": [a for a in alarms if not any(finding.endswith(a) for finding in findings)],
     }
-
-
-def _side_by_side(evaluation: Facts) -> list[tables.Grid]:
-    if "comparison" in evaluation:
-        return tables.comparison_tables(evaluation["comparison"])
-    return [tables.side_by_side(evaluation)]
 
 
 def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:

@@ -39,12 +39,12 @@ def recommended(target: Facts) -> Facts | None:
 
 def leading(evaluation: Facts) -> Facts:
     """Return the target whose recommended estimate is highest."""
-    return max(evaluation["targets"], key=_height)
 
+    def height(target: Facts) -> float:
+        best = recommended(target)
+        return -math.inf if best is None or math.isnan(best["value"]) else best["value"]
 
-def _height(target: Facts) -> float:
-    best = recommended(target)
-    return -math.inf if best is None or math.isnan(best["value"]) else best["value"]
+    return max(evaluation["targets"], key=height)
 
 
 def findings_of(evaluation: Facts, target: str) -> list[Facts]:
@@ -132,19 +132,16 @@ def answer(evaluation: Facts) -> str:
         )
     count = len(evaluation["targets"])
     subject = f"Of {count} targets, {name!r} has the highest estimate: it"
-    earned = f"{subject if count > 1 else repr(name)} {_verb(evaluation, name)} {_earned(best)}"
-    clauses = [", ".join(filter(None, [earned, _against(evaluation, best)])), _carried(target)]
-    return f"{'; '.join(filter(None, clauses))}.{_hedge(evaluation, name)}"
-
-
-def _verb(evaluation: Facts, name: str) -> str:
-    severities = {w["severity"] for w in findings_of(evaluation, name)}
-    return "might have earned" if "alarm" in severities else "would have earned"
-
-
-def _earned(best: Facts) -> str:
-    value, error = best["value"], best["std_error"]
-    return f"{with_error(value, error)} per row ({_bounds(best)})"
+    severities = [w["severity"] for w in findings_of(evaluation, name)]
+    verb = "might have earned" if "alarm" in severities else "would have earned"
+    value = f"{with_error(best['value'], best['std_error'])} per row ({_bounds(best)})"
+    earned = f"{subject if count > 1 else repr(name)} {verb} {value}"
+    clauses = [", ".join(filter(None, [earned, _against(evaluation, best)]))]
+    logs, total = len(carriers(target)), len(target["loggers"])
+    if logs and total > 1:
+        carry = "carries" if logs == 1 else "carry"
+        clauses.append(f"{logs} of {total} logs {carry} that answer")
+    return f"{'; '.join(clauses)}.{_hedge(severities)}"
 
 
 def _bounds(best: Facts) -> str:
@@ -160,15 +157,10 @@ def _bounds(best: Facts) -> str:
     return f"{level} interval {interval_text(lower, upper, error)}"
 
 
-def best_logger(evaluation: Facts) -> Facts | None:
-    """Return the logger with the highest mean reward in its own log."""
-    finite = [i for i in evaluation["loggers"] if math.isfinite(i["mean_reward"])]
-    return max(finite, key=lambda i: i["mean_reward"], default=None)
-
-
 def _against(evaluation: Facts, best: Facts) -> str:
     """Compare the estimate with the mean reward of the best logger's own log."""
-    logger = best_logger(evaluation)
+    finite = [i for i in evaluation["loggers"] if math.isfinite(i["mean_reward"])]
+    logger = max(finite, key=lambda i: i["mean_reward"], default=None)
     bounded = math.isfinite(best["lower"]) or math.isfinite(best["upper"])
     if logger is None or not bounded:
         return ""
@@ -183,16 +175,8 @@ def _against(evaluation: Facts, best: Facts) -> str:
     return f"{size} {'more' if gap > 0 else 'less'} than {other}"
 
 
-def _carried(target: Facts) -> str:
-    total, logs = len(target["loggers"]), carriers(target)
-    if not logs or total == 1:
-        return ""
-    return f"{len(logs)} of {total} logs {'carries' if len(logs) == 1 else 'carry'} that answer"
-
-
-def _hedge(evaluation: Facts, name: str) -> str:
+def _hedge(severities: Sequence[str]) -> str:
     """Qualify the answer by its most serious findings."""
-    severities = [w["severity"] for w in findings_of(evaluation, name)]
     alarms, warnings = severities.count("alarm"), severities.count("warning")
     if alarms:
         return f" Do not rely on it: resolve the {counted(alarms, 'alarm')} below first."

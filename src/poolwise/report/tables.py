@@ -126,17 +126,16 @@ def as_html(
 
 def evaluation_tables(evaluation: Facts) -> list[Grid]:
     """Return the tables of each target of an evaluation, in reading order."""
-    return [grid for t in evaluation["targets"] for grid in _target_tables(evaluation, t)]
-
-
-def _target_tables(evaluation: Facts, target: Facts) -> list[Grid]:
-    tables = [estimates(evaluation, target), logs(evaluation, target), weights(target)]
-    return [*tables, *agreement(target)]
+    return [
+        grid
+        for t in evaluation["targets"]
+        for grid in (estimates(evaluation, t), logs(evaluation, t), weights(t), *agreement(t))
+    ]
 
 
 def estimates(evaluation: Facts, target: Facts) -> Grid:
     """Return the estimates of one target; a star marks the recommended one."""
-    rows = [_estimate(target, estimate) for estimate in target["estimates"]]
+    rows = [[str(e["estimator"]), *_with_interval(e["value"], e)] for e in target["estimates"]]
     header = ["estimator", "estimate", _interval_header(target["estimates"])]
     if len(rows) > 1:
         header[0] = "estimator (★ recommended)"
@@ -146,15 +145,9 @@ def estimates(evaluation: Facts, target: Facts) -> Grid:
     if "truth" in target:
         header.append("covers truth")
         title += f"; its true value is {target['truth']:.4f}"
+        for row, e in zip(rows, target["estimates"], strict=True):
+            row.append("yes" if e["lower"] <= target["truth"] <= e["upper"] else "no")
     return Grid(title, header, rows)
-
-
-def _estimate(target: Facts, estimate: Facts) -> list[str]:
-    row = [str(estimate["estimator"]), *_with_interval(estimate["value"], estimate)]
-    if "truth" in target:
-        inside = estimate["lower"] <= target["truth"] <= estimate["upper"]
-        row.append("yes" if inside else "no")
-    return row
 
 
 def _rows_text(result: Facts) -> str:
@@ -316,7 +309,11 @@ def _new_rows(
     plan: Facts, options: Mapping[tuple[str, str], Facts], names: Sequence[str]
 ) -> Grid:
     sources = dict.fromkeys(source for _, source in options)
-    rows = [[s, *(_needed(options[name, s]) for name in names)] for s in sources]
+    wanted = [[options[name, source] for name in names] for source in sources]
+    rows = [
+        [source, *(needed_rows(o["rows"], o["half_width_now"]) for o in line)]
+        for source, line in zip(sources, wanted, strict=True)
+    ]
     widths = [short(options[name, BEST_SPLIT]["half_width_now"]) for name in names]
     total = count_text(sum(i["rows"] for i in plan["loggers"]))
     title = (
@@ -324,10 +321,6 @@ def _new_rows(
         f"{short(plan['half_width'])}; the log has {total}"
     )
     return Grid(title, ["new rows from", *names], [*rows, ["half-width now", *widths]])
-
-
-def _needed(option: Facts) -> str:
-    return needed_rows(option["rows"], option["half_width_now"])
 
 
 def needed_rows(rows: float, half_width_now: float) -> str:
