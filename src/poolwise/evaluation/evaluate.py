@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,8 +177,10 @@ def results_of(
         without: Standard errors of each target with each logger left out, likewise.
     """
     asked, served, loggers = answers.request, answers.served, answers.loggers
-    judged = _Judge(answers, bets, without)
-    results = {name: judged.result(name) for name in asked.names}
+    results = {
+        name: _Target(answers, name).result(bets, without.get(name, NONE))
+        for name in asked.names
+    }
     codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
     fallen = [name for code, name in AS_NAIVE.items() if code in codes]
     lacking = no_cross_propensities(served.uncrossed, fallen, loggers)
@@ -225,60 +227,50 @@ def without_training(evaluation: Evaluation, trained: Conflicts) -> Evaluation:
     return replace(evaluation, targets=targets, findings=(finding, *evaluation.findings))
 
 
-@dataclass(frozen=True, eq=False)
-class _Judge:
-    """Estimates and diagnoses targets."""
+class _Target:
+    """One target: its moments, and the estimates, intervals and findings so far."""
 
-    answers: Answers
-    bets: Mapping[str, Interval]
-    without: Mapping[str, Mapping[str, Errors]]
+    def __init__(self, answers: Answers, name: str) -> None:
+        self.asked, self.answers, self.name = answers.request, answers, name
+        self.split, self.view = answers.splits[name], answers.view(name)
+        self.limits = _limits(self.asked, self.split)
+        self.estimates: dict[str, Estimate] = {}
+        self.intervals: dict[str, Interval] = {}
+        self.findings: list[Finding] = []
 
-    @property
-    def asked(self) -> Request:
-        return self.answers.request
-
-    def result(self, target: str) -> TargetResult:
-        """Return estimates, intervals, diagnosis and findings of one target."""
-        split, view = self.answers.splits[target], self.answers.view(target)
-        crossed = self.asked.log.crossed
-        estimates, intervals, findings = self._estimate_all(split)
-        own = own_overlap(view, split.buckets, crossed=crossed)
-        mixed = mixed_overlap(view, split.buckets) if crossed else None
-        diagnosis = diagnose(view, split.buckets, self.asked.level, crossed=crossed)
-        without = self.without.get(target, {})
-        if without:
-            diagnosis = replace(diagnosis, with_all=_errors(split), without=without)
-        trained = self._honest(target, split, estimates, intervals)
-        findings += self._guaranteed(target, estimates, intervals)
-        findings += few_rewarded(view, crossed=crossed)
-        judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
-        codes = {f.code for f in findings}
-        new = [f for f in judged if f.code not in codes]
-        listed = dict.fromkeys([*findings, *trained, *new])
-        if self.answers.served.uncrossed:  # one finding of the log covers these
-            listed = {f: None for f in listed if f.code not in AS_NAIVE}
-        ordered = tuple(sorted(listed, key=lambda f: f.rank))
-        return TargetResult(estimates, intervals, own, mixed, ordered, diagnosis)
-
-    def _estimate_all(
-        self, split: Split
-    ) -> tuple[dict[str, Estimate], dict[str, Interval], list[Finding]]:
-        estimates, intervals, findings = {}, {}, []
+    def result(
+        self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
+    ) -> TargetResult:
+        """Estimate and diagnose the target."""
+        view, buckets, crossed = self.view, self.split.buckets, self.asked.log.crossed
         for name, estimator in self.answers.served.estimators.items():
             try:
-                estimates[name], intervals[name], notes = self._estimate(estimator, split)
+                notes = self._add(name, estimator)
             except RefusedError as reason:
                 if self.asked.strict:
                     raise
-                findings.append(Finding(reason.code, str(reason)))
+                self.findings.append(Finding(reason.code, str(reason)))
             else:
-                findings += [*estimates[name].findings, *notes]
-        return estimates, intervals, findings
+                self.findings += [*self.estimates[name].findings, *notes]
+        trained = self._replace_pooled()
+        self._guarantee(bets)
+        self.findings += few_rewarded(view, crossed=crossed)
+        own = own_overlap(view, buckets, crossed=crossed)
+        mixed = mixed_overlap(view, buckets) if crossed else None
+        diagnosis = diagnose(view, buckets, self.asked.level, crossed=crossed)
+        if without:
+            diagnosis = replace(diagnosis, with_all=_errors(self.split), without=without)
+        codes = {f.code for f in self.findings}
+        judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
+        findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
+        if self.answers.served.uncrossed:  # one finding of the log covers these
+            findings = [f for f in findings if f.code not in AS_NAIVE]
+        ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))
+        return TargetResult(self.estimates, self.intervals, own, mixed, ordered, diagnosis)
 
-    def _estimate(
-        self, estimator: Estimator, split: Split
-    ) -> tuple[Estimate, Interval, tuple[Finding, ...]]:
-        asked, method = self.asked, self.asked.method
+    def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
+        """Estimate the value and its interval; return findings about the interval."""
+        asked, split, method = self.asked, self.split, self.asked.method
         if isinstance(estimator, CrossFitted):
             estimate = estimator.estimate_folds(split.buckets)
             if method == "jackknife":  # folds change the value a little, its error less
@@ -288,56 +280,42 @@ class _Judge:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
-        limits = _limits(asked, split)
-        interval, notes = default_interval(estimate, asked.level, limits, asked.sides)
+        interval, notes = default_interval(estimate, asked.level, self.limits, asked.sides)
         if method == "bootstrap" and not notes:
             values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
             tail = (1 - asked.level) / (2 if asked.sides == "two" else 1)
             lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
             interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
-        return estimate, interval, notes
+        self.estimates[name], self.intervals[name] = estimate, interval
+        return notes
 
-    def _honest(
-        self,
-        target: str,
-        split: Split,
-        estimates: dict[str, Estimate],
-        intervals: dict[str, Interval],
-    ) -> list[Finding]:
+    def _replace_pooled(self) -> list[Finding]:
         """Where a logger was trained on a log of these, replace intervals that pool."""
         loggers, trained_on = self.answers.loggers, self.asked.log.trained_on
-        logs = conflicts(trained_on, loggers).get(target)
-        findings = [target_on_log(target, logs)] if logs else []
+        logs = conflicts(trained_on, loggers).get(self.name)
+        findings = [target_on_log(self.name, logs)] if logs else []
         trained = on_own(trained_on, loggers)
         if not trained or not self.asked.log.crossed:
             return findings
         usable = self.answers.served.estimators
-        replaced = [n for n, e in usable.items() if n in intervals and pools(e, loggers)]
+        pooling = [n for n in self.intervals if pools(usable[n], loggers)]
         try:
-            estimate, interval, notes = self._estimate(HONEST, split)
+            notes = self._add(HONEST.name, HONEST)
         except RefusedError:
             return [*findings, on_own_log(trained, replaced=())]
-        estimates[HONEST.name] = estimate
-        intervals.update(dict.fromkeys([*replaced, HONEST.name], interval))
-        return [*findings, on_own_log(trained, replaced=replaced), *notes]
+        self.intervals.update(dict.fromkeys(pooling, self.intervals[HONEST.name]))
+        return [*findings, on_own_log(trained, replaced=pooling), *notes]
 
-    def _guaranteed(
-        self, target: str, estimates: Mapping[str, Estimate], intervals: dict[str, Interval]
-    ) -> tuple[Finding, ...]:
+    def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
-        asked = self.asked
-        findings: tuple[Finding, ...] = ()
-        if asked.method == "betting":
-            interval = self.bets[target]
-        elif asked.method in {"bernstein", "likelihood"}:
-            view = self.answers.splits[target].whole
+        asked, interval = self.asked, bets.get(self.name)
+        if asked.method in {"bernstein", "likelihood"}:
             interval, findings = from_moments(
-                asked.method, view, asked.log, asked.level, asked.sides
+                asked.method, self.split.whole, asked.log, asked.level, asked.sides
             )
-        else:
-            return ()
-        intervals.update(dict.fromkeys(estimates, interval))
-        return findings
+            self.findings += findings
+        if interval is not None:
+            self.intervals.update(dict.fromkeys(self.estimates, interval))
 
 
 def _limits(asked: Request, split: Split) -> Limits:
