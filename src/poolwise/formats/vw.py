@@ -182,8 +182,8 @@ def read_dsjson(
         refuse_output(save, PARQUET, files)
     with duckdb.connect() as connection:
         _load(connection, files, _select(logger, context, cost))
-        skipped, faults = _left_out(connection, on_fault)
-        reward, rows = _reward(connection), _count(connection)
+        rows, skipped, faults = _counted(connection, on_fault)
+        reward = _reward(connection)
         source = _rows(connection, context, None if save is None else Path(save))
     log = Log(
         source,
@@ -297,33 +297,27 @@ def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path], select: 
         raise SourceError(", ".join(map(str, files)), str(error)) from error
 
 
-def _left_out(
+def _counted(
     connection: duckdb.DuckDBPyConnection, on_fault: OnFault
-) -> tuple[dict[str, int], tuple[Fault, ...]]:
-    """Count skipped lines and faults by reason; raise unless faults may be dropped."""
+) -> tuple[int, dict[str, int], tuple[Fault, ...]]:
+    """Count decisions, skipped lines and faults; raise unless faults may be dropped."""
     counts = connection.execute("""
         SELECT reason, count(*), first(file ORDER BY rowid), first(event_id ORDER BY rowid)
-        FROM decisions WHERE reason IS NOT NULL GROUP BY reason ORDER BY min(rowid)
+        FROM decisions GROUP BY reason ORDER BY min(rowid)
     """).fetchall()
-    skipped = {reason: rows for reason, rows, *_ in counts if reason in SKIPPED}
+    rows = sum(count for reason, count, *_ in counts if reason is None)
+    skipped = {reason: count for reason, count, *_ in counts if reason in SKIPPED}
     faults = tuple(
-        Fault(reason, "", rows, {"file": file} | ({"event": event} if event else {}), ADVICE)
-        for reason, rows, file, event in counts
-        if reason not in SKIPPED
+        Fault(reason, "", count, {"file": file} | ({"event": event} if event else {}), ADVICE)
+        for reason, count, file, event in counts
+        if reason not in {None, *SKIPPED}
     )
     if faults and on_fault == "raise":
         raise LogError(faults)
-    if not _count(connection):
+    if not rows:
         other = "".join(f"; {count:,} × {what}" for what, count in skipped.items())
         raise LogError([*faults, Fault(f"there is no decision in these files{other}", "", 0)])
-    return skipped, faults
-
-
-def _count(connection: duckdb.DuckDBPyConnection) -> int:
-    (rows,) = connection.execute(
-        "SELECT count(*) FROM decisions WHERE reason IS NULL"
-    ).fetchall()[0]
-    return int(rows)
+    return rows, skipped, faults
 
 
 def _reward(connection: duckdb.DuckDBPyConnection) -> str:

@@ -38,7 +38,6 @@ from poolwise.paper.simulation import (
     REPLICATIONS,
     SIMULATED_ROWS,
     Draws,
-    ExactCell,
     exact_cells,
     simulate_cell,
 )
@@ -126,7 +125,7 @@ class Bench:
         # neighbouring cells share a problem, so that the last one is enough
         self.setting = lru_cache(2)(lambda structure: Setting.of(self.data, structure))
         self.problem = lru_cache(1)(self._problem)
-        self._exact = lru_cache(1)(self._exact_cells)
+        self._exact = lru_cache(1)(lambda f: exact_cells(self.problem("unary", f)))
 
     @cached_property
     def data(self) -> Dataset:
@@ -148,17 +147,10 @@ class Bench:
     def _problem(self, structure: Structure, fraction: float) -> LabelProblem:
         return self.setting(structure).problem(fraction)
 
-    def _exact_cells(self, fraction: float) -> list[ExactCell]:
-        return exact_cells(self.problem("unary", fraction))
-
     def cells(self, source: Source) -> Iterator[Cell]:
         """Yield all work of one table."""
-        cells = {
-            "panels": self._panels,
-            "weights": self._weights,
-            "simulation": self._simulations,
-        }
-        yield from cells[source]()
+        cells = (self._panels, self._weights, self._simulations)
+        yield from dict(zip(SOURCES, cells, strict=True))[source]()
 
     def _panels(self) -> Iterator[Cell]:
         structures = ("unary",) if self.name == FULL_SIZE else self.effort.structures

@@ -28,11 +28,8 @@ from poolwise.paper.panels import Row, divergences, estimators
 from poolwise.paper.problem import FIRST, RATIOS, SECOND, LabelProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
-    from poolwise.paper.problem import LabelProblem
 
 DRAWN_ROWS = 1 << 16  # of all replications drawn at once
 
@@ -223,26 +220,17 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
     """Return all cells of one first logger."""
     mixes = [mix_for(ratio) for ratio in ratios]
     moments = exact_moments(problem, mixes)
-    names = ("balanced", "cv_loggers", "cv_target")
     parts = [
         [{BALANCED_REWARD: 1.0}, *(k.parts for k in controlled(m).values())] for m in moments
     ]
     mixed, own = exact_fourth(problem, mixes, parts, moments)
     by_logger = dict(zip(problem.loggers, own.tolist(), strict=True))
-    return [
-        enlarged(
-            ExactCell(
-                mix,
-                mixed_moments,
-                by_logger,
-                {
-                    name: dict(zip(problem.loggers, mixed[m, :, k].tolist(), strict=True))
-                    for k, name in enumerate(names)
-                },
-            )
-        )
-        for m, (mix, mixed_moments) in enumerate(zip(mixes, moments, strict=True))
-    ]
+    cells = []
+    for mix, exact, fourth in zip(mixes, moments, mixed, strict=True):
+        columns = zip(("balanced", "cv_loggers", "cv_target"), fourth.T.tolist(), strict=True)
+        by_name = {name: dict(zip(problem.loggers, c, strict=True)) for name, c in columns}
+        cells.append(enlarged(ExactCell(mix, exact, by_logger, by_name)))
+    return cells
 
 
 def simulate_cell(

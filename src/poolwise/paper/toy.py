@@ -120,9 +120,10 @@ def exact_value() -> Fraction:
 
 def exact_divergence(logger: Policy) -> Fraction:
     """Return the variance of one weighted reward under a logger."""
-    square = sum(
-        (t * t * r * r / p for x in (0, 1) for (t, r), p in _with(logger, x)), Fraction()
-    )
+    square = Fraction()
+    for x in (0, 1):
+        for (t, r), p in zip(_cells(TARGET, x), logger[x], strict=True):
+            square += t * t * r * r / p
     return square / 2 - exact_value() ** 2
 
 
@@ -143,10 +144,6 @@ def exact_balanced() -> Fraction:
 
 def _cells(policy: Policy, x: int) -> list[tuple[Fraction, int]]:
     return list(zip(policy[x], REWARD[x], strict=True))
-
-
-def _with(logger: Policy, x: int) -> list[tuple[tuple[Fraction, int], Fraction]]:
-    return list(zip(_cells(TARGET, x), logger[x], strict=True))
 
 
 def rows() -> list[Row]:
