@@ -20,7 +20,7 @@ from poolwise.log.log import SELECT
 from poolwise.rows.roles import assign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Iterator
 
     from sqlglot.expressions import Expr as Expression
 
@@ -76,6 +76,7 @@ KINDS = {
     **dict.fromkeys(("25", "1042", "1043", "string", "large_string"), "text"),
     **dict.fromkeys(("16", "bool", "boolean"), "flag"),
 }
+LABELS = {"relation", "logger", "cluster"}  # fields of a table that are not numbers
 LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
 # Text that PostgreSQL can cast to a double.
 NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
@@ -305,26 +306,16 @@ class Warehouse:
                     f"({', '.join(roles.scored)}): write their probabilities as columns of the "
                     "table first"
                 )
-            table = _readable(_spelled(roles.table, columns), columns, dialect)
+            table = _readable(roles.table, columns, dialect)
             yield WarehouseRows(table, session, self.widest)
-
-
-def _spelled(table: RoleColumns, columns: Collection[str]) -> RoleColumns:
-    """Spell every column as the database does: quoted names are case-sensitive there."""
-    by_lower = {name.lower(): name for name in columns}
-
-    def spell(node: Expression) -> Expression:
-        if isinstance(node, exp.Column) and len(node.parts) == 1 and node.name not in columns:
-            return exp.column(by_lower.get(node.name.lower(), node.name), quoted=True)
-        return node
-
-    return _changed(table, lambda value: value.copy().transform(spell), {"relation", "bucket"})
 
 
 def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> RoleColumns:
     """Convert flags to 0 and 1, and non-numeric text to NULL, as DuckDB does."""
 
-    def as_number(value: Expression) -> Expression:
+    def as_number(value: Any) -> Any:  # noqa: ANN401 - any field of a table
+        if isinstance(value, Mapping):
+            return {key: as_number(part) for key, part in value.items()}
         kind = kinds.get(value.name, "") if isinstance(value, exp.Column) else ""
         if kind == "flag" and dialect != "duckdb":
             return exp.cast(value.copy(), "int")
@@ -333,18 +324,5 @@ def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> Rol
             return exp.Case().when(fits, value.copy())
         return value
 
-    return _changed(table, as_number, {"relation", "bucket", "logger", "cluster"})
-
-
-def _changed(
-    table: RoleColumns, change: Callable[[Expression], Expression], skipped: Collection[str]
-) -> RoleColumns:
-    """Apply a change to all expressions of a table, except those of the skipped fields."""
-
-    def changed(value: Any) -> Any:  # noqa: ANN401 - any field of a table
-        if isinstance(value, Mapping):
-            return {key: changed(part) for key, part in value.items()}
-        return change(value) if isinstance(value, exp.Expr) else value
-
-    names = [f.name for f in fields(table) if f.name not in skipped]
-    return replace(table, **{name: changed(getattr(table, name)) for name in names})
+    numbers = {f.name: getattr(table, f.name) for f in fields(table) if f.name not in LABELS}
+    return replace(table, **{name: as_number(value) for name, value in numbers.items()})

@@ -92,8 +92,11 @@ class _Lookup:
             name = role  # an error of the policy then says which one it is
             self.scored[name] = policy
             return column(name)
-        for found in expression.find_all(exp.Column):
-            self.require(found.name, role)
+        expression = expression.copy()
+        for node in list(expression.find_all(exp.Column)):
+            spelled = self.require(node.name, role)
+            if spelled != node.name:  # quoted names are case-sensitive in databases
+                node.set("this", exp.to_identifier(spelled, quoted=True))
         return expression
 
 
