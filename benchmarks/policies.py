@@ -124,13 +124,15 @@ def predict_plain(path: Path) -> Callable[[], None]:
 def score(path: Path) -> Callable[[], None]:
     """Return a run that reads the file and appends the probability of each model."""
     from poolwise.log.policies import as_policy
+    from poolwise.rows.score import Scorer
     from poolwise.rows.score import score as scored
 
     policies = {f"p_{name}": as_policy(model) for name, model in models().items()}
+    scorer = Scorer(policies, "action", tuple(NAMES))
 
     def work() -> None:
         batches = pq.ParquetFile(path).iter_batches(BATCH)
-        for _ in scored(batches, policies, action="action", context=NAMES, workers=THREADS):
+        for _ in scored(batches, scorer, workers=THREADS):
             pass
 
     return work

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.kernel import Kernel, order_of
 from poolwise.engines.sums import to_moments
 from poolwise.engines.workspace import ONE, Workspace, wanted_pairs
@@ -39,9 +39,9 @@ from poolwise.moments.terms import (
     unsupported_weight,
     weight_moment,
 )
-from poolwise.rows import stream as feed
-from poolwise.rows.reader import BadRowsError, Layout, cut
-from poolwise.rows.stream import ParquetStream
+from poolwise.rows import reader
+from poolwise.rows.reader import BadRowsError, cut, file_stream
+from poolwise.rows.roles import Layout
 from tests.support.messages import refused
 from tests.support.reference import (
     Reference,
@@ -128,7 +128,7 @@ def test_plain_files_and_tables_do_not_pass_through_a_query(
     plain = moments(table)
     typed = table.set_column(0, "logger", table["logger"].cast(LABELS[labels]))
     path = written(typed, tmp_path / "log.parquet")
-    monkeypatch.setattr(feed.QueryStream, "pieces", property(lambda _: 1 / 0))
+    monkeypatch.setattr(DuckDBRows, "_batches", lambda *_: 1 / 0)
     for source in (typed, path):
         assert_moments_agree(moments(source), plain)
     with pytest.raises(ZeroDivisionError):
@@ -139,7 +139,7 @@ def test_plain_files_and_tables_do_not_pass_through_a_query(
 def test_integer_labels_and_narrow_rewards_are_plain(
     table: pa.Table, tmp_path: Path, reward: pa.DataType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed.QueryStream, "pieces", property(lambda _: 1 / 0))
+    monkeypatch.setattr(DuckDBRows, "_batches", lambda *_: 1 / 0)
     codes = pa.array([LOGGERS.index(label) for label in table["logger"].to_pylist()])
     rewards = pa.array(table["reward"].to_numpy() > 1.0)
     plain = table.set_column(1, "reward", rewards.cast(pa.uint8()).cast(pa.float64()))
@@ -234,7 +234,7 @@ def test_many_row_groups_keep_the_digits_of_rewards_far_from_zero(
 def test_large_row_groups_are_read_in_pieces(
     table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "LARGE_GROUP", 4_000)
+    monkeypatch.setattr(reader, "LARGE_GROUP", 4_000)
     path = written(table, tmp_path / "log.parquet", group=1_500)
     assert_moments_agree(moments(path), moments(table))
 
@@ -377,8 +377,14 @@ def test_a_file_that_grew_after_it_was_counted_is_refused(
 
 def test_a_feed_lists_row_groups_in_order(table: pa.Table, tmp_path: Path) -> None:
     path = str(written(table, tmp_path / "log.parquet", group=400))
-    pieces = ParquetStream(((path, None),), {}).pieces
-    assert [(p.group, p.rows) for p in pieces] == [(0, 400), (1, 400), (2, 400), (3, 300)]
+    stream = file_stream([(path, None)], {})
+    assert stream is not None
+    assert [(p.group, p.num_rows) for p in stream.pieces] == [
+        (0, 400),
+        (1, 400),
+        (2, 400),
+        (3, 300),
+    ]
 
 
 def test_evaluate_is_the_same_by_every_way(table: pa.Table, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ import pytest
 from poolwise import evaluate
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import PoolwiseError
-from poolwise.rows.sources import first_line
+from poolwise.rows.guard import first_line
 from tests.support.reference import assert_same, log_of, random_table
 
 if TYPE_CHECKING:

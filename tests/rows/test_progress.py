@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from poolwise.rows import output as progress
 from tests.support.reference import log_of, random_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ROWS = {"a": 600, "b": 400}
@@ -29,16 +31,18 @@ class Seen:
         self.rows: list[int] = []
         self.open = 0
 
-    def begin(self, what: str, total: int) -> None:
+    @contextmanager
+    def __call__(self, what: str, total: int) -> Iterator[progress.Advance]:
         self.stages.append((what, total))
         self.rows.append(0)
         self.open += 1
+        try:
+            yield self.advance
+        finally:
+            self.open -= 1
 
     def advance(self, rows: int) -> None:
         self.rows[-1] += rows
-
-    def end(self) -> None:
-        self.open -= 1
 
 
 @pytest.fixture

@@ -33,8 +33,10 @@ def one_batch(**columns: object) -> pa.RecordBatch:
 
 
 def scored(batches: Sequence[pa.RecordBatch], policy: Policy, **options: Any) -> list[Any]:  # noqa: ANN401 - passed on
-    options = {"action": "item", "context": [], **options}
-    return [v for b in score(batches, {"p": policy}, **options) for v in b["p"].to_pylist()]
+    columns = {"action": "item", "context": (), **options}
+    workers = columns.pop("workers", None)
+    stream = score(batches, Scorer({"p": policy}, **columns), workers=workers)
+    return [v for batch in stream for v in batch["p"].to_pylist()]
 
 
 # -- scoring -------------------------------------------------------------------------------
@@ -46,7 +48,7 @@ def test_each_policy_becomes_a_column_beside_the_others() -> None:
         "even": Uniform(["a", "b"]),
         "greedy": EpsilonGreedy("top", ["a", "b"], 0.5),
     }
-    (result,) = score([rows], policies, action="item", context=["top"])
+    (result,) = score([rows], Scorer(policies, "item", ("top",)))
     assert result.to_pydict() == {
         "item": ["a", "b", "z"],
         "top": ["a", "a", "a"],
@@ -62,9 +64,7 @@ def test_logarithms_come_from_the_policy_that_has_them() -> None:
         "deep": Softmax(["a", "b"], ["a", "b"]),
         "listed": Table({"a": 0.25, "b": 0.75}),
     }
-    (result,) = score(
-        [rows], policies, action="item", context=["a", "b"], log_probabilities=True
-    )
+    (result,) = score([rows], Scorer(policies, "item", ("a", "b"), log_probabilities=True))
     assert result["deep"].to_pylist() == [-2000.0, -math.inf]
     assert result["listed"].to_pylist() == [math.log(0.25), -math.inf]
 
@@ -133,7 +133,7 @@ def test_only_a_few_batches_are_read_ahead() -> None:
             read += 1
             yield one_batch(item=[k])
 
-    stream = score(source(), {"p": Uniform(2)}, action="item", context=[], workers=3)
+    stream = score(source(), Scorer({"p": Uniform(2)}, "item", ()), workers=3)
     assert read == 0
     for taken, _ in enumerate(stream, start=1):
         assert read <= taken - 1 + 2 * 3
@@ -158,7 +158,7 @@ def test_blas_has_one_thread_while_scoring_and_its_own_afterwards() -> None:
         assert set(before) == {2}
         scored(batches, Function(spy))
         assert blas_threads() == before
-        stream = score(batches, {"p": Function(spy)}, action="item", context=[])
+        stream = score(batches, Scorer({"p": Function(spy)}, "item", ()))
         next(stream)
         assert set(blas_threads()) == {1}
         stream.close()  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def test_blas_has_one_thread_while_scoring_and_its_own_afterwards() -> None:
 def test_closing_early_leaves_no_thread_behind() -> None:
     threads = threading.active_count()
     stream = score(
-        (one_batch(item=[k]) for k in range(1000)), {"p": Uniform(2)}, action="item", context=[]
+        (one_batch(item=[k]) for k in range(1000)), Scorer({"p": Uniform(2)}, "item", ())
     )
     next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -186,7 +186,7 @@ def test_a_scorer_travels() -> None:
 
 def test_a_name_that_is_taken_is_refused() -> None:
     with refused(PoolwiseError):
-        list(score([one_batch(item=[1])], {"item": Uniform(2)}, action="item", context=[]))
+        list(score([one_batch(item=[1])], Scorer({"item": Uniform(2)}, "item", ())))
 
 
 # -- what policies may do wrong ------------------------------------------------------------

@@ -349,8 +349,8 @@ def _print(result: Result, *, as_json: bool, sentences: Sequence[str] = ()) -> N
 
 def _check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
     """Reject output paths that cannot be written or that are inputs, before reading rows."""
+    from poolwise.rows.guard import files_of
     from poolwise.rows.output import HTML, refuse_folder, refuse_output
-    from poolwise.rows.sources import files_of
 
     if report.html is not None:
         refuse_output(report.html, HTML, [*files_of(log), *moments])

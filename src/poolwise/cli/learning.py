@@ -52,8 +52,8 @@ class LearnOptions:
 
     def check_outputs(self, log: Log) -> None:
         """Reject output paths that cannot be written, before reading rows."""
+        from poolwise.rows.guard import files_of
         from poolwise.rows.output import HTML, JSON, refuse_output
-        from poolwise.rows.sources import files_of
 
         for path, kind in ((self.out, JSON), (self.html, HTML)):
             if path is not None:

@@ -8,6 +8,7 @@ A log with bad rows is recognised in that same pass and never averaged.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,21 +37,17 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.moments.terms import Needs
-from poolwise.rows.guard import lock, refuse_reaching
-from poolwise.rows.guessed import literal
-from poolwise.rows.learn import NOTHING, READING, Extra, Fill, learn, ordered_rows
+from poolwise.rows.guard import first_line, lock, refuse_reaching
+from poolwise.rows.learn import READING, learn, ordered_rows
 from poolwise.rows.output import stage
-from poolwise.rows.reader import BadRowsError, layout_of
-from poolwise.rows.roles import Roles, assign
+from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts, plain_stream
+from poolwise.rows.roles import NOTHING, Extra, Roles, assign, layout_of
 from poolwise.rows.rules import rows
 from poolwise.rows.score import keep_batches, scored_batches, write_batches
-from poolwise.rows.sources import create_view, first_line, plain_files
-from poolwise.rows.stream import ParquetStream, QueryStream, plain_stream
+from poolwise.rows.sources import create_view, literal, plain_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from sqlglot.expressions import Expr as Expression
 
     from poolwise.engines.sums import Sums
     from poolwise.errors import Finding
@@ -59,9 +56,9 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
     from poolwise.rows.learn import LearnerRows
-    from poolwise.rows.reader import Layout, Rows
+    from poolwise.rows.reader import Files, Rows
+    from poolwise.rows.roles import Layout
     from poolwise.rows.rules import RoleColumns
-    from poolwise.rows.stream import Files, Stream, TableStream
 
 
 @dataclass(frozen=True)
@@ -88,49 +85,34 @@ class DuckDB:
         no query at all, so for it DuckDB starts with the first one.
         """
         frame = plain_frame(log)
-        roles = None if frame is None else _roles(log, targets, frame.schema.names, extra)
-        if roles is None or roles.scored or extra.learners:
-            with self._open_now(log, targets, extra) as rows:
-                yield rows
-            return
         with ExitStack() as stack:
+            if frame is not None:
+                roles = _roles(log, targets, frame.schema.names, extra)
+                if not (roles.scored or extra.learners):
 
-            @cache
-            def connect() -> duckdb.DuckDBPyConnection:
-                connection, *_ = stack.enter_context(self._opened(log, targets, extra))
-                lock(connection)
-                return connection
+                    @cache
+                    def connect() -> duckdb.DuckDBPyConnection:
+                        connection, *_ = stack.enter_context(self._opened(log, targets, extra))
+                        lock(connection)
+                        return connection
 
-            yield DuckDBRows(roles.table, connect, frame, (), self)
-
-    @contextmanager
-    def _open_now(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra
-    ) -> Iterator[DuckDBRows]:
-        with self._opened(log, targets, extra) as (connection, folder, named):
-            roles = named
+                    yield DuckDBRows(roles.table, connect, frame, (), self)
+                    return
+            opened = stack.enter_context(self._opened(log, targets, extra))
+            connection, folder, roles = opened
+            source = plain_files(connection, log, folder) if frame is None else frame
+            table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
-            fill = None
-            source = plain_frame(log)
-            if source is None:
-                source = plain_files(connection, log, folder)
-            if extra.learners:
-                _fix_order(connection, log, folder / "log.parquet")
-                fill = learn(connection, roles, extra)
-            if roles.scored or fill is not None:
-                path = folder / "scored.parquet"
-                roles, source = _score(connection, log, roles, path, fill, source)
-            if fill is not None:  # filling columns adds findings
-                notes = tuple(note for fit in fill.fitted for note in fit.findings())
+            if roles.scored or extra.learners:
+                table, source, notes = _scored(*opened, log, extra, source)
             lock(connection)
-            yield DuckDBRows(roles.table, lambda: connection, source, notes, self)
+            yield DuckDBRows(table, lambda: connection, source, notes, self)
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[Callable[[], Iterator[LearnerRows]]]:
         """Open a log for a learner, which can read all rows again in the same order."""
         with self._opened(log, {}, READING) as (connection, folder, roles):
-            _fix_order(connection, log, folder / "log.parquet")
-            connection.execute("SET preserve_insertion_order = true")
+            _fix_order(connection, log, folder)
             yield partial(ordered_rows, connection, roles)
 
     def score(
@@ -143,7 +125,7 @@ class DuckDB:
         """Write all columns and those of the policies, under the names that `name` returns."""
         with self._opened(log, targets) as (connection, _, roles):
             names = name(roles)
-            batches = scored_batches(connection, log, roles, roles.columns)
+            batches = scored_batches(connection, roles, roles.columns)
             every = (*roles.columns, *names)
             write_batches(batches, path, {c: names.get(c, c) for c in every})
             return roles, names
@@ -196,38 +178,45 @@ def _stoppable() -> Iterator[None]:
         raise
 
 
-def _fix_order(connection: duckdb.DuckDBPyConnection, log: Log, path: Path) -> None:
-    """Write the rows of a SELECT to a file: a second run may return other rows."""
+def _fix_order(connection: duckdb.DuckDBPyConnection, log: Log, folder: Path) -> None:
+    """Keep the order of the rows; a SELECT may return other rows next time, so write them."""
+    connection.execute("SET preserve_insertion_order = true")
     if any(part.kind == "select" for part in log.parts):
-        connection.execute(f"COPY (FROM log) TO {literal(str(path))} (FORMAT parquet)")
-        source = f"read_parquet({literal(str(path))})"
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM {source}")
+        copy = literal(str(folder / "log.parquet"))
+        connection.execute(f"COPY (FROM log) TO {copy} (FORMAT parquet)")
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM read_parquet({copy})")
 
 
-def _score(
+def _scored(
     connection: duckdb.DuckDBPyConnection,
-    log: Log,
+    folder: Path,
     roles: Roles,
-    path: Path,
-    fill: Fill | None,
+    log: Log,
+    extra: Extra,
     source: Files | pa.Table | None,
-) -> tuple[Roles, Files | pa.Table]:
+) -> tuple[RoleColumns, Files | pa.Table, tuple[Finding, ...]]:
     """Append the probabilities of policies and the columns of models to the needed columns.
 
-    Returns the rows as a table if they are few, else the file that they were written to.
+    Returns their roles, the rows as a table if they are few, else the file that they were
+    written to, and findings about the models.
     """
+    fill = None
+    if extra.learners:
+        _fix_order(connection, log, folder)
+        fill = learn(connection, roles, extra)
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    columns = [*roles.queried, *roles.scored, *(fill.columns if fill else ())]
-    batches = scored_batches(connection, log, roles, names, fill, source)
+    batches = scored_batches(connection, roles, names, fill, source)
+    columns = [*roles.queried, *roles.scored, *extra.filled]
+    path = folder / "scored.parquet"
     frame = keep_batches(batches, path, columns)
     if frame is None:
-        view = f"CREATE TEMP VIEW scored AS FROM read_parquet({literal(str(path))})"
-        connection.execute(view)
+        file = f"read_parquet({literal(str(path))})"
+        connection.execute(f"CREATE TEMP VIEW scored AS FROM {file}")
     else:
         connection.register("scored", frame)
+    notes = tuple(note for fit in fill.fitted for note in fit.findings()) if fill else ()
     table = replace(roles.table, relation=exp.to_table("scored"))
-    scored = ((str(path), None),) if frame is None else frame
-    return replace(roles, table=table, scored={}), scored
+    return table, ((str(path), None),) if frame is None else frame, notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,36 +244,41 @@ class DuckDBRows(KernelRows):
     def batch_rows(self) -> int:
         return self.engine.batch_rows
 
+    @property
+    def _threads(self) -> int:
+        return workers(self.engine.threads)
+
     @cached_property
-    def _plain(self) -> ParquetStream | TableStream | None:
-        with _reading():
-            return plain_stream(self.table, self.source, workers(self.engine.threads))
+    def _frame(self) -> Stream | None:
+        return plain_stream(self.table, self.source, self._threads)
 
-    def _stream(self, buckets: int = 1) -> Stream:
-        """All rows, read as they are or by DuckDB."""
-        if isinstance(self._plain, ParquetStream):
-            return replace(self._plain)  # lists the row groups anew: files may have changed
-        if self._plain is not None:
-            return self._plain
-        table = self.table
-        if buckets > 1 and table.cluster is not None:
-            table = replace(table, bucket=self._bucket(buckets))
-        return QueryStream(self._batches, rows(table).sql(dialect="duckdb"))
+    def _plain(self) -> Stream | None:
+        """Rows as they are: a table, or files, listed anew since they may have changed."""
+        if isinstance(self.source, tuple):
+            return plain_stream(self.table, self.source)
+        return self._frame
 
-    def _bucket(self, buckets: int) -> Expression:
-        unit = exp.cast((self.table.cluster or exp.null()).copy(), "varchar")
-        number = exp.Anonymous(this="hash", expressions=[unit])
-        return exp.Mod(this=number, expression=exp.convert(buckets))
-
-    def _layout(self, layout: Layout) -> Layout:
-        """The layout of the stream; a query leaves excluded loggers out by itself."""
-        return replace(layout, excluded=() if self._plain is None else self.excluded)
+    def _stream(self, layout: Layout) -> tuple[Stream, Layout]:
+        """All rows, as they are or read by DuckDB, which leaves excluded loggers out."""
+        stream, table = self._plain(), self.table
+        if stream is not None:
+            return stream, replace(layout, excluded=self.excluded)
+        if layout.buckets > 1 and table.cluster is not None:
+            unit = exp.cast(table.cluster.copy(), "varchar")
+            number = exp.Anonymous(this="hash", expressions=[unit])
+            bucket = exp.Mod(this=number, expression=exp.convert(layout.buckets))
+            table = replace(table, bucket=bucket)
+        batches = self._batches(rows(table).sql(dialect="duckdb"), TABLE_ROWS)
+        return Stream(pa.Table.from_batches([b]) for b in batches if b.num_rows), layout
 
     @cached_property
     def _labels(self) -> dict[str | None, int]:
         """Rows of each label, bad ones included."""
         with _reading():
-            counts = self._stream().counts(workers(self.engine.threads))
+            stream = self._plain()
+            if stream is None:
+                return super()._count(replace(self.table, drop=False))
+            counts = sum(label_counts(stream, self._threads), Counter[str | None]())
         labels = [label for label in counts if label not in self.excluded]
         return {label: counts[label] for label in sorted(labels, key=str)}
 
@@ -294,17 +288,14 @@ class DuckDBRows(KernelRows):
         labels = table.labels or [label for label in self._labels if label is not None]
         layout = layout_of(table, {label: self._labels.get(label, 0) for label in labels})
         with _reading():
-            threads = workers(self.engine.threads)
-            return good_counts(self._stream(), self._layout(layout), threads)
+            return good_counts(*self._stream(layout), self._threads)
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         total = sum(self.counts.values())
         try:
             with stage("reading", total) as advance, _reading():
-                layout, threads = self._layout(layout), self.engine.threads
-                return Pass(layout, workspace, threads, advance).sums(
-                    self._stream(layout.buckets)
-                )
+                stream, layout = self._stream(layout)
+                return Pass(layout, workspace, self.engine.threads, advance).sums(stream)
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
 
@@ -312,13 +303,13 @@ class DuckDBRows(KernelRows):
         self, target: str, base: float = 0.0, sign: float = 1.0
     ) -> WeightedRewards:
         """Batches of logger codes and of w sign (r - base), shuffled; can be read again."""
-        layout = self._layout(layout_of(self.table, self.counts))
+        layout = layout_of(self.table, self.counts)
         read = partial(self._rows, layout, MOST_ROWS)
         return WeightedRewards(read, layout, target, base, sign, self.engine.limits)
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Values of terms in at most about `most` rows, and the share of each row."""
-        layout = self._layout(layout_of(self.table, self.counts))
+        layout = layout_of(self.table, self.counts)
         kernel = Kernel(layout, Workspace(Needs(means=terms, extremes=terms), self.batch_rows))
         counts = np.array(list(self.counts.values()))
         steps = -(-counts * len(counts) // most)
@@ -330,7 +321,7 @@ class DuckDBRows(KernelRows):
 
     def _rows(self, layout: Layout, size: int) -> Iterator[Rows]:
         with _reading():
-            yield from read_rows(self._stream(), layout, workers(self.engine.threads), size)
+            yield from read_rows(*self._stream(layout), self._threads, size)
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         text = query.sql(dialect="duckdb")

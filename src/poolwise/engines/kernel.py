@@ -18,14 +18,15 @@ from poolwise.engines.sums import ROUNDED, Sums, no_sums
 from poolwise.engines.workspace import ONE, factors_of
 from poolwise.moments.moments import BINS, LONGEST_TAIL, FloatArray, IntArray, bins
 from poolwise.moments.terms import UNSUPPORTED, Factor
-from poolwise.rows.reader import LARGEST, SMALLEST, BadRowsError
+from poolwise.rows.reader import BadRowsError
+from poolwise.rows.roles import LARGEST, SMALLEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poolwise.engines.workspace import Cross, Workspace
     from poolwise.log.policy import AnyArray
-    from poolwise.rows.reader import Layout
+    from poolwise.rows.roles import Layout
 
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
 FEW_GROUPS = 12  # from more groups on, sorting is faster than one search for each

@@ -25,8 +25,8 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError
 from poolwise.moments.terms import unite
-from poolwise.rows.reader import layout_of, to_rows
-from poolwise.rows.stream import ParquetStream, PerThread, in_order, numbered
+from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
+from poolwise.rows.roles import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from poolwise.log.policy import AnyArray
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
-    from poolwise.rows.reader import Layout, Rows
-    from poolwise.rows.stream import Piece, Stream
+    from poolwise.rows.reader import Piece, Rows, Stream
+    from poolwise.rows.roles import Layout
 
 MOST_ROWS = 65_536  # of a batch of single rows
 SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 32 MB
@@ -75,7 +75,7 @@ class Pass:
             )
             first = next(batches, None)
             sums = None if first is None else kernel.together(chain([first], batches))
-            return sums, piece.rows
+            return sums, piece.num_rows
 
         total: Sums | None = None
         pieces = numbered(stream, self.layout, workers(self.threads))
@@ -92,9 +92,9 @@ class Pass:
 
         Where row groups are large, or the number was given, memory matters more.
         """
-        if self.threads or not isinstance(stream, ParquetStream):
+        if self.threads or not stream.columns:
             return workers(self.threads)
-        largest = max((piece.rows for piece in stream.pieces), default=0)
+        largest = max((piece.num_rows for piece in stream.pieces), default=0)
         return workers(0) + (largest * len(stream.columns) <= SMALL_GROUP)
 
 

@@ -37,10 +37,9 @@ from poolwise.engines.spark_sources import (
 from poolwise.engines.sums import Sums
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments.moments import BINS, LONGEST_TAIL
-from poolwise.rows.reader import BadRowsError, to_rows
+from poolwise.rows.reader import BadRowsError, Reader, RowGroup, plain_stream, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name
-from poolwise.rows.stream import ParquetReader, ParquetStream, RowGroup, plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from poolwise.engines.workspace import Workspace
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.reader import Layout
-    from poolwise.rows.stream import Files
+    from poolwise.rows.reader import Files, Stream
+    from poolwise.rows.roles import Layout
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
 FEWEST_TASKS, MOST_TASKS = 8, 2_000
@@ -87,7 +86,7 @@ class Spark:
             table, files = roles.table, local_files(session, log)
             if roles.scored:
                 with spark_errors("scoring policies in Python"):
-                    frame = stack.enter_context(scored(log, roles, frame))
+                    frame = stack.enter_context(scored(roles, frame))
                 relation = stack.enter_context(viewed(session, frame))
                 table, files = replace(table, relation=relation), None
             yield SparkRows(table, session, files, self.task_rows)
@@ -119,12 +118,9 @@ def sum_groups(
     hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
     if hidden:
         return Failure(socket.gethostname(), hidden[0])
-    reader = ParquetReader(columns)
-    try:
-        tables = chain.from_iterable(reader(p, layout.names) for p in pieces)
-        return _total(Kernel(layout, workspace), tables, first_row)
-    finally:
-        reader.close()
+    reader = Reader(columns)
+    tables = chain.from_iterable(reader(p, layout.names) for p in pieces)
+    return _total(Kernel(layout, workspace), tables, first_row)
 
 
 def sum_partition(
@@ -179,7 +175,7 @@ def tasks_of(pieces: Sequence[RowGroup], rows: int, most: int = MOST_TASKS) -> l
     >>> [(first, [(piece.path, piece.group) for piece in task]) for first, task in tasks]
     [(0, [('a', 0), ('a', 1)]), (120, [('b', 0)])]
     """
-    least = max(rows, sum(piece.rows for piece in pieces) // most)
+    least = max(rows, sum(piece.num_rows for piece in pieces) // most)
     tasks: list[FileWork] = []
     row = end = 0
     for piece in pieces:
@@ -187,7 +183,7 @@ def tasks_of(pieces: Sequence[RowGroup], rows: int, most: int = MOST_TASKS) -> l
             tasks.append((row, []))
             end = row + least
         tasks[-1][1].append(piece)
-        row += piece.rows
+        row += piece.num_rows
     return tasks
 
 
@@ -229,7 +225,7 @@ class SparkRows(KernelRows):
         if stream is None:
             outcomes = self._run_on_rows(layout, workspace, most)
         else:
-            tasks = tasks_of(stream.pieces, self.task_rows, most)
+            tasks = tasks_of(list(stream.pieces), self.task_rows, most)
             layout = replace(layout, excluded=self.excluded)
             run = partial(sum_groups, layout, workspace, stream.columns)
             with spark_errors("reading Parquet in tasks"):
@@ -243,13 +239,12 @@ class SparkRows(KernelRows):
                 total = outcome if total is None else total.add(outcome, workspace)
         return total
 
-    def _stream(self) -> ParquetStream | None:
+    def _stream(self) -> Stream | None:
         """The files, where tasks can read them as they are."""
         try:
-            stream = plain_stream(self.table, self.files)
+            return plain_stream(self.table, self.files)
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
-        return stream if isinstance(stream, ParquetStream) else None
 
     def _run_on_rows(self, layout: Layout, workspace: Workspace, most: int) -> list[Outcome]:
         table = self.table

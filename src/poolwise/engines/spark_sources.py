@@ -33,9 +33,9 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.log.log import SELECT
-from poolwise.rows.guessed import expanded
+from poolwise.rows.guard import expanded
 from poolwise.rows.roles import PART_LOGGER
-from poolwise.rows.score import Scorer
+from poolwise.rows.score import Scorer, scorer_of
 from poolwise.rows.sources import plain_files
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.log import Log, Part
+    from poolwise.rows.reader import Files
     from poolwise.rows.roles import Roles
-    from poolwise.rows.stream import Files
 
 VIEW_NUMBERS = count()
 READER_OPTIONS: Mapping[str, Mapping[str, object]] = {
@@ -277,7 +277,7 @@ def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
 
 
 @contextmanager
-def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
+def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     """The columns that queries read and the policies' probabilities, cached by the workers."""
     from pyspark import StorageLevel
     from pyspark.sql.types import DoubleType, StructType
@@ -287,14 +287,9 @@ def scored(log: Log, roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     schema = StructType([narrow.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())
-    scorer = Scorer(
-        dict(roles.scored),
-        roles.action,
-        tuple(roles.context),
-        log_probabilities=log.log_probabilities,
-    )
+    scoring = partial(_score, scorer_of(roles), schema.names)
     try:
-        with_scores = narrow.mapInArrow(partial(_score, scorer, schema.names), schema)
+        with_scores = narrow.mapInArrow(scoring, schema)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
         raise UsageError(
             "these policies cannot be sent to Spark's workers: "

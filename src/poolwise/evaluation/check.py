@@ -20,9 +20,9 @@ from poolwise.estimators import BY_NAME
 from poolwise.evaluation.read import Request, named_targets, open_rows, served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.moments.terms import unite
+from poolwise.rows.guard import files_of
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
 from poolwise.rows.roles import PART_LOGGER
-from poolwise.rows.sources import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

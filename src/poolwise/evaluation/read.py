@@ -31,9 +31,9 @@ from poolwise.intervals.guarantees import (
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
-from poolwise.rows.learn import NOTHING
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.reward_model import model_extra
+from poolwise.rows.roles import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
-    from poolwise.rows.learn import Extra
     from poolwise.rows.reward_model import ModelLike
+    from poolwise.rows.roles import Extra
 
 IntervalMethod = Literal["auto", "student", "jackknife", "bootstrap"] | Guarantee
 METHODS = ("auto", "student", "jackknife", "bootstrap", *GUARANTEES)

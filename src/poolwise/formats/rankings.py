@@ -243,7 +243,7 @@ def _run(connection: duckdb.DuckDBPyConnection, text: str) -> Any:  # noqa: ANN4
     """Run a query and return an Arrow table."""
     import duckdb
 
-    from poolwise.rows.sources import first_line
+    from poolwise.rows.guard import first_line
 
     try:
         return connection.sql(text).to_arrow_table()

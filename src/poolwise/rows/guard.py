@@ -1,4 +1,4 @@
-"""Guard: the connection opens the sources of a log and is then closed.
+"""Guard: the connection opens the files of a log and is then closed.
 
 A log of files and frames needs no other file, so DuckDB opens these and its folder for
 temporary files.  A SELECT reads what its author may read: it must be one SELECT statement.
@@ -9,7 +9,8 @@ that plays a role reads its row and nothing else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -18,14 +19,33 @@ from sqlglot import exp
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
-    from sqlglot.expressions import Expr as Expression
-
+    from poolwise.log.log import Log, Part
     from poolwise.rows.rules import RoleColumns
 
+READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
+PATH = re.compile(r"'([^']*[./][^']*)'")  # in a SELECT
+SHOWN = 5  # missing files that an error names
 PLACES = {  # how a path in a remote place begins, and the extension that reads it
     r"(https?|s3|s3a|s3n|gcs|gs|r2|hf)://": "httpfs",
     r"(az|azure|abfss)://": "azure",
 }
+WRONG_ENCODING = (
+    "the file is not utf-8: name its encoding with --reader-option encoding=latin-1 (or "
+    "utf-16), in Python reader_options={'encoding': 'latin-1'}"
+)
+ANSWERS = {  # of an object store
+    "401": "check the credentials",
+    "403": "check the credentials, and what they may read",
+    "404": "there is no such bucket or file",
+}
+TABLES = {  # errors of extensions, and their meaning here
+    "No files in log segment": "there is no Delta table: check the path",
+    "no version-hint could be found": (
+        "the folder does not say which version of the table is current: name its newest "
+        "metadata file, as in iceberg_scan('table/metadata/00002-x.metadata.json')"
+    ),
+}
+Connection = duckdb.DuckDBPyConnection
 NOT_IN_EXPRESSIONS = re.compile(
     r"getenv|getvariable|current_setting|which_secret|write_log|nextval|setval|query(_table)?"
     r"|json_execute_serialized_sql|sniff_csv|(read|parquet|duckdb|pragma)_\w+",
@@ -33,7 +53,7 @@ NOT_IN_EXPRESSIONS = re.compile(
 )
 
 
-def require_select(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+def require_select(connection: Connection, text: str) -> None:
     """Refuse text that is not exactly one SELECT statement."""
     try:
         statements = connection.extract_statements(text)
@@ -45,31 +65,79 @@ def require_select(connection: duckdb.DuckDBPyConnection, text: str) -> None:
 
 def refuse_reaching(table: RoleColumns) -> None:
     """Refuse roles that read more than their row: files, settings, other tables."""
-    for role, expression in _roles(table):
-        names = [n for n in _functions(expression) if NOT_IN_EXPRESSIONS.fullmatch(n)]
-        reaching = [f"{name}()" for name in dict.fromkeys(names)]
+    roles = {role: value for role, value in vars(table).items() if role != "relation"}
+    for role, value in tuple(roles.items()):
+        if isinstance(value, Mapping):
+            roles |= {f"{role}[{name!r}]": part for name, part in value.items()}
+    for role, expression in roles.items():
+        if not hasattr(expression, "find_all"):
+            continue
+        calls = expression.find_all(exp.Func)
+        names = [c.name if isinstance(c, exp.Anonymous) else c.sql_name() for c in calls]
+        refused = [name for name in names if NOT_IN_EXPRESSIONS.fullmatch(name)]
+        reaching = [f"{name}()" for name in dict.fromkeys(refused)]
         reaching += ["a query"] if expression.find(exp.Query, exp.Table) else []
         if reaching:
             listed = ", ".join(reaching)
             raise UsageError(f"{role} must be an expression of one row, but contains {listed}")
 
 
-def _roles(table: RoleColumns) -> Iterator[tuple[str, Expression]]:
-    for role, value in vars(table).items():
-        if isinstance(value, Mapping):
-            yield from ((f"{role}[{name!r}]", part) for name, part in value.items())
-        elif hasattr(value, "find_all") and role != "relation":
-            yield role, value
+# Files.
 
 
-def _functions(expression: Expression) -> Iterator[str]:
-    for call in expression.find_all(exp.Func):
-        yield call.name if isinstance(call, exp.Anonymous) else call.sql_name()
+def expanded(path: str, kind: str) -> str:
+    """Return a path; for a folder, the glob of all files of the format below it."""
+    try:
+        folder = Path(path).is_dir()
+    except OSError as reason:  # no file can have this name
+        raise SourceError(f"{path[:100]!r}...", str(reason.strerror)) from reason
+    return f"{path.rstrip('/')}/**/*.{kind}" if folder else path
 
 
-def close_files(
-    connection: duckdb.DuckDBPyConnection, patterns: Sequence[str], files: Sequence[str]
-) -> None:
+def patterns_of(log: Log) -> list[str]:
+    """List the paths and globs that a log names outside of a SELECT."""
+    return [expanded(path, p.kind) for p in log.parts if p.kind in READERS for path in p.value]
+
+
+def files_of(log: Log) -> list[str]:
+    """List paths and globs of a log; of a SELECT, quoted texts with a dot or slash."""
+    selects = [part.value for part in log.parts if part.kind == "select"]
+    return patterns_of(log) + [t for text in selects for t in PATH.findall(text)]
+
+
+def local_files(connection: Connection, log: Log) -> list[str]:
+    """List the local files; an error where one is missing or would be read twice."""
+    local = [p for p in patterns_of(log) if not re.match(r"\w+://", p)]
+    names = {pattern: _glob(connection, [pattern]) for pattern in local}
+    missing = [repr(pattern) for pattern in local if not names[pattern]]
+    if missing:
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        listed = ", ".join(missing[:SHOWN]) + more
+        raise SourceError(listed, "there is no such file or folder: check the path")
+    pattern_of: dict[Path, str] = {}
+    for pattern in local:
+        for name in names[pattern]:
+            file = Path(name).resolve()
+            if file in pattern_of:
+                raise UsageError(
+                    f"{name!r} would be read twice, by {pattern_of[file]!r} and {pattern!r}: "
+                    "its rows would count twice. Name each file once."
+                )
+            pattern_of[file] = pattern
+    return [name for pattern in local for name in names[pattern]]
+
+
+def _glob(connection: Connection, patterns: list[str]) -> list[str]:
+    lines = connection.execute("SELECT file FROM glob(?)", [patterns]).fetchall()
+    return [str(line[0]) for line in lines]
+
+
+def part_files(connection: Connection, part: Part) -> list[str]:
+    """List the files of a part."""
+    return _glob(connection, [expanded(path, part.kind) for path in part.value])
+
+
+def close_files(connection: Connection, patterns: Sequence[str], files: Sequence[str]) -> None:
     """Limit DuckDB to some paths, and to its own folder for temporary files.
 
     Args:
@@ -77,37 +145,33 @@ def close_files(
         patterns: Paths and globs, as the user wrote them.
         files: Local files that they match.
     """
-    first_path = {name: path for path in reversed(patterns) for name in _extensions(path)}
-    for name, path in first_path.items():
+    remote = [path for path in patterns if _extension(path)]
+    for name, path in {_extension(path): path for path in reversed(remote)}.items():
         load_extension(connection, name, path)
     (own,) = connection.execute("SELECT current_setting('temp_directory')").fetchall()[0]
-    folders = dict.fromkeys([*(d for path in patterns for d in _prefix(path)), own])
+    # files of a remote glob cannot be listed yet: the folder above its first star
+    globs = [p for p in remote if re.search(r"[*?\[]", p) and not p.lower().startswith("http")]
+    folders = [re.split(r"[*?\[]", path)[0].rpartition("/")[0] + "/" for path in globs]
     connection.execute("SET allowed_paths = ?", [list(dict.fromkeys([*patterns, *files]))])
-    connection.execute("SET allowed_directories = ?", [list(folders)])
+    connection.execute("SET allowed_directories = ?", [[*dict.fromkeys(folders), own]])
     connection.execute("SET enable_external_access = false")
 
 
-def lock(connection: duckdb.DuckDBPyConnection) -> None:
+def lock(connection: Connection) -> None:
     """Load no further extension and change no setting from now on."""
-    connection.execute("SET autoinstall_known_extensions = false")
-    connection.execute("SET autoload_known_extensions = false")
-    connection.execute("SET lock_configuration = true")
+    connection.execute(
+        "SET autoinstall_known_extensions = false; SET autoload_known_extensions = false; "
+        "SET lock_configuration = true"
+    )
 
 
-def _extensions(path: str) -> list[str]:
-    """The extension that reads a remote path; none for a local one."""
-    return [name for begins, name in PLACES.items() if re.match(begins, path, re.IGNORECASE)]
+def _extension(path: str) -> str:
+    """Return the extension that reads a remote path; empty for a local one."""
+    names = (name for begins, name in PLACES.items() if re.match(begins, path, re.IGNORECASE))
+    return next(names, "")
 
 
-def _prefix(path: str) -> list[str]:
-    """The folder above the first star of a remote glob, whose files cannot be listed yet."""
-    start = re.split(r"[*?\[]", path)[0]
-    if start == path or not _extensions(path) or path.lower().startswith("http"):
-        return []
-    return [start.rpartition("/")[0] + "/"]
-
-
-def load_extension(connection: duckdb.DuckDBPyConnection, name: str, source: str) -> None:
+def load_extension(connection: Connection, name: str, source: str) -> None:
     """Load an extension of DuckDB; fetch it if that is necessary and allowed."""
     try:
         try:
@@ -125,6 +189,9 @@ def load_extension(connection: duckdb.DuckDBPyConnection, name: str, source: str
     connection.execute("SELECT count(*) FROM duckdb_secrets()")
 
 
+# Messages.
+
+
 def required_extension(text: str) -> str:
     """The extension that an error of DuckDB asks for; empty for other errors."""
     match = re.search(
@@ -136,8 +203,31 @@ def required_extension(text: str) -> str:
 
 
 def missing_extension(name: str) -> str:
-    """Message about an extension that could not be loaded."""
+    """Return the message about an extension that could not be loaded."""
     return (
         f"it needs DuckDB's extension '{name}', which is not installed and could not be "
         f"fetched. Run INSTALL {name} once, in any DuckDB that has network"
     )
+
+
+def first_line(reason: Exception) -> str:
+    """An error of DuckDB in one line, without its picture of the query."""
+    text = str(reason).split("\n\nLINE ", maxsplit=1)[0].strip()
+    if required_extension(text):
+        return missing_extension(required_extension(text))
+    if "not utf-8 encoded" in text:
+        return f"{WRONG_ENCODING} (DuckDB says: {' '.join(text.splitlines()[0].split())})"
+    lines = text.split("\n\n", maxsplit=1)[0].splitlines()
+    if "CSV Error" in lines[0]:  # the cause is in the lines after it
+        return " ".join(lines)
+    return _explained(text) or lines[0]
+
+
+def _explained(text: str) -> str:
+    """Advice about a remote place or a table; empty for other errors."""
+    status = re.match(r"(?s)(?:HTTP|IO) Error.*?(?:HTTP|status code:) (40[134])\b", text)
+    if status is None:
+        return next((meaning for said, meaning in TABLES.items() if said in text), "")
+    address = re.search(r"(?:reading|on) '([^'?]+)|performing [A-Z]+ ([^\s?]+)", text)
+    about = f" for {address.group(1) or address.group(2)}" if address else ""
+    return f"the answer is HTTP {status.group(1)}{about}: {ANSWERS[status.group(1)]}"

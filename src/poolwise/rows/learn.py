@@ -2,7 +2,9 @@
 
 The rows are read twice, in the same order: once for the sample, once for the columns.
 A row's fold follows from its number among the rows of its logger, or from its cluster, so
-that both passes agree and each fold has its share of each logger.
+that both passes agree and each fold has its share of each logger.  In the matrix of a model
+numbers stay unchanged; text and the action become one column per frequent label, so that a
+model can predict actions that were not logged.
 """
 
 from __future__ import annotations
@@ -15,18 +17,20 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.errors import Fault, LogError, ModelError, optional_module
+from poolwise.errors import Fault, LogError, ModelError, UsageError, optional_module
+from poolwise.log.policy import index_of
+from poolwise.rows.roles import Extra
 from poolwise.rows.rules import double
-from poolwise.rows.score import Scorer, to_batch
+from poolwise.rows.score import scorer_of, to_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     import duckdb
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.errors import Finding
-    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray
+    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, Labels
     from poolwise.rows.roles import Roles
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"
@@ -35,6 +39,7 @@ OWN, CROSS = "poolwise_own", "poolwise_cross"  # propensities; a cross one has a
 FOLDS = 5
 FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
 MOST_FOLDS = 2**62  # so many that each row, or cluster, has its own
+ONE_HOT_COLUMNS = 64  # at most, of a column of text or of the action
 BATCH_ROWS = 65_536  # of the pass that takes the sample
 SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
 T = TypeVar("T")
@@ -95,31 +100,6 @@ class Learner:
     rows: int = FITTED_ROWS
 
 
-@dataclass(frozen=True, eq=False)
-class Extra:
-    """Columns that are added to the log: a reward model, an estimated mixture.
-
-    Attributes:
-        predicted_reward: Column or SQL expression of the predicted reward, if any.
-        predicted_values: Column or expression of each target's predicted value.
-        mixture: Column of the estimated mixture, if it is estimated.
-        learners: Models that fill such columns.
-    """
-
-    predicted_reward: str = ""
-    predicted_values: Mapping[str, str] = field(default_factory=dict)
-    mixture: str = ""
-    learners: tuple[Learner, ...] = ()
-
-    @property
-    def filled(self) -> tuple[str, ...]:
-        """Columns that the learners fill."""
-        return tuple(name for learner in self.learners for name in learner.columns)
-
-
-NOTHING = Extra()
-
-
 def fit_folds(fold: IntArray, fit: Callable[[IntArray], T]) -> dict[int, T]:
     """Return the model for each fold: the result of `fit` with the rows of all others."""
     return {k: fit(np.flatnonzero(fold != k)) for k in np.unique(fold).tolist()}
@@ -137,6 +117,102 @@ def fit_clone(kind: str, model: SklearnModel, matrix: FloatArray, y: AnyArray) -
         return fresh.fit(matrix, y)
     except Exception as error:
         raise ModelError(kind, f"could not be fitted: {error}") from error
+
+
+# Features.
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Turns rows into a matrix; fitted to a sample, so that all batches get the same columns.
+
+    Attributes:
+        columns: Context columns in use.
+        labels: The frequent labels of each column of text.
+        actions: Actions of the sample; all others get zeros.
+        interactions: Add the product of every context column with every action.
+    """
+
+    columns: tuple[str, ...]
+    labels: Mapping[str, tuple[Hashable, ...]]
+    actions: tuple[Hashable, ...]
+    interactions: bool = False
+
+    def context(self, batch: Batch) -> FloatArray:
+        """Return the context alone, shape (n, D)."""
+        blocks = [self._block(name, batch[name]) for name in self.columns]
+        return np.hstack([np.empty((len(batch), 0)), *blocks])
+
+    def _block(self, name: str, values: AnyArray) -> FloatArray:
+        if name in self.labels:
+            return one_hot(index_of(self.labels[name], values), len(self.labels[name]))
+        return values.reshape(len(values), -1).astype(np.float64)
+
+    def index(self, actions: Labels) -> IntArray:
+        """Return the index of each action among those of the sample; -1 if it is missing."""
+        return index_of(self.actions, actions)
+
+    def join(self, context: FloatArray, action: IntArray) -> FloatArray:
+        """Append the columns of one action per row, by its index, to the context."""
+        size = len(self.actions)
+        if size > ONE_HOT_COLUMNS:  # trees can split the index; linear models cannot use it
+            return np.column_stack([context, action])
+        played = one_hot(action, size)
+        if not self.interactions:
+            return np.hstack([context, played])
+        crossed = context[:, :, None] * played[:, None, :]
+        return np.hstack([context, played, crossed.reshape(len(context), -1)])
+
+    def matrix(self, batch: Batch) -> FloatArray:
+        """Return context and logged action, one line per row."""
+        return self.join(self.context(batch), self.index(batch.action))
+
+
+def fit_features(
+    batch: Batch, columns: Sequence[str], *, interactions: bool = False
+) -> Features:
+    """Collect labels and actions from a sample of rows.
+
+    >>> from poolwise.log.policy import Batch
+    >>> rows = Batch(np.array(["a", "b"]), {"age": np.array([30, 40])})
+    >>> fit_features(rows, ["age"]).matrix(rows).tolist()
+    [[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]]
+    """
+    labels = {}
+    for name in columns:
+        kind = batch[name].dtype.kind
+        if kind in "OUSb" and batch[name].ndim == 1:
+            labels[name] = _frequent(batch[name])
+        elif kind not in "iuf":
+            raise UsageError(
+                f"a model needs columns of numbers or text, got {name!r}: name the columns of "
+                "`context` to use"
+            )
+    if batch.action.ndim != 1:
+        raise UsageError("a model needs one label per action, got lists")
+    actions = tuple(sorted(set(batch.action.tolist()), key=str))
+    return Features(tuple(columns), labels, actions, interactions)
+
+
+def _frequent(values: AnyArray) -> tuple[Hashable, ...]:
+    rows = Counter(values.tolist())
+    ranked = sorted(rows, key=lambda label: (-rows[label], str(label)))
+    return tuple(ranked[:ONE_HOT_COLUMNS])
+
+
+def one_hot(index: IntArray, size: int) -> FloatArray:
+    """Return a matrix with a 1 at the index of each row; a row of zeros for -1.
+
+    >>> one_hot(np.array([1, -1]), 2).tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+    matrix = np.zeros((len(index), size))
+    rows = np.flatnonzero(index >= 0)
+    matrix[rows, index[rows]] = 1.0
+    return matrix
+
+
+# Folds.
 
 
 @dataclass(eq=False)
@@ -184,13 +260,12 @@ class Folds:
 
 def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> Fill:
     """Fit every learner to a sample of the rows."""
-    connection.execute("SET preserve_insertion_order = true")
     total = int(connection.execute("SELECT count(*) FROM log").fetchall()[0][0])
     stride = -(-total // min(learner.rows for learner in extra.learners))
     folds = Folds(max(learner.folds for learner in extra.learners), max(1, stride))
     sample = _sample(connection, roles, folds)
     fitted = tuple(learner.fit(sample, folds.seen) for learner in extra.learners)
-    return Fill(fitted, roles, Folds(folds.folds, folds.stride), extra.filled)
+    return Fill(fitted, roles, Folds(folds.folds, folds.stride))
 
 
 def _sample(connection: duckdb.DuckDBPyConnection, roles: Roles, folds: Folds) -> LearnerRows:
@@ -203,9 +278,7 @@ def _sample(connection: duckdb.DuckDBPyConnection, roles: Roles, folds: Folds) -
     sample = pa.Table.from_batches(parts).combine_chunks().to_batches() if parts else []
     if not sample:
         raise LogError([Fault("the log has no rows with a logger and a reward", "", 0)])
-    logs = roles.table.log_probabilities
-    scorer = Scorer(roles.scored, roles.action, roles.context, log_probabilities=logs)
-    return _learner_rows(scorer(sample[0]), roles)
+    return _learner_rows(scorer_of(roles)(sample[0]), roles)
 
 
 def _batches(
@@ -241,8 +314,7 @@ def ordered_rows(
 
     The fold of a row is the hash of its cluster, or its number among the rows of its logger.
     """
-    logs = roles.table.log_probabilities
-    scorer = Scorer(roles.scored, roles.action, roles.context, log_probabilities=logs)
+    scorer = scorer_of(roles)
     for rows in Folds(MOST_FOLDS).append(_batches(connection, roles, size)):
         yield _learner_rows(scorer(rows), roles)
 
@@ -287,13 +359,11 @@ class Fill:
         fitted: The fitted learners.
         roles: Roles of the columns of a batch.
         folds: Gives the rows their folds again, from the first row on.
-        columns: Names of the columns that are appended.
     """
 
     fitted: tuple[Fitted, ...]
     roles: Roles
     folds: Folds
-    columns: tuple[str, ...]
 
     def read(
         self, connection: duckdb.DuckDBPyConnection, size: int

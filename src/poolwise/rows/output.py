@@ -14,10 +14,11 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from poolwise.errors import UsageError
 
@@ -76,10 +77,10 @@ def real_place(path: str | PathLike[str]) -> Path:
             return Path(path).resolve()
         except ValueError as reason:  # no file can have this name
             raise _refused(path, str(reason)) from reason
-        if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
-            raise _refused(path, f"it is {what}, not a file")
-        return Path(path).resolve()
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+        raise _refused(path, f"it is {what}, not a file")
+    return Path(path).resolve()
 
 
 @contextmanager
@@ -138,74 +139,61 @@ def _same(name: str, file: Path) -> bool:
         return False
 
 
+# Progress.
+
 LONG = 2.0  # seconds of a stage that need no bar
 Advance = Callable[[int], None]
 
 
-class Viewer(Protocol):
-    """Receives progress events."""
-
-    def begin(self, what: str, total: int) -> None: ...
-
-    def advance(self, rows: int) -> None: ...
-
-    def end(self) -> None: ...
-
-
-_viewer: ContextVar[Viewer | None] = ContextVar("poolwise_progress", default=None)
-
-
 @contextmanager
-def stage(what: str, total: int) -> Iterator[Advance]:
+def _silent(_what: str, _total: int) -> Iterator[Advance]:
+    yield lambda _: None
+
+
+_viewer: ContextVar[Callable[[str, int], AbstractContextManager[Advance]]] = ContextVar(
+    "poolwise_progress", default=_silent
+)
+
+
+def stage(what: str, total: int) -> AbstractContextManager[Advance]:
     """Report a part of the work; the caller passes the rows done since to the result."""
-    viewer = _viewer.get()
-    if viewer is None:
-        yield lambda _: None
-        return
-    viewer.begin(what, total)
-    try:
-        yield viewer.advance
-    finally:
-        viewer.end()
+    return _viewer.get()(what, total)
 
 
 @contextmanager
 def shown(console: Console | None = None, long: float = LONG) -> Iterator[None]:
     """Show a bar with the time left for stages of more than `long` seconds."""
-    token = _viewer.set(Bar(console, long))
+    token = _viewer.set(partial(_bar, console, long))
     try:
         yield
     finally:
         _viewer.reset(token)
 
 
-class Bar:
-    """A bar that appears when a stage turns out to be long, and disappears at its end."""
+@contextmanager
+def _bar(console: Console | None, long: float, what: str, total: int) -> Iterator[Advance]:
+    """Show a bar once a stage turns out to be long, and remove it at its end."""
+    from rich import progress
 
-    def __init__(self, console: Console | None, long: float) -> None:
-        from rich import progress
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task(what, total=total)
+    started, done = time.monotonic(), 0
 
-        self._long = long
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        bar.update(task, completed=done)
+        if (time.monotonic() - started) * total / max(done, 1) > long:
+            bar.start()
 
-    def begin(self, what: str, total: int) -> None:
-        self._started, self._done, self._total = time.monotonic(), 0, total
-        self._task = self._bar.add_task(what, total=total)
-
-    def advance(self, rows: int) -> None:
-        self._done += rows
-        self._bar.update(self._task, completed=self._done)
-        passed = time.monotonic() - self._started
-        if passed * self._total / max(self._done, 1) > self._long:
-            self._bar.start()
-
-    def end(self) -> None:
-        self._bar.stop()
-        self._bar.remove_task(self._task)
+    try:
+        yield advance
+    finally:
+        bar.stop()

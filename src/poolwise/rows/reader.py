@@ -1,31 +1,42 @@
-"""Reader: a batch of scored rows becomes the arrays that the kernel takes.
+"""Reader: scored rows in pieces, and their batches as the arrays that the kernel takes.
 
-Batches have the columns of a `Layout`, wherever their stream comes from.  Here labels become
-codes and numbers doubles, rows are dealt out to buckets, and rows of excluded loggers are left
-out.  Bad rows raise an error in the kernel; where the log says so they are left out here.
+A piece is a row group of a Parquet file, a slice of an Arrow table or a batch of a query; its
+columns have the names of a `Layout`.  Labels become codes, rows are dealt out to buckets, and
+rows of excluded loggers are left out.  Bad rows raise an error in the kernel; where the log
+says so they are left out here.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlglot import exp
+
+from poolwise.rows.roles import LARGEST, SMALLEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from poolwise.log.policy import AnyArray
+    from poolwise.rows.roles import Layout
     from poolwise.rows.rules import RoleColumns
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
-LARGEST = sys.float_info.max
-SMALLEST = float(np.nextafter(0.0, 1.0))  # positive double
+TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
+LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 UNKNOWN, EXCLUDED = -1, -2  # codes of rows that belong to no logger of the layout
 
 
@@ -33,102 +44,210 @@ class BadRowsError(Exception):
     """A row breaks a rule; a query of `rows.rules` then finds out which one."""
 
 
+# Streams.
+
+
 @dataclass(frozen=True)
-class Layout:
-    """Columns ``logger``, ``reward``, ``p_0``..., ``t_0``... and the rules of their rows.
+class RowGroup:
+    """A row group of a Parquet file.
 
     Attributes:
-        loggers: Every logger, in the order in which their moments come.
-        crossed: Loggers whose probability is known in every row, in the order of ``p_*``.
-        shares: Share of each of `crossed` in the mixture.
-        targets: Targets, in the order of ``t_*``.
-        valued: Targets with a predicted value, in the order of ``v_*``.
-        propensity: Whether there is a column ``propensity``.
-        predicted: Whether there is a column ``predicted_reward``.
-        mixture: Whether there is a column ``estimated_mixture``.
-        logs: Whether probabilities are given as logarithms.
-        tolerance: How far ``propensity`` may be from the row's own ``p_*``.
-        buckets: Into how many each logger's rows are split: by a column ``bucket`` or
-            ``cluster``, or one by one.
-        clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
-        excluded: Loggers whose rows are left out.
-        drop: Leave bad rows out instead of raising an error.
+        path: The file.
+        group: Number of the row group.
+        num_rows: Its rows.
+        logger: Label of all rows, where the file has no column of labels.
     """
 
-    loggers: tuple[str, ...]
-    crossed: tuple[str, ...]
-    shares: tuple[float, ...]
-    targets: tuple[str, ...]
-    valued: tuple[str, ...] = ()
-    propensity: bool = True
-    predicted: bool = False
-    mixture: bool = False
-    logs: bool = False
-    tolerance: float = 1e-6
-    buckets: int = 1
-    clustered: bool = False
-    excluded: tuple[str, ...] = ()
-    drop: bool = False
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """The logger of each group of rows that is summed: bucket after bucket."""
-        return self.loggers * self.buckets
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the numeric columns, in a fixed order."""
-        optional = {
-            "propensity": self.propensity,
-            "predicted_reward": self.predicted,
-            "estimated_mixture": self.mixture,
-        }
-        return (
-            "reward",
-            *(f"p_{k}" for k in range(len(self.crossed))),
-            *(f"t_{k}" for k in range(len(self.targets))),
-            *(f"v_{k}" for k in range(len(self.valued))),
-            *(name for name, present in optional.items() if present),
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all columns that a pass reads."""
-        clustered = self.clustered and (self.drop or self.buckets > 1)
-        return ("logger", *self.columns, *(("cluster",) if clustered else ()))
-
-    @property
-    def limits(self) -> dict[str, tuple[float, float]]:
-        """Least and largest value of each column: the rules of `rows.rules.good`."""
-        low, positive, top = (-np.inf, -LARGEST, 0.0) if self.logs else (0.0, SMALLEST, 1.0)
-        limits = {}
-        for name in self.columns:
-            if name in {"propensity", "estimated_mixture"}:
-                limits[name] = (positive, top)
-            else:
-                probability = name.startswith(("p_", "t_"))
-                limits[name] = (low, top) if probability else (-LARGEST, LARGEST)
-        return limits
+    path: str
+    group: int
+    num_rows: int
+    logger: str | None = None
 
 
-def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
-    """The layout of a table whose rows have been counted."""
-    parts = table.shares or counts
-    total = sum(parts.values()) or 1  # none of them good
-    return Layout(
-        loggers=tuple(counts),
-        crossed=tuple(table.propensities),
-        shares=tuple(parts.get(label, 0) / total for label in table.propensities),
-        targets=tuple(table.targets),
-        valued=tuple(table.predicted_values),
-        propensity=table.propensity is not None,
-        predicted=table.predicted_reward is not None,
-        mixture=table.mixture is not None,
-        logs=table.log_probabilities,
-        tolerance=table.tolerance,
-        clustered=table.cluster is not None,
-        drop=table.drop,
-    )
+Piece = RowGroup | Any  # rows that one thread reads at once: a row group or an Arrow table
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Scored rows under the names of a layout.
+
+    Attributes:
+        pieces: All pieces, in the order of the rows; those of a query can be read once.
+        columns: Column of the files for each column of the layout; empty without files.
+    """
+
+    pieces: Iterable[Piece]
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def reader(self) -> Reader:
+        """Return a function that reads pieces; each thread has its own."""
+        return Reader(self.columns)
+
+
+class Reader:
+    """Reads pieces; keeps its last file open."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self.columns = columns
+        self._path = ""
+        self._file: pq.ParquetFile
+
+    def __call__(self, piece: Piece, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Read some columns of a row group; a table in memory as it is, chunk by chunk."""
+        if not isinstance(piece, RowGroup):
+            yield from (pa.Table.from_batches([batch]) for batch in piece.to_batches())
+            return
+        wanted = {name: self.columns[name] for name in names if name in self.columns}
+        sources = list(dict.fromkeys(wanted.values()))
+        for table in self._tables(piece, sources):
+            if table.num_columns < len(sources):
+                raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
+            arrays = {name: table.column(source) for name, source in wanted.items()}
+            if piece.logger is not None:
+                arrays["logger"] = _constant(piece.logger, table.num_rows)
+            yield pa.table(arrays)
+
+    def _tables(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
+        if not names:
+            yield pa.table({"row": pa.nulls(piece.num_rows)})
+            return
+        if piece.path != self._path:
+            label = self.columns.get("logger")
+            self._file = pq.ParquetFile(piece.path, read_dictionary=[label] if label else None)
+            self._path = piece.path
+        if piece.num_rows * len(names) <= LARGE_GROUP:
+            yield self._file.read_row_group(piece.group, columns=names, use_threads=False)
+            return
+        rows = max(LARGE_GROUP // 8 // len(names), 1)
+        for batch in self._file.iter_batches(rows, [piece.group], names, use_threads=False):
+            yield pa.Table.from_batches([batch])
+
+
+def _constant(label: str, rows: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int8), [label])
+
+
+def plain_stream(
+    table: RoleColumns, source: Files | pa.Table | None, threads: int = 1
+) -> Stream | None:
+    """Return files or a table as they are; None where DuckDB must read the rows."""
+    roles = table.roles
+    label = roles.pop("logger").name if isinstance(table.logger, exp.Literal) else None
+    if source is None or not all(isinstance(value, exp.Column) for value in roles.values()):
+        return None
+    columns = {name: value.name for name, value in roles.items()}
+    if isinstance(source, tuple):
+        return file_stream([(p, label if own is None else own) for p, own in source], columns)
+    frame: pa.Table = source
+    if label is not None:
+        frame = frame.append_column("", _constant(label, frame.num_rows))
+        columns["logger"] = ""
+    return _table_stream(frame, columns, threads) if _has(frame.schema, columns) else None
+
+
+def file_stream(
+    files: Sequence[tuple[str, str | None]], columns: Mapping[str, str]
+) -> Stream | None:
+    """Return all row groups, without the empty ones; None if a file lacks a column."""
+    if all(label is not None for _, label in files):
+        columns = {name: source for name, source in columns.items() if name != "logger"}
+    pieces: list[Piece] = []
+    for path, label in files:
+        meta = pq.read_metadata(path)
+        if not _has(meta.schema.to_arrow_schema(), columns):
+            return None
+        sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
+        pieces += [RowGroup(path, k, rows, label) for k, rows in enumerate(sizes) if rows]
+    return Stream(pieces, columns)
+
+
+def _has(schema: pa.Schema, columns: Mapping[str, str]) -> bool:
+    """Test if a schema has every column, of a type that all readers read alike."""
+    is_a = pa.types
+    for name, source in columns.items():
+        if schema.names.count(source) != 1 or "." in source:
+            return False
+        kind = schema.field(source).type
+        if name in {"logger", "cluster"}:
+            kind = kind.value_type if is_a.is_dictionary(kind) else kind
+            fits = is_a.is_string(kind) or is_a.is_large_string(kind)
+        else:
+            fits = is_a.is_floating(kind) or is_a.is_boolean(kind)
+        if not (fits or is_a.is_integer(kind)):
+            return False
+    return True
+
+
+def _table_stream(table: pa.Table, columns: Mapping[str, str], threads: int) -> Stream:
+    """Return slices of the columns of a table; only labels are copied, as codes."""
+    renamed = pa.table({name: table.column(source) for name, source in columns.items()})
+    place = renamed.schema.names.index("logger")
+
+    def coded(piece: pa.Table) -> pa.Table:
+        return piece.set_column(place, "logger", piece.column(place).dictionary_encode())
+
+    starts = range(0, renamed.num_rows, TABLE_ROWS)
+    pieces = (renamed.slice(start, TABLE_ROWS) for start in starts)
+    return Stream(list(in_order(coded, pieces, threads)))
+
+
+# Passes.
+
+
+def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
+    """Count the rows of each label, and of none, piece by piece."""
+    own = PerThread(stream.reader)
+
+    def count(piece: Piece) -> Counter[str | None]:
+        counts: Counter[str | None] = Counter()
+        for table in own.value(piece, ["logger"]):
+            for labels, indices in _coded(table.column("logger")):
+                rows = np.bincount(indices, minlength=len(labels)).tolist()
+                for label, number in zip(labels, rows, strict=True):
+                    counts[label] += number
+        return +counts
+
+    return list(in_order(count, stream.pieces, threads))
+
+
+def numbered(stream: Stream, layout: Layout, threads: int) -> Iterator[tuple[Piece, int]]:
+    """Yield pieces with the number of rows before each, without those of excluded loggers."""
+    if layout.buckets > 1 and layout.excluded:
+        counts = label_counts(stream, threads)
+        sizes = [sum(n for i, n in c.items() if i not in layout.excluded) for c in counts]
+        yield from zip(stream.pieces, accumulate(sizes, initial=0), strict=False)
+        return
+    first_row = 0
+    for piece in stream.pieces:
+        yield piece, first_row
+        first_row += piece.num_rows
+
+
+class PerThread(threading.local, Generic[Result]):
+    """A value that each thread makes for itself."""
+
+    def __init__(self, make: Callable[[], Result]) -> None:
+        self.value = make()
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """Yield results of work in threads, a few items ahead, in the order of the items."""
+    waiting: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# Batches as arrays.
 
 
 def to_rows(
@@ -157,9 +276,7 @@ def to_rows(
             groups = groups[used]
             columns = {name: values[used] for name, values in columns.items()}
         yield from cut(groups, columns, size)
-        first_row += (
-            len(codes) - int((codes == EXCLUDED).sum()) if layout.excluded else len(codes)
-        )
+        first_row += int(np.count_nonzero(codes != EXCLUDED))
 
 
 def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterator[Rows]:
@@ -169,26 +286,30 @@ def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterato
         yield groups[rows], {name: values[rows] for name, values in columns.items()}
 
 
+def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray]]:
+    """Yield the distinct labels of each chunk as text, and the index of each row in them.
+
+    Text as DuckDB writes integers; the last label is None, that of NULL.
+    """
+    for chunk in labels.chunks:
+        coded = chunk.dictionary_encode()
+        texts = coded.dictionary.cast(pa.string()).to_pylist()
+        indices = coded.indices
+        if indices.null_count:
+            indices = indices.cast(pa.int64()).fill_null(len(texts))
+        yield [*texts, None], np.from_dlpack(indices)
+
+
 def _codes(labels: pa.ChunkedArray, layout: Layout) -> AnyArray:
-    """The number of each row's logger in the layout."""
+    """Return the number of each row's logger in the layout."""
     code: dict[str | None, int] = {label: k for k, label in enumerate(layout.loggers)}
     code |= dict.fromkeys(layout.excluded, EXCLUDED)
     kind = np.min_scalar_type(-max(len(layout.loggers), -EXCLUDED))
     parts = []
-    for chunk in labels.chunks:
-        coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
-        values = [code.get(label, UNKNOWN) for label in texts(coded.dictionary)]
-        by_index = np.array([*values, UNKNOWN], dtype=kind)
-        indices = coded.indices.fill_null(len(values)) if coded.null_count else coded.indices
-        rows: AnyArray = np.from_dlpack(indices)
-        parts.append(by_index.take(rows))
+    for texts, indices in _coded(labels):
+        by_index = np.array([code.get(text, UNKNOWN) for text in texts], dtype=kind)
+        parts.append(by_index.take(indices))
     return np.concatenate(parts) if len(parts) != 1 else parts[0]
-
-
-def texts(labels: pa.Array) -> list[str | None]:
-    """Labels as text, as DuckDB writes integers."""
-    values: list[str | None] = labels.cast(pa.string()).to_pylist()
-    return values
 
 
 def _numbers(column: pa.ChunkedArray) -> AnyArray:
@@ -221,8 +342,7 @@ def _groups(
     elif "cluster" in names:
         buckets = cluster_buckets(table.column("cluster"), layout.buckets)
     else:
-        counted = codes != EXCLUDED if layout.excluded else known
-        buckets = (first_row + np.cumsum(counted)) % layout.buckets
+        buckets = (first_row + np.cumsum(codes != EXCLUDED)) % layout.buckets
     return buckets.astype(np.int64) * len(layout.loggers) + codes, known
 
 
@@ -258,16 +378,10 @@ def good_rows(
         if label in layout.crossed:
             rows = np.flatnonzero(codes == code)
             own = columns[f"p_{layout.crossed.index(label)}"].take(rows)
-            good[rows] &= _plays(own, columns, rows, layout)
+            if layout.propensity:
+                with np.errstate(invalid="ignore"):  # inf - inf: outside of the limits
+                    gap = np.abs(own - columns["propensity"].take(rows))
+                good[rows] &= gap <= layout.tolerance
+            else:
+                good[rows] &= own >= (-LARGEST if layout.logs else SMALLEST)
     return good
-
-
-def _plays(
-    own: AnyArray, columns: Mapping[str, AnyArray], rows: AnyArray, layout: Layout
-) -> NDArray[np.bool]:
-    """Rows of a logger that it can play, with its own probability as propensity."""
-    plays: NDArray[np.bool] = own >= (-LARGEST if layout.logs else SMALLEST)
-    if layout.propensity:
-        with np.errstate(invalid="ignore"):  # infinite minus infinite: refused by the limits
-            plays = np.abs(own - columns["propensity"].take(rows)) <= layout.tolerance
-    return plays

@@ -17,17 +17,18 @@ import numpy as np
 from poolwise.errors import Finding, ModelError, RefusedError, UsageError
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import Batch, Distribution, FloatArray, IntArray, is_distribution
-from poolwise.rows.features import Features, fit_features
 from poolwise.rows.learn import (
     FITTED_ROWS,
     FOLDS,
-    Extra,
+    Features,
     Learner,
     SklearnModel,
     fit_clone,
+    fit_features,
     fit_folds,
     rows_by_fold,
 )
+from poolwise.rows.roles import Extra
 from poolwise.rows.score import checked_distribution
 
 if TYPE_CHECKING:

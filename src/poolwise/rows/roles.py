@@ -2,18 +2,20 @@
 
 All names are looked up here, so that all missing columns are reported together,
 each with the nearest name that exists.  Policies that SQL cannot express become
-columns that are scored in Python first.
+columns that are scored in Python first.  A `Layout` names the columns of batches of rows.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
+import numpy as np
 from sqlglot import exp
 
 from poolwise.errors import MissingColumnError, UsageError
@@ -21,15 +23,42 @@ from poolwise.log.log import ONLY_LOGGER, Log
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
-from poolwise.rows.learn import NOTHING, Extra
 from poolwise.rows.rules import RoleColumns, column, number, string
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.policy import PolicyLike
+    from poolwise.rows.learn import Learner
 
 PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
+LARGEST = sys.float_info.max
+SMALLEST = float(np.nextafter(0.0, 1.0))  # positive double
+
+
+@dataclass(frozen=True, eq=False)
+class Extra:
+    """Columns that are added to the log: a reward model, an estimated mixture.
+
+    Attributes:
+        predicted_reward: Column or SQL expression of the predicted reward, if any.
+        predicted_values: Column or expression of each target's predicted value.
+        mixture: Column of the estimated mixture, if it is estimated.
+        learners: Models that fill such columns.
+    """
+
+    predicted_reward: str | None = None
+    predicted_values: Mapping[str, str] = field(default_factory=dict)
+    mixture: str | None = None
+    learners: tuple[Learner, ...] = ()
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """Columns that the learners fill."""
+        return tuple(name for learner in self.learners for name in learner.columns)
+
+
+NOTHING: Extra = Extra()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +91,11 @@ class _Lookup:
     """Collects missing and needed columns while names are resolved."""
 
     columns: Sequence[str] | None
+    logs: bool
+    filled: Sequence[str]  # columns that learners append later
     missing: dict[str, str] = field(default_factory=dict)
     needed: dict[str, None] = field(default_factory=dict)
     scored: dict[str, Policy] = field(default_factory=dict)
-    logs: bool = False
 
     def require(self, name: str, role: str) -> str:
         """The column as the source spells it; DuckDB's names ignore case."""
@@ -83,7 +113,12 @@ class _Lookup:
         self.needed[found] = None
         return found
 
+    def optional(self, wanted: PolicyLike | None, role: str) -> Expression | None:
+        return None if wanted is None else self.value(wanted, role)
+
     def value(self, wanted: PolicyLike, role: str) -> Expression:
+        if isinstance(wanted, str) and wanted in self.filled:
+            return column(wanted)
         policy = as_policy(wanted, self.columns or ())
         expression = expression_of(policy)
         if self.logs and not isinstance(wanted, str):
@@ -111,7 +146,7 @@ def assign(
 
     Without `columns` no name is checked: the table cannot be read here.
     """
-    look = _Lookup(columns, logs=log.log_probabilities)
+    look = _Lookup(columns, log.log_probabilities, extra.filled)
     known = {str(label): value for label, value in (log.propensities or {}).items()}
     usable = log.crossed or extra.mixture
     crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
@@ -119,15 +154,22 @@ def assign(
         relation=relation,
         logger=_logger(log, look),
         reward=look.value(log.reward, "reward"),
-        propensity=None if log.propensity is None else look.value(log.propensity, "propensity"),
+        propensity=look.optional(log.propensity, "propensity"),
         propensities={k: look.value(v, f"propensities[{k!r}]") for k, v in crossed.items()},
         targets={k: look.value(v, f"target {k!r}") for k, v in targets.items()},
-        labels=tuple(known) or _mapped_labels(log),
+        labels=tuple(
+            known or (map(str, log.source) if isinstance(log.source, Mapping) else ())
+        ),
         log_probabilities=log.log_probabilities,
-        cluster=None if log.cluster is None else look.value(log.cluster, "cluster"),
+        cluster=look.optional(log.cluster, "cluster"),
         tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",
-        **_beyond(extra, look),
+        predicted_reward=look.optional(extra.predicted_reward, "predicted_reward"),
+        predicted_values={
+            k: look.value(v, f"predicted_value[{k!r}]")
+            for k, v in extra.predicted_values.items()
+        },
+        mixture=look.optional(extra.mixture, "mixture"),
     )
     taken = tuple(look.needed)  # a model that saw the reward or the logger would cheat
     action, context = _context(log, look, extra)
@@ -137,26 +179,6 @@ def assign(
     every = tuple(columns or ())
     needed = tuple(look.needed)
     return Roles(table, look.scored, needed, taken, action, context, features, every)
-
-
-class _Beyond(TypedDict):
-    predicted_reward: Expression | None
-    predicted_values: Mapping[str, Expression]
-    mixture: Expression | None
-
-
-def _beyond(extra: Extra, look: _Lookup) -> _Beyond:
-    """Columns of a model or an estimated mixture; learners fill theirs later."""
-
-    def found(text: str, role: str) -> Expression:
-        return column(text) if text in extra.filled else look.value(text, role)
-
-    predicted, values = extra.predicted_reward, extra.predicted_values.items()
-    return {
-        "predicted_reward": found(predicted, "predicted_reward") if predicted else None,
-        "predicted_values": {k: found(v, f"predicted_value[{k!r}]") for k, v in values},
-        "mixture": found(extra.mixture, "mixture") if extra.mixture else None,
-    }
 
 
 def _logarithm(policy: Policy) -> Expression | None:
@@ -191,10 +213,6 @@ def _logger(log: Log, look: _Lookup) -> Expression:
     return look.value(log.logger, "logger")
 
 
-def _mapped_labels(log: Log) -> tuple[str, ...]:
-    return tuple(map(str, log.source)) if isinstance(log.source, Mapping) else ()
-
-
 def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...]]:
     """Action and context for policies in Python; by default all other columns."""
     action = "" if log.action is None else look.require(log.action, "action")
@@ -210,3 +228,101 @@ def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...
     if not context:
         context = tuple(c for c in look.columns or () if c not in {action, PART_LOGGER})
     return action, context
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns ``logger``, ``reward``, ``p_0``..., ``t_0``... and the rules of their rows.
+
+    Attributes:
+        loggers: Every logger, in the order in which their moments come.
+        crossed: Loggers whose probability is known in every row, in the order of ``p_*``.
+        shares: Share of each of `crossed` in the mixture.
+        targets: Targets, in the order of ``t_*``.
+        valued: Targets with a predicted value, in the order of ``v_*``.
+        propensity: Whether there is a column ``propensity``.
+        predicted: Whether there is a column ``predicted_reward``.
+        mixture: Whether there is a column ``estimated_mixture``.
+        logs: Whether probabilities are given as logarithms.
+        tolerance: How far ``propensity`` may be from the row's own ``p_*``.
+        buckets: Into how many each logger's rows are split: by a column ``bucket`` or
+            ``cluster``, or one by one.
+        clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
+        excluded: Loggers whose rows are left out.
+        drop: Leave bad rows out instead of raising an error.
+    """
+
+    loggers: tuple[str, ...]
+    crossed: tuple[str, ...]
+    shares: tuple[float, ...]
+    targets: tuple[str, ...]
+    valued: tuple[str, ...] = ()
+    propensity: bool = True
+    predicted: bool = False
+    mixture: bool = False
+    logs: bool = False
+    tolerance: float = 1e-6
+    buckets: int = 1
+    clustered: bool = False
+    excluded: tuple[str, ...] = ()
+    drop: bool = False
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The logger of each group of rows that is summed: bucket after bucket."""
+        return self.loggers * self.buckets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the numeric columns, in a fixed order."""
+        optional = {
+            "propensity": self.propensity,
+            "predicted_reward": self.predicted,
+            "estimated_mixture": self.mixture,
+        }
+        return (
+            "reward",
+            *(f"p_{k}" for k in range(len(self.crossed))),
+            *(f"t_{k}" for k in range(len(self.targets))),
+            *(f"v_{k}" for k in range(len(self.valued))),
+            *(name for name, present in optional.items() if present),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns that a pass reads."""
+        clustered = self.clustered and (self.drop or self.buckets > 1)
+        return ("logger", *self.columns, *(("cluster",) if clustered else ()))
+
+    @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """Least and largest value of each column: the rules of `rows.rules.good`."""
+        low, positive, top = (-np.inf, -LARGEST, 0.0) if self.logs else (0.0, SMALLEST, 1.0)
+        limits = {}
+        for name in self.columns:
+            if name in {"propensity", "estimated_mixture"}:
+                limits[name] = (positive, top)
+            else:
+                probability = name.startswith(("p_", "t_"))
+                limits[name] = (low, top) if probability else (-LARGEST, LARGEST)
+        return limits
+
+
+def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
+    """The layout of a table whose rows have been counted."""
+    parts = table.shares or counts
+    total = sum(parts.values()) or 1  # none of them good
+    return Layout(
+        loggers=tuple(counts),
+        crossed=tuple(table.propensities),
+        shares=tuple(parts.get(label, 0) / total for label in table.propensities),
+        targets=tuple(table.targets),
+        valued=tuple(table.predicted_values),
+        propensity=table.propensity is not None,
+        predicted=table.predicted_reward is not None,
+        mixture=table.mixture is not None,
+        logs=table.log_probabilities,
+        tolerance=table.tolerance,
+        clustered=table.cluster is not None,
+        drop=table.drop,
+    )

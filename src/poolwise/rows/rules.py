@@ -2,7 +2,7 @@
 
 One query counts how many rows of each logger break each rule.  The query of the moments
 carries the same rules as one condition, so that a good log is read once and a bad one is never
-averaged; `rows.reader` holds them for batches of rows.
+averaged; `rows.reader` applies them to batches.
 """
 
 from __future__ import annotations
@@ -72,6 +72,25 @@ class RoleColumns:
             values["predicted_reward"] = self.predicted_reward
         return values
 
+    @property
+    def numbers(self) -> dict[str, Expression]:
+        """Expressions of numbers, by their names in `rows`."""
+        values = {
+            "reward": self.reward,
+            **{f"p_{k}": value for k, value in enumerate(self.propensities.values())},
+            **{f"t_{k}": value for k, value in enumerate(self.targets.values())},
+            "propensity": self.propensity,
+            **self.predictions,
+            "estimated_mixture": self.mixture,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def roles(self) -> dict[str, Expression]:
+        """Expressions of labels and numbers, by name."""
+        labels = {"logger": self.logger, "cluster": self.cluster}
+        return self.numbers | {name: v for name, v in labels.items() if v is not None}
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -112,26 +131,14 @@ def case(when: Expression, then: Expression, otherwise: Expression) -> Expressio
 
 def rows(table: RoleColumns) -> exp.Select:
     """Roles under fixed names, as text and doubles."""
-    select = exp.select(
-        exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True),
-        double(table.reward).as_("reward", quoted=True),
-    )
-    for place, prob in enumerate(table.propensities.values()):
-        select = select.select(double(prob).as_(f"p_{place}", quoted=True))
-    for place, prob in enumerate(table.targets.values()):
-        select = select.select(double(prob).as_(f"t_{place}", quoted=True))
-    if table.propensity is not None:
-        select = select.select(double(table.propensity).as_("propensity", quoted=True))
-    for name, prediction in table.predictions.items():
-        select = select.select(double(prediction).as_(name, quoted=True))
-    if table.mixture is not None:
-        select = select.select(double(table.mixture).as_("estimated_mixture", quoted=True))
+    columns = [exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True)]
+    columns += [double(value).as_(name, quoted=True) for name, value in table.numbers.items()]
     if table.cluster is not None:
         lacks = case(table.cluster.copy().is_(exp.null()), number(1.0), number(0.0))
-        select = select.select(lacks.as_("no_cluster", quoted=True))
+        columns.append(lacks.as_("no_cluster", quoted=True))
     if table.bucket is not None:
-        select = select.select(table.bucket.copy().as_("bucket", quoted=True))
-    return select.from_(table.relation.copy())
+        columns.append(table.bucket.copy().as_("bucket", quoted=True))
+    return exp.select(*columns).from_(table.relation.copy())
 
 
 def row_steps(table: RoleColumns) -> list[tuple[str, exp.Select]]:
@@ -176,53 +183,46 @@ def propensity(table: RoleColumns) -> Expression:
 def rules(table: RoleColumns) -> list[Rule]:
     """Every rule a row must keep, in the order in which they are reported."""
     scale = "log-probability" if table.log_probabilities else "probability"
-    found = [Rule("the logger is null", column("logger").is_(exp.null()), ("logger",))]
+    own_name = "the log-propensity" if table.log_probabilities else "the propensity"
+    listed = [Rule("the logger is null", _missing("logger"), ("logger",))]
     if table.labels:
-        known = exp.Not(this=column("logger").isin(*map(string, table.labels)))
-        found.append(Rule("the logger is unknown", known, ("logger",)))
+        unknown = exp.Not(this=column("logger").isin(*map(string, table.labels)))
+        listed.append(Rule("the logger is unknown", unknown, ("logger",)))
     if table.cluster is not None:
         lacks = column("no_cluster") > number(0.0)
-        found.append(Rule("the cluster is null", lacks, ("cluster",)))
-    found += [
-        Rule("the reward is null or not a number", _missing("reward"), ("reward",)),
-        Rule("the reward is infinite or NaN", _not_finite("reward"), ("reward",)),
-        *_probability_rules(propensity(table), f"the {_own_name(table)}", "propensity", table),
-    ]
-    for place, label in enumerate(table.propensities):
-        what = f"the {scale} under logger {label!r}"
-        found += _range_rules(column(f"p_{place}"), what, f"p_{place}", table)
-    for place, label in enumerate(table.targets):
-        what = f"the {scale} of target {label!r}"
-        found += _range_rules(column(f"t_{place}"), what, f"t_{place}", table)
+        listed.append(Rule("the cluster is null", lacks, ("cluster",)))
+    listed += _number_rules("reward", "reward")
+    listed += _probability_rules(propensity(table), own_name, "propensity", table)
+    for k, label in enumerate(table.propensities):
+        listed += _range_rules(f"p_{k}", f"the {scale} under logger {label!r}", table)
+    for k, label in enumerate(table.targets):
+        listed += _range_rules(f"t_{k}", f"the {scale} of target {label!r}", table)
     if table.propensities and table.propensity is not None:
-        found.append(_replay_rule(table))
+        listed.append(_replay_rule(table))
     if table.mixture is not None:
-        what = f"the {scale} under the mixture"
-        found += _probability_rules(
-            column("estimated_mixture"), what, "estimated_mixture", table
-        )
+        mixture, what = column("estimated_mixture"), f"the {scale} under the mixture"
+        listed += _probability_rules(mixture, what, "estimated_mixture", table)
     for name in table.predictions:
-        what = "predicted reward" if name == "predicted_reward" else "predicted value"
-        found.append(Rule(f"the {what} is null or not a number", _missing(name), (name,)))
-        found.append(Rule(f"the {what} is infinite or NaN", _not_finite(name), (name,)))
-    return found
-
-
-def _own_name(table: RoleColumns) -> str:
-    return "log-propensity" if table.log_probabilities else "propensity"
+        kind = "reward" if name == "predicted_reward" else "value"
+        listed += _number_rules(name, f"predicted {kind}")
+    return listed
 
 
 def _missing(name: str) -> Expression:
     return column(name).is_(exp.null())
 
 
-def _not_finite(name: str) -> Expression:
-    return _not_below(exp.func("abs", column(name)), LARGEST_DOUBLE)
-
-
 def _not_below(value: Expression, top: float) -> Expression:
     """Above a number, or NaN: databases order NaN above all numbers, or not at all."""
     return exp.Not(this=exp.paren(value <= number(top)))
+
+
+def _number_rules(name: str, what: str) -> list[Rule]:
+    infinite = _not_below(exp.func("abs", column(name)), LARGEST_DOUBLE)
+    return [
+        Rule(f"the {what} is null or not a number", _missing(name), (name,)),
+        Rule(f"the {what} is infinite or NaN", infinite, (name,)),
+    ]
 
 
 def _probability_rules(
@@ -246,16 +246,15 @@ def _probability_rules(
     ]
 
 
-def _range_rules(prob: Expression, what: str, role: str, table: RoleColumns) -> list[Rule]:
+def _range_rules(name: str, what: str, table: RoleColumns) -> list[Rule]:
     if table.log_probabilities:  # -infinity is a probability of zero
-        return [
-            Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
-            Rule(f"{what} is above 0 or NaN", _not_below(prob.copy(), 0.0), (role,)),
-        ]
-    outside = exp.or_(prob.copy() < number(0.0), _not_below(prob.copy(), 1.0))
+        outside, fault = _not_below(column(name), 0.0), "is above 0 or NaN"
+    else:
+        outside = exp.or_(column(name) < number(0.0), _not_below(column(name), 1.0))
+        fault = "is outside [0, 1]"
     return [
-        Rule(f"{what} is null or not a number", prob.is_(exp.null()), (role,)),
-        Rule(f"{what} is outside [0, 1]", outside, (role,)),
+        Rule(f"{what} is null or not a number", _missing(name), (name,)),
+        Rule(f"{what} {fault}", outside, (name,)),
     ]
 
 
@@ -284,10 +283,10 @@ def good(table: RoleColumns) -> Expression:
         above,
         mine.copy() <= number(top),
     ]
-    for place in range(len(table.propensities)):
-        keep += _within(f"p_{place}", top, table)
-    for place in range(len(table.targets)):
-        keep += _within(f"t_{place}", top, table)
+    for name in table.numbers:
+        if name.startswith(("p_", "t_")):
+            keep += [] if table.log_probabilities else [column(name) >= number(0.0)]
+            keep.append(column(name) <= number(top))
     if table.propensities and table.propensity is not None:
         gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
         keep.append(gap <= number(table.tolerance))
@@ -302,11 +301,6 @@ def good(table: RoleColumns) -> Expression:
     if table.cluster is not None:
         keep.append(column("no_cluster") <= number(0.0))
     return exp.func("coalesce", exp.and_(*keep), exp.false())
-
-
-def _within(name: str, top: float, table: RoleColumns) -> list[Expression]:
-    upper = column(name) <= number(top)
-    return [upper] if table.log_probabilities else [column(name) >= number(0.0), upper]
 
 
 def counts_query(table: RoleColumns) -> exp.Select:
@@ -341,9 +335,9 @@ def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Sel
     if table.propensities:
         select = select.select(own(table).as_("own", quoted=True))
     raw = [
-        exp.cast(value.copy(), "varchar").as_(f"raw_{role}", quoted=True)
+        exp.cast(table.roles[role].copy(), "varchar").as_(f"raw_{role}", quoted=True)
         for role in rule.role
-        if (value := _expression(table, role)) is not None
+        if role in table.roles
     ]
     return select.with_("rows", as_=rows(table).select(*raw))
 
@@ -352,22 +346,9 @@ def role_text(table: RoleColumns, role: str) -> str:
     """The user's name of a column of `rows`."""
     if role == "own":
         return "its logger's own"
-    expression = _expression(table, role)
-    return role if expression is None else _text(expression)
-
-
-def _expression(table: RoleColumns, role: str) -> Expression | None:
-    """The expression behind a column of `rows`, if the user gave one."""
-    kind, _, place = role.partition("_")
-    listed = {"p": table.propensities, "t": table.targets, "v": table.predicted_values}
-    if kind in listed and place:
-        return list(listed[kind].values())[int(place)]
-    named = {"estimated_mixture": "mixture"}.get(role, role)
-    expression: Expression | None = getattr(table, named, None)
-    return expression
-
-
-def _text(expression: Expression) -> str:
+    expression = table.roles.get(role)
+    if expression is None:
+        return role
     plain = isinstance(expression, exp.Column)
     return expression.name if plain else expression.sql(dialect="duckdb")
 

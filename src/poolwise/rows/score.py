@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
 from poolwise.errors import (
@@ -33,7 +34,8 @@ from poolwise.errors import (
 )
 from poolwise.log.policy import SUM_TOLERANCE, AnyArray, Batch, FloatArray, Policy, log_prob
 from poolwise.rows.output import stage
-from poolwise.rows.stream import in_order
+from poolwise.rows.reader import in_order
+from poolwise.rows.rules import column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,10 +44,9 @@ if TYPE_CHECKING:
     import duckdb
     from numpy.typing import NDArray
 
-    from poolwise.log.log import Log
     from poolwise.rows.learn import Fill
+    from poolwise.rows.reader import Files
     from poolwise.rows.roles import Roles
-    from poolwise.rows.stream import Files
 
 SCORING_ROWS = 65_536  # rows of one batch that goes to a policy in Python
 MOST_HELD = 128_000_000  # bytes of scored rows that are kept in memory
@@ -55,11 +56,8 @@ SHOWN_ROWS = 5  # row numbers that an error names
 
 def score(
     batches: Iterable[pa.RecordBatch],
-    policies: Mapping[str, Policy],
+    scorer: Scorer,
     *,
-    action: str | None,
-    context: Sequence[str],
-    log_probabilities: bool = False,
     workers: int | None = None,
     then: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -70,20 +68,15 @@ def score(
 
     Args:
         batches: Rows, in any number of batches.
-        policies: Policies by the name of the column to append.
-        action: Column of the logged action; None if no policy needs it.
-        context: Columns that the policies see.
-        log_probabilities: Whether to append logarithms.
+        scorer: The policies.
         workers: Threads; by default one for each core.
         then: Applied to each scored batch, in the same threads.
 
     >>> from poolwise.log.policy import Uniform
-    >>> rows = pa.record_batch({"item": ["a", "z"]})
-    >>> scored = score([rows], {"p": Uniform(["a", "b"])}, action="item", context=[])
-    >>> [batch.to_pylist() for batch in scored]
+    >>> scorer = Scorer({"p": Uniform(["a", "b"])}, action="item", context=())
+    >>> [b.to_pylist() for b in score([pa.record_batch({"item": ["a", "z"]})], scorer)]
     [[{'item': 'a', 'p': 0.5}, {'item': 'z', 'p': 0.0}]]
     """
-    scorer = Scorer(policies, action, tuple(context), log_probabilities=log_probabilities)
 
     def work(item: tuple[pa.RecordBatch, int]) -> pa.RecordBatch:
         with threadpool_limits(limits=1):  # OpenMP counts its threads per caller
@@ -171,11 +164,7 @@ def checked(
     Traceback (most recent call last):
     poolwise.errors.PolicyError: policy 'v1' gives ... in 1 of the 2 rows ...: 101 (1.5)
     """
-    array = _numbers(name, values, (length,), first_row)
-    lower, upper = (-math.inf, 0.0) if logs else (0.0, 1.0)
-    what = "log-probabilities above 0" if logs else "probabilities outside [0, 1]"
-    _refuse(name, f"gives {what}", array, _beyond(array, lower, upper), first_row)
-    return array.clip(lower, upper)
+    return _numbers(name, values, (length,), first_row, logs=logs)
 
 
 def checked_distribution(
@@ -183,29 +172,30 @@ def checked_distribution(
 ) -> FloatArray:
     """Probabilities of every action, shape (rows, actions); each row must sum to 1."""
     array = _numbers(name, values, shape, first_row)
-    outside = _beyond(array, 0.0, 1.0)
-    _refuse(name, "gives probabilities outside [0, 1]", array, outside, first_row)
     total = array.sum(axis=1)
     off = np.abs(total - 1) > SUM_TOLERANCE
     _refuse(name, "gives probabilities that do not sum to 1", total, off, first_row)
-    return array.clip(0.0, 1.0)
+    return array
 
 
-def _numbers(name: str, values: object, shape: tuple[int, ...], first_row: int) -> FloatArray:
-    """Values of the right shape and type, without nan."""
+def _numbers(
+    name: str, values: object, shape: tuple[int, ...], first_row: int, *, logs: bool = False
+) -> FloatArray:
+    """Values of the right shape, type and range."""
     array = np.asarray(values)
     if array.shape != shape:
         batch = f"a batch of {shape[0]} rows from row {first_row}"
         raise PolicyError(name, f"returns shape {array.shape} for {batch}, not {shape}")
     if array.dtype.kind not in "biuf":
         raise PolicyError(name, f"returns values of type {array.dtype}, not numbers")
-    numbers: FloatArray = array.astype(np.float64, copy=False)
-    _refuse(name, "gives NaN", numbers, np.isnan(numbers), first_row)
-    return numbers
-
-
-def _beyond(array: FloatArray, lower: float, upper: float) -> NDArray[np.bool]:
-    return (array < lower - EXCESS) | (array > upper + EXCESS)
+    array = array.astype(np.float64, copy=False)
+    _refuse(name, "gives NaN", array, np.isnan(array), first_row)
+    lower, upper = (-math.inf, 0.0) if logs else (0.0, 1.0)
+    what = "log-probabilities above 0" if logs else "probabilities outside [0, 1]"
+    outside = (array < lower - EXCESS) | (array > upper + EXCESS)
+    _refuse(name, f"gives {what}", array, outside, first_row)
+    clipped: FloatArray = array.clip(lower, upper)
+    return clipped
 
 
 def _refuse(
@@ -275,15 +265,20 @@ def _to_matrix(column: pa.Array) -> AnyArray:
 # Scored rows of a log.
 
 
+def scorer_of(roles: Roles) -> Scorer:
+    """Return the scorer of all policies in Python."""
+    logs = roles.table.log_probabilities
+    return Scorer(dict(roles.scored), roles.action, roles.context, log_probabilities=logs)
+
+
 def scored_batches(
     connection: duckdb.DuckDBPyConnection,
-    log: Log,
     roles: Roles,
     names: Sequence[str],
     fill: Fill | None = None,
     source: Files | pa.Table | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns `names`, with the probabilities of each policy appended.
+    """Read batches of the columns `names`, with the probabilities of each policy appended.
 
     `source` are files or a table that hold the rows as they are.
     """
@@ -292,17 +287,10 @@ def scored_batches(
     if fill is not None:
         reader = fill.read(connection, SCORING_ROWS)
     elif reader is None:
-        columns = ", ".join(f'"{n.replace(chr(34), chr(34) * 2)}"' for n in names)
-        reader = connection.sql(f"SELECT {columns} FROM log").to_arrow_reader(SCORING_ROWS)
+        query = exp.select(*map(column, names)).from_("log").sql(dialect="duckdb")
+        reader = connection.sql(query).to_arrow_reader(SCORING_ROWS)
     with stage("scoring", total) as advance:
-        for batch in score(
-            reader,
-            roles.scored,
-            action=roles.action,
-            context=roles.context,
-            log_probabilities=log.log_probabilities,
-            then=fill,
-        ):
+        for batch in score(reader, scorer_of(roles), then=fill):
             advance(batch.num_rows)
             yield batch
 
@@ -365,7 +353,14 @@ def write_batches(
         for batch in batches:
             narrow = batch.select(list(columns)).rename_columns(list(columns.values()))
             with _room(path):
-                writer = writer or _writer(path, narrow.schema, soon=soon)
+                if writer is None:
+                    texts = [f.name for f in narrow.schema if pa.types.is_string(f.type)]
+                    # probabilities repeat little: looking for repetition takes long
+                    fast = {"use_dictionary": texts, "write_statistics": False}
+                    options = (
+                        {"compression": "none", **fast} if soon else {"compression": "zstd"}
+                    )
+                    writer = pq.ParquetWriter(path, narrow.schema, **options)
                 writer.write_batch(narrow)
     finally:
         if writer is not None:
@@ -385,13 +380,3 @@ def _room(path: Path) -> Iterator[None]:
             f"cannot write {path}: {reason.strerror or reason}. Scored rows need room for "
             "8 bytes for each row and policy: free some, or set TMPDIR to a larger disk."
         ) from reason
-
-
-def _writer(path: Path, schema: pa.Schema, *, soon: bool) -> pq.ParquetWriter:
-    if not soon:
-        return pq.ParquetWriter(path, schema, compression="zstd")
-    texts = [f.name for f in schema if pa.types.is_string(f.type)]
-    # probabilities repeat little: looking for repetition takes longer than writing them
-    return pq.ParquetWriter(
-        path, schema, compression="none", use_dictionary=texts, write_statistics=False
-    )

@@ -1,43 +1,51 @@
 """Sources: files, queries and frames become one DuckDB view.
 
 After this module there is a view named ``log`` whose columns are those of all parts together,
-and a connection that reads nothing else.
+and a connection that reads nothing else.  CSV and JSON do not say what their columns are:
+DuckDB guesses from the first rows and then rounds a late 0.49 to 0.  So it looks at all rows
+(``sample_size = -1``), which takes as long as reading them: the part is copied to a Parquet
+file, and every later pass reads that.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
 from poolwise.errors import SourceError, UsageError
-from poolwise.rows.guard import close_files, missing_extension, required_extension
-from poolwise.rows.guessed import (
+from poolwise.rows.guard import (
     READERS,
-    TYPED,
-    Connection,
-    described,
+    close_files,
     expanded,
-    literal,
-    reader_call,
-    relation_of,
+    first_line,
+    local_files,
+    part_files,
+    patterns_of,
+    require_select,
 )
 from poolwise.rows.roles import PART_LOGGER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from poolwise.log.log import Frame, Log, Part
-    from poolwise.rows.stream import Files
+    from poolwise.rows.reader import Files
 
-PATH = re.compile(r"'([^']*[./][^']*)'")  # in a SELECT
-SHOWN = 5  # missing files that an error names
+TYPED = {"types", "dtypes", "column_types", "columns", "all_varchar", "auto_detect", "names"}
+DECIDED = {"csv": {"sample_size"}, "json": {"sample_size", "columns"}}
+GUESSING = re.compile(r"read_(csv|json|ndjson)(_auto)?", re.IGNORECASE)
+GUESSED_FILE = re.compile(r".\.(csv|tsv|json|jsonl|ndjson)(\.(gz|zst))?(\?.*)?$", re.IGNORECASE)
+SAMPLED = 1000  # objects of a pandas column that DuckDB looks at by itself
 # Optimizers that answer from a file's statistics, which leave NaN out (docs/decisions/0012),
 # and that move a TRY_CAST into the reader of CSV, where it fails on a word.
 MISLEADING = ("statistics_propagation", "type_pushdown")
+Connection = duckdb.DuckDBPyConnection
+Node = dict[str, Any]  # of a parse tree
 
 
 def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
@@ -48,26 +56,27 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
         log: The log.
         folder: Where parts without types are copied to.
     """
-    _configure(connection)
-    files = _existing_files(connection, log)
-    frames = [
-        _registered(connection, part.value, f"source_{k}") if part.kind == "frame" else ""
-        for k, part in enumerate(log.parts)
-    ]
-    _settle_objects(connection, [name for name in frames if name])
+    present = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+    off = ",".join(name for name in MISLEADING if (name,) in present)
+    connection.execute(
+        f"SET disabled_optimizers = {literal(off)}; SET enable_progress_bar = false; "
+        "SET python_enable_replacements = false"
+    )
+    files = local_files(connection, log)
+    _register_frames(connection, log)
     if all(part.kind != "select" for part in log.parts):
         close_files(connection, patterns_of(log), files)
     try:
         rows = " UNION ALL BY NAME ".join(
-            _select(
-                frame or relation_of(connection, part, log, folder / f"part_{k}"), part, log
-            )
-            for k, (part, frame) in enumerate(zip(log.parts, frames, strict=True))
+            _select(connection, log, k, folder) for k in range(len(log.parts))
         )
         connection.execute(f"CREATE TEMP VIEW log AS {rows}")
-        names = list(described(connection, "log"))
+        names = list(_types(connection, "log"))
     except duckdb.Error as reason:
-        raise SourceError(_shown(log), first_line(reason)) from reason
+        paths = [path for p in log.parts if p.kind in READERS for path in p.value]
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        shown = f"{paths[0]!r}{more}" if paths else "the source"
+        raise SourceError(shown, first_line(reason)) from reason
     new_names = _numbered(connection, log, names)
     if new_names:
         listed = ", ".join(f"{identifier(k)} AS {identifier(v)}" for k, v in new_names.items())
@@ -76,71 +85,84 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
     return [new_names.get(name, name) for name in names]
 
 
-def _select(relation: str, part: Part, log: Log) -> str:
-    """All columns of a part, and the label that a mapping gives to its rows."""
+def _select(connection: Connection, log: Log, number: int, folder: Path) -> str:
+    """Select all columns of a part, and the label that a mapping gives to its rows."""
+    part = log.parts[number]
+    framed = part.kind == "frame"
+    relation = f"source_{number}" if framed else _relation(connection, log, number, folder)
     if not isinstance(log.source, Mapping):
         return f"SELECT * FROM {relation}"
     return f'SELECT *, {literal(str(part.logger))} AS "{PART_LOGGER}" FROM {relation}'
 
 
-def _configure(connection: Connection) -> None:
-    """Disable misleading optimizers, the progress bar and access to Python's variables."""
-    present = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
-    off = ",".join(name for name in MISLEADING if (name,) in present)
-    connection.execute(f"SET disabled_optimizers = {literal(off)}")
-    connection.execute("SET enable_progress_bar = false")
-    connection.execute("SET python_enable_replacements = false")
+def _relation(connection: Connection, log: Log, number: int, folder: Path) -> str:
+    """Return files or a SELECT as a relation; copied where types are guessed."""
+    part, copy = log.parts[number], literal(str(folder / f"part_{number}"))
 
+    def copied(relation: str) -> str:
+        connection.execute(f"COPY (FROM {relation}) TO {copy} (FORMAT parquet)")
+        return f"read_parquet({copy})"
 
-# Paths.
-
-
-def patterns_of(log: Log) -> list[str]:
-    """Paths and globs that a log names outside of a SELECT."""
-    return [expanded(path, p.kind) for p in log.parts if p.kind in READERS for path in p.value]
-
-
-def files_of(log: Log) -> list[str]:
-    """Paths and globs that a log may read; of a SELECT, quoted texts with a dot or slash."""
-    selects = [part.value for part in log.parts if part.kind == "select"]
-    return patterns_of(log) + [t for text in selects for t in PATH.findall(text)]
-
-
-def _existing_files(connection: Connection, log: Log) -> list[str]:
-    """The local files of a log; an error where one is missing or would be read twice."""
-    local = [p for p in patterns_of(log) if not re.match(r"\w+://", p)]
-    missing = [p for p in local if not re.search(r"[*?\[]", p) and not _exists(p)]
-    if missing:
-        listed = ", ".join(map(repr, missing[:SHOWN]))
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise SourceError(f"{listed}{more}", "there is no such file or folder: check the path")
-    pattern_of: dict[Path, str] = {}
-    names = [(name, pattern) for pattern in local for name in _glob(connection, pattern)]
-    for name, pattern in names:
-        file = Path(name).resolve()
-        if file in pattern_of:
-            raise UsageError(
-                f"{name!r} would be read twice, by {pattern_of[file]!r} and {pattern!r}: "
-                "its rows would count twice. Name each file once."
-            )
-        pattern_of[file] = pattern
-    return [name for name, _ in names]
-
-
-def _exists(path: str) -> bool:
+    if part.kind == "select":
+        require_select(connection, part.value)
+        select = _typed_select(connection, part.value)
+        return (
+            copied(f"({select})") if select else f"(\n{part.value}\n)"
+        )  # may end in a comment
+    options = {"union_by_name": True, **log.reader_options}
+    if part.kind == "parquet":
+        return _call(part.kind, part.value, options)
+    options = _text_labels(connection, part, log, options)
+    decided = DECIDED[part.kind] & {name.lower() for name in options}
+    whole = options if decided else options | {"sample_size": -1}
     try:
-        return Path(path).exists()
-    except OSError:  # no file can have this name
-        return False
+        return copied(_call(part.kind, part.value, whole))
+    except duckdb.Error as reason:
+        if "Error when sniffing" not in str(reason):
+            raise
+        return copied(_call(part.kind, part.value, options))  # whose error names the line
 
 
-def _glob(connection: Connection, pattern: str) -> list[str]:
-    lines = connection.execute("SELECT file FROM glob(?)", [pattern]).fetchall()
-    return [str(line[0]) for line in lines]
+def _call(kind: str, paths: Sequence[str], options: Mapping[str, object]) -> str:
+    """Return the call of DuckDB's reader as SQL."""
+    for name in options:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"{name!r} is not an option of DuckDB's readers")
+    named = "".join(f", {name} = {literal(value)}" for name, value in options.items())
+    return f"{READERS[kind]}({literal([expanded(path, kind) for path in paths])}{named})"
+
+
+def _types(connection: Connection, relation: str) -> dict[str, str]:
+    """Return the type of each column of a relation."""
+    lines = connection.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+    return {str(line[0]): str(line[1]) for line in lines}
+
+
+def literal(value: object) -> str:
+    """Return a Python value as DuckDB text.
+
+    >>> literal(["it's", 1, True])
+    "['it''s', 1, true]"
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    escaped = str(value).replace("'", "''")
+    return f"'{escaped}'"
+
+
+def identifier(name: str) -> str:
+    """Return a name as DuckDB text."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def plain_files(connection: Connection, log: Log, copies: Path | None = None) -> Files | None:
-    """Every Parquet file of a log with the label of its rows, if no column has it.
+    """List every Parquet file of a log with the label of its rows, if no column has it.
 
     None where the files alone do not define the rows: options of the reader, columns in the
     names of folders, or storage that is not a file system.
@@ -157,35 +179,35 @@ def plain_files(connection: Connection, log: Log, copies: Path | None = None) ->
             continue
         if part.kind != "parquet" or log.reader_options:
             return None
-        names = [n for p in part.value for n in _glob(connection, expanded(p, "parquet"))]
+        names = part_files(connection, part)
         if any("=" in str(Path(n).parent) or not Path(n).is_file() for n in names):
             return None
         files += [(name, part.logger) for name in names]
     return tuple(files)
 
 
-# Names.
+# Columns of one name.
 
 
 def _numbered(connection: Connection, log: Log, names: Sequence[str]) -> dict[str, str]:
-    """New names for columns of one name; a role that uses that name finds no column.
+    """Return new names for columns of one name; a role that uses that name finds no column.
 
     DuckDB calls the second of two columns 'click' 'click_1'.
     """
     if not any(re.fullmatch(r"(?s).+_\d+", name) for name in names):
         return {}
     headers = [header for part in log.parts for header in _headers(connection, part, log)]
-    given = {name for header in headers for name in header}
+    spelled = {name for header in headers for name in header}
     new_names: dict[str, str] = {}
     for name in sorted({n for header in headers for n in header if header.count(n) > 1}):
         renamed = re.compile(re.escape(name) + r"_\d+")
-        same = [n for n in names if n == name or (renamed.fullmatch(n) and n not in given)]
+        same = [n for n in names if n == name or (renamed.fullmatch(n) and n not in spelled)]
         new_names |= {n: f"{name} ({k} of {len(same)})" for k, n in enumerate(same, start=1)}
     return new_names
 
 
 def _headers(connection: Connection, part: Part, log: Log) -> Iterator[list[str]]:
-    """Names of columns as files and frames spell them; none for JSON and for a SELECT."""
+    """Yield names of columns as files and frames spell them; none for JSON and for a SELECT."""
     if part.kind == "frame":
         frame: Frame = part.value
         lazy = frame.collect_schema() if hasattr(frame, "collect_schema") else None
@@ -193,15 +215,15 @@ def _headers(connection: Connection, part: Part, log: Log) -> Iterator[list[str]
         names = names() if callable(names) else names
         yield [str(name) for name in (frame.columns if names is None else names)]
     elif part.kind == "parquet":
-        for path in [f for p in part.value for f in _glob(connection, expanded(p, "parquet"))]:
+        for path in part_files(connection, part):
             query = f"SELECT name FROM parquet_schema({literal(path)})"
             yield [str(line[0]) for line in connection.execute(query).fetchall()[1:]]
     elif part.kind == "csv":
         own = {"header", "union_by_name", *TYPED}
         options = {k: v for k, v in log.reader_options.items() if k.lower() not in own}
         options |= {"header": False, "all_varchar": True}
-        for path in [f for p in part.value for f in _glob(connection, expanded(p, "csv"))]:
-            call = reader_call("csv", [path], options)
+        for path in part_files(connection, part):
+            call = _call("csv", [path], options)
             try:
                 lines = connection.execute(f"SELECT * FROM {call} LIMIT 1").fetchall()
             except duckdb.Error:  # an option requires a header
@@ -209,71 +231,60 @@ def _headers(connection: Connection, part: Part, log: Log) -> Iterator[list[str]
             yield [str(name) for line in lines for name in line]
 
 
-def identifier(name: str) -> str:
-    """A name as DuckDB text."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 # Frames.
 
 
-def _registered(connection: Connection, frame: Frame, name: str) -> str:
+def _register_frames(connection: Connection, log: Log) -> None:
+    """Register frames as ``source_0``, ``source_1``...
+
+    DuckDB guesses the types of a pandas frame's objects in every query anew, and rounds values
+    that do not fit: it looks at all of them, unless a sample gives the same types.
+    """
+    frames = {f"source_{k}": p.value for k, p in enumerate(log.parts) if p.kind == "frame"}
+    for name, frame in frames.items():
+        _register(connection, name, frame)
+    types = []
+    for rows in (2**62, SAMPLED):
+        connection.execute(f"SET pandas_analyze_sample = {rows}")
+        types.append([_types(connection, name) for name in frames])
+    if types[0] != types[1]:
+        connection.execute(f"SET pandas_analyze_sample = {2**62}")
+
+
+def _register(connection: Connection, name: str, frame: Frame) -> None:
+    pandas = type(frame).__module__.startswith("pandas.") and hasattr(frame, "columns")
     try:
         try:
             connection.register(name, _without_views(frame))
         except (duckdb.Error, RuntimeError) as reason:
-            if isinstance(reason, duckdb.NotImplementedException) or not _is_pandas(frame):
+            if isinstance(reason, duckdb.NotImplementedException) or not pandas:
                 raise
             connection.register(name, frame.copy())  # DuckDB reads no negative strides
     except duckdb.NotImplementedException as reason:  # a frame, with a type unknown to DuckDB
-        raise SourceError("the frame", _unknown_types(connection, frame, reason)) from reason
+        unknown = _unknown_types(connection, frame) if pandas else ""
+        raise SourceError("the frame", unknown or first_line(reason)) from reason
     except (duckdb.Error, RuntimeError, TypeError) as reason:
         raise UsageError(
             f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
             "SELECT, a pyarrow, pandas or Polars frame, a list of these, or a mapping by logger"
         ) from reason
-    return name
 
 
-def _is_pandas(frame: Frame) -> bool:
-    return type(frame).__module__.startswith("pandas.") and hasattr(frame, "columns")
-
-
-def _unknown_types(connection: Connection, frame: Frame, reason: duckdb.Error) -> str:
-    """The columns whose type DuckDB does not know, tried one by one."""
+def _unknown_types(connection: Connection, frame: Frame) -> str:
+    """Name the columns of a pandas frame whose type DuckDB does not know, tried one by one."""
     unknown = []
-    for k, name in enumerate(frame.columns if _is_pandas(frame) else ()):
+    for k, name in enumerate(frame.columns):
         try:
             connection.register("one_column", frame.iloc[:, [k]])
-            connection.unregister("one_column")
         except duckdb.NotImplementedException:
             unknown.append(f"{name!r} ({frame.dtypes.iloc[k]})")
-    if not unknown:
-        return first_line(reason)
     listed = ", ".join(unknown)
-    return f"DuckDB does not know the type of {listed}: drop such columns, or convert them"
-
-
-SAMPLED = 1000  # objects of a pandas column that DuckDB looks at by itself
-
-
-def _settle_objects(connection: Connection, names: Sequence[str]) -> None:
-    """Have DuckDB look at all objects of a pandas frame, unless a sample gives their types.
-
-    It guesses the type in every query anew, and rounds values that do not fit.
-    """
-
-    def types(rows: int) -> list[dict[str, str]]:
-        connection.execute(f"SET pandas_analyze_sample = {rows}")
-        return [described(connection, name) for name in names]
-
-    of_all = types(2**62)
-    if types(SAMPLED) != of_all:
-        connection.execute(f"SET pandas_analyze_sample = {2**62}")
+    advice = f"DuckDB does not know the type of {listed}: drop such columns, or convert them"
+    return advice if unknown else ""
 
 
 def _without_views(frame: object) -> object:
-    """An Arrow table with plain text in place of string views.
+    """Return an Arrow table with plain text in place of string views.
 
     DuckDB has pyarrow filter the rows, and filters of pyarrow 18 to 24 crash on views.
     """
@@ -286,54 +297,87 @@ def _without_views(frame: object) -> object:
     return frame if schema == frame.schema else frame.cast(schema)
 
 
-# Messages.
-
-WRONG_ENCODING = (
-    "the file is not utf-8: name its encoding with --reader-option encoding=latin-1 (or "
-    "utf-16), in Python reader_options={'encoding': 'latin-1'}"
-)
-ANSWERS = {  # of an object store
-    "401": "check the credentials",
-    "403": "check the credentials, and what they may read",
-    "404": "there is no such bucket or file",
-}
-TABLES = {  # errors of extensions, and their meaning here
-    "No files in log segment": "there is no Delta table: check the path",
-    "no version-hint could be found": (
-        "the folder does not say which version of the table is current: name its newest "
-        "metadata file, as in iceberg_scan('table/metadata/00002-x.metadata.json')"
-    ),
-}
+# Guessed types.
 
 
-def _shown(log: Log) -> str:
-    files = [v for p in log.parts if p.kind in READERS for v in p.value]
-    if not files:
-        return "the source"
-    return repr(files[0]) if len(files) == 1 else f"{files[0]!r} and {len(files) - 1} more"
+def _text_labels(
+    connection: Connection, part: Part, log: Log, options: dict[str, object]
+) -> dict[str, object]:
+    """Return options that read labels of CSV as text, so that 1.1 and 1.10 stay distinct."""
+    if part.kind != "csv" or TYPED & {name.lower() for name in options}:
+        return options
+    labels = [name.strip('"').lower() for name in (log.logger, log.cluster) if name]
+    try:
+        columns = _types(connection, _call(part.kind, part.value, options))
+        types = {name: "VARCHAR" for name in columns if name.lower() in labels}
+        typed = options | {"types": types}
+        _types(connection, _call(part.kind, part.value, typed))
+    except duckdb.Error:  # the label is in the names of folders, or reading raises this again
+        return options
+    return typed if types else options
 
 
-def first_line(reason: Exception) -> str:
-    """An error of DuckDB in one line, without its picture of the query."""
-    text = str(reason).split("\n\nLINE ", maxsplit=1)[0].strip()
-    closed = re.search(r'Cannot access file "(.*?)(/\*\*/\*\.\w+)?" - file system', text)
-    if closed:
-        return f"there is no file {closed.group(1)!r}, or it may not be read"
-    if required_extension(text):
-        return missing_extension(required_extension(text))
-    if "not utf-8 encoded" in text:
-        return f"{WRONG_ENCODING} (DuckDB says: {' '.join(text.splitlines()[0].split())})"
-    lines = text.split("\n\n", maxsplit=1)[0].splitlines()
-    if "CSV Error" in lines[0]:  # the cause is in the lines after it
-        return " ".join(lines)
-    return _explained(text) or lines[0]
+def _typed_select(connection: Connection, select: str) -> str | None:
+    """Return a SELECT whose readers of CSV and JSON look at all rows; None if it has none.
+
+    DuckDB's own parser finds the readers, also where a SELECT only names a file.
+    """
+    readers = []
+
+    def typed(node: Node) -> Node:
+        if node.get("type") == "BASE_TABLE":
+            names = [node.get(f"{part}_name") for part in ("catalog", "schema", "table")]
+            path = ".".join(str(name) for name in names if name)  # FROM log.csv is a file, too
+            if GUESSED_FILE.search(path):
+                readers.append(_reader(connection, path))
+                alias = {"alias": Path(path).name.partition(".")[0]}  # as DuckDB names it
+                parts = ("alias", "sample", "column_name_alias")
+                return readers[-1] | alias | {k: node[k] for k in parts if node.get(k)}
+        elif node.get("type") == "TABLE_FUNCTION" and _guesses(node["function"]):
+            readers.append(_reader(connection, "x.csv"))
+            _arguments(node).append(_arguments(readers[-1])[-1])
+        return node
+
+    tree = _parsed(connection, select, typed)
+    if not readers:
+        return None
+    query = "SELECT json_deserialize_sql(?::JSON)"
+    return str(connection.execute(query, [json.dumps(tree)]).fetchall()[0][0])
 
 
-def _explained(text: str) -> str:
-    """Advice about a remote place or a table; empty for other errors."""
-    status = re.match(r"(?s)(?:HTTP|IO) Error.*?(?:HTTP|status code:) (40[134])\b", text)
-    if status is None:
-        return next((meaning for said, meaning in TABLES.items() if said in text), "")
-    address = re.search(r"(?:reading|on) '([^'?]+)|performing [A-Z]+ ([^\s?]+)", text)
-    about = f" for {address.group(1) or address.group(2)}" if address else ""
-    return f"the answer is HTTP {status.group(1)}{about}: {ANSWERS[status.group(1)]}"
+def _parsed(
+    connection: Connection, select: str, change: Callable[[Node], Node] | None = None
+) -> Node:
+    """Return the parse tree of a SELECT, each node changed."""
+    try:
+        (text,) = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchall()[0]
+        tree: Node = json.loads(text, object_hook=change)
+    except RecursionError:
+        raise UsageError(
+            "the SELECT is nested too deeply: write its rows to a file, and read that"
+        ) from None
+    if tree.get("error"):
+        raise SourceError("the SELECT", str(tree.get("error_message")))
+    return tree
+
+
+def _reader(connection: Connection, path: str) -> Node:
+    """Return the parse tree of the reader of all rows of a file."""
+    ending = GUESSED_FILE.search(path)
+    function = "read_json" if ending and "json" in ending.group(1).lower() else "read_csv"
+    select = f"SELECT * FROM {function}({literal(path)}, sample_size = -1)"
+    node: Node = _parsed(connection, select)["statements"][0]["node"]["from_table"]
+    return node
+
+
+def _arguments(reader: Node) -> list[Any]:
+    """Return the arguments of a reader in the parse trees of DuckDB 2 and 1."""
+    call = reader["function"]
+    arguments: list[Any] = call["arguments" if "arguments" in call else "children"]
+    return arguments
+
+
+def _guesses(call: Node) -> bool:
+    options = "|".join({"sample_size", *TYPED})
+    typed = re.search(f'"({options})"', json.dumps(call), re.IGNORECASE)
+    return bool(GUESSING.fullmatch(str(call["function_name"]))) and typed is None

@@ -37,7 +37,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.log.log import Log
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import REWARD, WEIGHT, Needs
-from poolwise.rows.stream import RowGroup
+from poolwise.rows.reader import RowGroup
 from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
 from tests.support.messages import refused
