@@ -86,27 +86,21 @@ class DuckDB:
         """
         frame = plain_frame(log)
         with ExitStack() as stack:
-            if frame is not None:
-                roles = _roles(log, targets, frame.schema.names, extra)
-                if not (roles.scored or extra.learners):
 
-                    @cache
-                    def connect() -> duckdb.DuckDBPyConnection:
-                        connection, *_ = stack.enter_context(self._opened(log, targets, extra))
-                        lock(connection)
-                        return connection
+            @cache
+            def opened() -> tuple[duckdb.DuckDBPyConnection, Path, Roles]:
+                return stack.enter_context(self._opened(log, targets, extra))
 
-                    yield DuckDBRows(roles.table, connect, frame, (), self)
-                    return
-            opened = stack.enter_context(self._opened(log, targets, extra))
-            connection, folder, roles = opened
-            source = plain_files(connection, log, folder) if frame is None else frame
+            if frame is None:
+                connection, folder, roles = opened()
+                source = plain_files(connection, log, folder)
+            else:
+                source, roles = frame, _roles(log, targets, frame.schema.names, extra)
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
             if roles.scored or extra.learners:
-                table, source, notes = _scored(*opened, log, extra, source)
-            lock(connection)
-            yield DuckDBRows(table, lambda: connection, source, notes, self)
+                table, source, notes = _scored(*opened(), log, extra, source)
+            yield DuckDBRows(table, lambda: opened()[0], source, notes, self)
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[Callable[[], Iterator[LearnerRows]]]:
@@ -134,13 +128,14 @@ class DuckDB:
     def _opened(
         self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path, Roles]]:
-        """Open a connection with the view of the log, a temporary folder, and the roles."""
+        """Open a locked connection with the view of the log, a folder, and the roles."""
         with (
             _stoppable(),
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
             duckdb.connect(config={"temp_directory": folder, **self.limits}) as connection,
         ):
             roles = _roles(log, targets, create_view(connection, log, Path(folder)), extra)
+            lock(connection)
             yield connection, Path(folder), roles
 
     @property
@@ -159,7 +154,7 @@ def _roles(
 
 
 def plain_frame(log: Log) -> pa.Table | None:
-    """The log's Arrow table; None for other sources, and if column names collide in DuckDB."""
+    """Return the log's Arrow table; None for others, and if names collide in DuckDB."""
     frame = log.parts[0].value
     if len(log.parts) > 1 or not isinstance(frame, pa.Table) or isinstance(log.source, Mapping):
         return None
@@ -179,8 +174,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _fix_order(connection: duckdb.DuckDBPyConnection, log: Log, folder: Path) -> None:
-    """Keep the order of the rows; a SELECT may return other rows next time, so write them."""
-    connection.execute("SET preserve_insertion_order = true")
+    """Write the rows of a SELECT to a file: a second run may return other rows."""
     if any(part.kind == "select" for part in log.parts):
         copy = literal(str(folder / "log.parquet"))
         connection.execute(f"COPY (FROM log) TO {copy} (FORMAT parquet)")
@@ -253,13 +247,13 @@ class DuckDBRows(KernelRows):
         return plain_stream(self.table, self.source, self._threads)
 
     def _plain(self) -> Stream | None:
-        """Rows as they are: a table, or files, listed anew since they may have changed."""
+        """Return a table, or files as they are, listed anew since they may have changed."""
         if isinstance(self.source, tuple):
             return plain_stream(self.table, self.source)
         return self._frame
 
     def _stream(self, layout: Layout) -> tuple[Stream, Layout]:
-        """All rows, as they are or read by DuckDB, which leaves excluded loggers out."""
+        """Return all rows as they are, or as DuckDB reads them, without excluded loggers."""
         stream, table = self._plain(), self.table
         if stream is not None:
             return stream, replace(layout, excluded=self.excluded)
@@ -302,13 +296,13 @@ class DuckDBRows(KernelRows):
     def weighted_rewards(
         self, target: str, base: float = 0.0, sign: float = 1.0
     ) -> WeightedRewards:
-        """Batches of logger codes and of w sign (r - base), shuffled; can be read again."""
+        """Return shuffled batches of logger codes and w sign (r - base); can be reread."""
         layout = layout_of(self.table, self.counts)
         read = partial(self._rows, layout, MOST_ROWS)
         return WeightedRewards(read, layout, target, base, sign, self.engine.limits)
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
-        """Values of terms in at most about `most` rows, and the share of each row."""
+        """Return values of terms in at most about `most` rows, and the share of each row."""
         layout = layout_of(self.table, self.counts)
         kernel = Kernel(layout, Workspace(Needs(means=terms, extremes=terms), self.batch_rows))
         counts = np.array(list(self.counts.values()))

@@ -193,7 +193,7 @@ def load_extension(connection: Connection, name: str, source: str) -> None:
 
 
 def required_extension(text: str) -> str:
-    """The extension that an error of DuckDB asks for; empty for other errors."""
+    """Return the extension that an error of DuckDB names; empty for other errors."""
     match = re.search(
         r"required extension '(\w+)|exists in the (\w+) extension"
         r"|requires the extension (\w+)",
@@ -211,7 +211,7 @@ def missing_extension(name: str) -> str:
 
 
 def first_line(reason: Exception) -> str:
-    """An error of DuckDB in one line, without its picture of the query."""
+    """Return an error of DuckDB in one line, without its picture of the query."""
     text = str(reason).split("\n\nLINE ", maxsplit=1)[0].strip()
     if required_extension(text):
         return missing_extension(required_extension(text))
@@ -224,7 +224,7 @@ def first_line(reason: Exception) -> str:
 
 
 def _explained(text: str) -> str:
-    """Advice about a remote place or a table; empty for other errors."""
+    """Return advice about a remote place or a table; empty for other errors."""
     status = re.match(r"(?s)(?:HTTP|IO) Error.*?(?:HTTP|status code:) (40[134])\b", text)
     if status is None:
         return next((meaning for said, meaning in TABLES.items() if said in text), "")

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def refuse_folder(folder: str | PathLike[str], path: str | PathLike[str] | None 
 
 
 def real_place(path: str | PathLike[str]) -> Path:
-    """The file that a path leads to through links; an error if something else is there."""
+    """Return the file that a path leads to through links; refuse anything else."""
     with telling(path):
         try:
             mode = Path(path).stat().st_mode
@@ -145,19 +145,15 @@ LONG = 2.0  # seconds of a stage that need no bar
 Advance = Callable[[int], None]
 
 
-@contextmanager
-def _silent(_what: str, _total: int) -> Iterator[Advance]:
-    yield lambda _: None
-
-
-_viewer: ContextVar[Callable[[str, int], AbstractContextManager[Advance]]] = ContextVar(
-    "poolwise_progress", default=_silent
+_viewer: ContextVar[Callable[[str, int], AbstractContextManager[Advance]] | None] = ContextVar(
+    "poolwise_progress", default=None
 )
 
 
 def stage(what: str, total: int) -> AbstractContextManager[Advance]:
     """Report a part of the work; the caller passes the rows done since to the result."""
-    return _viewer.get()(what, total)
+    viewer = _viewer.get()
+    return nullcontext(lambda _: None) if viewer is None else viewer(what, total)
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def in_order(
 def to_rows(
     tables: Iterable[pa.Table], layout: Layout, first_row: int, size: int
 ) -> Iterator[Rows]:
-    """Groups and numbers of rows, at most `size` at once.
+    """Yield groups and numbers of rows, at most `size` at once.
 
     Args:
         tables: Columns of the layout, and ``logger``; with buckets ``bucket`` or ``cluster``,
@@ -280,7 +280,7 @@ def to_rows(
 
 
 def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterator[Rows]:
-    """Slices of at most `size` rows."""
+    """Yield slices of at most `size` rows."""
     for start in range(0, len(groups), size):
         rows = slice(start, start + size)
         yield groups[rows], {name: values[rows] for name, values in columns.items()}
@@ -313,7 +313,7 @@ def _codes(labels: pa.ChunkedArray, layout: Layout) -> AnyArray:
 
 
 def _numbers(column: pa.ChunkedArray) -> AnyArray:
-    """Values as NumPy has them, without a copy where they are adjacent; nulls are NaN.
+    """Return values for NumPy, without a copy where they are adjacent; nulls are NaN.
 
     `to_numpy` of a number without nulls would load pandas, if that is installed.
     """
@@ -328,7 +328,7 @@ def _numbers(column: pa.ChunkedArray) -> AnyArray:
 def _groups(
     table: pa.Table, codes: AnyArray, layout: Layout, first_row: int
 ) -> tuple[AnyArray, NDArray[np.bool]]:
-    """The group of each row, and whether its cluster is known."""
+    """Return the group of each row, and True where its cluster is known."""
     names = table.schema.names
     known = np.ones(len(codes), dtype=bool)
     if "no_cluster" in names:
@@ -347,7 +347,7 @@ def _groups(
 
 
 def cluster_buckets(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:
-    """The bucket of each cluster, by DuckDB's hash of its text.
+    """Return the bucket of each cluster, by DuckDB's hash of its text.
 
     >>> cluster_buckets(pa.chunked_array([["7", "12", "7"]]), 50).tolist()
     [6, 5, 6]
@@ -368,7 +368,7 @@ _own = threading.local()  # a connection for each thread
 def good_rows(
     codes: AnyArray, columns: Mapping[str, AnyArray], layout: Layout
 ) -> NDArray[np.bool]:
-    """Rows that keep every rule of `rows.rules.good`; NaN breaks each of them."""
+    """Return True for rows that keep every rule of `rows.rules.good`; NaN breaks each."""
     good = np.ones(len(codes), dtype=bool)
     for name, (low, top) in layout.limits.items():
         values = columns[name]

@@ -98,7 +98,7 @@ class _Lookup:
     scored: dict[str, Policy] = field(default_factory=dict)
 
     def require(self, name: str, role: str) -> str:
-        """The column as the source spells it; DuckDB's names ignore case."""
+        """Return the column as the source spells it; DuckDB's names ignore case."""
         spelled = {c.lower(): c for c in self.columns or (name,)}
         found = name if name in (self.columns or ()) else spelled.get(name.lower())
         if found is None:
@@ -182,7 +182,7 @@ def assign(
 
 
 def _logarithm(policy: Policy) -> Expression | None:
-    """The logarithm of a policy; columns of the log are logarithms already."""
+    """Return the logarithm of a policy; columns of the log are logarithms already."""
     if isinstance(policy, Column | SqlText):
         return expression_of(policy)
     if not isinstance(policy, Mixture):
@@ -214,7 +214,7 @@ def _logger(log: Log, look: _Lookup) -> Expression:
 
 
 def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...]]:
-    """Action and context for policies in Python; by default all other columns."""
+    """Return action and context for policies in Python; by default all other columns."""
     action = "" if log.action is None else look.require(log.action, "action")
     context = tuple(look.require(name, "context") for name in log.context)
     if not (look.scored or extra.learners):
@@ -309,7 +309,7 @@ class Layout:
 
 
 def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
-    """The layout of a table whose rows have been counted."""
+    """Return the layout of a table whose rows have been counted."""
     parts = table.shares or counts
     total = sum(parts.values()) or 1  # none of them good
     return Layout(

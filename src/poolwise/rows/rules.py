@@ -108,29 +108,29 @@ class Rule:
 
 
 def number(value: float) -> Expression:
-    """A double, never a decimal: dialects read a bare 0.1 as DECIMAL."""
+    """Return a double, never a decimal: dialects read a bare 0.1 as DECIMAL."""
     text = repr(float(abs(value)))
     literal = exp.Literal.number(text if "e" in text else f"{text}e0")
     return exp.Neg(this=literal) if value < 0 else literal
 
 
 def column(name: str, table: str | None = None) -> exp.Column:
-    """A column, its name quoted."""
+    """Return a column, its name quoted."""
     return exp.column(name, table=table, quoted=True)
 
 
 def double(expression: Expression) -> Expression:
-    """An expression as a double; NULL where it is not a number."""
+    """Return an expression as a double; NULL where it is not a number."""
     return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
 
 
 def case(when: Expression, then: Expression, otherwise: Expression) -> Expression:
-    """One choice of two."""
+    """Return one choice of two."""
     return exp.Case().when(when, then).else_(otherwise)
 
 
 def rows(table: RoleColumns) -> exp.Select:
-    """Roles under fixed names, as text and doubles."""
+    """Select the roles under fixed names, as text and doubles."""
     columns = [exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True)]
     columns += [double(value).as_(name, quoted=True) for name, value in table.numbers.items()]
     if table.cluster is not None:
@@ -142,7 +142,7 @@ def rows(table: RoleColumns) -> exp.Select:
 
 
 def row_steps(table: RoleColumns) -> list[tuple[str, exp.Select]]:
-    """The rows under fixed names; bad ones are left out where the table says so."""
+    """Return the rows under fixed names; bad ones are left out where the table says so."""
     steps = [("rows", rows(table))]
     if table.drop:
         steps.append(("kept", exp.select("*").from_("rows").where(good(table))))
@@ -150,7 +150,7 @@ def row_steps(table: RoleColumns) -> list[tuple[str, exp.Select]]:
 
 
 def rows_name(table: RoleColumns) -> str:
-    """The last of these steps."""
+    """Return the name of the last of these steps."""
     return "kept" if table.drop else "rows"
 
 
@@ -166,7 +166,7 @@ def without(table: RoleColumns, logger: str) -> RoleColumns:
 
 
 def own(table: RoleColumns) -> Expression:
-    """The probability that the row's own logger gives, from `propensities`."""
+    """Return the probability that the row's own logger gives, from `propensities`."""
     choice = exp.Case()
     for place, label in enumerate(table.propensities):
         choice = choice.when(column("logger").eq(string(label)), column(f"p_{place}"))
@@ -176,12 +176,12 @@ def own(table: RoleColumns) -> Expression:
 
 
 def propensity(table: RoleColumns) -> Expression:
-    """The probability under the logger that wrote the row."""
+    """Return the probability under the logger that wrote the row."""
     return column("propensity") if table.propensity is not None else own(table)
 
 
 def rules(table: RoleColumns) -> list[Rule]:
-    """Every rule a row must keep, in the order in which they are reported."""
+    """List the rules that a row must keep, in the order in which they are reported."""
     scale = "log-probability" if table.log_probabilities else "probability"
     own_name = "the log-propensity" if table.log_probabilities else "the propensity"
     listed = [Rule("the logger is null", _missing("logger"), ("logger",))]
@@ -213,7 +213,7 @@ def _missing(name: str) -> Expression:
 
 
 def _not_below(value: Expression, top: float) -> Expression:
-    """Above a number, or NaN: databases order NaN above all numbers, or not at all."""
+    """Test for more, or NaN: databases order NaN above all numbers, or not at all."""
     return exp.Not(this=exp.paren(value <= number(top)))
 
 
@@ -228,7 +228,7 @@ def _number_rules(name: str, what: str) -> list[Rule]:
 def _probability_rules(
     prob: Expression, what: str, role: str, table: RoleColumns
 ) -> list[Rule]:
-    """Rules for NULL, NaN, too small and too large, which are different mistakes."""
+    """Return rules for NULL, NaN, too small and too large: different mistakes."""
     high, low = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
     below = prob < number(low) if table.log_probabilities else prob <= number(low)
@@ -274,7 +274,7 @@ def _replay_rule(table: RoleColumns) -> Rule:
 
 
 def good(table: RoleColumns) -> Expression:
-    """A condition that holds for rows that keep every rule."""
+    """Return a condition that holds for rows that keep every rule."""
     top, bottom = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
     mine = propensity(table)
     above = mine >= number(bottom) if table.log_probabilities else mine > number(bottom)
@@ -304,7 +304,7 @@ def good(table: RoleColumns) -> Expression:
 
 
 def counts_query(table: RoleColumns) -> exp.Select:
-    """Rows of each logger; reads one column, unless bad rows must be left out."""
+    """Count rows of each logger; read one column, unless bad rows must be left out."""
     if table.drop:
         query = exp.select(column("logger")).from_("rows").with_("rows", as_=rows(table))
         query = query.where(good(table))
@@ -327,7 +327,7 @@ def check_query(table: RoleColumns) -> exp.Select:
 
 
 def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Select:
-    """One row of a logger that breaks a rule."""
+    """Select one row of a logger that breaks a rule."""
     broken = exp.func("coalesce", rule.broken.copy(), exp.false())  # docs/decisions/0012
     query = exp.select("*").from_("rows").where(broken).limit(1)
     same = _missing("logger") if logger is None else column("logger").eq(string(logger))
@@ -343,7 +343,7 @@ def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Sel
 
 
 def role_text(table: RoleColumns, role: str) -> str:
-    """The user's name of a column of `rows`."""
+    """Return the user's name of a column of `rows`."""
     if role == "own":
         return "its logger's own"
     expression = table.roles.get(role)
@@ -354,10 +354,10 @@ def role_text(table: RoleColumns, role: str) -> str:
 
 
 def string(text: str) -> Expression:
-    """Text, quoted."""
+    """Return text, quoted."""
     return exp.Literal.string(text)
 
 
 def count_where(condition: Expression) -> Expression:
-    """The number of rows for which a condition holds, in every dialect."""
+    """Count the rows for which a condition holds, in every dialect."""
     return exp.Count(this=exp.Case().when(condition, exp.Literal.number(1)))

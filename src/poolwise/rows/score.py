@@ -88,7 +88,7 @@ def score(
 
 
 def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Batches with the number of their first row."""
+    """Yield batches with the number of their first row."""
     first_row = 0
     for rows in batches:
         yield rows, first_row
@@ -112,7 +112,7 @@ class Scorer:
     log_probabilities: bool = False
 
     def __call__(self, rows: pa.RecordBatch, first_row: int = 0) -> pa.RecordBatch:
-        """The rows with a column for each policy; `first_row` is for error messages."""
+        """Append a column for each policy; `first_row` is for error messages."""
         batch = to_batch(rows, self.action, self.context)
         for name, policy in self.policies.items():
             if name in rows.schema.names:
@@ -154,7 +154,7 @@ def _ask(
 def checked(
     name: str, values: object, length: int, first_row: int = 0, *, logs: bool = False
 ) -> FloatArray:
-    """Probabilities (or their logarithms) as float64, or an error that names the rows.
+    """Return probabilities (or logarithms) as float64, or raise an error with the rows.
 
     Numbers outside [0, 1] by no more than rounding are clipped.
 
@@ -170,7 +170,7 @@ def checked(
 def checked_distribution(
     name: str, values: object, shape: tuple[int, int], first_row: int = 0
 ) -> FloatArray:
-    """Probabilities of every action, shape (rows, actions); each row must sum to 1."""
+    """Return probabilities of every action, shape (rows, actions), which must sum to 1."""
     array = _numbers(name, values, shape, first_row)
     total = array.sum(axis=1)
     off = np.abs(total - 1) > SUM_TOLERANCE
@@ -181,7 +181,7 @@ def checked_distribution(
 def _numbers(
     name: str, values: object, shape: tuple[int, ...], first_row: int, *, logs: bool = False
 ) -> FloatArray:
-    """Values of the right shape, type and range."""
+    """Return values of the right shape, type and range."""
     array = np.asarray(values)
     if array.shape != shape:
         batch = f"a batch of {shape[0]} rows from row {first_row}"
@@ -214,7 +214,7 @@ def _refuse(
 
 
 def to_batch(rows: pa.RecordBatch, action: str | None, context: Sequence[str]) -> Batch:
-    """Arrow columns as NumPy arrays, without a copy where the two agree.
+    """Return Arrow columns as NumPy arrays, without a copy where the two agree.
 
     Without an action column the labels have shape (n, 0): a policy that reads
     them fails, instead of finding every label unknown.
@@ -254,7 +254,7 @@ def _to_numpy(column: pa.Array) -> AnyArray:
 
 
 def _to_matrix(column: pa.Array) -> AnyArray:
-    """Lists of one length as rows of a matrix; others as an array of lists."""
+    """Return lists of one length as rows of a matrix; others as an array of lists."""
     if column.null_count or len(pc.unique(pc.list_value_length(column))) > 1:
         ragged: AnyArray = column.to_numpy(zero_copy_only=False)
         return ragged
@@ -298,7 +298,7 @@ def scored_batches(
 def _source_batches(
     source: Files | pa.Table | None, names: list[str]
 ) -> Iterator[pa.RecordBatch] | None:
-    """Columns of a table, or of files that have them in the same types; None for others."""
+    """Read columns of a table, or of files with the same types; None for others."""
     if source is None or any("." in name for name in names):
         return None
     if not isinstance(source, tuple):
