@@ -394,6 +394,20 @@ def shown(comparison: Comparison) -> dict[str, object]:
     return found
 
 
+def test_differences_are_those_from_the_baseline_or_the_best() -> None:
+    found = compare(LOG, TARGETS, baseline="2")
+    against = found.to_dict()["differences"]
+    assert against == [d.to_dict() for d in found.differences]
+    best, *others = (ranked.target for ranked in found.ranking)
+    behind: Any = compare(LOG, {**TARGETS, "2": "propensity_1"}).to_dict()["differences"]
+    assert [(d["target"], d["other"]) for d in behind] == [(name, best) for name in others]
+    for row, name in zip(behind, others, strict=True):
+        pair = found.difference(best, name)
+        assert row["difference"] == pytest.approx(-pair.value)
+        assert row["lower"] == pytest.approx(-pair.interval.upper)
+        assert (row["verdict"] == "worse") == (pair.verdict == "better")
+
+
 def test_all_renderings_start_from_the_same_numbers() -> None:
     found = compare(LOG, TARGETS, baseline="2")
     rows = found.to_dicts()

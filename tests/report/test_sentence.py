@@ -9,7 +9,6 @@ import pytest
 
 from poolwise.report.sentence import (
     answer,
-    behind_best,
     carriers,
     findings_of,
     leading,
@@ -143,20 +142,10 @@ def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() ->
 
 
 def compared(*verdicts: str) -> dict[str, Any]:
-    """A comparison in which 'x' leads and each other target got a verdict."""
-    pairs = [
-        {"target": "x", "other": str(k), "difference": 0.5, "lower": -0.25, "upper": 1.25}
-        | {"verdict": verdict}
-        for k, verdict in enumerate(verdicts)
-    ]
-    later = {"target": "0", "other": "1", "difference": 9.0}
-    return {"comparison": {"targets": [{"target": "x"}], "pairs": [*pairs, later]}}
-
-
-def test_differences_are_told_from_the_one_in_front() -> None:
-    (behind,) = behind_best(compared("better")["comparison"])
-    assert (behind["target"], behind["other"], behind["verdict"]) == ("0", "x", "worse")
-    assert (behind["lower"], behind["difference"], behind["upper"]) == (-1.25, -0.5, 0.25)
+    """A comparison in which 'x' leads and was better, worse, ... than each other target."""
+    flipped = {"better": "worse", "worse": "better"}
+    behind = [{"target": str(k), "verdict": flipped.get(v, v)} for k, v in enumerate(verdicts)]
+    return {"comparison": {"targets": [{"target": "x"}], "differences": behind}}
 
 
 PAIRED = "In paired comparisons it is"

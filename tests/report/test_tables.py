@@ -101,14 +101,14 @@ def test_one_estimator_has_no_star() -> None:
 
 
 def compared(baseline: str | None) -> dict[str, Any]:
-    """'x' is above 'y' by 0.5 ± 0.2; numbers against a baseline differ from those of pairs."""
+    """'x' is above 'y' by 0.5 ± 0.2."""
     numbers = {"value": 1.5, "std_error": 0.1, "lower": 1.25, "upper": 1.75, "group": 1}
-    against = {"difference": 0.5, "difference_std_error": 0.2, "difference_lower": 0.1}
-    against |= {"difference_upper": 0.9, "p_value": 0.01, "adjusted": 0.02}
-    x = {**numbers, **against, "target": "x", "verdict": "better"}
-    y = {**numbers, "value": 1.0, "target": "y", "verdict": ""}
-    pair = {"target": "x", "other": "y", "difference": 0.5, "std_error": 0.2, "lower": -0.1}
-    pair |= {"upper": 1.1, "p_value": 0.01, "adjusted": 0.04, "verdict": "undecided"}
+    x, y = {**numbers, "target": "x"}, {**numbers, "value": 1.0, "target": "y"}
+    gap: dict[str, Any] = {"target": "x", "difference": 0.5, "std_error": 0.2, "lower": 0.1}
+    gap |= {"upper": 0.9, "p_value": 0.01, "adjusted": 0.02, "verdict": "better"}
+    if baseline is None:
+        gap |= {"target": "y", "difference": -0.5, "lower": -0.9, "upper": -0.1}
+        gap["verdict"] = "worse"
     return {
         "estimator": "calibrated",
         "baseline": baseline,
@@ -117,7 +117,7 @@ def compared(baseline: str | None) -> dict[str, Any]:
             {**x, "better_than": ["y"], "worse_than": []},
             {**y, "better_than": [], "worse_than": ["x"]},
         ],
-        "pairs": [pair],
+        "differences": [gap],
         "loggers": [{"logger": "a", "rows": 1200}],
     }
 
@@ -137,7 +137,7 @@ def test_differences_from_the_best() -> None:
     differences = comparison_tables(compared(None))[1]
     assert differences.title == "Difference from the best, x (paired)"
     assert differences.rows == [
-        ["y", "-0.50 ± 0.20", "[-1.10, 0.10]", "0.010", "0.040", "not significant"]
+        ["y", "-0.50 ± 0.20", "[-0.90, -0.10]", "0.010", "0.020", "worse"]
     ]
 
 

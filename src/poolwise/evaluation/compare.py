@@ -242,12 +242,14 @@ class Comparison(Result):
             {**row, "better_than": list(r.better_than), "worse_than": list(r.worse_than)}
             for row, r in zip(self.to_dicts(), self.ranking, strict=True)
         ]
+        other = self.baseline or self.ranking[0].target
         row: Row = {
             "estimator": self.estimator,
             "baseline": self.baseline or None,
             "level": self.level,
             "targets": shown,
             "pairs": [d.to_dict() for d in self.pairs],
+            "differences": [d.to_dict() for d in _from(other, self.pairs)],
             "loggers": [{"logger": i, "rows": n} for i, n in self.rows.items()],
         }
         sentence = conclusion(row, self.doubted)
@@ -256,6 +258,11 @@ class Comparison(Result):
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         return comparison_tables(self.to_dict())
+
+
+def _from(other: str, pairs: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Return the differences of all targets from one of them."""
+    return tuple(p.against(other) for p in pairs if other in {p.target, p.other})
 
 
 def ranked(evaluation: Evaluation, source: Pairs, baseline: str = "") -> Comparison:
@@ -272,10 +279,9 @@ def ranked(evaluation: Evaluation, source: Pairs, baseline: str = "") -> Compari
     targets = _Targets(evaluation, source)
     pairs = targets.pairs()
     ranking, notes = targets.ranking(pairs)
-    against = [p.against(baseline) for p in pairs if baseline in {p.target, p.other}]
     return Comparison(
         ranking=ranking,
-        differences=tuple(against),
+        differences=_from(baseline, pairs),
         pairs=pairs,
         baseline=baseline,
         estimator=source.estimator,

@@ -119,11 +119,11 @@ def from_files(
     """
     if not paths:
         raise UsageError("at least one file of moments is required")
-    return reduce(add, (_from_file(path, log, targets) for path in named_files(paths)))
-
-
-def _from_file(path: Path, log: Log, targets: Mapping[str, PolicyLike] | PolicyLike) -> Summary:
-    return Summary.load(path) if holds_moments(path) else from_result(path, log, targets)
+    parts = (
+        Summary.load(path) if holds_moments(path) else from_result(path, log, targets)
+        for path in named_files(paths)
+    )
+    return reduce(add, parts)
 
 
 def named_files(paths: Sequence[str | Path]) -> list[Path]:

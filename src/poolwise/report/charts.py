@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from poolwise.report.sentence import Facts, behind_best, recommended
+from poolwise.report.sentence import Facts, recommended
 from poolwise.text import interval_text, percent, short, with_error
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def side_by_side(evaluation: Facts) -> Chart:
 
 def differences(evaluation: Facts) -> Chart:
     """Draw each target's difference from the best; significant ones are coloured."""
-    pairs = [{**d, "value": d["difference"]} for d in behind_best(evaluation["comparison"])]
+    pairs = [{**d, "value": d["difference"]} for d in evaluation["comparison"]["differences"]]
     name = _paired(evaluation)
     points = [
         _point(d["target"], name, d["value"], d, strong=d["verdict"] in {"better", "worse"})

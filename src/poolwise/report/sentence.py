@@ -79,32 +79,11 @@ def carriers(target: Facts) -> list[str]:
     return []
 
 
-FLIPPED = {"better": "worse", "worse": "better"}
-
-
-def behind_best(comparison: Facts) -> list[Facts]:
-    """Return the difference of every other target from the best, in order of estimates."""
-    best = comparison["targets"][0]["target"]
-    return [
-        {
-            **pair,
-            "target": pair["other"],
-            "other": best,
-            "difference": -pair["difference"],
-            "lower": -pair["upper"],
-            "upper": -pair["lower"],
-            "verdict": FLIPPED.get(pair["verdict"], pair["verdict"]),
-        }
-        for pair in comparison["pairs"]
-        if pair["target"] == best
-    ]
-
-
 def rivals(evaluation: Facts) -> str:
     """Say how many other targets are significantly worse than the best, if compared."""
     if "comparison" not in evaluation:
         return ""
-    verdicts = [d["verdict"] for d in behind_best(evaluation["comparison"])]
+    verdicts = [d["verdict"] for d in evaluation["comparison"]["differences"]]
     others, worse = len(verdicts), verdicts.count("worse")
     if worse == others:
         beaten = "the other one" if others == 1 else f"all {others} others"

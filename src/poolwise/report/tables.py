@@ -12,7 +12,7 @@ from functools import cache
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.report.sentence import Facts, behind_best, counted, recommended
+from poolwise.report.sentence import Facts, counted, recommended
 from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
 
 if TYPE_CHECKING:
@@ -269,8 +269,6 @@ def ranking(comparison: Facts) -> Grid:
 def differences(comparison: Facts) -> Grid:
     """Return the difference of each target from the baseline or, without one, the best."""
     header = ["target", "difference", _simultaneous(comparison), "p", "adjusted\np", "verdict"]
-    baseline = comparison["baseline"]
-    pairs = _from_baseline(comparison) if baseline else behind_best(comparison)
     rows = [
         [
             pair["target"],
@@ -279,19 +277,10 @@ def differences(comparison: Facts) -> Grid:
             p_text(pair["adjusted"]),
             VERDICTS[pair["verdict"]],
         ]
-        for pair in pairs
+        for pair in comparison["differences"]
     ]
-    other = baseline or f"the best, {comparison['targets'][0]['target']}"
+    other = comparison["baseline"] or f"the best, {comparison['targets'][0]['target']}"
     return Grid(f"Difference from {other} (paired)", header, rows)
-
-
-def _from_baseline(comparison: Facts) -> list[Facts]:
-    names = ("std_error", "lower", "upper")
-    return [
-        {**entry, **{name: entry[f"difference_{name}"] for name in names}}
-        for entry in comparison["targets"]
-        if entry["target"] != comparison["baseline"]
-    ]
 
 
 def _simultaneous(comparison: Facts) -> str:
