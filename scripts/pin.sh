@@ -20,7 +20,8 @@ trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 pip=("$work/venv/bin/python" -m pip --disable-pip-version-check -qq)
 "${pip[@]}" install --upgrade pip
-"${pip[@]}" install '.[all]' --group test --group lint --group docs --group dist
+"${pip[@]}" install '.[all]' --group test --group lint --group docs --group dist \
+    --group bench
 "${pip[@]}" freeze --exclude poolwise >"$work/frozen"
 
 if grep --invert-match --extended-regexp '^[A-Za-z0-9._-]+==[A-Za-z0-9.!]+$' "$work/frozen"; then

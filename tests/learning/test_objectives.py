@@ -9,21 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poolwise as pw
-from poolwise.learning.fit import Problem, softmax
-from poolwise.learning.objectives import (
+from benchmarks.objectives import (
     Calibrated,
     Clipped,
     Direct,
-    DoublyRobust,
     Ips,
-    LogLikelihood,
     LogSmoothed,
-    Objective,
+    PenalisedDoublyRobust,
     Poem,
-    Regression,
-    Sample,
     SelfNormalised,
     Smoothed,
+)
+from poolwise.learning.fit import Problem, softmax
+from poolwise.learning.objectives import (
+    DoublyRobust,
+    LogLikelihood,
+    Objective,
+    Regression,
+    Sample,
 )
 from tests.support.learning import (
     CROSS,
@@ -53,7 +56,7 @@ OBJECTIVES: dict[str, Objective] = {
     "dr": DoublyRobust(),
     "dr_smoothed_c0.7": DoublyRobust(0.7),
     "dr_naive": DoublyRobust(),
-    "dr_stratified_penalty_l0.5": DoublyRobust(1.0, 0.5),
+    "dr_stratified_penalty_l0.5": PenalisedDoublyRobust(0.5),
     "calibrated": Calibrated(),
     "calibrated_dr": Calibrated(model=True),
     "log_likelihood_ips": LogLikelihood(),

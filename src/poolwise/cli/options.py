@@ -30,7 +30,7 @@ IntervalMethod = Literal[
 ]
 Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]
-Experiment = Literal["toy", "scene", "yeast", "lyrl", "all"]
+Experiment = Literal["toy", "scene", "yeast", "lyrl", "learning", "all"]
 
 FILES = "Paths or globs (Parquet, CSV, JSON lines), or one SELECT for DuckDB."
 Sources = Annotated[list[str], typer.Argument(metavar="LOGS...", help=FILES)]

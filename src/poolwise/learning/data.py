@@ -203,6 +203,7 @@ class Reader:
             hashes=np.concatenate([p.unit for p in pieces]),
             clustered=self.clustered,
         )
+        self._pieces.clear()
         if self.clustered:
             return rows
         bits = _bits(rows, label_bits(logged, played))

@@ -208,7 +208,8 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
         with engine.learner_rows(task.log) as read:
             reader = _read(task, read(), report.rows)
             data = reader.rows(task.actions)
-            outcomes = _outcomes(task, data)
+            outcomes = _outcomes(task, data.sorted())
+            data = replace(data, columns={}, base={})  # frees memory
             part = _part(task, data)
             parts = Parts(reader.usable, reader.taken, part, data.reward, len(outcomes))
             scoring = Scoring(
@@ -249,13 +250,11 @@ def _part(task: Task, data: LearningRows) -> IntArray:
 
 
 def _outcomes(task: Task, data: LearningRows) -> list[Outcome]:
-    """Learn a policy for each part, from the rows of the others."""
-    ordered = data.sorted()
-    part = _part(task, ordered)
-    settings = task.settings
+    """Learn a policy for each part, from the rows of the others, which are sorted."""
+    part, settings = _part(task, data), task.settings
     with stage("learning", task.folds * settings.fits) as advance:
         return [
-            run(ordered, np.flatnonzero(part != k), settings, task.policies, advance)
+            run(data, np.flatnonzero(part != k), settings, task.policies, advance)
             for k in range(task.folds)
         ]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK_ROWS = 8_192  # rows whose matrices stay in cache
-TINY = 1e-300  # below it a probability has no logarithm
+TINY = 1e-30  # probability below which the logarithm falls no further
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,148 +76,35 @@ class Objective(Protocol):
     def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]: ...
 
 
-def _at_logged(sample: Sample, slope: FloatArray, prob: FloatArray) -> FloatArray:
+def at_logged(sample: Sample, slope: FloatArray, prob: FloatArray) -> FloatArray:
     """Return the matrix whose only entries are at the logged actions."""
-    return _added(np.zeros_like(prob), sample, slope)
+    return added(np.zeros_like(prob), sample, slope)
 
 
-def _added(matrix: FloatArray, sample: Sample, slope: FloatArray) -> FloatArray:
+def added(matrix: FloatArray, sample: Sample, slope: FloatArray) -> FloatArray:
     """Add to each row's entry at the logged action."""
     rows = np.flatnonzero(sample.action >= 0)
     matrix[rows, sample.action[rows]] += slope[rows]
     return matrix
 
 
-@dataclass(frozen=True)
-class Ips:
-    r"""Inverse propensity scores with a baseline: mean of $w (r - b) + b$."""
-
-    baseline: float = 0.0
-    additive: bool = True
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        slope = (sample.reward - self.baseline) / sample.propensity / sample.count
-        value = float(pick(prob, sample.action) @ slope)
-        share = len(sample) / sample.count
-        return value + share * self.baseline, _at_logged(sample, slope, prob)
-
-
-@dataclass(frozen=True)
-class SelfNormalised:
-    r"""Weighted mean of rewards: $\sum w r / \sum w$."""
-
-    additive: bool = False
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        weight = pick(prob, sample.action) / sample.propensity
-        value = float(weight @ sample.reward / weight.sum())
-        slope = (sample.reward - value) / (sample.propensity * weight.sum())
-        return value, _at_logged(sample, slope, prob)
-
-
-@dataclass(frozen=True)
-class Clipped:
-    r"""Mean of $\min(w, M) r$."""
-
-    most: float
-    additive: bool = True
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        weight = pick(prob, sample.action) / sample.propensity
-        value = float(np.minimum(weight, self.most) @ sample.reward / sample.count)
-        slope = (weight < self.most) * sample.reward / (sample.propensity * sample.count)
-        return value, _at_logged(sample, slope, prob)
-
-
-@dataclass(frozen=True)
-class Smoothed:
-    r"""Mean of $\pi r / (p^c + g)$.
-
-    With $c = 1$ it is implicit exploration, with $g = 0$ exponential smoothing.
-    """
-
-    exponent: float = 1.0
-    added: float = 0.0
-    additive: bool = True
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        slope = sample.reward / (sample.propensity**self.exponent + self.added) / sample.count
-        return float(pick(prob, sample.action) @ slope), _at_logged(sample, slope, prob)
-
-
-@dataclass(frozen=True)
-class LogSmoothed:
-    r"""Mean of $\log(1 + l w r) / l$; rewards must not be negative."""
-
-    strength: float
-    additive: bool = True
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        score = self.strength * pick(prob, sample.action) * sample.reward / sample.propensity
-        value = float(np.log1p(score).sum() / self.strength / sample.count)
-        slope = sample.reward / (sample.propensity * sample.count * (1 + score))
-        return value, _at_logged(sample, slope, prob)
-
-
-def _penalty(logger: IntArray, score: FloatArray, strength: float) -> tuple[float, FloatArray]:
-    r"""Return $l \sqrt V$ of the mean score, and its derivative by each score.
-
-    $V = \sum_k n_k \mathrm{var}_k / n^2$ over loggers.
-    """
+def stratified_error(logger: IntArray, score: FloatArray) -> float:
+    r"""Return $\sqrt V$ of the mean score: $V = \sum_k n_k \mathrm{var}_k / n^2$."""
     counts = np.bincount(logger)
     centred = score - (np.bincount(logger, score) / np.maximum(counts, 1))[logger]
-    freedom = np.maximum(counts - 1, 1)
-    spreads = np.bincount(logger, centred**2) / freedom
-    error = math.sqrt(counts @ spreads) / len(score)
-    if error == 0:
-        return 0.0, np.zeros(len(score))
-    factors = (counts / freedom)[logger] / len(score) ** 2
-    return strength * error, strength * factors * centred / error
-
-
-@dataclass(frozen=True)
-class Poem:
-    r"""Ips less its estimated error, times a strength (POEM); stratified by logger or not."""
-
-    strength: float
-    baseline: float = 0.0
-    stratified: bool = True
-    additive: bool = False
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        slope = (sample.reward - self.baseline) / sample.propensity
-        score = pick(prob, sample.action) * slope
-        logger = sample.logger if self.stratified else np.zeros_like(sample.logger)
-        cost, by_score = _penalty(logger, score, self.strength)
-        value = float(score.mean()) + self.baseline - cost
-        return value, _at_logged(sample, (1 / len(sample) - by_score) * slope, prob)
-
-
-@dataclass(frozen=True)
-class Direct:
-    r"""Direct method: mean of $\sum_a \pi_a q_a$."""
-
-    additive: bool = True
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        value = float(np.einsum("ij,ij->", prob, sample.predicted)) / sample.count
-        return value, sample.predicted / sample.count
+    spreads = np.bincount(logger, centred**2) / np.maximum(counts - 1, 1)
+    return math.sqrt(counts @ spreads) / len(score)
 
 
 @dataclass(frozen=True)
 class DoublyRobust:
-    r"""Mean of $\sum_a \pi_a q_a + \pi (r - q) / p^c$, less its error times a strength.
+    r"""Mean of $\sum_a \pi_a q_a + \pi (r - q) / p^c$.
 
-    $c = 1$ is the doubly robust estimate; a smaller exponent smooths its correction.  The
-    error is only known for $c = 1$.
+    $c = 1$ is the doubly robust estimate; a smaller exponent smooths its correction.
     """
 
     exponent: float = 1.0
-    strength: float = 0.0
-
-    @property
-    def additive(self) -> bool:
-        return self.strength == 0
+    additive: bool = True
 
     def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
         slope = sample.reward - pick(sample.predicted, sample.action)
@@ -225,38 +112,8 @@ class DoublyRobust:
         values = np.einsum("ij,ij->i", prob, sample.predicted)
         score = values + pick(prob, sample.action) * slope
         value = float(score.sum(dtype=np.float64)) / sample.count
-        if self.additive:
-            matrix = sample.predicted / sample.count
-            return value, _added(matrix, sample, slope / sample.count)
-        cost, by_score = _penalty(sample.logger, score, self.strength)
-        effect = 1 / len(sample) - by_score
-        matrix = effect[:, None] * sample.predicted
-        return value - cost, _added(matrix, sample, effect * slope)
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    r"""Intercept of the regression of $w r$ on columns whose mean is known to be 0.
-
-    These are $\pi_k / p - 1$ of all loggers but one, $w - 1$ and, with a reward model,
-    $w q - \sum_a \pi_a q_a$.
-    """
-
-    model: bool = False
-    additive: bool = False
-
-    def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        fit = Regression.of(sample, prob, model=self.model)
-        solved = np.linalg.pinv(fit.columns.T @ fit.columns)[0]
-        effect, column = fit.columns @ solved, sample.ratios.shape[1]
-        residual = fit.residual
-        slope = effect * (sample.reward - fit.slopes[column]) + solved[column] * residual
-        if not self.model:
-            return fit.value, _at_logged(sample, slope / sample.propensity, prob)
-        by_value = solved[column + 1] * residual - effect * fit.slopes[column + 1]
-        slope = slope + by_value * pick(sample.predicted, sample.action)
-        matrix = -by_value[:, None] * sample.predicted
-        return fit.value, _added(matrix, sample, slope / sample.propensity)
+        matrix = sample.predicted / sample.count
+        return value, added(matrix, sample, slope / sample.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +153,7 @@ class Regression:
     def std_error(self, logger: IntArray) -> float:
         """Return the error of the value, stratified by logger."""
         count, used = self.columns.shape
-        error, _ = _penalty(logger, self.residual, 1.0)
+        error = stratified_error(logger, self.residual)
         return error * math.sqrt(count / max(count - used, 1))
 
 
@@ -313,4 +170,4 @@ class LogLikelihood:
     def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
         logged = np.maximum(pick(prob, sample.action, 1.0), TINY)
         slope = sample.reward / sample.propensity / sample.count
-        return float(slope @ np.log(logged)), _at_logged(sample, slope / logged, prob)
+        return float(slope @ np.log(logged)), at_logged(sample, slope / logged, prob)

@@ -142,6 +142,7 @@ def run(
         fits[np.inf, 1.0] = part.start
         candidates = tuple(part.candidates(fits, validation))
         chosen = max(candidates, key=lambda c: c.score)
+        del part  # and its features, before those of all rows
         return _refitted(Fits(data, rows, anchor, settings), candidates, chosen, policies)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poolwise.paper.panels import Row
 
 Chart: TypeAlias = Any  # altair's charts share no useful base class
-Source: TypeAlias = Literal["panels", "weights", "simulation"]
+Source: TypeAlias = Literal["panels", "weights", "simulation", "learning"]
 
 CELL = ("data", "structure", "fraction", "r", "v")
 WEIGHT_COLUMNS = (
@@ -32,6 +32,10 @@ WEIGHT_COLUMNS = (
 SIMULATION_COLUMNS = (
     *("data", "fraction", "r", "v", "n1", "n2", "estimator", "replications", "value", "mean"),
     *("var_exact", "variance", "z_mean", "z_variance"),
+)
+LEARNING_COLUMNS = (
+    *("data", "fraction", "r", "v", "rule", "logs", "value", "std_error", "best_logger"),
+    "gain",
 )
 DATA_TITLES = {
     "scene": "Scene",
@@ -278,6 +282,19 @@ def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
     return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
 
 
+def _draw_learning(rows: Sequence[Row], figure: Figure) -> Chart:
+    import altair as alt
+
+    colour = alt.Color("rule:N", title=None)
+    points = alt.Chart().mark_point(size=20, opacity=0.4)
+    points = points.encode(x=_size_axis(), y=alt.Y("gain:Q", title=figure.title), color=colour)
+    lines = alt.Chart().mark_line().encode(x=_size_axis(), y="mean(gain):Q", color=colour)
+    layered = alt.layer(_baseline(0.0), points, lines, data=_values(rows))
+    sized = layered.properties(width=WIDTH, height=HEIGHT)
+    facets = sized.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
+    return facets.resolve_scale(y="independent")
+
+
 FIGURES = (
     Figure(
         1,
@@ -343,4 +360,13 @@ FIGURES = (
         _draw_controls,
         "An estimator of this package: the gain from the known means of the weights.",
     ),
+)
+LEARNING = Figure(
+    8,
+    "learning",
+    "value of the learned CRF less that of the best logger",
+    "learning",
+    LEARNING_COLUMNS,
+    _draw_learning,
+    "Points: one first logger each. Lines: their mean.",
 )

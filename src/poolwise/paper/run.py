@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,15 @@ from poolwise.errors import PoolwiseError, UsageError, did_you_mean
 from poolwise.paper import toy
 from poolwise.paper.claims import Claim, claims
 from poolwise.paper.datasets import Dataset, fingerprint, load
-from poolwise.paper.figures import FIGURES, Source, read_csv, write_csv, write_figure
+from poolwise.paper.figures import (
+    FIGURES,
+    LEARNING,
+    Source,
+    read_csv,
+    write_csv,
+    write_figure,
+)
+from poolwise.paper.learning import LOGS, learning_cells, learning_grid
 from poolwise.paper.panels import SIZES, Row, divergences, estimated_weights, panel
 from poolwise.paper.problem import (
     FRACTIONS,
@@ -52,8 +60,9 @@ if TYPE_CHECKING:
     from poolwise.paper.panels import Row
 
 DATA = ("scene", "yeast", "lyrl")
-EXPERIMENTS = ("toy", *DATA, "all")
-SOURCES: tuple[Source, ...] = get_args(Source)
+EXPERIMENTS = ("toy", *DATA, "learning", "all")
+SOURCES: tuple[Source, ...] = ("panels", "weights", "simulation")
+LEARNED = ("scene", "yeast")  # data sets that CRFs are learned for
 SEED = 2017
 FORMAT = 1  # of the stored cells; a new number discards all of them
 
@@ -69,6 +78,8 @@ class Effort:
         sizes: Rows of each log where weights are estimated.
         weight_replications: Replications of each size; 0 chooses by size.
         full_rows: Test rows of the problem of full size; 0 leaves it out.
+        ratios: Ratios of the log sizes that CRFs are learned with.
+        logs: Logs of each of these cells.
     """
 
     fractions: tuple[float, ...] = FRACTIONS
@@ -77,6 +88,8 @@ class Effort:
     sizes: tuple[int, ...] = SIZES
     weight_replications: int = 0
     full_rows: int = FULL_ROWS
+    ratios: tuple[float, ...] = RATIOS
+    logs: int = LOGS
 
 
 FULL = Effort()
@@ -149,8 +162,13 @@ class Bench:
 
     def cells(self, source: Source) -> Iterator[Cell]:
         """Yield all work of one table."""
-        cells = (self._panels, self._weights, self._simulations)
-        yield from dict(zip(SOURCES, cells, strict=True))[source]()
+        cells = {
+            "panels": self._panels,
+            "weights": self._weights,
+            "simulation": self._simulations,
+            "learning": self._learning,
+        }
+        yield from cells[source]()
 
     def _panels(self) -> Iterator[Cell]:
         structures = ("unary",) if self.name == FULL_SIZE else self.effort.structures
@@ -203,6 +221,19 @@ class Bench:
         cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}
         return [cell | row for row in rows]
 
+    def _learning(self) -> Iterator[Cell]:
+        settings = self._common | {"logs": self.effort.logs, "ratios": repr(self.effort.ratios)}
+        for fraction in self.effort.fractions:
+            key = f"{self.name}/learning-{fraction}"
+            yield Cell(key, settings, partial(self._learned, key, fraction))
+
+    def _learned(self, key: str, fraction: float) -> list[Row]:
+        problem, effort = self.problem("unary", fraction), self.effort
+        rows = learning_cells(
+            self.data, problem, fraction, _rng(key), ratios=effort.ratios, logs=effort.logs
+        )
+        return [{"data": self.name, **row} for row in rows]
+
 
 def _v(exact: Mapping[str, float]) -> float:
     first, second = exact.values()
@@ -222,7 +253,7 @@ def run(
     ``reproduction.md``, which has every claim with its verdicts.
 
     Args:
-        what: "toy", the name of a data set, or "all".
+        what: "toy", the name of a data set, "learning", or "all" but learning.
         data: Folder of the data sets; None for the folder in POOLWISE_DATA.
         out: Folder to write to; None is "reproduction", or no folder for the toy.
         console: Prints progress and the summary.
@@ -231,6 +262,9 @@ def run(
     if what not in EXPERIMENTS:
         hint = did_you_mean(what, EXPERIMENTS)
         raise UsageError(f"experiments are {', '.join(EXPERIMENTS)}; got {what!r}{hint}")
+    if what == "learning":
+        _learn(data, out or Path("reproduction"), console, effort)
+        return
     show([toy.grid(toy.numbers())], toy.notes(), console)
     if out is None and what == "toy":
         return
@@ -248,6 +282,15 @@ def run(
         write_figure(figure, tables[figure.source], out)
     notes = [bench.data.note for bench in benches if bench.data.note]
     _report(claims(tables, toy.numbers(), full_size), notes, out, console)
+
+
+def _learn(data: Path | None, out: Path, console: Console, effort: Effort) -> None:
+    """Learn CRFs from the logs of two loggers, and write the table and its figure."""
+    benches = [Bench(name, data, effort) for name in LEARNED]
+    rows = _tables(benches, ("learning",), out, console)["learning"]
+    write_figure(LEARNING, rows, out)
+    show([learning_grid(rows)], (), console)
+    console.print(f"Wrote {out / LEARNING.stem}.csv, .svg and .png")
 
 
 def _tables(
