@@ -51,7 +51,7 @@ def start(rows: int, seed: int) -> Hashes:
 
 
 def row_hashes(parts: Iterable[Hashes], rows: int, seed: int) -> Hashes:
-    """Return distinct hashes of rows; equal rows are told apart by their number."""
+    """Return distinct hashes of rows; equal rows differ by their number."""
     hashes = start(rows, seed)
     for part in parts:
         hashes = mix(hashes, part)
