@@ -196,15 +196,18 @@ class Plan(Result):
         first = next((e for e in self.estimates if self.option(e).rows < math.inf), "")
         if not first:
             reasons = {e: self.option(e).reason for e in self.estimates}
-            listed = "; ".join(f"{e}: {reason}" for e, reason in reasons.items())
-            return f"No number of rows is known to reach {wanted} ({listed})."
+            why = "; ".join(f"{e}: {reason}" for e, reason in reasons.items())
+            return f"No number of rows is known to reach {wanted} ({why})."
         best, mixed = self.option(first), self.option(first, AS_NOW)
         now = self.half_width_now(first)
         if not best.rows:
             return f"{first.capitalize()} has already reached {wanted}: it is {short(now)} now."
+        parts = sorted(best.split.items(), key=lambda part: -part[1])
+        origin = listed([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])
+        origin = "in the best split" if len(parts) > FEW else origin
         return (
             f"{first.capitalize()} needs {needed_rows(best.rows, now)} more rows for {wanted}, "
-            f"if they come {_split_words(best)}; with the loggers mixed as they are now, "
+            f"if they come {origin}; with the loggers mixed as they are now, "
             f"{needed_rows(mixed.rows, now)}."
         )
 
@@ -247,11 +250,3 @@ class Plan(Result):
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         return plan_tables(self.to_dict())
-
-
-def _split_words(option: Option) -> str:
-    """Return the loggers of the new rows, largest share first."""
-    parts = sorted(option.split.items(), key=lambda part: -part[1])
-    if len(parts) > FEW:
-        return "in the best split"
-    return listed([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])

@@ -46,7 +46,7 @@ def from_obd(
         SourceError: The folder has no such files.
         MissingColumnError: Files lack columns.
     """
-    files = _one_file(Path(path)) if Path(path).is_file() else _files(Path(path), campaign)
+    files = _files(Path(path), campaign)
     chosen = _chosen(files, loggers)
     header = _common_header(list(chosen.values()))
     items = ITEMS.get(next(iter(chosen.values())).stem)
@@ -77,15 +77,11 @@ def uniform_item(campaign: str) -> str:
     return f"1.0 / {ITEMS[campaign]}"
 
 
-def _one_file(path: Path) -> dict[str, Path]:
-    """Return a file by its policy: the folder above that of the campaign."""
-    folder = path.resolve().parent
-    label = folder.parent.name if folder.name == path.stem else folder.name
-    return {label: path}
-
-
 def _files(folder: Path, campaign: str | None) -> dict[str, Path]:
-    """Return the file of each policy for one campaign."""
+    """Return the file of each policy for one campaign, or a single file by its policy."""
+    if folder.is_file():  # its policy is the folder above that of the campaign
+        above = folder.resolve().parent
+        return {above.parent.name if above.name == folder.stem else above.name: folder}
     paths = [p for p in sorted(folder.glob("*/*/*.csv")) if p.parent.name == p.stem]
     campaigns = sorted({path.stem for path in paths})
     if not paths:

@@ -163,9 +163,13 @@ def monotone(field: str, along: str, sign: int) -> Judge:
 
     def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
         steps = list(_steps(rows, along))
-        wrong = [s for s in steps if sign * _rise(s, field) < -SLACK]
+        wrong = [
+            (left, right)
+            for left, right in steps
+            if sign * (_number(right, field) - _number(left, field)) < -SLACK
+        ]
+        answer = overall(step not in wrong for step in steps)
         good = len(steps) - len(wrong)
-        answer = overall([*(True for _ in range(good)), *(False for _ in wrong)])
         return answer, f"{good} of {len(steps)} steps{_except(wrong, along)}."
 
     return judge
@@ -177,11 +181,6 @@ def _steps(rows: Sequence[Row], along: str) -> Iterator[tuple[Row, Row]]:
     for value in dict.fromkeys(row[fixed] for row in rows):
         line = [row for row in rows if row[fixed] == value]
         yield from pairwise(sorted(line, key=lambda row: _number(row, along)))
-
-
-def _rise(step: tuple[Row, Row], field: str) -> float:
-    left, right = step
-    return _number(right, field) - _number(left, field)
 
 
 def _except(wrong: Sequence[tuple[Row, Row]], along: str) -> str:
@@ -301,19 +300,17 @@ def _rows_needed(rows: Sequence[Row]) -> str:
 
 def simulated(rows: Sequence[Row]) -> tuple[Answer, str]:
     """Judge whether all simulated means and variances are within 4 standard errors."""
-    scores = list(_z_scores(rows))
+    scores = [
+        (_number(row, field), row, of)
+        for row in rows
+        for field, of in (("z_mean", "mean"), ("z_variance", "variance"))
+        if _number(row, field) == _number(row, field)  # NaN without an exact value
+    ]
     score, row, of = max(scores, key=lambda entry: abs(entry[0]))
     return overall(abs(z) <= MOST_Z for z, _, _ in scores), (
         f"{len(scores)} z-scores, the largest {score:+.2f}: the {of} of {row['estimator']} "
         f"at fraction {row['fraction']}, r {row['r']:g}; {row['replications']:,} replications."
     )
-
-
-def _z_scores(rows: Sequence[Row]) -> Iterator[tuple[float, Row, str]]:
-    for row in rows:
-        for field, of in (("z_mean", "mean"), ("z_variance", "variance")):
-            if _number(row, field) == _number(row, field):  # NaN without an exact value
-                yield _number(row, field), row, of
 
 
 Entry: TypeAlias = tuple[str, int, Judge]  # source, figure and judge of a claim
