@@ -179,16 +179,19 @@ def _has(schema: pa.Schema, columns: Mapping[str, str]) -> bool:
 
 
 def _table_stream(table: pa.Table, columns: Mapping[str, str], threads: int) -> Stream:
-    """Return slices of the columns of a table; only labels are copied, as codes."""
+    """Return the columns of a table in pieces; only labels are copied, as codes."""
     renamed = pa.table({name: table.column(source) for name, source in columns.items()})
     place = renamed.schema.names.index("logger")
 
     def coded(piece: pa.Table) -> pa.Table:
         return piece.set_column(place, "logger", piece.column(place).dictionary_encode())
 
-    starts = range(0, renamed.num_rows, TABLE_ROWS)
-    pieces = (renamed.slice(start, TABLE_ROWS) for start in starts)
-    return Stream(list(in_order(coded, pieces, threads)))
+    parts: list[list[pa.RecordBatch]] = []
+    for batch in renamed.to_batches(TABLE_ROWS):  # chunks stay whole, small ones together
+        if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
+            parts.append([])
+        parts[-1].append(batch)
+    return Stream(list(in_order(coded, map(pa.Table.from_batches, parts), threads)))
 
 
 # Passes.
