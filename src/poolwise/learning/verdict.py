@@ -74,7 +74,9 @@ def result(
 
 
 def _not_better(learned: Learned) -> Finding:
-    return Finding("not-better", learned.sentence, "Do not deploy it on this evidence.")
+    names = ", ".join(repr(gain.logger) for gain in learned.gains if not gain.shown)
+    message = f"The learned policy was not shown to be better than {names}."
+    return Finding("not-better", message, "Do not deploy it on this evidence.")
 
 
 def _policy(outcomes: Sequence[Outcome]) -> LearnedMixture | LinearPolicy:
