@@ -1,121 +1,162 @@
-"""Moments of simulated logs, without writing their rows.
+"""Moments of simulated logs, without files or tables.
 
-A log of a finite problem is a table of counts of each (context, action, reward).
-Drawing the counts and weighting the cells with them gives the moments that an engine
-would compute from the rows, thousands of times a second.
+Rows of a finite problem are drawn as arrays and reduced to the very moments that an engine
+computes from them, thousands of times a second.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.moments.moments import Moments
-from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
+from poolwise.moments.tallies import SLICES, deal, powers_of
+from poolwise.moments.terms import OF_MODEL, OF_TARGET, UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poolwise.engines.exact import FiniteProblem
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
-    """All possible rows of one logger.
+class Writer:
+    """One logger of a problem, ready to write rows again and again.
 
     Attributes:
-        prob: Probability of each cell, shape (C,).
-        values: Value of each term in each cell, shape (C, k).
-        needs: Terms and products to compute.
+        cumulative: Probabilities of the (context, action) cells, added up, shape (C,).
+        columns: Value of each factor but the reward in each cell.
+        low: Smaller of the two rewards of each cell.
+        high: Larger one.
+        odds: Probability of the larger one.
+        tail: Standard deviation of the logarithm of a factor of mean 1 on each reward.
+        needs: Moments to compute.
         count: Rows that the logger writes.
     """
 
-    prob: Array
-    values: Array
+    cumulative: Array
+    columns: Mapping[Factor, Array]
+    low: Array
+    high: Array
+    odds: Array
+    tail: float
     needs: Needs
     count: int
 
+    def values(self, rng: np.random.Generator, effects: Array | float = 0.0) -> Array:
+        """Draw rows: the value of each term in each of them, shape (k, rows)."""
+        cells = np.searchsorted(self.cumulative, rng.random(self.count), side="right")
+        high = rng.random(self.count) < self.odds[cells]
+        reward = np.where(high, self.high[cells], self.low[cells]) + effects
+        if self.tail:
+            noise = rng.normal(size=self.count)
+            reward *= np.exp(self.tail * noise - self.tail**2 / 2)
+        drawn = {f: column[cells] for f, column in self.columns.items()}
+        drawn[Factor("reward")] = reward
+        for name in OF_MODEL & {f.name for t in self.needs.terms for f in t.factors}:
+            if name == "residual":
+                drawn[Factor(name)] = reward - drawn[Factor("predicted_reward")]
+        return np.array([np.prod([drawn[f] for f in t.factors], 0) for t in self.needs.terms])
+
     def draw(self, rng: np.random.Generator) -> Moments:
-        """Draw one log of this logger and return its moments."""
-        times = rng.multinomial(self.count, self.prob).astype(np.float64)
-        means = times @ self.values / self.count
-        centred = self.values - means
-        scatter = (centred * times[:, None]).T @ centred
-        seen = self.values[times > 0]
-        return Moments(
-            self.needs.terms,
-            self.count,
-            means,
-            scatter,
-            seen.min(axis=0),
-            seen.max(axis=0),
-        )
+        """Moments of one log of this logger."""
+        return moments_of(self.values(rng), self.needs)
 
 
-def cells_of(problem: FiniteProblem, needs: Needs) -> dict[str, Cells]:
-    """Return the possible rows of each logger, to draw logs from."""
-    return {i: _cells(problem, i, needs) for i in problem.loggers}
+def moments_of(values: Array, needs: Needs) -> Moments:
+    """Moments of rows with these values of the terms, shape (k, rows)."""
+    means = values.mean(axis=1)
+    centred = values[: len(needs.scattered)] - means[: len(needs.scattered), None]
+    place = {term: k for k, term in enumerate(needs.terms)}
+    sliced, powered = ([place[t] for t in terms] for terms in (needs.slices, needs.powers))
+    slices = np.empty((len(sliced), SLICES[0]))
+    deal(values[sliced], slices)
+    return Moments(
+        needs.terms,
+        values.shape[1],
+        means,
+        centred @ centred.T,
+        values.min(axis=1),
+        values.max(axis=1),
+        slices=dict(zip(needs.slices, slices, strict=True)),
+        powers=dict(zip(needs.powers, powers_of(values[powered]), strict=True)),
+    )
 
 
-def draw(cells: dict[str, Cells], rng: np.random.Generator) -> dict[str, Moments]:
-    """Draw one log and return its moments."""
-    return {i: c.draw(rng) for i, c in cells.items()}
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A problem whose logs are drawn.
 
+    Attributes:
+        problem: Contexts, actions, rewards and policies.
+        needs: Moments to compute.
+        targets: Targets of bound terms, by name; other terms are those of the problem.
+        tail: Standard deviation of the logarithm of a factor on each reward.
+    """
 
-def _cells(problem: FiniteProblem, logger: str, needs: Needs) -> Cells:
-    joint = problem.context_prob[:, None] * problem.loggers[logger]
-    spread = np.sqrt(problem.reward_variance)
-    mean = problem.reward
-    bernoulli = np.isclose(spread**2, mean * (1 - mean)) & (mean >= 0) & (mean <= 1)
-    low = np.where(bernoulli, 0.0, mean - spread)
-    high = np.where(bernoulli, 1.0, mean + spread)
-    odds = np.where(bernoulli, mean, 0.5)
-    prob = np.stack([joint * (1 - odds), joint * odds], axis=-1).ravel()
-    reward = np.stack([low, high], axis=-1)
-    columns = [_term(t, problem, logger, reward) for t in needs.terms]
-    values = np.stack([np.broadcast_to(c, reward.shape).ravel() for c in columns], axis=-1)
-    kept = prob > 0
-    return Cells(prob[kept] / prob.sum(), values[kept], needs, problem.counts[logger])
+    problem: FiniteProblem
+    needs: Needs
+    targets: Mapping[str, Array] = field(default_factory=dict)
+    tail: float = 0.0
 
+    def writers(self) -> dict[str, Writer]:
+        """What each logger can write."""
+        return {i: self._writer(i) for i in self.problem.loggers}
 
-def _term(term: Term, problem: FiniteProblem, logger: str, reward: Array) -> Array:
-    product = np.ones_like(reward)
-    for factor in term.factors:
-        product = product * _factor(factor, problem, logger, reward)
-    return product
+    def _writer(self, logger: str) -> Writer:
+        problem = self.problem
+        joint = (problem.context_prob[:, None] * problem.loggers[logger]).ravel()
+        played = joint > 0
+        mean, spread = problem.reward, np.sqrt(problem.reward_variance)
+        bernoulli = np.isclose(spread**2, mean * (1 - mean)) & (mean >= 0) & (mean <= 1)
+        low = np.where(bernoulli, 0.0, mean - spread).ravel()
+        high = np.where(bernoulli, 1.0, mean + spread).ravel()
+        odds = np.where(bernoulli, mean, 0.5).ravel()
+        factors = {f for t in self.needs.terms for f in t.factors}
+        if any(f.name == "residual" for f in factors):
+            factors.add(Factor("predicted_reward"))
+        columns = {
+            f: np.broadcast_to(self._factor(f, logger), mean.shape).ravel()[played]
+            for f in factors
+            if f.name not in {"reward", "residual"}
+        }
+        cumulative = np.cumsum(joint[played] / joint.sum())
+        cumulative[-1] = 1.0
+        two_points = (low[played], high[played], odds[played])
+        count = problem.counts[logger]
+        return Writer(cumulative, columns, *two_points, self.tail, self.needs, count)
 
-
-def _factor(factor: Factor, problem: FiniteProblem, logger: str, reward: Array) -> Array:
-    """Return a row column in every cell; cells of probability 0 hold any finite value."""
-    own, mixture = problem.loggers[logger], problem.mixture
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if factor.name == "reward":
-            return reward
+    def _factor(self, factor: Factor, logger: str) -> Array:
+        """A row column in each cell; cells that are never played hold anything finite."""
+        problem = self.problem
+        own, mixture = problem.loggers[logger], problem.mixture
+        bound = factor.target and factor.name in OF_TARGET
+        target = self.targets[factor.target] if bound else problem.target
         if factor.name in OF_MODEL:
-            return _predicted(factor, problem, reward)
-        if factor.name == "overlap":
-            column = np.min(list(problem.loggers.values()), axis=0) / own
-        elif factor.name in {"weight", "balanced_weight"}:
-            column = problem.target / (own if factor.name == "weight" else mixture)
-        else:
-            column = _about(factor, problem.loggers[factor.logger], mixture)
-    finite: Array = np.nan_to_num(column, nan=0.0, posinf=0.0)[..., None]
-    return finite
+            return self._predicted(factor, target)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if factor.name == "overlap":
+                column = np.min(list(problem.loggers.values()), axis=0) / own
+            elif factor.name in {"weight", "balanced_weight"}:
+                column = target / (own if factor.name == "weight" else mixture)
+            else:
+                column = _about(factor, problem.loggers[factor.logger], mixture)
+        finite: Array = np.nan_to_num(column, nan=0.0, posinf=0.0)
+        return finite
 
-
-def _predicted(factor: Factor, problem: FiniteProblem, reward: Array) -> Array:
-    model = problem.predicted_reward
-    if model is None:
-        raise ValueError("this problem has no reward model")
-    if factor.name == "residual":
-        return reward - model[..., None]
-    if factor.name == "predicted_reward":
-        return model[..., None]
-    value: Array = (problem.target * model).sum(axis=1)[:, None, None]
-    return value
+    def _predicted(self, factor: Factor, target: Array) -> Array:
+        model = self.problem.predicted_reward
+        if model is None:
+            raise ValueError("this problem has no reward model")
+        if factor.name == "predicted_reward":
+            return model
+        value: Array = (target * model).sum(axis=1)[:, None]
+        return value
 
 
 def _about(factor: Factor, policy: Array, mixture: Array) -> Array:
@@ -124,3 +165,42 @@ def _about(factor: Factor, policy: Array, mixture: Array) -> Array:
     if factor.name == "unsupported":
         return np.where(policy > 0, 0.0, 1.0)
     return np.where(policy > 0, mixture / policy, UNSUPPORTED)
+
+
+def cells_of(problem: FiniteProblem, needs: Needs) -> dict[str, Writer]:
+    """What each logger of a problem can write."""
+    return Drawing(problem, needs).writers()
+
+
+def draw(writers: Mapping[str, Writer], rng: np.random.Generator) -> dict[str, Moments]:
+    """Moments of one simulated log."""
+    return {i: writer.draw(rng) for i, writer in writers.items()}
+
+
+def draw_clustered(
+    writers: Mapping[str, Writer],
+    rng: np.random.Generator,
+    users: int,
+    effect: float,
+    buckets: int = 200,
+) -> list[dict[str, Moments]]:
+    """Moments of each bucket of a log whose rows belong to users in turn.
+
+    The rows of a user share an effect on their rewards, of mean 0 and this size.
+    """
+    effects = rng.normal(0.0, effect, users)
+    bucket_of = rng.integers(0, buckets, users)
+    parts: list[dict[str, Moments]] = [{} for _ in range(buckets)]
+    for i, writer in writers.items():
+        user = rng.integers(0, users, writer.count)
+        values = writer.values(rng, effects[user])
+        order = np.argsort(bucket_of[user], kind="stable")
+        numbers, starts = np.unique(bucket_of[user][order], return_index=True)
+        for number, rows in zip(numbers, np.split(order, starts[1:]), strict=True):
+            parts[number][i] = moments_of(values[:, rows], writer.needs)
+    return [part for part in parts if part]
+
+
+def bound_terms(terms: Mapping[str, tuple[Term, ...]]) -> tuple[Term, ...]:
+    """Terms of several targets, each bound to its own."""
+    return tuple(t.bind(name) for name, of_target in terms.items() for t in of_target)

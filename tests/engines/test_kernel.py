@@ -16,7 +16,8 @@ from poolwise.engines.kernel import Kernel, order_of
 from poolwise.engines.sums import to_moments
 from poolwise.engines.workspace import ONE, Workspace, wanted_pairs
 from poolwise.errors import LogError, RefusedError
-from poolwise.moments.moments import BINS, LONGEST_TAIL, bins, edges
+from poolwise.moments.moments import LONGEST_TAIL
+from poolwise.moments.tallies import BINS, bins, edges
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

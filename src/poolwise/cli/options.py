@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB
 IntervalMethod = Literal[
-    "auto", "student", "jackknife", "bootstrap", "bernstein", "betting", "likelihood"
+    "auto", "skew", "student", "jackknife", "bootstrap", "bernstein", "betting", "likelihood"
 ]
 Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]

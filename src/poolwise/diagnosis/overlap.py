@@ -11,7 +11,8 @@ from poolwise.diagnosis.tails import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, many
 from poolwise.estimators.ips import pooled_divergences
 from poolwise.moments.linear import Score, deviation, shares
-from poolwise.moments.moments import Moments, MomentsByLogger, edges, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, pooled
+from poolwise.moments.tallies import edges
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

@@ -16,7 +16,8 @@ import numpy as np
 
 from poolwise.engines.sums import ROUNDED, Sums, no_sums
 from poolwise.engines.workspace import ONE, factors_of
-from poolwise.moments.moments import BINS, LONGEST_TAIL, FloatArray, IntArray, bins
+from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
+from poolwise.moments.tallies import BINS, bins, deal, powers_of
 from poolwise.moments.terms import UNSUPPORTED, Factor
 from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
@@ -82,6 +83,8 @@ class Kernel:
         self._extremes = _runs_of([rows[t] for t in workspace.needs.extremes])
         self._tails = [rows[t] for t in workspace.needs.tails]
         self._histograms = [rows[t] for t in workspace.needs.histograms]
+        self._slices = _runs_of([rows[t] for t in workspace.needs.slices])
+        self._powers = _runs_of([rows[t] for t in workspace.needs.powers])
         self._columns = _matrix(len(self._names), self.rows)
         self._work = _matrix(len(rows), self.rows)
         self._work[rows[ONE]] = 1.0
@@ -252,12 +255,16 @@ class Kernel:
         return out
 
     def _add_raw(self, sums: Sums, group: int, work: FloatArray) -> None:
-        """Add the extremes and tails of the rows of one logger."""
+        """Add the extremes, tails, slices and powers of the rows of one logger."""
         for places, rows in self._extremes:
             work[rows].min(axis=1, out=sums.lowest[group, places])
             work[rows].max(axis=1, out=sums.largest[group, places])
         for k, row in enumerate(self._tails):
             sums.tails[k][group] = self._tail(k, group, work[row])
+        for places, rows in self._slices:
+            deal(work[rows], sums.slices[group, places])
+        for places, rows in self._powers:
+            sums.powers[group, places] = powers_of(work[rows])
 
     def _count_bins(self, sums: Sums, groups: slice, rows: OrderedRows) -> None:
         """Add the histograms of adjacent groups: one call for all of them."""

@@ -229,7 +229,7 @@ class KernelRows(QueryRows):
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Moments of each bucket and logger, without tails and histograms."""
         layout = replace(layout_of(self.table, self.counts), buckets=buckets)
-        united = replace(unite(needs), tails=(), histograms=())
+        united = replace(unite(needs), tails=(), histograms=(), slices=())
         workspace = Workspace(united, self.batch_rows)
         moments = bucketed_moments(self._sums(layout, workspace), workspace, needs, self.counts)
         if moments is None:

@@ -36,7 +36,8 @@ from poolwise.engines.spark_sources import (
 )
 from poolwise.engines.sums import Sums
 from poolwise.errors import EngineError, LogError, SourceError
-from poolwise.moments.moments import BINS, LONGEST_TAIL
+from poolwise.moments.moments import LONGEST_TAIL
+from poolwise.moments.tallies import BINS
 from poolwise.rows.reader import BadRowsError, Reader, RowGroup, plain_stream, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name

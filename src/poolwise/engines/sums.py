@@ -13,13 +13,13 @@ import numpy as np
 
 from poolwise.engines.workspace import wanted_pairs
 from poolwise.moments.moments import (
-    BINS,
     LONGEST_TAIL,
     FloatArray,
     IntArray,
     Moments,
     refuse_infinite,
 )
+from poolwise.moments.tallies import BINS, POWERS, added_powers, continued, slices_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +48,8 @@ class Sums:
             (g, stems, loggers).
         tails: The largest values of a term in each group.
         histograms: Rows in each bin, shape (terms, g, bins).
+        slices: Sum of each term over each slice of the rows, shape (g, terms, slices).
+        powers: Powers of each term, shape (g, terms, 6); see `moments.tallies`.
     """
 
     count: IntArray
@@ -59,6 +61,8 @@ class Sums:
     crossed: list[FloatArray]
     tails: list[list[FloatArray]]
     histograms: IntArray
+    slices: FloatArray
+    powers: FloatArray
 
     def add(self, other: Sums, workspace: Workspace) -> Sums:
         """Add other sums; changes and returns this one (Chan, Golub & LeVeque, 1983)."""
@@ -81,6 +85,8 @@ class Sums:
         for ours, theirs in zip(self.tails, other.tails, strict=True):
             ours[:] = [longest(a, b) for a, b in zip(ours, theirs, strict=True)]
         self.histograms += other.histograms
+        self.slices += continued(other.slices, self.count)
+        self.powers = added_powers(self.powers, other.powers)
         self.count = total
         return self
 
@@ -100,6 +106,8 @@ def no_sums(count: IntArray, workspace: Workspace) -> Sums:
         crossed=[np.zeros((g, len(c.stems), len(c.factors))) for c in crosses],
         tails=[[np.empty(0)] * g for _ in needs.tails],
         histograms=np.zeros((len(needs.histograms), g, BINS), dtype=np.int64),
+        slices=np.zeros((g, len(needs.slices), slices_for(g * len(needs.slices)))),
+        powers=np.zeros((g, len(needs.powers), POWERS)),
     )
 
 
@@ -167,6 +175,8 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
     every = workspace.needs
     tails = [(t, sums.tails[k]) for k, t in enumerate(every.tails) if t in needs.tails]
     bins = [(k, t) for k, t in enumerate(every.histograms) if t in needs.histograms]
+    sliced = [(k, t) for k, t in enumerate(every.slices) if t in needs.slices]
+    powered = [(k, t) for k, t in enumerate(every.powers) if t in needs.powers]
     return [
         Moments(
             terms=needs.terms,
@@ -177,6 +187,8 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
             largest=largest[g],
             tails={t: np.sort(values[g])[::-1][:LONGEST_TAIL] for t, values in tails},
             histograms={t: sums.histograms[k, g] for k, t in bins},
+            slices={t: sums.slices[g, k] for k, t in sliced},
+            powers={t: sums.powers[g, k] for k, t in powered},
         )
         if sums.count[g]
         else None

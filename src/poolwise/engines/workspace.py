@@ -101,7 +101,14 @@ class Workspace:
         mine = [f for f in term.factors if f.logger]
         if len(mine) != 1 or len(term.factors) == 1 or mine[0].name != kind:
             return None
-        more = (needs.scattered, needs.extremes, needs.tails, needs.histograms)
+        more = (
+            needs.scattered,
+            needs.extremes,
+            needs.tails,
+            needs.histograms,
+            needs.slices,
+            needs.powers,
+        )
         return None if any(term in terms for terms in more) else mine[0]
 
     @cached_property

@@ -84,7 +84,8 @@ class SelfNormalised:
             raise RefusedError(
                 "no-weight", f"{self.name} requires a row with a positive weight"
             )
-        return estimated(ratio_score(together, reward, weight).over(moments), moments)
+        linear = ratio_score(together, reward, weight).over(moments)
+        return estimated(replace(linear, ratio=self._terms), moments)
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def regressed(
     together = pooled(moments.values())
     # a few heavy rows determine the slopes, so the effective sample size counts
     effective = together.effective(BALANCED_WEIGHT) if together.ddof else math.inf
-    fit = Fit(outcome.less(slopes, columns), tuple(columns), effective)
+    fit = Fit(outcome.less(slopes, columns), tuple(columns), effective, within)
     return estimated(fit.linear(moments, rank), moments)
 
 

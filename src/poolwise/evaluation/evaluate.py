@@ -31,6 +31,7 @@ from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.read import opened, request, split_of
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.intervals.guarantees import by_betting, from_moments
+from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval, Limits, default_interval, one_sided
 from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
 from poolwise.moments.moments import fingerprint
@@ -79,8 +80,9 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             with; one that the log cannot serve becomes a finding. An estimator named here
             that the log cannot serve is an error.
         level: Level of the intervals.
-        interval: "student" (stratified, Satterthwaite), "jackknife" or "bootstrap" over
-            buckets of rows; "auto" is the jackknife where the log names a `cluster`.
+        interval: "auto" is "skew", which allows for few effective rows, rare and heavy
+            rewards, and clusters if the log names a `cluster`. "student" is symmetric
+            (stratified, Satterthwaite); "jackknife" and "bootstrap" resample buckets.
             "bernstein", "betting" and "likelihood" bound the value itself, the same for
             every estimator; they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
@@ -142,7 +144,7 @@ def _without(rows: OpenLog) -> dict[str, dict[str, Errors]]:
         needs = unite([*kinds, Needs(extremes=(WEIGHT,))])
         bound = [needs.bind(name) for name in targets]
         rest = rows.rows.without(logger)
-        if rows.request.method == "jackknife":
+        if rows.request.clustered:
             parts = rest.bucketed(bound, BUCKETS)
         else:
             parts = [[rest.moments(unite(bound))]] * len(targets)
@@ -273,14 +275,21 @@ class _Target:
         asked, split, method = self.asked, self.split, self.asked.method
         if isinstance(estimator, CrossFitted):
             estimate = estimator.estimate_folds(split.buckets)
-            if method == "jackknife":  # folds change the value a little, its error less
+            if method == "jackknife" or asked.clustered:
+                # folds change the value a little, its error less
                 spread = jackknife(estimator, split)
                 estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
         elif method == "jackknife" or asked.clustered:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
-        interval, notes = default_interval(estimate, asked.level, self.limits, asked.sides)
+        limits = self.limits
+        if method == "skew":
+            interval, notes = auto_interval(
+                estimate, split.whole, split.buckets, asked.level, limits, asked.sides
+            )
+        else:
+            interval, notes = default_interval(estimate, asked.level, limits, asked.sides)
         if method == "bootstrap" and not notes:
             values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
             tail = (1 - asked.level) / (2 if asked.sides == "two" else 1)

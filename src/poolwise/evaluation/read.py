@@ -28,6 +28,7 @@ from poolwise.intervals.guarantees import (
     known_range,
     refuse_outside,
 )
+from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from poolwise.rows.reward_model import ModelLike
     from poolwise.rows.roles import Extra
 
-IntervalMethod = Literal["auto", "student", "jackknife", "bootstrap"] | Guarantee
-METHODS = ("auto", "student", "jackknife", "bootstrap", *GUARANTEES)
+IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
+METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
 BY_BUCKET = frozenset({"jackknife", "bootstrap"})
 FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
 
@@ -89,7 +90,7 @@ class Request:
     @property
     def clustered(self) -> bool:
         """True if buckets hold whole clusters, and errors are those between buckets."""
-        return self.log.cluster is not None and self.method in BY_BUCKET
+        return self.log.cluster is not None and self.method in {"skew", *BY_BUCKET}
 
 
 def request(
@@ -144,7 +145,7 @@ def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
     if interval not in METHODS:
         raise UsageError(f"interval must be one of {', '.join(METHODS)}, got {interval!r}")
     if interval == "auto":
-        return "jackknife" if log.cluster is not None else "student"
+        return "skew"
     if interval in GUARANTEES:
         known_range(log, interval)
         if log.cluster is not None:
@@ -201,14 +202,18 @@ class Served:
     uncrossed: tuple[str, ...] = ()
 
 
-def served(asked: Request, loggers: Sequence[str]) -> Served:
-    """Unite the needs of the estimators that a log with these loggers can serve."""
+def served(asked: Request, loggers: Sequence[str], *, shaped: bool = False) -> Served:
+    """Unite the needs of the estimators that a log with these loggers can serve.
+
+    Those of skewed intervals are among them if `shaped`.
+    """
     crossed = asked.log.crossed
     needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
     usable: dict[str, Estimator] = {}
     for estimator in asked.estimators:
         try:
-            needs |= _needs(estimator, loggers, asked)
+            own = _needs(estimator, loggers, asked)
+            needs |= own | interval_needs(own) if shaped else own
         except RefusedError as reason:
             if asked.strict:
                 raise
@@ -303,7 +308,7 @@ class OpenLog:
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
         folded = any(isinstance(e, CrossFitted) for e in asked.estimators)
-        if folded or asked.method in BY_BUCKET:
+        if folded or asked.clustered or asked.method in BY_BUCKET:
             *parts, means = rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
             apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
             also = unite([*apart, pairs] if rows.by_kernel else [pairs])
@@ -335,7 +340,8 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     with open_rows(asked, engine) as rows:
         loggers = tuple(rows.counts)
         check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *asked.names])
-        usable = served(asked, loggers)
+        shaped = asked.method == "skew" and rows.by_kernel
+        usable = served(asked, loggers, shaped=shaped)
         if asked.method in GUARANTEES:
             trained = on_own(log.trained_on, loggers)
             if trained and log.crossed and asked.method != "betting":

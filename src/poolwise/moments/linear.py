@@ -94,11 +94,13 @@ class Fit:
         score: Residual: the score less the columns times their slopes.
         columns: Columns, each with expectation 0.
         effective: Effective sample size of the slopes.
+        within: Whether the slopes come from the scatter within loggers only.
     """
 
     score: Score
     columns: tuple[Score, ...]
     effective: float = math.inf
+    within: bool = False
 
     def linear(self, moments: MomentsByLogger, rank: int) -> Linear:
         """Return the mean residual, with the variance that `rank` fitted slopes add."""
@@ -122,6 +124,7 @@ class Linear:
         inflation: Factor by which fitted coefficients raise the variance.
         most_free: Upper bound on the degrees of freedom that fitted coefficients leave.
         fit: Regression that gave the coefficients, if any.
+        ratio: Terms above and below, if the combination is a linearised ratio of means.
     """
 
     parts: Mapping[str, Coefficients]
@@ -129,6 +132,7 @@ class Linear:
     inflation: float = 1.0
     most_free: float = math.inf
     fit: Fit | None = None
+    ratio: tuple[Term, Term] | None = None
 
     def __add__(self, other: Linear) -> Linear:
         loggers = dict.fromkeys((*self.parts, *other.parts))
@@ -144,7 +148,7 @@ class Linear:
 
     def __mul__(self, factor: float) -> Linear:
         parts = {i: {t: factor * c for t, c in p.items()} for i, p in self.parts.items()}
-        return replace(self, parts=parts, constant=factor * self.constant, fit=None)
+        return replace(self, parts=parts, constant=factor * self.constant, fit=None, ratio=None)
 
     @property
     def plain(self) -> Linear:
@@ -184,7 +188,7 @@ class Linear:
         has one row.
         """
         if len(buckets) > 1:
-            sums = [self._bucket_sum(bucket, moments) for bucket in buckets]
+            sums = [self.bucket_sum(bucket, moments) for bucket in buckets]
             between = len(sums) * float(np.var(sums, ddof=1))
             noise = BETWEEN_NOISE * self._size(moments) ** 2
             return between if between > noise else 0.0, len(sums) - 1.0
@@ -209,7 +213,7 @@ class Linear:
             for t, c in parts.items()
         )
 
-    def _bucket_sum(self, bucket: MomentsByLogger, whole: MomentsByLogger) -> float:
+    def bucket_sum(self, bucket: MomentsByLogger, whole: MomentsByLogger) -> float:
         """Return the sum that one bucket adds to the combination, centred."""
         return sum(
             bucket[i].count / whole[i].count * c * (bucket[i].mean(t) - whole[i].mean(t))

@@ -18,6 +18,7 @@ import numpy as np
 from poolwise.errors import RefusedError
 from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
 from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
+from poolwise.moments.tallies import added_powers, continued
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Term
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Moments:
         largest: Largest value of each term, shape (k,).
         ddof: 1 for rows of a log; 0 where the moments are exact expectations.
         tails: Largest values of the terms with a tail, in descending order.
-        histograms: Rows per bin of `bins`, for the terms with a histogram.
+        histograms: Rows per bin of `moments.tallies`, for the terms with a histogram.
+        slices: Sum over each slice of the rows, for the terms with slices.
+        powers: Sums of absolute powers, for the terms with powers.
     """
 
     terms: tuple[Term, ...]
@@ -59,6 +62,8 @@ class Moments:
     ddof: int = 1
     tails: Mapping[Term, FloatArray] = field(default_factory=dict)
     histograms: Mapping[Term, IntArray] = field(default_factory=dict)
+    slices: Mapping[Term, FloatArray] = field(default_factory=dict)
+    powers: Mapping[Term, FloatArray] = field(default_factory=dict)
 
     @cached_property
     def _index(self) -> dict[Term, int]:
@@ -138,6 +143,8 @@ class Moments:
             ddof=self.ddof,
             tails=_renamed(self.tails, terms),
             histograms=_renamed(self.histograms, terms),
+            slices=_renamed(self.slices, terms),
+            powers=_renamed(self.powers, terms),
         )
 
     def recounted(self, count: int) -> Moments:
@@ -197,7 +204,9 @@ def pooled(groups: Iterable[Moments]) -> Moments:
         largest=reduce(np.maximum, (m.largest for m in parts)),
         ddof=first.ddof,
         tails=_Tails(tuple(part for m in parts for part in _tail_parts(m))),
-        histograms=_merged_histograms(parts),
+        histograms={t: np.sum(h, axis=0) for t, h in _shared([m.histograms for m in parts])},
+        slices=_merged_slices(parts),
+        powers={t: reduce(added_powers, p) for t, p in _shared([m.powers for m in parts])},
     )
 
 
@@ -241,42 +250,24 @@ def _merged_tails(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
     return np.sort(values[values >= cut])[::-1][:LONGEST_TAIL]
 
 
-def _merged_histograms(groups: Sequence[Moments]) -> dict[Term, IntArray]:
-    """Return the rows in each bin, for terms of which every group has a histogram."""
-    shared = [t for t in groups[0].histograms if all(t in m.histograms for m in groups)]
-    return {t: np.sum([m.histograms[t] for m in groups], axis=0) for t in shared}
+def _shared(values: Sequence[Mapping[Term, Any]]) -> list[tuple[Term, list[Any]]]:
+    """Return the values of all groups for each term that every group has."""
+    terms = [t for t in values[0] if all(t in of_group for of_group in values)]
+    return [(t, [of_group[t] for of_group in values]) for t in terms]
 
 
-# Histograms of weights have two bins per power of two, from the bits of the doubles.  The
-# bins do not depend on the data, so the counts of two groups of rows add.
-SMALLEST, LARGEST = -64, 64  # powers of two; the outermost bins also count values outside
-BINS = 2 * (LARGEST - SMALLEST) + 1  # the first bin holds zeros
-SHIFT = 51  # bits below the exponent and the first bit of the fraction
-FIRST = (1023 + SMALLEST) << 1  # remaining bits of the smallest power
+def _merged_slices(groups: Sequence[Moments]) -> dict[Term, FloatArray]:
+    """Return the sums of the slices, each group continuing where the last one ended.
 
-
-def bins(values: FloatArray) -> IntArray:
-    """Return the bin of each non-negative value; NaN counts in the last.
-
-    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
-    [0, 129, 129, 130, 131]
+    Groups with different numbers of slices have none in common.
     """
-    numbers = values.view(np.int64) >> SHIFT
-    numbers -= FIRST - 1
-    np.clip(numbers, 1, BINS - 1, out=numbers)
-    if not values.min(initial=1.0) > 0:
-        numbers[values == 0] = 0
-    return numbers
-
-
-def edges() -> FloatArray:
-    """Return the lower edge of each bin, shape (BINS,).
-
-    >>> edges()[[0, 129, 130, 131]].tolist()
-    [0.0, 1.0, 1.5, 2.0]
-    """
-    powers = 2.0 ** np.arange(SMALLEST, LARGEST)
-    return np.concatenate([[0.0], np.stack([powers, 1.5 * powers], axis=1).ravel()])
+    before = np.cumsum([0, *(m.count for m in groups)])
+    merged = {}
+    for term, sums in _shared([m.slices for m in groups]):
+        if len({len(values) for values in sums}) == 1:
+            rows = zip(sums, before, strict=False)
+            merged[term] = np.sum([continued(values, int(n)) for values, n in rows], axis=0)
+    return merged
 
 
 def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:

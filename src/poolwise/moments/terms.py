@@ -144,6 +144,8 @@ class Needs:
         extremes: Terms with a smallest and a largest value.
         tails: Terms with a tail, their few thousand largest values.
         histograms: Terms with a histogram.
+        slices: Terms with a sum for each slice of the rows (`moments.tallies`).
+        powers: Terms with sums of their absolute powers.
     """
 
     means: tuple[Term, ...] = ()
@@ -151,6 +153,8 @@ class Needs:
     extremes: tuple[Term, ...] = ()
     tails: tuple[Term, ...] = ()
     histograms: tuple[Term, ...] = ()
+    slices: tuple[Term, ...] = ()
+    powers: tuple[Term, ...] = ()
 
     def __or__(self, other: Needs) -> Needs:
         return unite([self, other])
@@ -168,6 +172,8 @@ class Needs:
             tuple(t.bind(target) for t in self.extremes),
             tuple(t.bind(target) for t in self.tails),
             tuple(t.bind(target) for t in self.histograms),
+            tuple(t.bind(target) for t in self.slices),
+            tuple(t.bind(target) for t in self.powers),
         )
 
     @cached_property
@@ -176,7 +182,8 @@ class Needs:
 
         The order is the same in every run, and so is the text of the query.
         """
-        others = {*self.means, *self.extremes, *self.tails, *self.histograms}
+        single = (self.means, self.extremes, self.tails, self.histograms)
+        others = {t for terms in (*single, self.slices, self.powers) for t in terms}
         return (*self.scattered, *_unique(others - set(self.scattered)))
 
     @cached_property
@@ -204,6 +211,8 @@ def unite(needs: Iterable[Needs]) -> Needs:
         _unique(t for n in parts for t in n.extremes),
         _unique(t for n in parts for t in n.tails),
         _unique(t for n in parts for t in n.histograms),
+        _unique(t for n in parts for t in n.slices),
+        _unique(t for n in parts for t in n.powers),
     )
 
 

@@ -1,0 +1,273 @@
+r"""Skew-score interval: the default, which holds with few, rare and heavy rewards.
+
+Student's interval is symmetric, but a weighted mean of few rows is skewed: it misses the
+value more often on the side of the skew.  Here the limit on the side of the skew is a score
+limit, for which the variance grows with the hypothesised value (as Wilson's does for a
+proportion); the other is Hall's cubic transformation.  The variance is raised if the known
+means of weights show that heavy rows are missing.  Two guards widen the side of the skew:
+one if few rewards differ from 0, one if rewards themselves have heavy tails.  Both vanish
+in large logs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from poolwise.estimators.calibrated import Calibrated
+from poolwise.intervals.student import BOUNDED, Interval, default_interval, one_sided, student
+from poolwise.moments.estimate import student_quantile
+from poolwise.moments.linear import Score
+from poolwise.moments.shape import (
+    powers_of_estimate,
+    pull_of,
+    shape_of,
+    units_of,
+    weight_of,
+)
+from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHT, WEIGHTED_REWARD, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poolwise.errors import Finding
+    from poolwise.intervals.student import Limits, Sides
+    from poolwise.moments.buckets import Buckets
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.linear import Linear
+    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.shape import Powers, Shape
+
+GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
+LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
+STEPS, CLOSE, FURTHEST = 60, 1e-13, 50  # of the search for the limits of a ratio
+SYMMETRIC = 1e-8  # skewness below which the cubic is a rounding error
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Distances from an estimate to its limits."""
+
+    below: float
+    above: float
+
+
+def reach_of(estimate: Estimate, shape: Shape, powers: Powers | None, alpha: float) -> Reach:
+    """Return the distances to the two limits, each of which errs with probability alpha."""
+    plain = estimate.variance / estimate.linear.inflation
+    heavy = _heaviness(powers) if powers else 0.0
+    skew = abs(shape.skewness)
+    excess = shape.noise - (1 - heavy / 2) * shape.skewness**2
+    freedom = max(1.0, min(estimate.freedom, 2 / excess)) if excess > 0 else estimate.freedom
+    normal = student_quantile(1 - alpha, math.inf)
+    student = student_quantile(1 - alpha, freedom)
+    near = _near(skew, student)
+    far = _far_guarded(skew, student, normal, plain, heavy, powers)
+    error = math.sqrt(estimate.variance * shape.rise)
+    below, above = (near, far) if shape.skewness >= 0 else (far, near)
+    return Reach(below * error, above * error)
+
+
+def _near(skew: float, student: float) -> float:
+    """Return the limit against the skew: Hall's cubic transformation."""
+    shifted = student - skew / 6
+    if skew < SYMMETRIC:
+        return shifted
+    return (math.cbrt(1 + skew * shifted) - 1) * 3 / skew
+
+
+def _far(skew: float, student: float, normal: float) -> float:
+    """Return the limit on the side of the skew: the root of d² = z²(1 + skew d)."""
+    half = normal * skew / 2
+    return student * (half + math.sqrt(1 + half**2))
+
+
+def _far_guarded(
+    skew: float,
+    student: float,
+    normal: float,
+    plain: float,
+    heavy: float,
+    powers: Powers | None,
+) -> float:
+    """Return the limit on the side of the skew, widened by the two guards."""
+    if powers is None:
+        return _far(skew, student, normal)
+    largest = float(powers.weighted[5])
+    one_more = heavy * (largest / powers.rows) ** 2  # one more row like the largest
+    cube = heavy * (largest / powers.rows) ** 3
+    skew = (skew * plain**1.5 + cube) / (plain + one_more) ** 1.5
+    spread, tilt = _ghosts(powers)
+    rare = math.sqrt(spread) * _far(skew * tilt / math.sqrt(spread), student, normal)
+    widest: float = max(_far(skew, student, normal), rare)
+    return widest * math.sqrt(1 + one_more / plain)
+
+
+def _heaviness(powers: Powers) -> float:
+    """Return how heavy the tails of the rewards are: 0 for clicks, 1 for revenues."""
+    rewarded, _, second, _, fourth, _ = powers.reward
+    if not rewarded or not second**2 > 0:
+        return 0.0
+    kurtosis = float(rewarded * fourth / second**2)
+    return min(max((kurtosis - LIGHT) / (HEAVY - LIGHT), 0.0), 1.0)
+
+
+def _ghosts(powers: Powers) -> tuple[float, float]:
+    """Return the factors by which ghost rewards raise the variance and the skewness.
+
+    They have the rewards that were seen and the weights of all rows, rewarded or not.
+    """
+    rewarded = powers.reward[0]
+    first, second, third = powers.weighted[1:4]
+    if not rewarded or not first * second * third > 0:
+        return 1.0, 1.0
+    more = GHOSTS * powers.reward[1:4] / rewarded * powers.weight[1:4] / powers.rows
+    with_first, with_second, with_third = powers.weighted[1:4] + more
+    spread = max(1.0, with_second / with_first / (second / first))
+    return spread, max(1.0, with_third / with_second / (third / second))
+
+
+def without_rewards(powers: Powers, largest: float, level: float, sides: Sides) -> Interval:
+    """Return the interval if no reward was seen and rewards lie between 0 and `largest`."""
+    alpha = (1 - level) / 2 if sides == "two" else 1 - level
+    normal = student_quantile(1 - alpha, math.inf)
+    second, third = map(float, powers.weight[2:4])
+    upper = normal**2 * third / second * largest / powers.rows if second > 0 else largest
+    return Interval(0.0, math.inf if sides == "lower" else min(upper, largest), level)
+
+
+def interval_needs(needs: Needs) -> Needs:
+    """Return the slices and powers behind the estimators with these needs."""
+    terms = needs.scattered
+    weighted = [(t, w) for t in terms if (w := weight_of(t)) is not None]
+    weights = {w for _, w in weighted}
+    powers = {REWARD, *weights, *(t for t, _ in weighted)} if weighted else ()
+    return Needs(slices=tuple({*terms, *weights}), powers=tuple(powers))
+
+
+def auto_interval(
+    estimate: Estimate,
+    moments: MomentsByLogger,
+    buckets: Buckets,
+    level: float,
+    limits: Limits,
+    sides: Sides = "two",
+) -> tuple[Interval, tuple[Finding, ...]]:
+    """Return the skew-score interval within the range of the rewards.
+
+    Student's where the pass has no slices; one from `limits` if the rows do not vary.
+    """
+    powers = powers_of_estimate(estimate.linear, moments)
+    if not 0 < estimate.variance < math.inf:
+        lowest, highest = limits.reward_range or (math.nan, math.nan)
+        if powers is not None and not powers.reward[0] and lowest == 0:
+            return without_rewards(powers, highest, level, sides), (BOUNDED,)
+        return default_interval(estimate, level, limits, sides)
+    linear = estimate.linear
+    strata = units_of(linear, moments, buckets)
+    if strata is None:
+        return student(estimate, level, sides), ()
+    columns, within = known_columns(linear, moments)
+    pull = pull_of(columns, moments, buckets, within=within)
+    alpha = (1 - level) / 2 if sides == "two" else 1 - level
+    reach = reach_of(estimate, shape_of(strata, pull), powers, alpha)
+    if linear.ratio is not None:
+        reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha) or reach
+    lower, upper = estimate.value - reach.below, estimate.value + reach.above
+    interval = clipped(Interval(lower, upper, level), limits.reward_range)
+    return one_sided(interval, sides), ()
+
+
+def _reach_of_ratio(
+    estimate: Estimate,
+    moments: MomentsByLogger,
+    buckets: Buckets,
+    pull: FloatArray | float,
+    alpha: float,
+) -> Reach | None:
+    """Return the distances to the limits of a ratio; None if one of them is unbounded.
+
+    A value u is in the interval if that of the mean of "above - u below" contains 0
+    (Fieller), so that the denominator's luck counts at the limit and not at the estimate.
+    """
+    top, bottom = (Score({t: 1.0}).over(moments) for t in estimate.linear.ratio or ())
+    units = [units_of(linear, moments, buckets) or [] for linear in (top, bottom)]
+    powers = powers_of_estimate(top, moments)
+    mean = bottom.value(moments)
+    flat, _ = estimate.linear.plain.variance(moments)
+    variances = [(top - bottom * u).variance(moments)[0] for u in (-1.0, 0.0, 1.0)]
+    curve = (sum(variances[::2]) / 2 - variances[1], (variances[2] - variances[0]) / 2)
+
+    def excess(side: int, distance: float) -> float:
+        """Distance of 0 from the limit, at a value so far from the estimate."""
+        u = estimate.value + side * distance
+        variance = variances[1] + u * curve[1] + u**2 * curve[0]
+        if not variance > 0:
+            return math.inf
+        strata = [a - u * b for a, b in zip(*units, strict=True)]
+        at_value = replace(estimate, variance=variance * estimate.variance / flat)
+        reach = reach_of(at_value, shape_of(strata, pull), powers, alpha)
+        return mean * distance - (reach.below if side < 0 else reach.above)
+
+    start = 2 * estimate.std_error
+    below, above = (root(partial(excess, side), start) for side in (-1, 1))
+    return Reach(below, above) if math.isfinite(below + above) else None
+
+
+def root(function: Callable[[float], float], start: float) -> float:
+    """Return where an increasing function, negative at 0, crosses 0; infinity if nowhere.
+
+    False position after Illinois, within an interval that grows from `start`.
+    """
+    left, right, middle = 0.0, start, start
+    below, above = function(left), function(right)
+    while above <= 0:
+        left, below, right = right, above, 2 * right
+        if right > FURTHEST * start:
+            return math.inf
+        above = function(right)
+    for _ in range(STEPS):
+        middle = (left * above - right * below) / (above - below)
+        value = function(middle)
+        if abs(value) <= CLOSE * start or right - left <= CLOSE * start:
+            return middle
+        if value < 0:
+            left, below, above = middle, value, above / 2
+        else:
+            right, above, below = middle, value, below / 2
+    return middle
+
+
+def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score, ...], bool]:
+    """Return the columns with known means, and a flag for centring them by logger.
+
+    They are those of the regression behind an estimate, or those that calibrated would
+    use; for weights against the row's own logger, that weight.
+    """
+    if linear.fit is not None:
+        return linear.fit.columns, linear.fit.within
+    terms = {t for parts in linear.parts.values() for t in parts}
+    if BALANCED_REWARD in terms:
+        columns, within, _ = Calibrated().controls(moments)
+        return tuple(columns), within
+    if WEIGHTED_REWARD in terms:
+        return (Score({WEIGHT: 1.0}, -1.0),), True
+    return (), True
+
+
+def clipped(interval: Interval, reward_range: tuple[float, float] | None) -> Interval:
+    """Cut the limits to the range of the rewards; the range if nothing of them is in it."""
+    if reward_range is None:
+        return interval
+    lowest, highest = reward_range
+    if interval.lower > highest or interval.upper < lowest:
+        lower, upper = reward_range
+    else:
+        lower, upper = max(interval.lower, lowest), min(interval.upper, highest)
+    return Interval(
+        lower if math.isfinite(interval.lower) else interval.lower,
+        upper if math.isfinite(interval.upper) else interval.upper,
+        interval.level,
+    )

@@ -1,0 +1,224 @@
+r"""Shape: the skewness of an estimate, and how far its variance can be trusted.
+
+An estimate is a sum over units: slices of the rows of each logger (`moments.tallies`), or
+buckets of clusters.  Cumulants of independent sums add up, so the cubes of the units' sums
+give the third cumulant of the estimate, whatever the number of rows in a unit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.moments.tallies import slice_rows
+from poolwise.moments.terms import REWARD, Term
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poolwise.moments.linear import Linear, Score
+    from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger
+
+NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
+
+
+@dataclass(frozen=True)
+class Shape:
+    r"""Shape of an estimate's distribution.
+
+    Attributes:
+        skewness: Third cumulant of the estimate over $V^{3/2}$.
+        noise: Variance of the estimated variance, over $V^2$.
+        rise: Factor by which the known means of the columns raise the variance, at least 1.
+    """
+
+    skewness: float = 0.0
+    noise: float = 0.0
+    rise: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Powers:
+    """Sums of absolute powers over all rows, on the scale of the estimate's rows.
+
+    Attributes:
+        rows: Number of rows.
+        reward: Powers of the rewards, shape (6,).
+        weight: Powers of the weights.
+        weighted: Powers of weight times reward.
+    """
+
+    rows: int
+    reward: FloatArray
+    weight: FloatArray
+    weighted: FloatArray
+
+
+def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Shape:
+    """Return the shape of a sum of independent units.
+
+    Args:
+        strata: What each unit adds to the sum, centred, for each stratum.
+        pull: What each unit's square adds to the corrected variance, from `pull_of`.
+    """
+    squares = [_unbiased(units) for units in strata]
+    variance = sum(float(q.sum()) for q in squares)
+    if not 0 < variance < math.inf:
+        return Shape()
+    third = sum(map(_third_cumulant, strata))
+    noise = sum(map(_variance_of_variance, strata))
+    rise = float(np.sum(pull * np.concatenate(squares))) / variance
+    return Shape(third / variance**1.5, noise / variance**2, 1.0 + max(0.0, rise))
+
+
+def pull_of(
+    columns: Sequence[Score],
+    moments: MomentsByLogger,
+    buckets: Sequence[MomentsByLogger],
+    *,
+    within: bool,
+) -> FloatArray | float:
+    """Return the factors that correct a variance by columns whose expectation is 0.
+
+    The slopes of the squares on the columns times the columns' means would be 0 in
+    expectation; where rows with large squares are missing, they are below 0.
+
+    Args:
+        columns: The columns.
+        moments: Moments of each logger.
+        buckets: Moments per bucket, if rows are clustered.
+        within: Whether columns are centred by logger instead of over all rows.
+    """
+    means = [c.over(moments) for c in columns]
+    sums = [units_of(m, moments, buckets, pooled=not within) for m in means]
+    usable = [(s, m.value(moments)) for s, m in zip(sums, means, strict=True) if s is not None]
+    if not usable:
+        return 0.0
+    matrix = np.array([np.concatenate(units) for units, _ in usable])
+    spread = np.sqrt(np.vecdot(matrix, matrix))
+    varies = spread > 0
+    matrix = matrix[varies] / spread[varies, None]
+    known = np.array([mean for _, mean in usable])[varies] / spread[varies]
+    values, vectors = np.linalg.eigh(matrix @ matrix.T)
+    large = values > NULL_EIGENVALUE * max(1, len(values))
+    rotated = vectors[:, large].T
+    pull: FloatArray = -((rotated @ known) / values[large]) @ (rotated @ matrix)
+    return pull
+
+
+def units_of(
+    linear: Linear,
+    moments: MomentsByLogger,
+    buckets: Sequence[MomentsByLogger],
+    *,
+    pooled: bool = False,
+) -> list[FloatArray] | None:
+    """Return what each unit adds to a combination, centred, for each stratum.
+
+    None if the pass has no slices of its terms.
+    The strata are the loggers, or all buckets together.  Sums are centred by logger, or by
+    the mean over all rows if `pooled`.
+    """
+    rows = sum(m.count for m in moments.values())
+    overall = linear.value(moments) - linear.constant
+    means = {i: _mean(linear.parts.get(i, {}), m) for i, m in moments.items()}
+    gaps = {i: m * rows / moments[i].count - overall for i, m in means.items()}
+    if len(buckets) > 1:
+        sums = [linear.bucket_sum(bucket, moments) for bucket in buckets]
+        if pooled:
+            counts = [{i: bucket[i].count for i in gaps if i in bucket} for bucket in buckets]
+            sums = [
+                s + sum(n * gaps[i] for i, n in c.items()) / rows
+                for s, c in zip(sums, counts, strict=True)
+            ]
+        return [np.array(sums)]
+    strata = []
+    for i, of_logger in moments.items():
+        units = _slice_sums(linear.parts.get(i, {}), of_logger)
+        if units is None:
+            return None
+        if pooled:
+            units += slice_rows(of_logger.count, _size(of_logger)) * gaps[i] / rows
+        strata.append(units)
+    return strata
+
+
+def _mean(parts: Mapping[Term, float], moments: Moments) -> float:
+    return sum(c * moments.mean(t) for t, c in parts.items())
+
+
+def _size(moments: Moments) -> int:
+    return len(next(iter(moments.slices.values())))
+
+
+def _slice_sums(parts: Mapping[Term, float], moments: Moments) -> FloatArray | None:
+    """Return what each slice of a logger adds to a combination, centred by logger."""
+    used = {t: c for t, c in parts.items() if c}
+    if not moments.slices or not all(t in moments.slices for t in used):
+        return None
+    rows = slice_rows(moments.count, _size(moments))
+    sums = np.zeros(len(rows))
+    for term, coefficient in used.items():
+        sums += coefficient * (moments.slices[term][: len(rows)] - rows * moments.mean(term))
+    return sums / moments.count
+
+
+def _unbiased(units: FloatArray) -> FloatArray:
+    """Return squares whose sum is unbiased for the variance of the sum of the units."""
+    size = len(units)
+    return units**2 * (size / (size - 1)) if size > 1 else np.zeros(size)
+
+
+def _third_cumulant(units: FloatArray) -> float:
+    size = len(units)
+    return float((units**3).sum()) * size**2 / ((size - 1) * (size - 2)) if size > 2 else 0.0
+
+
+def _variance_of_variance(units: FloatArray) -> float:
+    size = len(units)
+    if size < 2:
+        return 0.0
+    second, fourth = float((units**2).mean()), float((units**4).mean())
+    return size * (fourth - second**2 * (size - 3) / (size - 1))
+
+
+def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | None:
+    """Return the powers behind an estimate with one weighted reward; None for others.
+
+    A logger's weights are multiplied by its share of the estimate over its share of the
+    rows.
+    """
+    weighted = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
+    if len(weighted) != 1:
+        return None
+    term = weighted.pop()
+    weight = _without_reward(term)
+    rows = sum(m.count for m in moments.values())
+    total = np.zeros((3, len(SCALED)))
+    for i, parts in linear.parts.items():
+        powers = moments[i].powers
+        if not all(t in powers for t in (REWARD, weight, term)):
+            return None
+        scale = abs(parts.get(term, 0.0)) * rows / moments[i].count
+        own = np.stack([powers[REWARD], *(powers[t] * scale**SCALED for t in (weight, term))])
+        largest = np.maximum(total[:, -1], own[:, -1])
+        total += own
+        total[:, -1] = largest
+    return Powers(rows, *total)
+
+
+SCALED = np.array([0, 1, 2, 3, 4, 1])  # power of a scale in each of the six numbers
+
+
+def weight_of(term: Term) -> Term | None:
+    """Return the weight of a weighted reward, None for other terms."""
+    if REWARD.factors[0] not in term.factors or len(term.factors) != 2:
+        return None
+    return _without_reward(term)
+
+
+def _without_reward(term: Term) -> Term:
+    return Term(tuple(f for f in term.factors if f != REWARD.factors[0]))

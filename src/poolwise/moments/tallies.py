@@ -1,0 +1,119 @@
+"""Tallies: histograms, slices and powers, arrays that a pass over the rows adds up.
+
+The rows of a logger are dealt to slices in turn, like cards: row k goes to slice k modulo
+their number.  Up to 509 rows, each row has a slice of its own.  Sums of terms over slices
+then give the skewness and kurtosis of *any* combination of these terms, without third and
+fourth products of all of them.  A later batch continues where the last one ended, so the
+slices depend on the order of the rows but not on how they were split into batches.
+
+The powers of a term are its number of non-zero values, the sums of its absolute value to
+the power 1, 2, 3 and 4, and its largest absolute value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from poolwise.log.policy import FloatArray, IntArray
+
+SLICES = (509, 251, 127, 61, 31, 13)  # primes: no period of the log has one of them in it
+MOST_SUMS = 4_000_000  # of all loggers and terms: 32 MB
+POWERS = 6  # numbers of each term
+NONZERO, LARGEST = 0, 5  # places of the count and of the maximum; place p has power p
+
+# Histograms of weights have two bins per power of two, from the bits of the doubles.  The
+# bins do not depend on the data, so the counts of two groups of rows add.
+LOW, HIGH = -64, 64  # powers of two; the outermost bins also count values outside
+BINS = 2 * (HIGH - LOW) + 1  # the first bin holds zeros
+SHIFT = 51  # bits below the exponent and the first bit of the fraction
+FIRST = (1023 + LOW) << 1  # remaining bits of the smallest power
+
+
+def slices_for(terms: int) -> int:
+    """Return the number of slices for so many terms, over all loggers."""
+    return next((s for s in SLICES if terms * s <= MOST_SUMS), SLICES[-1])
+
+
+def deal(values: FloatArray, out: FloatArray) -> None:
+    """Set `out`, shape (terms, slices), to the sums of the values, shape (terms, n)."""
+    terms, slices = out.shape
+    rounds = values.shape[1] // slices
+    dealt = rounds * slices
+    values[:, :dealt].reshape(terms, rounds, slices).sum(axis=1, out=out)
+    out[:, : values.shape[1] - dealt] += values[:, dealt:]
+
+
+def continued(slices: FloatArray, rows: IntArray | int) -> FloatArray:
+    """Return the sums as if so many rows had been dealt before.
+
+    Args:
+        slices: Sums, slices on the last axis.
+        rows: Rows dealt before; of each group on the first axis, or of all.
+
+    >>> continued(np.array([1.0, 2.0, 3.0]), 4).tolist()
+    [3.0, 1.0, 2.0]
+    """
+    size = slices.shape[-1]
+    if np.ndim(rows) == 0:
+        return np.roll(slices, int(rows) % size, axis=-1)
+    places = (np.arange(size) - np.asarray(rows)[:, None]) % size
+    return np.take_along_axis(slices, places[:, None, :], axis=-1)
+
+
+def slice_rows(rows: int, slices: int) -> FloatArray:
+    """Return the number of rows of each slice that has any.
+
+    >>> slice_rows(5, 3).tolist(), slice_rows(2, 3).tolist()
+    ([2.0, 2.0, 1.0], [1.0, 1.0])
+    """
+    counts = rows // slices + (np.arange(min(rows, slices)) < rows % slices)
+    return counts.astype(np.float64)
+
+
+def powers_of(values: FloatArray) -> FloatArray:
+    """Return the powers of terms with these values, shape (terms, n), as (terms, 6)."""
+    sizes = np.abs(values)
+    squares = sizes * sizes
+    columns = (
+        np.count_nonzero(sizes, axis=1),
+        sizes.sum(axis=1),
+        squares.sum(axis=1),
+        np.vecdot(sizes, squares),
+        np.vecdot(squares, squares),
+        sizes.max(axis=1),
+    )
+    return np.stack(columns, axis=1)
+
+
+def added_powers(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Return the powers of both groups of rows together."""
+    both = left + right
+    both[..., LARGEST] = np.maximum(left[..., LARGEST], right[..., LARGEST])
+    return both
+
+
+def bins(values: FloatArray) -> IntArray:
+    """Return the bin of each non-negative value; NaN counts in the last.
+
+    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
+    [0, 129, 129, 130, 131]
+    """
+    numbers = values.view(np.int64) >> SHIFT
+    numbers -= FIRST - 1
+    np.clip(numbers, 1, BINS - 1, out=numbers)
+    if not values.min(initial=1.0) > 0:
+        numbers[values == 0] = 0
+    return numbers
+
+
+def edges() -> FloatArray:
+    """Return the lower edge of each bin, shape (BINS,).
+
+    >>> edges()[[0, 129, 130, 131]].tolist()
+    [0.0, 1.0, 1.5, 2.0]
+    """
+    powers = 2.0 ** np.arange(LOW, HIGH)
+    return np.concatenate([[0.0], np.stack([powers, 1.5 * powers], axis=1).ravel()])
