@@ -24,7 +24,8 @@ from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
 from poolwise.evaluation.read import named_targets, opened, request
 from poolwise.evaluation.results import Result, Row
 from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.student import Interval, default_interval
+from poolwise.intervals.skew import auto_interval
+from poolwise.intervals.student import Interval
 from poolwise.report.sentence import conclusion, repeats
 from poolwise.report.tables import Grid, comparison_tables
 
@@ -376,7 +377,7 @@ class _Targets:
         level, order = self.evaluation.level, list(dict.fromkeys(self.first.values()))
         spread = self.candidates.singles(order)
         together = spread.together(np.random.default_rng(SEED))
-        lower, upper = spread.limits(together.critical(level))
+        one = 1 - float(ALONE.p_values(np.array([together.critical(level)]))[0])
         ranking: dict[str, Ranked] = {}
         notes: list[Finding] = []
         for name, first in self.first.items():
@@ -385,11 +386,12 @@ class _Targets:
             estimate = replace(
                 self.candidates.estimates[name], variance=variance, freedom=freedom
             )
-            interval = Interval(float(lower[k]), float(upper[k]), level)
-            if not 0 < variance < math.inf:
-                limits = self.source.limits[name]
-                interval, findings = default_interval(estimate, level, limits)
-                notes += [finding.of_target(name) for finding in findings]
+            split, limits = self.source.splits[name], self.source.limits[name]
+            interval, findings = auto_interval(
+                estimate, split.whole, split.buckets, one, limits
+            )
+            interval = replace(interval, level=level)
+            notes += [finding.of_target(name) for finding in findings]
             # a pair is in order: its second target is never shown to be better
             shown = [p for p in pairs if p.verdict == "better" and name in {p.target, p.other}]
             worse = tuple(p.target for p in shown if p.other == name)

@@ -24,9 +24,11 @@ from poolwise.intervals.simultaneous import (
     student_multiples,
     student_scores,
 )
+from poolwise.intervals.skew import skew_multiples, skew_scores
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
+from poolwise.moments.shape import centred_slices, cumulants
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear, Score
+    from poolwise.moments.moments import Moments
 
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
 MANY = 200  # contrasts from which the covariance of all of them is not written out
@@ -136,7 +139,8 @@ class Candidates:
         """
         if not self.clusters:
             return dict.fromkeys(self.estimates, 1.0)
-        (source,) = self._sources([linear.plain for linear in self._bound.values()])
+        linears = [linear.plain for linear in self._bound.values()]
+        (source,) = self._sources(*self._coefficients(linears))
         shown, reported = source.variances(), [e.variance for e in self.estimates.values()]
         usable = (shown > 0) & np.isfinite(reported)
         ratio = np.divide(reported, shown, out=np.ones_like(shown), where=usable)
@@ -155,14 +159,22 @@ class Candidates:
             most_free.append(min([linear.most_free, *freedom]))
             inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
         scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
-        return Spread(np.array(values), self._sources(scaled), np.array(most_free))
+        rows, terms = self._coefficients(scaled)
+        shapes = _shapes(rows, terms, self.moments, self.clusters)
+        sources = self._sources(rows, terms)
+        return Spread(np.array(values), sources, np.array(most_free), shapes)
 
-    def _sources(self, linears: Sequence[Linear]) -> list[Source]:
-        """Return the sources of error of combinations: loggers, or clusters."""
+    def _coefficients(
+        self, linears: Sequence[Linear]
+    ) -> tuple[dict[str, csr_array], list[Term]]:
+        """Return one row of coefficients per combination, by logger, and their terms."""
         terms = list(dict.fromkeys(t for c in linears for p in c.parts.values() for t in p))
         column = {term: k for k, term in enumerate(terms)}
         parts = {i: [linear.parts.get(i, {}) for linear in linears] for i in self.moments}
-        rows = {i: _matrix(part, column) for i, part in parts.items()}
+        return {i: _matrix(part, column) for i, part in parts.items()}, terms
+
+    def _sources(self, rows: Mapping[str, csr_array], terms: Sequence[Term]) -> list[Source]:
+        """Return the sources of error of combinations: loggers, or clusters."""
         if self.clusters:
             return [_clustered(rows, terms, self.clusters)]
         return _stratified(rows, terms, self.moments)
@@ -272,6 +284,36 @@ def _clustered(
     )
 
 
+def _shapes(
+    rows: Mapping[str, csr_array],
+    terms: Sequence[Term],
+    moments: MomentsByLogger,
+    clusters: Buckets,
+) -> tuple[FloatArray, FloatArray] | None:
+    """Return skewness and noise of each combination; None without slices or clusters."""
+    if clusters:
+        parts = [
+            rows[i] @ np.array([_bucket_terms(b.get(i), m, terms) for b in clusters]).T
+            for i, m in moments.items()
+        ]
+        strata = [np.sum(parts, axis=0)]
+    elif all(t in m.slices for m in moments.values() for t in terms):
+        strata = [rows[i] @ centred_slices(terms, m) for i, m in moments.items()]
+    else:
+        return None
+    variance, third, noise = np.sum([cumulants(units) for units in strata], axis=0)
+    positive = np.where(variance > 0, variance, np.inf)
+    return third / positive**1.5, noise / positive**2
+
+
+def _bucket_terms(part: Moments | None, whole: Moments, terms: Sequence[Term]) -> FloatArray:
+    """Return what a bucket adds to the mean of each term, centred."""
+    if part is None:
+        return np.zeros(len(terms))
+    gaps = np.array([part.mean(t) - whole.mean(t) for t in terms])
+    return gaps * (part.count / whole.count)
+
+
 @dataclass(frozen=True, eq=False)
 class Spread:
     """Values of contrasts and the errors that they share.
@@ -280,11 +322,13 @@ class Spread:
         values: One per contrast, shape (c,).
         sources: Sources of their errors.
         most_free: Upper bound on the degrees of freedom of each, shape (c,).
+        shapes: Skewness and noise of each, or None without slices.
     """
 
     values: FloatArray
     sources: Sequence[Source]
     most_free: FloatArray
+    shapes: tuple[FloatArray, FloatArray] | None = None
 
     @cached_property
     def _variances(self) -> FloatArray:
@@ -324,11 +368,16 @@ class Spread:
 
     def limits(self, critical: float) -> tuple[FloatArray, FloatArray]:
         """Return the limits of each contrast at a normal critical value."""
-        multiples = student_multiples(critical, self.freedom)
-        return limits(self.values, self.errors, multiples, multiples)
+        if self.shapes is None:
+            multiples = student_multiples(critical, self.freedom)
+            return limits(self.values, self.errors, multiples, multiples)
+        reach = skew_multiples(*self.shapes, self.freedom, critical)
+        return limits(self.values, self.errors, *reach)
 
     def scores(self) -> FloatArray:
         """Return the critical value at which each interval ends at 0; 0 without spread."""
         ratios = np.zeros_like(self.values)
         np.divide(self.values, self.errors, out=ratios, where=self.errors > 0)
-        return student_scores(ratios, self.freedom)
+        if self.shapes is None:
+            return student_scores(ratios, self.freedom)
+        return skew_scores(ratios, *self.shapes, self.freedom)

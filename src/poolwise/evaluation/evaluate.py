@@ -209,6 +209,7 @@ def pairs_of(answers: Answers) -> Pairs:
         },
         clusters=answers.means if asked.clustered else (),
         weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
+        splits=answers.splits,
         limits={name: _limits(asked, split) for name, split in answers.splits.items()},
         trained=on_own(asked.log.trained_on, answers.loggers),
     )

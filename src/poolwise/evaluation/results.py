@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
     from poolwise.evaluation.compare import Comparison
     from poolwise.intervals.student import Interval, Limits
-    from poolwise.moments.buckets import Buckets
+    from poolwise.moments.buckets import Buckets, Split
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
     from poolwise.moments.terms import Term
@@ -121,6 +121,7 @@ class Pairs:
         moments: Moments of the terms of all targets together.
         clusters: Means of the same terms by bucket, where rows of a cluster share one.
         weight: The weight that distinguishes targets.
+        splits: Moments of each target alone, by bucket where the pass split the rows.
         limits: Bounds on the rows of each target.
         trained: Loggers that were trained on logs of this set, with these logs.
     """
@@ -129,6 +130,7 @@ class Pairs:
     moments: MomentsByLogger
     clusters: Buckets
     weight: Term
+    splits: Mapping[str, Split]
     limits: Mapping[str, Limits]
     trained: Conflicts
 

@@ -134,12 +134,12 @@ def limits(
     return values - below * errors, values + above * errors
 
 
-def student_multiples(critical: float, freedom: FloatArray) -> FloatArray:
+def student_multiples(critical: FloatArray | float, freedom: FloatArray) -> FloatArray:
     """Return Student's quantiles with the tail probability of a normal critical value."""
     from scipy.special import ndtr, stdtrit
 
     finite = np.isfinite(freedom)
-    quantiles = stdtrit(np.where(finite, freedom, 1.0), float(ndtr(-critical)))
+    quantiles = stdtrit(np.where(finite, freedom, 1.0), ndtr(-np.asarray(critical)))
     return np.where(finite, -quantiles, critical)
 
 

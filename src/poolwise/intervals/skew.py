@@ -16,7 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from poolwise.estimators.calibrated import Calibrated
+from poolwise.intervals.simultaneous import student_multiples
 from poolwise.intervals.student import BOUNDED, Interval, default_interval, one_sided, student
 from poolwise.moments.estimate import student_quantile
 from poolwise.moments.linear import Score
@@ -43,7 +46,8 @@ if TYPE_CHECKING:
 GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
 LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
 STEPS, CLOSE, FURTHEST = 60, 1e-13, 50  # of the search for the limits of a ratio
-SYMMETRIC = 1e-8  # skewness below which the cubic is a rounding error
+SYMMETRIC = 1e-12  # smaller skewness is none
+LARGEST_SCORE, BISECTIONS = 37.0, 60  # of the inverse of the limits
 
 
 @dataclass(frozen=True)
@@ -58,30 +62,80 @@ def reach_of(estimate: Estimate, shape: Shape, powers: Powers | None, alpha: flo
     """Return the distances to the two limits, each of which errs with probability alpha."""
     plain = estimate.variance / estimate.linear.inflation
     heavy = _heaviness(powers) if powers else 0.0
-    skew = abs(shape.skewness)
-    excess = shape.noise - (1 - heavy / 2) * shape.skewness**2
-    freedom = max(1.0, min(estimate.freedom, 2 / excess)) if excess > 0 else estimate.freedom
+    freedom = float(_freedom(shape.skewness, shape.noise, estimate.freedom, heavy))
     normal = student_quantile(1 - alpha, math.inf)
     student = student_quantile(1 - alpha, freedom)
-    near = _near(skew, student)
+    skew = abs(shape.skewness)
+    near = float(_near(skew, student))
     far = _far_guarded(skew, student, normal, plain, heavy, powers)
     error = math.sqrt(estimate.variance * shape.rise)
     below, above = (near, far) if shape.skewness >= 0 else (far, near)
     return Reach(below * error, above * error)
 
 
-def _near(skew: float, student: float) -> float:
+def skew_multiples(
+    skewness: FloatArray, noise: FloatArray, freedom: FloatArray, critical: FloatArray | float
+) -> tuple[FloatArray, FloatArray]:
+    """Return the standard errors from several values to their limits, below and above.
+
+    Args:
+        skewness: Skewness of each value.
+        noise: Variance of each estimated variance, over its square.
+        freedom: Degrees of freedom of each variance.
+        critical: Normal critical value of each, or of all.
+    """
+    student = student_multiples(critical, _freedom(skewness, noise, freedom))
+    near = _near(np.abs(skewness), student)
+    far = _far(np.abs(skewness), student, critical)
+    right = skewness >= 0
+    return np.where(right, near, far), np.where(right, far, near)
+
+
+def skew_scores(
+    ratios: FloatArray, skewness: FloatArray, noise: FloatArray, freedom: FloatArray
+) -> FloatArray:
+    """Return the critical value at which the interval of each value / error ends at 0.
+
+    It is the inverse of `skew_multiples`, by bisection.
+    """
+    inside, outside = np.zeros_like(ratios), np.full_like(ratios, LARGEST_SCORE)
+    for _ in range(BISECTIONS):
+        middle = (inside + outside) / 2
+        below, above = skew_multiples(skewness, noise, freedom, middle)
+        excluded = np.where(ratios >= 0, below, above) < np.abs(ratios)
+        inside = np.where(excluded, middle, inside)
+        outside = np.where(excluded, outside, middle)
+    return (inside + outside) / 2
+
+
+def _freedom(
+    skewness: FloatArray | float,
+    noise: FloatArray | float,
+    freedom: FloatArray | float,
+    heavy: float = 0.0,
+) -> FloatArray:
+    """Return the degrees of freedom that the kurtosis of the units leaves, at least 1."""
+    excess = noise - (1 - heavy / 2) * np.square(skewness)
+    with np.errstate(divide="ignore"):
+        most = np.where(excess > 0, 2 / np.maximum(excess, 0.0), np.inf)
+    return np.maximum(1.0, np.minimum(freedom, most))
+
+
+def _near(skew: FloatArray | float, student: FloatArray | float) -> FloatArray:
     """Return the limit against the skew: Hall's cubic transformation."""
-    shifted = student - skew / 6
-    if skew < SYMMETRIC:
-        return shifted
-    return (math.cbrt(1 + skew * shifted) - 1) * 3 / skew
+    flat = np.maximum(skew, SYMMETRIC)
+    shift = flat * (student - flat / 6)
+    small = 2 * np.abs(shift) < 1  # where 1 + shift would lose digits
+    root = np.expm1(np.log1p(np.where(small, shift, 0.0)) / 3)
+    return np.where(small, root, np.cbrt(1 + shift) - 1) * 3 / flat
 
 
-def _far(skew: float, student: float, normal: float) -> float:
+def _far(
+    skew: FloatArray | float, student: FloatArray | float, normal: FloatArray | float
+) -> FloatArray:
     """Return the limit on the side of the skew: the root of d² = z²(1 + skew d)."""
-    half = normal * skew / 2
-    return student * (half + math.sqrt(1 + half**2))
+    half = normal * np.asarray(skew) / 2
+    return np.asarray(student * (half + np.sqrt(1 + half**2)))
 
 
 def _far_guarded(
@@ -94,15 +148,14 @@ def _far_guarded(
 ) -> float:
     """Return the limit on the side of the skew, widened by the two guards."""
     if powers is None:
-        return _far(skew, student, normal)
+        return float(_far(skew, student, normal))
     largest = float(powers.weighted[5])
     one_more = heavy * (largest / powers.rows) ** 2  # one more row like the largest
     cube = heavy * (largest / powers.rows) ** 3
     skew = (skew * plain**1.5 + cube) / (plain + one_more) ** 1.5
     spread, tilt = _ghosts(powers)
-    rare = math.sqrt(spread) * _far(skew * tilt / math.sqrt(spread), student, normal)
-    widest: float = max(_far(skew, student, normal), rare)
-    return widest * math.sqrt(1 + one_more / plain)
+    rare = math.sqrt(spread) * float(_far(skew * tilt / math.sqrt(spread), student, normal))
+    return max(float(_far(skew, student, normal)), rare) * math.sqrt(1 + one_more / plain)
 
 
 def _heaviness(powers: Powers) -> float:

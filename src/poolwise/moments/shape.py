@@ -57,6 +57,27 @@ class Powers:
     weighted: FloatArray
 
 
+def cumulants(units: FloatArray) -> FloatArray:
+    """Return variance, third cumulant and variance of the variance of a sum of units.
+
+    Args:
+        units: What each unit of one stratum adds, centred, units on the last axis.
+    """
+    size = units.shape[-1]
+    squares = units**2
+    second, fourth = squares.mean(axis=-1), (squares**2).mean(axis=-1)
+    third = (squares * units).sum(axis=-1)
+    if size < 2:
+        return np.zeros((3, *units.shape[:-1]))
+    return np.array(
+        [
+            second * size**2 / (size - 1),
+            third * size**2 / ((size - 1) * (size - 2)) if size > 2 else 0 * third,
+            size * (fourth - second**2 * (size - 3) / (size - 1)),
+        ]
+    )
+
+
 def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Shape:
     """Return the shape of a sum of independent units.
 
@@ -64,12 +85,10 @@ def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Sh
         strata: What each unit adds to the sum, centred, for each stratum.
         pull: What each unit's square adds to the corrected variance, from `pull_of`.
     """
-    squares = [_unbiased(units) for units in strata]
-    variance = sum(float(q.sum()) for q in squares)
+    variance, third, noise = sum(map(cumulants, strata), np.zeros(3)).tolist()
     if not 0 < variance < math.inf:
         return Shape()
-    third = sum(map(_third_cumulant, strata))
-    noise = sum(map(_variance_of_variance, strata))
+    squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
     rise = float(np.sum(pull * np.concatenate(squares))) / variance
     return Shape(third / variance**1.5, noise / variance**2, 1.0 + max(0.0, rise))
 
@@ -159,30 +178,17 @@ def _slice_sums(parts: Mapping[Term, float], moments: Moments) -> FloatArray | N
     used = {t: c for t, c in parts.items() if c}
     if not moments.slices or not all(t in moments.slices for t in used):
         return None
+    if not used:
+        return np.zeros(min(moments.count, _size(moments)))
+    return np.array(list(used.values())) @ centred_slices(list(used), moments)
+
+
+def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
+    """Return what each slice adds to the mean of each term, centred, shape (terms, slices)."""
     rows = slice_rows(moments.count, _size(moments))
-    sums = np.zeros(len(rows))
-    for term, coefficient in used.items():
-        sums += coefficient * (moments.slices[term][: len(rows)] - rows * moments.mean(term))
-    return sums / moments.count
-
-
-def _unbiased(units: FloatArray) -> FloatArray:
-    """Return squares whose sum is unbiased for the variance of the sum of the units."""
-    size = len(units)
-    return units**2 * (size / (size - 1)) if size > 1 else np.zeros(size)
-
-
-def _third_cumulant(units: FloatArray) -> float:
-    size = len(units)
-    return float((units**3).sum()) * size**2 / ((size - 1) * (size - 2)) if size > 2 else 0.0
-
-
-def _variance_of_variance(units: FloatArray) -> float:
-    size = len(units)
-    if size < 2:
-        return 0.0
-    second, fourth = float((units**2).mean()), float((units**4).mean())
-    return size * (fourth - second**2 * (size - 3) / (size - 1))
+    sums = np.array([moments.slices[t][: len(rows)] for t in terms])
+    means = np.array([moments.mean(t) for t in terms])
+    return (sums - np.outer(means, rows)) / moments.count
 
 
 def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | None:

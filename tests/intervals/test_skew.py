@@ -1,0 +1,272 @@
+"""The skew-score interval: reference limits from rows, however the rows are split."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import poolwise as pw
+from benchmarks.draws import cells_of, draw
+from benchmarks.families import FAMILIES, draw_problem
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
+from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.intervals.skew import (
+    auto_interval,
+    interval_needs,
+    root,
+    skew_multiples,
+    skew_scores,
+)
+from poolwise.intervals.student import Limits, student
+from poolwise.moments.moments import pooled
+from poolwise.moments.shape import cumulants, shape_of
+from poolwise.moments.tallies import continued, deal, powers_of, slice_rows
+from poolwise.moments.terms import BALANCED_REWARD, unite
+
+if TYPE_CHECKING:
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import Moments
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "support/golden_intervals.json").read_text())
+LEVELS = (90, 95, 99)
+
+
+def golden_log(name: str, folder: Path | None = None, rows: int = 0) -> pw.Log:
+    """A log of the reference file; in Parquet files of so many rows if a folder is given."""
+    rows_of = GOLDEN["logs"][name]["rows"]
+    values = np.array([row[1:] for row in rows_of], dtype=np.float64)
+    labels = sorted({row[0] for row in rows_of})
+    weight, reward, ratios = values[:, 0], values[:, 1], values[:, 2:]
+    scale = 1 / max(weight.max(), ratios.max())  # any mixture will do: ratios are all
+    columns: dict[str, Any] = {"logger": [str(row[0]) for row in rows_of], "reward": reward}
+    columns |= {f"p_{i}": ratios[:, k] * scale for k, i in enumerate(labels)}
+    table = pa.table(columns | {"target": weight * scale})
+    source: Any = table
+    if folder is not None:
+        for start in range(0, len(table), rows):
+            pq.write_table(table[start : start + rows], folder / f"{start:04}.parquet")
+        source = str(folder / "*.parquet")
+    propensities = {str(i): f"p_{i}" for i in labels}
+    return pw.Log(source, logger="logger", reward="reward", propensities=propensities)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", GOLDEN["logs"])
+def test_limits_of_the_reference_logs(name: str, level: int) -> None:
+    evaluation = pw.evaluate(golden_log(name), "target", level=level / 100)
+    for estimator, expected in GOLDEN["logs"][name]["expected"].items():
+        interval = evaluation["target"].intervals[estimator]
+        limits = expected[f"limits{level}"]
+        assert [interval.lower, interval.upper] == pytest.approx(limits, abs=1e-9, rel=0)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("name", list(GOLDEN["logs"])[::2])
+def test_limits_do_not_depend_on_the_batches(name: str, rows: int, tmp_path: Path) -> None:
+    evaluation = pw.evaluate(golden_log(name, tmp_path, rows), "target")
+    for estimator, expected in GOLDEN["logs"][name]["expected"].items():
+        interval = evaluation["target"].intervals[estimator]
+        limits = expected["limits95"]
+        assert [interval.lower, interval.upper] == pytest.approx(limits, abs=1e-9, rel=0)
+
+
+@given(
+    rows=st.integers(0, 40), slices=st.integers(1, 13), cut=st.floats(0, 1), seed=st.integers(0)
+)
+def test_slices_continue_where_the_last_batch_ended(
+    rows: int, slices: int, cut: float, seed: int
+) -> None:
+    values = np.random.default_rng(seed % 2**32).normal(size=(2, rows))
+    direct = np.array([values[:, k::slices].sum(axis=1) for k in range(slices)]).T
+    first = int(cut * rows)
+    parts = [values[:, :first], values[:, first:]]
+    dealt = [np.zeros((2, slices)) for _ in parts]
+    for part, out in zip(parts, dealt, strict=True):
+        deal(part, out)
+    assert dealt[0] + continued(dealt[1], first) == pytest.approx(direct, abs=1e-12)
+    assert slice_rows(rows, slices).sum() == rows
+
+
+def test_powers_of_a_term() -> None:
+    values = np.array([[0.0, -2.0, 3.0]])
+    assert powers_of(values).tolist() == [[2.0, 5.0, 13.0, 35.0, 97.0, 3.0]]
+
+
+def test_cumulants_of_units_are_those_of_their_sum() -> None:
+    """Enumeration: a sum of n draws from {0, 1} with odds p has known cumulants."""
+    size, odds = 6, 0.3
+    outcomes = (np.arange(2**size)[:, None] >> np.arange(size)) & 1
+    prob = np.prod(np.where(outcomes, odds, 1 - odds), axis=1)
+    units = (outcomes - outcomes.mean(axis=1, keepdims=True)) / 1.0
+    variance, third, _ = prob @ cumulants(units).T
+    assert variance == pytest.approx(size * odds * (1 - odds))
+    assert third == pytest.approx(size * odds * (1 - odds) * (1 - 2 * odds))
+
+
+def test_noise_of_two_values() -> None:
+    """Units of -1 and 1: m2 = m4 = 1, so the formula gives n (1 - (n - 3) / (n - 1)) = 2n/(n-1)."""
+    units = np.array([-1.0, 1.0] * 5)
+    assert cumulants(units) == pytest.approx([100 / 9, 0.0, 20 / 9])
+
+
+def drawn(
+    name: str = "B mixed", seed: int = 6, rows: int = 300, log: int = 0
+) -> tuple[dict[str, Moments], float]:
+    """Moments of one simulated log with slices and powers, and the true value."""
+    problem = draw_problem(FAMILIES[name], rows, np.random.default_rng(seed))
+    needs = unite(e.needs(tuple(problem.loggers), crossed=True) for e in ALL)
+    writers = cells_of(problem, needs | interval_needs(needs))
+    return draw(writers, np.random.default_rng(log)), problem.value
+
+
+ALL: tuple[Estimator, ...] = (
+    Calibrated(),
+    Balanced(),
+    SelfNormalised(),
+    Naive(),
+    Weighted(),
+)
+FREE = Limits(rows=300)
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=lambda e: e.name)
+def test_one_sided_limits_are_those_of_a_wider_interval(estimator: Estimator) -> None:
+    moments, _ = drawn()
+    estimate = estimator.estimate(moments)
+    both, _ = auto_interval(estimate, moments, (), 0.9, FREE)
+    lower, _ = auto_interval(estimate, moments, (), 0.95, FREE, "lower")
+    upper, _ = auto_interval(estimate, moments, (), 0.95, FREE, "upper")
+    assert (lower.lower, upper.upper) == pytest.approx((both.lower, both.upper))
+    assert (lower.upper, upper.lower) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=lambda e: e.name)
+def test_reversed_rewards_mirror_the_limits(estimator: Estimator) -> None:
+    problem = draw_problem(FAMILIES["B mixed"], 300, np.random.default_rng(6))
+    mirrored = replace(problem, reward=-problem.reward)
+    needs = unite(e.needs(tuple(problem.loggers), crossed=True) for e in ALL)
+    needs |= interval_needs(needs)
+    ends = []
+    for one in (problem, mirrored):
+        # two rewards of each cell: the same uniform draws give mirrored rewards
+        flat = replace(one, reward_variance=np.zeros_like(one.reward))
+        moments = draw(cells_of(flat, needs), np.random.default_rng(1))
+        interval, _ = auto_interval(estimator.estimate(moments), moments, (), 0.95, FREE)
+        ends.append((interval.lower, interval.upper))
+    assert ends[1] == pytest.approx((-ends[0][1], -ends[0][0]), rel=1e-9)
+
+
+def test_the_skew_is_on_the_side_of_the_heavy_rows() -> None:
+    moments, _ = drawn()
+    estimate = Balanced().estimate(moments)
+    interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+    assert interval.upper - estimate.value > 1.3 * (estimate.value - interval.lower)
+
+
+def test_without_slices_the_interval_is_students() -> None:
+    moments, _ = drawn()
+    bare = {i: replace(m, slices={}, powers={}) for i, m in moments.items()}
+    estimate = Balanced().estimate(bare)
+    assert auto_interval(estimate, bare, (), 0.95, FREE)[0] == student(estimate, 0.95)
+
+
+def test_large_logs_have_students_interval() -> None:
+    moments, _ = drawn("F floor", 1, 100_000)
+    for estimator in ALL[:2]:
+        estimate = estimator.estimate(moments)
+        interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+        known = student(estimate, 0.95)
+        width = known.upper - known.lower
+        ends = [interval.lower - known.lower, interval.upper - known.upper]
+        assert ends == pytest.approx([0, 0], abs=0.01 * width)
+
+
+def test_slices_of_many_rows_give_the_shape_of_the_rows() -> None:
+    """Skewness from 509 slices agrees with that of rows, as far as its noise allows."""
+    moments, _ = drawn("B mixed", 6, 20_000)
+    estimate = Balanced().estimate(moments)
+    rows = sum(m.count for m in moments.values())
+    shares = {i: m.count / rows for i, m in moments.items()}
+    assert set(estimate.linear.parts) == set(shares)
+    from poolwise.moments.shape import units_of
+
+    units = units_of(estimate.linear, moments, ())
+    assert units is not None
+    assert [len(u) for u in units] == [509] * len(moments)
+    shape = shape_of(units)
+    powers = pooled(moments.values()).powers[BALANCED_REWARD]
+    mean = estimate.value
+    third = powers[3] - 3 * mean * powers[2] + 3 * mean**2 * powers[1] - rows * mean**3
+    direct = third / rows**3 / estimate.variance**1.5  # z >= 0: |z| = z
+    noise = math.sqrt(15) / (509 * len(moments))
+    assert shape.skewness == pytest.approx(direct, abs=4 * noise)
+
+
+def test_limits_stay_in_the_range_of_the_rewards() -> None:
+    moments, _ = drawn(rows=60)
+    limits = replace(FREE, reward_range=(0.2, 0.6))
+    estimate = Balanced().estimate(moments)
+    interval, _ = auto_interval(estimate, moments, (), 0.999, limits)
+    assert (interval.lower, interval.upper) == (0.2, 0.6)
+    lower, _ = auto_interval(estimate, moments, (), 0.999, limits, "lower")
+    assert lower.upper == math.inf
+
+
+def test_a_log_without_rewards_has_an_upper_limit() -> None:
+    r"""$z_0^2 (W_3 / W_2) r_{max} / N$, with weights 0.5 and 2."""
+    weight = np.array([0.5, 2.0] * 50)
+    table = pa.table(
+        {"t": weight / 4, "p": np.full(100, 0.25), "r": np.zeros(100), "l": ["a"] * 100}
+    )
+    log = pw.Log(
+        table, logger="l", reward="r", propensities={"a": "p"}, reward_range=(0.0, 3.0)
+    )
+    result = pw.evaluate(log, "t")["target"]
+    expected = 1.959963984540054**2 * (8.125 / 4.25) * 3.0 / 100
+    for name in ("balanced", "naive"):
+        interval = result.intervals[name]
+        assert (interval.lower, interval.upper) == pytest.approx((0.0, expected))
+    assert "bounded-interval" in {f.code for f in result.findings}
+
+
+@given(
+    ratio=st.floats(-8, 8),
+    skewness=st.floats(-2, 2),
+    noise=st.floats(0, 1),
+    freedom=st.floats(2, 1e6),
+)
+def test_scores_invert_the_limits(
+    ratio: float, skewness: float, noise: float, freedom: float
+) -> None:
+    arrays = [np.array([x]) for x in (skewness, noise, freedom)]
+    score = skew_scores(np.array([ratio]), *arrays)
+    if score[0] > 36:
+        return
+    below, above = skew_multiples(*arrays, score)
+    assert (below if ratio >= 0 else above)[0] == pytest.approx(abs(ratio), abs=1e-7)
+
+
+def test_a_root_and_none() -> None:
+    assert root(lambda x: x**3 - 20, 1.0) == pytest.approx(20 ** (1 / 3), abs=1e-12)
+    assert root(lambda _: -1.0, 1.0) == math.inf
+
+
+def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
+    """Fieller: at each limit the interval of "reward - u weight" ends at 0."""
+    moments, _ = drawn()
+    estimate = SelfNormalised().estimate(moments)
+    interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+    plain = replace(estimate, linear=replace(estimate.linear, ratio=None))
+    unlike, _ = auto_interval(plain, moments, (), 0.95, FREE)
+    assert interval.lower < estimate.value < interval.upper
+    assert (interval.lower, interval.upper) != pytest.approx((unlike.lower, unlike.upper))
