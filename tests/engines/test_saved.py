@@ -48,8 +48,8 @@ def log(table: pa.Table = TABLE, **roles: Any) -> Log:  # noqa: ANN401 - any rol
     return log_of(table, LOGGERS, **roles)
 
 
-def whole(**roles: Any) -> Evaluation:  # noqa: ANN401 - likewise
-    return evaluate(log(**roles), TARGETS, which_logs=False)
+def whole(interval: Any = "auto", **roles: Any) -> Evaluation:  # noqa: ANN401 - likewise
+    return evaluate(log(**roles), TARGETS, which_logs=False, interval=interval)
 
 
 def finished(summary: Summary, **roles: Any) -> Evaluation:  # noqa: ANN401 - likewise
@@ -185,7 +185,7 @@ def test_shards_may_lie_in_databases(kind: type[Any]) -> None:
         summarise(log(part), TARGETS, counts=COUNTS, engine=kind()) for part in shards([200])
     ]
     found = evaluate(log(), TARGETS, engine=parts[0] + parts[1], which_logs=False)
-    assert_same(found, whole(), rel=1e-9)
+    assert_same(found, whole("student"), rel=1e-9)  # a query returns no slices
 
 
 @pytest.mark.parametrize("shift", [0.0, -2000.0])
@@ -420,7 +420,7 @@ def test_an_answer_is_evaluated_like_the_rows(
     path = answer(tmp_path / f"answer.{ending}", far_away(**roles))
     summary = from_result(path, far_away(**roles), TARGETS)
     found = evaluate(far_away(**roles), TARGETS, engine=summary, which_logs=False)
-    assert_same(found, whole(**roles), rel=1e-9)
+    assert_same(found, whole("student", **roles), rel=1e-9)
     mixture = found["target"].mixture
     assert mixture is None or mixture.tail is None  # a query returns no tails
 
@@ -432,7 +432,7 @@ def test_an_answer_may_have_changed_its_case_and_its_types(tmp_path: Path) -> No
     shouted = tmp_path / "answer.json"
     shouted.write_text(json.dumps(lines))
     summary = from_result(shouted, far_away(), TARGETS)
-    assert_same(finished(summary), whole(), rel=1e-9)
+    assert_same(finished(summary), whole("student"), rel=1e-9)
 
 
 def test_answers_of_two_days_add_up_to_what_needs_no_mixture(tmp_path: Path) -> None:
@@ -513,7 +513,8 @@ def test_files_of_both_kinds_add_up(tmp_path: Path) -> None:
     assert {o.tail for o in found["target"].loggers.values()} == {None}  # an answer has none
     alone = from_files(paths[1:], far_away(), TARGETS)
     found = evaluate(far_away(), TARGETS, engine=alone, which_logs=False)
-    assert_same(found, evaluate(log(second), TARGETS, which_logs=False), rel=1e-9)
+    expected = evaluate(log(second), TARGETS, which_logs=False, interval="student")
+    assert_same(found, expected, rel=1e-9)
     with refused(UsageError):
         from_files([], far_away(), TARGETS)
 

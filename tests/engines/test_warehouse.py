@@ -84,7 +84,7 @@ def test_a_database_gives_the_numbers_of_the_embedded_engine(
 
 def test_a_log_with_a_connection_needs_no_engine(postgres: Any) -> None:  # noqa: ANN401 - a fixture
     found = evaluate(stored(postgres), TARGETS)
-    assert_same(found, evaluate(log_of(table()), TARGETS), rel=1e-9)
+    assert_same(found, evaluate(log_of(table()), TARGETS, interval="student"), rel=1e-9)
     report = check(stored(postgres), TARGETS)
     assert (report.rows, report.faults) == (COUNTS, ())
 
@@ -98,7 +98,7 @@ def test_adbc_speaks_the_same_face() -> None:
         log = stored(connection, "adbc_log")
         assert dialect_of(connection) == "postgres"
         found = evaluate(log, TARGETS, which_logs=False)
-        assert_same(found, evaluate(log_of(table()), TARGETS), rel=1e-9)
+        assert_same(found, evaluate(log_of(table()), TARGETS, interval="student"), rel=1e-9)
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM adbc_log")  # uncommitted, and still there
             assert cursor.fetchall() == [(500,)]
@@ -108,7 +108,8 @@ def test_adbc_speaks_the_same_face() -> None:
 def test_a_select_in_the_databases_own_words_may_stand_for_a_table(postgres: Any) -> None:  # noqa: ANN401 - a fixture
     log = stored(postgres, "SELECT * FROM log WHERE t::float8 > 0.5 AND logger ~ '^[ab]$'")
     kept = table().filter(pa.compute.field("t") > 0.5)
-    assert_same(evaluate(log, TARGETS), evaluate(log_of(kept), TARGETS), rel=1e-9)
+    expected = evaluate(log_of(kept), TARGETS, interval="student")
+    assert_same(evaluate(log, TARGETS), expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("widest", [14, 40])
@@ -116,7 +117,7 @@ def test_a_select_in_the_databases_own_words_may_stand_for_a_table(postgres: Any
 def test_a_wide_question_becomes_several_queries(kind: type[Any], widest: int) -> None:
     log, targets = log_of(table()), {"one": "t", "two": "t / 2"}
     found = evaluate(log, targets, engine=kind(widest), which_logs=False)
-    assert_same(found, evaluate(log, targets), rel=1e-9)
+    assert_same(found, evaluate(log, targets, interval="student"), rel=1e-9)
 
 
 @pytest.mark.parametrize("widest", [4, 14, 40])
@@ -165,7 +166,7 @@ def test_probabilities_too_small_for_doubles_are_zero_and_no_error() -> None:
         logs = logs.set_column(logs.column_names.index(name), name, pa.array(values))
     log = log_of(logs, log_probabilities=True)
     found = evaluate(log, TARGETS, engine=PostgresEngine())
-    assert_same(found, evaluate(log, TARGETS), rel=1e-9)
+    assert_same(found, evaluate(log, TARGETS, interval="student"), rel=1e-9)
 
 
 # --- types and names --------------------------------------------------------------------
@@ -181,13 +182,15 @@ def test_flags_decimals_and_words_are_read_as_numbers(postgres: Any) -> None:  #
     source = table()
     paid = pa.array((source["reward"].to_numpy() > 1).astype(float))
     plain = log_of(source.set_column(1, "reward", paid))
-    assert_same(evaluate(log, TARGETS), evaluate(plain, TARGETS), rel=1e-9)
+    expected = evaluate(plain, TARGETS, interval="student")
+    assert_same(evaluate(log, TARGETS), expected, rel=1e-9)
 
 
 def test_names_are_found_whatever_their_case(postgres: Any) -> None:  # noqa: ANN401 - a fixture
     query = 'SELECT logger AS "Policy", reward AS "CLICK", p, p_a, p_b, t AS "T" FROM log'
     log = stored(postgres, query, logger="policy", reward="Click")
-    assert_same(evaluate(log, TARGETS), evaluate(log_of(table()), TARGETS), rel=1e-9)
+    expected = evaluate(log_of(table()), TARGETS, interval="student")
+    assert_same(evaluate(log, TARGETS), expected, rel=1e-9)
 
 
 def test_missing_columns_are_told_together(postgres: Any) -> None:  # noqa: ANN401 - a fixture

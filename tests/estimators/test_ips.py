@@ -195,7 +195,7 @@ def golden_log(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
 def test_the_golden_interval_of_the_catalogue(estimator: str) -> None:
     """C1, with the target as its own logger, so that every weight is 1."""
     log = golden_log(propensities={"0": "p", "1": "p"})
-    evaluation = evaluate(log, {"target": "p"}, estimator)
+    evaluation = evaluate(log, {"target": "p"}, estimator, interval="student")
     estimate = evaluation["target"].estimates[estimator]
     assert estimate.value == pytest.approx(1, rel=1e-14)
     assert estimate.variance == pytest.approx(0.1171875, rel=1e-13)
@@ -208,7 +208,10 @@ def test_the_golden_interval_of_the_catalogue(estimator: str) -> None:
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.999])
 def test_an_interval_has_the_width_of_its_level(level: float) -> None:
-    result = evaluate(golden_log(), {"target": "p"}, "naive", level=level)["target"]
+    evaluation = evaluate(
+        golden_log(), {"target": "p"}, "naive", level=level, interval="student"
+    )
+    result = evaluation["target"]
     interval, freedom = result.intervals["naive"], result.estimates["naive"].freedom
     half = stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(0.1171875)
     assert (interval.lower, interval.upper) == pytest.approx((1 - half, 1 + half), rel=1e-9)
@@ -426,7 +429,8 @@ def test_without_any_reward_the_estimate_is_zero_and_its_error_unknown() -> None
     log = replace(filled("aaabb", [0] * 5), reward_range=(0.0, 1.0))
     bounded = evaluate(log, {"target": "t"})
     interval = bounded["target"].intervals["balanced"]
-    assert (interval.lower, interval.upper) == (0, 1)  # five rows exclude nothing
+    limit = stats.norm.ppf(0.975) ** 2 / 5  # all weights are 1
+    assert (interval.lower, interval.upper) == pytest.approx((0, limit))
     assert "bounded-interval" in [w["code"] for w in bounded.warnings]
 
 
@@ -561,15 +565,20 @@ def test_pooled_divergences_of_an_exact_problem_are_its_divergences() -> None:
 
 
 def test_a_bounded_interval_of_weighted_knows_its_largest_own_weight() -> None:
-    """Balanced weights are smaller; the rows of weighted carry their own."""
+    """Balanced weights are smaller; the rows of weighted carry their own.
+
+    Weights of `a` are 10, of `b` 1; with shares s the scales are 2s and 2(1 - s).
+    """
     rows: dict[str, Sequence[Any]] = {
         "logger": ["a", "b"] * 300, "reward": [0.0] * 600, "p": [0.05, 0.5] * 300,
         "p_a": [0.05, 0.5] * 300, "p_b": [0.95, 0.5] * 300, "t": [0.5] * 600,
     }  # fmt: skip
     log = crossed(rows, reward_range=(0.0, 1.0))
-    interval = evaluate(log, {"target": "t"})["target"].intervals["weighted"]
-    own_weight = 0.5 / 0.05
-    assert interval.upper >= 7 * own_weight * math.log(80) / (3 * 599) * (1 - 1e-12)
+    result = evaluate(log, {"target": "t"})["target"]
+    scaled = [2 * result.estimates["weighted"].shares[i] * w for i, w in (("a", 10), ("b", 1))]
+    third, second = (sum(w**power for w in scaled) for power in (3, 2))
+    limit = stats.norm.ppf(0.975) ** 2 * third / second / 600
+    assert result.intervals["weighted"].upper == pytest.approx(limit)
 
 
 REPLICATIONS = 300

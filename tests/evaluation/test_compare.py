@@ -188,7 +188,9 @@ def test_one_difference_has_the_interval_of_student() -> None:
     )
     from scipy.stats import t as student
 
-    found = compare(log, TARGETS, baseline="even", estimator="balanced").difference("t")
+    evaluation = evaluate(log, TARGETS, "balanced", interval="student").comparison
+    assert evaluation is not None
+    found = evaluation.difference("t", "even")
     half = student.ppf(0.975, freedom) * math.sqrt(sum(pieces))
     assert found.value == pytest.approx(gap.mean(), rel=1e-9)
     assert found.std_error == pytest.approx(math.sqrt(sum(pieces)), rel=1e-9)
@@ -477,7 +479,7 @@ def test_an_evaluation_compares_its_targets_as_compare_does(
 
 def test_clusters_that_were_asked_to_be_rows_are_compared_as_rows() -> None:
     as_rows = evaluate(clustered(cluster="user"), THREE, interval="student").comparison
-    rows = evaluate(clustered(), THREE).comparison
+    rows = evaluate(clustered(), THREE, interval="student").comparison
     assert as_rows is not None
     assert rows is not None
     assert as_rows.pairs == rows.pairs

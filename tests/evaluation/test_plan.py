@@ -204,7 +204,8 @@ def test_a_fixed_mix_scales_as_one_over_rows() -> None:
     now = plan(LOG, "target_prob", half_width=1.0).half_width_now("balanced")
     found = plan(LOG, "target_prob", half_width=now / 2, estimators=["balanced"])
     assert found.option("balanced", AS_NOW).rows == pytest.approx(60_000, rel=0.01)
-    interval = evaluate(LOG, "target_prob", ["balanced"])["target"].intervals["balanced"]
+    evaluation = evaluate(LOG, "target_prob", ["balanced"], interval="student")
+    interval = evaluation["target"].intervals["balanced"]
     assert now == pytest.approx((interval.upper - interval.lower) / 2)
 
 

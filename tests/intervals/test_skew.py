@@ -114,7 +114,7 @@ def test_cumulants_of_units_are_those_of_their_sum() -> None:
 
 
 def test_noise_of_two_values() -> None:
-    """Units of -1 and 1: m2 = m4 = 1, so the formula gives n (1 - (n - 3) / (n - 1)) = 2n/(n-1)."""
+    """Units of -1 and 1 have m2 = m4 = 1: n (1 - (n - 3) / (n - 1)) = 2n / (n - 1)."""
     units = np.array([-1.0, 1.0] * 5)
     assert cumulants(units) == pytest.approx([100 / 9, 0.0, 20 / 9])
 
@@ -252,7 +252,7 @@ def test_scores_invert_the_limits(
     score = skew_scores(np.array([ratio]), *arrays)
     if score[0] > 36:
         return
-    below, above = skew_multiples(*arrays, score)
+    below, above = skew_multiples(arrays[0], arrays[1], arrays[2], score)
     assert (below if ratio >= 0 else above)[0] == pytest.approx(abs(ratio), abs=1e-7)
 
 

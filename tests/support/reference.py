@@ -70,6 +70,7 @@ class ReferenceRows:
         return dict(sorted(counts.items()))
 
     by_kernel = False
+    shaped = True
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -212,7 +213,18 @@ def exact_moments(values: Mapping[Term, FloatArray], needs: Needs) -> Moments:
     lowest = np.where(extremes, [values[t].min() for t in terms], np.nan)
     largest = np.where(extremes, [values[t].max() for t in terms], np.nan)
     tails = {t: np.sort(values[t])[::-1] for t in needs.tails}
-    return Moments(terms, count, means, scatter, lowest, largest, tails=tails)
+    slices = {
+        t: np.array([math.fsum(values[t][k::509]) for k in range(509)]) for t in needs.slices
+    }
+    powers = {t: _powers(values[t]) for t in needs.powers}
+    tallies: dict[str, Any] = {"tails": tails, "slices": slices, "powers": powers}
+    return Moments(terms, count, means, scatter, lowest, largest, **tallies)
+
+
+def _powers(values: FloatArray) -> FloatArray:
+    sizes = [abs(float(v)) for v in values]
+    sums = [math.fsum(v**power for v in sizes) for power in (1, 2, 3, 4)]
+    return np.array([sum(v > 0 for v in sizes), *sums, max(sizes)])
 
 
 def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:

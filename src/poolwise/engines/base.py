@@ -72,6 +72,11 @@ class Rows(Protocol):
         """True if rows go through the kernel, which is fast for many terms."""
         ...
 
+    @property
+    def shaped(self) -> bool:
+        """True if the moments have slices and powers, for skewed intervals."""
+        ...
+
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger."""
         ...
@@ -133,6 +138,7 @@ class QueryRows(ABC):
     """
 
     by_kernel = False
+    shaped = False
     table: RoleColumns
     excluded: tuple[str, ...] = field(default=(), kw_only=True)
     counted: Mapping[str, int] | None = field(default=None, kw_only=True)

@@ -27,7 +27,8 @@ from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.log import ONLY_LOGGER, file_format
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of
-from poolwise.moments.moments import BINS, FloatArray, Moments, refuse_infinite
+from poolwise.moments.moments import FloatArray, Moments, refuse_infinite
+from poolwise.moments.tallies import BINS, POWERS
 from poolwise.moments.terms import Factor, Term
 from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
 from poolwise.rows.roles import assign
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs
     from poolwise.rows.rules import RoleColumns
 
-FORMAT = 1  # version of saved files, of their hashes and of the answer's columns
+FORMAT = 2  # version of saved files, of their hashes and of the answer's columns
 HASH_LENGTH = 16
 KEY = b"poolwise"
 DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
@@ -57,8 +58,16 @@ SCHEMA = pa.schema(
         ("largest", pa.list_(pa.float64())),
         ("tails", pa.list_(pa.list_(pa.float64()))),
         ("histograms", pa.list_(pa.list_(pa.int64()))),
+        ("slices", pa.list_(pa.list_(pa.float64()))),
+        ("powers", pa.list_(pa.list_(pa.float64()))),
     ]
 )
+TALLIES: Mapping[str, type] = {
+    "tails": np.float64,
+    "histograms": np.int64,
+    "slices": np.float64,
+    "powers": np.float64,
+}
 Header = dict[str, Any]  # the JSON in the metadata
 Lines = Sequence[Mapping[str, Any]]
 MARK = "poolwise"  # column of the answer with the hash of the question
@@ -133,14 +142,13 @@ def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any
     """Write the moments of each logger, with `header` in the file's metadata."""
     _refuse_path(path)
     first = next(iter(moments.values()))
-    tails, histograms = sorted(first.tails), sorted(first.histograms)
+    tallied = {kind: sorted(getattr(first, kind)) for kind in TALLIES}
     meta = {
         **header,
         "format": FORMAT,
         "terms": [[asdict(f) for f in term.factors] for term in first.terms],
         "scattered": len(first.scatter),
-        "tails": [first.terms.index(t) for t in tails],
-        "histograms": [first.terms.index(t) for t in histograms],
+        **{kind: [first.terms.index(t) for t in terms] for kind, terms in tallied.items()},
         "ddof": first.ddof,
     }
     lines = [
@@ -151,8 +159,10 @@ def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any
             "scatter": m.scatter.ravel().tolist(),
             "lowest": m.lowest.tolist(),
             "largest": m.largest.tolist(),
-            "tails": [m.tails[t].tolist() for t in tails],
-            "histograms": [m.histograms[t].tolist() for t in histograms],
+            **{
+                kind: [getattr(m, kind)[t].tolist() for t in terms]
+                for kind, terms in tallied.items()
+            },
         }
         for logger, m in moments.items()
     ]
@@ -238,13 +248,12 @@ def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> 
         _array(line["lowest"], len(terms)),
         _array(line["largest"], len(terms)),
         meta["ddof"],
-        {
-            terms[k]: _array(values, len(values))
-            for k, values in zip(meta["tails"], line["tails"], strict=True)
-        },
-        {
-            terms[k]: np.array(values, dtype=np.int64)
-            for k, values in zip(meta["histograms"], line["histograms"], strict=True)
+        **{
+            kind: {
+                terms[k]: np.array(values, dtype=dtype)
+                for k, values in zip(meta[kind], line[kind], strict=True)
+            }
+            for kind, dtype in TALLIES.items()
         },
     )
     _require(_consistent(moments))
@@ -265,6 +274,9 @@ def _consistent(m: Moments) -> bool:
         all((tail[1:] <= tail[:-1]).all() for tail in tails),
         all(rows.shape == (BINS,) and (rows >= 0).all() for rows in histograms),
         all(rows.sum() <= m.count for rows in histograms),
+        len({sums.shape for sums in m.slices.values()}) <= 1,
+        all(sums.ndim == 1 and np.isfinite(sums).all() for sums in m.slices.values()),
+        all(sums.shape == (POWERS,) and (sums >= 0).all() for sums in m.powers.values()),
     ]
     return all(conditions)
 

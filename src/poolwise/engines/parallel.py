@@ -211,6 +211,7 @@ class KernelRows(QueryRows):
         """Sums over all rows; None if there are none."""
 
     by_kernel = True
+    shaped = True
 
     @property
     def batch_rows(self) -> int:

@@ -71,6 +71,10 @@ class SavedRows:
     by_kernel = False
 
     @property
+    def shaped(self) -> bool:
+        return all(m.slices for m in self.by_logger.values())
+
+    @property
     def counts(self) -> dict[str, int]:
         return {logger: m.count for logger, m in self.by_logger.items()}
 

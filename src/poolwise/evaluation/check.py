@@ -84,11 +84,17 @@ def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect:
     return standalone_query(log, table, targets, needs_of(log, targets), dialect)
 
 
-def needs_of(log: Log, targets: Iterable[str], also: Sequence[Estimator] = ()) -> Needs:
-    """Return what evaluations with the default and some other estimators need."""
+def needs_of(
+    log: Log, targets: Iterable[str], also: Sequence[Estimator] = (), *, shaped: bool = False
+) -> Needs:
+    """Return what evaluations with the default and some other estimators need.
+
+    Slices and powers of skewed intervals are among it if `shaped`.
+    """
     loggers = tuple(map(str, log.propensities or ()))
     estimators = (*(make() for make in BY_NAME.values()), *also)
-    usable = served(Request(log, {}, estimators, strict=False), loggers)
+    request = Request(log, {}, estimators, strict=False)
+    usable = served(request, loggers, shaped=shaped)
     bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
     needs = usable.needs | bounded
     return unite(needs.bind(name) for name in targets)

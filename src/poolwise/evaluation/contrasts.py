@@ -380,4 +380,5 @@ class Spread:
         np.divide(self.values, self.errors, out=ratios, where=self.errors > 0)
         if self.shapes is None:
             return student_scores(ratios, self.freedom)
-        return skew_scores(ratios, *self.shapes, self.freedom)
+        scores = skew_scores(ratios, *self.shapes, self.freedom)
+        return np.where(ratios == 0, 0.0, scores)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.diagnosis.overlap import shown
-from poolwise.diagnosis.trained import check_names, on_own
+from poolwise.diagnosis.trained import HONEST, check_names, on_own
 from poolwise.engines.base import as_engine
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
@@ -208,12 +208,15 @@ def served(asked: Request, loggers: Sequence[str], *, shaped: bool = False) -> S
     Those of skewed intervals are among them if `shaped`.
     """
     crossed = asked.log.crossed
+    ratios = loggers if crossed and not asked.extra.mixture else ()
     needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
+    if shaped and crossed and asked.log.trained_on:
+        needs |= interval_needs(HONEST.needs(loggers, crossed=True))
     usable: dict[str, Estimator] = {}
     for estimator in asked.estimators:
         try:
             own = _needs(estimator, loggers, asked)
-            needs |= own | interval_needs(own) if shaped else own
+            needs |= own | interval_needs(own, ratios) if shaped else own
         except RefusedError as reason:
             if asked.strict:
                 raise
@@ -340,7 +343,7 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     with open_rows(asked, engine) as rows:
         loggers = tuple(rows.counts)
         check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *asked.names])
-        shaped = asked.method == "skew" and rows.by_kernel
+        shaped = asked.method == "skew" and rows.shaped
         usable = served(asked, loggers, shaped=shaped)
         if asked.method in GUARANTEES:
             trained = on_own(log.trained_on, loggers)

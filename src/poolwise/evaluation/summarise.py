@@ -54,7 +54,7 @@ def summarise(
         else:
             manifest = dict(rows.counts) if log.crossed else {}
             weighted = rows
-        moments = weighted.moments(needs_of(log, named, also))
+        moments = weighted.moments(needs_of(log, named, also, shaped=rows.shaped))
     return Summary(moments, question(log, named), manifest)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.estimators.calibrated import Calibrated
+from poolwise.estimators.calibrated import Calibrated, Columns, many
 from poolwise.intervals.simultaneous import student_multiples
 from poolwise.intervals.student import BOUNDED, Interval, default_interval, one_sided, student
 from poolwise.moments.estimate import student_quantile
@@ -30,10 +30,18 @@ from poolwise.moments.shape import (
     units_of,
     weight_of,
 )
-from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHT, WEIGHTED_REWARD, Needs
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    REWARD,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+    ratio,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from poolwise.errors import Finding
     from poolwise.intervals.student import Limits, Sides
@@ -191,13 +199,22 @@ def without_rewards(powers: Powers, largest: float, level: float, sides: Sides) 
     return Interval(0.0, math.inf if sides == "lower" else min(upper, largest), level)
 
 
-def interval_needs(needs: Needs) -> Needs:
-    """Return the slices and powers behind the estimators with these needs."""
-    terms = needs.scattered
-    weighted = [(t, w) for t in terms if (w := weight_of(t)) is not None]
-    weights = {w for _, w in weighted}
-    powers = {REWARD, *weights, *(t for t, _ in weighted)} if weighted else ()
-    return Needs(slices=tuple({*terms, *weights}), powers=tuple(powers))
+def interval_needs(needs: Needs, crossed: Sequence[str] = ()) -> Needs:
+    """Return the slices and powers behind the estimators with these needs.
+
+    Args:
+        needs: Needs of the estimators.
+        crossed: Loggers with a probability of every row.
+    """
+    terms = set(needs.scattered)
+    weights = {t: w for t in needs.scattered if (w := weight_of(t)) is not None}
+    balanced = BALANCED_REWARD in terms
+    ratios = map(ratio, crossed[:-1] if balanced and not many(crossed) else ())
+    return Needs(
+        groups=((BALANCED_WEIGHT,),) if balanced else (),
+        slices=tuple({*terms, *weights.values(), *ratios}),
+        powers=tuple({REWARD, *weights, *weights.values()}) if weights else (),
+    )
 
 
 def auto_interval(
@@ -303,7 +320,10 @@ def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score
         return linear.fit.columns, linear.fit.within
     terms = {t for parts in linear.parts.values() for t in parts}
     if BALANCED_REWARD in terms:
-        columns, within, _ = Calibrated().controls(moments)
+        first = next(iter(moments.values()))
+        crossed = sum(ratio(i) in first.slices for i in moments) >= len(moments) - 1
+        wanted: tuple[Columns, ...] = ("loggers", "target") if crossed else ("target",)
+        columns, within, _ = Calibrated(wanted).controls(moments)
         return tuple(columns), within
     if WEIGHTED_REWARD in terms:
         return (Score({WEIGHT: 1.0}, -1.0),), True
