@@ -57,6 +57,13 @@ CHANGED: dict[str, str] = {
     "policies/*compar*/p_value": "1 where the ranking contradicts the paired estimate",
     "faulty/*/interval *": "a missing reward_range is refused before any row is read",
     "faulty/*/lower *": "likewise",
+    "*/numbers/[23]": "limits of the skew-score interval, the default in place of Student's",
+    "*/evaluate/targets/*/lower": "likewise",
+    "*/evaluate/targets/*/upper": "likewise",
+    "*/upper/targets/*/2": "likewise",
+    "*/lower auto/targets/*/1": "likewise",
+    "*/p_value": "likewise, of a difference",
+    "*/differences/*/4": "likewise",
     "*/checks/columns/statistic": "of two loggers the columns tie, and so do their signs",
 }
 VALUES = load()
