@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs
     from poolwise.rows.rules import RoleColumns
 
-FORMAT = 2  # version of saved files, of their hashes and of the answer's columns
+FORMAT = 2  # version of saved files
+ANSWER_FORMAT = 1  # version of the printed query and of its answer
 HASH_LENGTH = 16
 KEY = b"poolwise"
 DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
@@ -97,7 +98,7 @@ class Question:
         """Hash of the question and the needs, to mark the answer of the printed query."""
         parts = [sorted(map(_factors, part)) for part in (needs.means, needs.extremes)]
         groups = sorted(sorted(map(_factors, group)) for group in needs.groups)
-        return f"{FORMAT}:{_hash([*asdict(self).values(), *parts, groups])}"
+        return f"{ANSWER_FORMAT}:{_hash([*asdict(self).values(), *parts, groups])}"
 
 
 def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
