@@ -214,8 +214,10 @@ def learn(
         raise UsageError("learn takes no --target: evaluate its policy with --target new=FILE")
     log = build_log(logs, roles, rows, read)
     chosen.check_outputs(log)
+    from poolwise.learning.learn import learn as run
+
     with _progress():
-        learned = chosen.run(log, level)
+        learned = run(log, level=level, **chosen.arguments())
     chosen.save(learned, command_text(command))
     typer.echo(learned.to_json() if as_json else str(learned))
     raise typer.Exit(chosen.status(learned))

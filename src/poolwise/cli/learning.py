@@ -1,10 +1,10 @@
-"""Options of `poolwise learn`, and the call that they describe."""
+"""Options of `poolwise learn`, and the files that it writes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -59,21 +59,17 @@ class LearnOptions:
             if path is not None:
                 refuse_output(path, kind, files_of(log))
 
-    def run(self, log: Log, level: float) -> Learned:
-        """Learn a policy with these options."""
-        from poolwise.learning.learn import learn
-
-        return learn(
-            log,
-            features=[name for text in self.features or () for name in text.split(",")],
-            anchor=None if self.anchor == "none" else self.anchor,
-            folds=self.folds,
-            holdout=self.holdout,
-            epsilon=self.epsilon,
-            level=level,
-            seed=self.seed,
-            rows=self.most_rows,
-        )
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `learn`."""
+        return {
+            "features": [name for text in self.features or () for name in text.split(",")],
+            "anchor": None if self.anchor == "none" else self.anchor,
+            "folds": self.folds,
+            "holdout": self.holdout,
+            "epsilon": self.epsilon,
+            "seed": self.seed,
+            "rows": self.most_rows,
+        }
 
     def save(self, learned: Learned, command: str) -> None:
         """Write the policy and the report."""

@@ -2,75 +2,57 @@
 
 The rows are split into parts; for each, a policy is learned from the other rows.  The learned
 policy plays one of these, drawn anew for each row, so its value is the mean of theirs, which
-the parts estimate without having been seen.
+the parts estimate without having been seen.  It is better if the one-sided lower bound of its
+gain over each logger is above 0.  All must be, so none needs a correction for the number of
+loggers (an intersection-union test).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import stats
 
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import Finding, LogError, UsageError
+from poolwise.errors import Finding, LogError, RefusedError
 from poolwise.evaluation.check import check
-from poolwise.intervals.student import check_level
+from poolwise.evaluation.compare import compare
+from poolwise.evaluation.design import AS_NOW
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.plan import plan
 from poolwise.learning.data import Reader
-from poolwise.learning.recipe import BEST, FEWEST_ROWS, UNIFORM, Settings, run
+from poolwise.learning.learned import Choice, Gain, Learned
+from poolwise.learning.policy import LearnedMixture
+from poolwise.learning.recipe import BEST, FEWEST_ROWS, Settings, run
 from poolwise.learning.split import fold_of, held_out
+from poolwise.learning.task import Task, anchor_name, policies_of, readable, validate
 from poolwise.learning.unseen import SEEN, Parts, Scoring, unseen_log
-from poolwise.learning.verdict import result
-from poolwise.log.policies import as_policy
-from poolwise.log.policy import expression_of, is_distribution
 from poolwise.rows.output import stage
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+    from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
-    from poolwise.learning.learned import Learned
+    from poolwise.learning.policy import LinearPolicy
     from poolwise.learning.recipe import Outcome
+    from poolwise.learning.unseen import UnseenLog
     from poolwise.log.log import Log
     from poolwise.log.policy import Distribution, FloatArray, IntArray
+    from poolwise.moments.estimate import Estimate
     from poolwise.rows.learn import LearnerRows
 
 FOLDS = 5
 MOST_ROWS = 1_000_000
 RARE = 20  # rows of an action below which it is called rare
-GIVEN = "anchor"  # name of an anchor that is a policy and not a logger
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A request to learn, validated before any row is read.
-
-    Attributes:
-        log: The log, with the features among the columns that are read.
-        features: Columns to learn from.
-        actions: Actions to learn over; None for all that were logged.
-        policies: Policies that give the probability of every action, by name.
-        settings: Settings of the recipe.
-        folds: Number of folds; 1 with a holdout.
-        holdout: Share of the rows that are held out; 0 with folds.
-        level: Level of intervals and bounds.
-        seed: Seed of splits and of the sample.
-        rows: Largest number of rows to learn from.
-    """
-
-    log: Log
-    features: tuple[str, ...]
-    actions: Sequence[Hashable] | None
-    policies: Mapping[str, Distribution]
-    settings: Settings
-    folds: int
-    holdout: float
-    level: float
-    seed: int
-    rows: int
+OF_OTHERS = frozenset({"model-only"})  # findings about estimators that are not recommended
 
 
 def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
@@ -112,89 +94,16 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
         rows: Learn from a sample of at most about so many rows; all unseen ones are evaluated.
         engine: Limits of threads and memory.
     """
-    settings = Settings(
-        anchor=_anchor_name(anchor),
-        strengths=tuple(map(float, strengths)),
-        smoothing=tuple(map(float, smoothing)),
-        epsilon=epsilon,
-        workers=os.cpu_count() or 1,
-    )
+    strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
+    workers = os.cpu_count() or 1
+    settings = Settings(anchor_name(anchor), strong, smooth, epsilon, workers)
     names = tuple(features) or tuple(log.context)
-    whole = folds if folds is not None else FOLDS
-    task = Task(
-        log=_readable(log, names),
-        features=names,
-        actions=actions,
-        policies=_policies(log, anchor),
-        settings=settings,
-        folds=1 if holdout is not None else whole,
-        holdout=holdout or 0.0,
-        level=level,
-        seed=seed,
-        rows=rows,
-    )
-    _validate(task, both=folds is not None and holdout is not None)
+    parts = 1 if holdout is not None else FOLDS if folds is None else folds
+    source, policies = readable(log, names), policies_of(log, anchor)
+    share = holdout or 0.0
+    task = Task(source, names, actions, policies, settings, parts, share, level, seed, rows)
+    validate(task, both=folds is not None and holdout is not None)
     return _learn(task, engine or DuckDB())
-
-
-def _anchor_name(anchor: str | Distribution | None) -> str:
-    if anchor is None:
-        return UNIFORM
-    return anchor if isinstance(anchor, str) else GIVEN
-
-
-def _policies(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
-    """Return the loggers, and the anchor, that give the probability of every action."""
-    named = {str(k): as_policy(p) for k, p in (log.propensities or {}).items() if p is not None}
-    if anchor is not None and not isinstance(anchor, str):
-        if not is_distribution(anchor):
-            raise UsageError(
-                "anchor must be 'best', the label of a logger, None, or a policy with a list "
-                f"of actions, got {anchor!r}"
-            )
-        named[GIVEN] = anchor
-    return {name: policy for name, policy in named.items() if is_distribution(policy)}
-
-
-def _readable(log: Log, features: tuple[str, ...]) -> Log:
-    """Return the log with the features among its context."""
-    given = [log.propensity, *(log.propensities or {}).values()]
-    policies = [as_policy(p) for p in given if p is not None]
-    all_columns = not log.context and any(expression_of(p) is None for p in policies)
-    if all_columns:  # policies in Python see all columns
-        return log
-    return replace(log, context=tuple(dict.fromkeys([*log.context, *features])))
-
-
-def _validate(task: Task, *, both: bool) -> None:
-    """Reject settings that cannot be used."""
-    log, settings = task.log, task.settings
-    check_level(task.level)
-    roles = {log.reward, log.logger, log.action} & set(task.features)
-    problems = [
-        (not task.features, "`features` must name the columns to learn from"),
-        (log.action is None, "learning needs the column of the logged `action`"),
-        (log.table is not None, "learning reads files, frames and SELECTs: export the table"),
-        (
-            bool(roles),
-            f"features must not be the reward, logger or action: {sorted(map(str, roles))}",
-        ),
-        (both, "give either `folds` or `holdout`, not both"),
-        (task.folds < 2 and not task.holdout, f"folds must be 2 or more, got {task.folds}"),
-        (not 0 <= task.holdout < 1, f"holdout must be in (0, 1), got {task.holdout:g}"),
-        (
-            not 0 <= settings.epsilon <= 1,
-            f"epsilon must be in [0, 1], got {settings.epsilon:g}",
-        ),
-        (not settings.pairs, "strengths and smoothing must not be empty"),
-        (any(not s > 0 for s in settings.strengths), "strengths must be positive"),
-        (any(not 0 <= c <= 1 for c in settings.smoothing), "smoothing must be in [0, 1]"),
-        (task.level <= 1 / 2, f"level must be above 0.5, got {task.level:g}"),
-        (task.rows < 1, f"rows must be positive, got {task.rows}"),
-    ]
-    for wrong, message in problems:
-        if wrong:
-            raise UsageError(message)
 
 
 def _learn(task: Task, engine: DuckDB) -> Learned:
@@ -217,7 +126,7 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
             )
             log = unseen_log(task.log, read(), parts, scoring, Path(folder) / "unseen.parquet")
         notes += _notes(data, outcomes, int(reader.counts.sum()))
-        return result(log, outcomes, notes, data, task.level)
+        return _result(log, outcomes, notes, data, task.level)
 
 
 def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int]) -> Reader:
@@ -297,3 +206,137 @@ def _nothing_learned(data: LearningRows, outcomes: Sequence[Outcome]) -> Finding
         f"The policy is its anchor, the policy of {names}: {reason}.",
         "Collect more rows, or name other features.",
     )
+
+
+def _result(
+    unseen: UnseenLog,
+    outcomes: Sequence[Outcome],
+    notes: Sequence[Finding],
+    data: LearningRows,
+    level: float,
+) -> Learned:
+    """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
+    name = next(iter(unseen.targets))
+    evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
+    crossed = unseen.log.crossed
+    gains = (
+        _paired(unseen, evaluation)
+        if crossed
+        else _apart(evaluation[name].estimates, data, level)
+    )
+    anchor = outcomes[0].policy.anchor
+    shown = all(gain.shown for gain in gains)
+    findings = [*notes, *evaluation.findings, *evaluation[name].findings]
+    findings = [finding for finding in findings if finding.code not in OF_OTHERS]
+    learned = Learned(
+        policy=_policy(outcomes),
+        evaluation=evaluation,
+        comparison=_compared(unseen, anchor, level) if crossed else None,
+        gains=tuple(gains),
+        name=name,
+        choices=tuple(
+            Choice(k, o.policy.anchor, o.chosen) for k, o in enumerate(outcomes, start=1)
+        ),
+        candidates=tuple(outcome.candidates for outcome in outcomes),
+        more_rows=None if shown else _more_rows(unseen, gains, level),
+        findings=tuple(findings),
+    )
+    if learned.better:
+        return learned
+    return replace(learned, findings=(_not_better(learned), *findings))
+
+
+def _not_better(learned: Learned) -> Finding:
+    names = ", ".join(repr(gain.logger) for gain in learned.gains if not gain.shown)
+    message = f"The learned policy was not shown to be better than {names}."
+    return Finding("not-better", message, "Do not deploy it on this evidence.")
+
+
+def _policy(outcomes: Sequence[Outcome]) -> LearnedMixture | LinearPolicy:
+    policies = [outcome.policy for outcome in outcomes]
+    if len(policies) == 1:
+        return policies[0]
+    return LearnedMixture(policies, [1 / len(policies)] * len(policies))
+
+
+def _paired(unseen: UnseenLog, evaluation: Evaluation) -> list[Gain]:
+    """Return the gain over each logger, paired by row, with its one-sided bound."""
+    name, _, *loggers = unseen.targets
+    return [_gain(unseen, evaluation, name, logger) for logger in loggers]
+
+
+def _gain(unseen: UnseenLog, evaluation: Evaluation, name: str, logger: str) -> Gain:
+    targets = {key: unseen.targets[key] for key in (name, logger)}
+    sided = 2 * evaluation.level - 1  # its lower end is a one-sided bound
+    try:
+        compared = compare(
+            unseen.log, targets, baseline=logger, level=sided, model=unseen.model
+        )
+    except RefusedError:  # the rows show no spread
+        return Gain(logger, 0.0, math.inf, -math.inf, shown=False)
+    difference = compared.difference(name)
+    return Gain(
+        logger,
+        difference.value,
+        difference.std_error,
+        difference.interval.lower,
+        shown=difference.verdict == "better",
+    )
+
+
+def _apart(estimates: Mapping[str, Estimate], data: LearningRows, level: float) -> list[Gain]:
+    """Return gains over the mean rewards of loggers whose other propensities are unknown.
+
+    The errors of both add up, which holds however the two depend on each other.
+    """
+    learned = next(iter(estimates.values()))
+    critical = float(stats.norm.ppf(level))
+    gains = []
+    for k, logger in enumerate(data.loggers):
+        own = data.reward[data.logger == k]
+        error = learned.std_error
+        error += float(own.std(ddof=1)) / math.sqrt(len(own)) if len(own) > 1 else math.inf
+        value = learned.value - float(own.mean()) if len(own) else math.nan
+        lower = value - critical * error
+        gains.append(Gain(logger, value, error, lower, shown=bool(lower > 0)))
+    return gains
+
+
+def _compared(unseen: UnseenLog, anchor: str, level: float) -> Comparison | None:
+    """Return the comparison of all policies; None if the rows show no spread."""
+    baseline = anchor if anchor in unseen.targets else next(iter(unseen.targets))
+    try:
+        return compare(
+            unseen.log, unseen.targets, baseline=baseline, level=level, model=unseen.model
+        )
+    except RefusedError:
+        return None
+
+
+def _more_rows(unseen: UnseenLog, gains: Sequence[Gain], level: float) -> float | None:
+    """Return the new rows that would show gains of the estimated size; None if unknown.
+
+    The interval must shrink by the ratio of the gain to the distance from its bound, and
+    `plan` knows how many rows that takes.
+    """
+    weak = [gain for gain in gains if not gain.shown]
+    if not all(-math.inf < gain.lower <= 0 < gain.value for gain in weak):
+        return None
+    ratios = [gain.value / (gain.value - gain.lower) for gain in weak]
+    name, column = next(iter(unseen.targets.items()))
+    estimator = "calibrated" if unseen.log.crossed else "naive"
+    now = evaluate(unseen.log, {name: column}, estimator, level=level)
+    interval = now[name].intervals[estimator]
+    half_width = min(ratios) * (interval.upper - interval.lower) / 2
+    try:
+        outlook = plan(
+            unseen.log,
+            {name: column},
+            half_width=half_width,
+            estimators=[estimator],
+            level=level,
+        )
+    except RefusedError:
+        return None
+    rows = outlook.option(estimator, AS_NOW).rows
+    return rows if np.isfinite(rows) else None
