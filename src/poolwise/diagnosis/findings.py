@@ -32,6 +32,7 @@ RARE = 20  # effective rewarded rows below which Student's interval undercovers
 FEW = 30  # effective sample size below which normal intervals are unreliable
 UNEVEN = 100  # the same for uneven weights (benchmarks/coverage.py)
 NARROW = "the interval is probably too narrow"
+FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
 WORSE = 1.1  # ratio of standard errors that is worth a note
 
 
@@ -289,6 +290,29 @@ def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
             "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`.",
         )
     ]
+
+
+def cluster_findings(number: int, method: str) -> Iterator[Finding]:
+    """Yield findings about rows that belong to so many clusters.
+
+    Args:
+        number: Number of clusters, or of their buckets.
+        method: Kind of interval.
+    """
+    if method == "student":
+        yield Finding(
+            "clusters-ignored",
+            "These intervals treat rows as independent, though the log names a `cluster`.",
+            "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
+        )
+    elif number < FEW_CLUSTERS:
+        narrow = " The bootstrap's interval is then too narrow."
+        yield Finding(
+            "few-clusters",
+            f"The rows belong to only {number} clusters, so the standard error is itself "
+            f"uncertain.{narrow if method == 'bootstrap' else ''}",
+            "Collect rows of more clusters, or name a finer unit.",
+        )
 
 
 CODE = "no-cross-propensities"

@@ -381,13 +381,8 @@ def raise_floors(floors: FloatArray, sums: Sums) -> None:
 def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:
     """Turn logarithms into probabilities, relative to the largest of each row."""
     for name, values in columns.items():
-        if name == "own" or _is_probability(name):
+        if name in {"own", "estimated_mixture"} or name.startswith(("p_", "t_")):
             np.exp(np.subtract(values, top, out=values), out=values)
-
-
-def _is_probability(name: str) -> bool:
-    """Test if a column, other than the propensity, is a probability."""
-    return name.startswith(("p_", "t_")) or name == "estimated_mixture"
 
 
 def _shrink(factor: Factor, weight: FloatArray) -> None:

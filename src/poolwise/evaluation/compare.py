@@ -383,13 +383,11 @@ class _Targets:
         for name, first in self.first.items():
             k = order.index(first)
             variance, freedom = float(spread.errors[k]) ** 2, float(spread.freedom[k])
-            estimate = replace(
-                self.candidates.estimates[name], variance=variance, freedom=freedom
-            )
+            alone = self.candidates.estimates[name]
+            estimate = replace(alone, variance=variance, freedom=freedom)
             split, limits = self.source.splits[name], self.source.limits[name]
-            interval, findings = auto_interval(
-                estimate, split.whole, split.buckets, one, limits
-            )
+            rows = (split.whole, split.buckets)
+            interval, findings = auto_interval(estimate, *rows, one, limits)
             interval = replace(interval, level=level)
             notes += [finding.of_target(name) for finding in findings]
             # a pair is in order: its second target is never shown to be better

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.trained import HONEST, check_names, on_own
 from poolwise.engines.base import as_engine
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
 METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
 BY_BUCKET = frozenset({"jackknife", "bootstrap"})
-FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,8 +326,10 @@ class OpenLog:
         refuse_outside(asked.log, next(iter(splits.values())).whole)
         _refuse_unlogged(splits)
         dropped = rows.check() if asked.log.on_fault == "drop" else ()
+        clusters = max(len(split.buckets) for split in splits.values())
+        clustered = asked.log.cluster is not None
         findings = (
-            *_cluster_findings(asked, splits),
+            *(cluster_findings(clusters, asked.method) if clustered else ()),
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *getattr(rows, "notes", ()),
@@ -386,24 +388,4 @@ def _refuse_unlogged(splits: Mapping[str, Split]) -> None:
             f"target {', '.join(map(repr, silent))} gives probability 0 to every logged "
             "action: these logs say nothing about it. Check that the probability is that of "
             "the *logged* action.",
-        )
-
-
-def _cluster_findings(asked: Request, splits: Mapping[str, Split]) -> Iterator[Finding]:
-    if asked.log.cluster is None:
-        return
-    number = max(len(split.buckets) for split in splits.values())
-    if asked.method == "student":
-        yield Finding(
-            "clusters-ignored",
-            "These intervals treat rows as independent, though the log names a `cluster`.",
-            "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
-        )
-    elif number < FEW_CLUSTERS:
-        narrow = " The bootstrap's interval is then too narrow."
-        yield Finding(
-            "few-clusters",
-            f"The rows belong to only {number} clusters, so the standard error is itself "
-            f"uncertain.{narrow if asked.method == 'bootstrap' else ''}",
-            "Collect rows of more clusters, or name a finer unit.",
         )

@@ -260,7 +260,8 @@ def _reach_of_ratio(
     """Return the distances to the limits of a ratio; None if one of them is unbounded.
 
     A value u is in the interval if that of the mean of "above - u below" contains 0
-    (Fieller), so that the denominator's luck counts at the limit and not at the estimate.
+    (Fieller), so that the error of the denominator counts at the limit and not at the
+    estimate.
     """
     top, bottom = (Score({t: 1.0}).over(moments) for t in estimate.linear.ratio or ())
     units = [units_of(linear, moments, buckets) or [] for linear in (top, bottom)]
