@@ -145,9 +145,9 @@ def _logistic_fit(x: FloatArray, right: NDArray[np.bool]) -> FloatArray:
 
 
 def draw(
-    name: str, seed: int, rows: int, *, noisy: bool, flat: bool = False, on_log: bool = False
+    name: str, seed: int, rows: int, *, noisy: bool, flat: float = 0.0, on_log: bool = False
 ) -> Bandit:
-    """Draw a log; with `flat` rewards no action is better than another.
+    """Draw a log; every action has the mean reward `flat`, if that is not 0.
 
     With `on_log` the contexts of the log give the exact values, so that the log is drawn
     from the very population whose value is computed.
@@ -160,7 +160,7 @@ def draw(
     scores = _scores(x, right, trained, rng, adversarial=seed % 2 == 1)
     expected: FloatArray = np.where(right, RIGHT, WRONG) if noisy else right.astype(np.float64)
     if flat:
-        expected = np.full(right.shape, expected.mean())
+        expected = np.full(right.shape, flat)
     at = rng.choice(logged, rows)
     if on_log:
         test = logged
