@@ -20,7 +20,7 @@ PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 # In the order of imports: a package imports only packages above it.
 PACKAGES = {
     "log": "a Log and its policies; reads nothing",
-    "moments": "terms, moments, linear combinations; pure NumPy",
+    "moments": "terms, moments, linear combinations, shapes; pure NumPy",
     "rows": "sources and policies become scored rows",
     "engines": "rows become moments",
     "estimators": "moments become an estimate",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.engines.exact import FiniteProblem
+    from poolwise.evaluation.read import IntervalMethod
     from poolwise.moments.estimate import Estimator
 
 LOGS = 4_000
@@ -128,22 +129,60 @@ def test_calibrated_beats_balanced_by_a_margin(family: str, most: float) -> None
 
 
 @pytest.mark.parametrize(("name", "seed"), [("B mixed", 6), ("F floor", 6), ("B mixed", 2)])
-def test_a_log_whose_interval_is_optimistic_says_so(name: str, seed: int) -> None:
+@pytest.mark.parametrize(("interval", "least"), [("auto", 45), ("student", 100)])
+def test_a_log_whose_interval_is_optimistic_says_so(
+    name: str, seed: int, interval: IntervalMethod, least: int
+) -> None:
     """The hard problems of benchmarks/coverage.py: uneven weights worth 60 of 300 rows."""
     chosen = draw_problem(FAMILIES[name], 300, np.random.default_rng(seed))
     for k in range(10):
         log = chosen.draw(np.random.default_rng(k))
-        found = evaluate(log, "target_prob", which_logs=False)["target"]
+        options: dict[str, Any] = {"interval": interval, "which_logs": False}
+        found = evaluate(log, "target_prob", **options)["target"]
         assert found.mixture is not None
         warned = "few-effective-rows" in {f.code for f in found.findings}
-        assert warned == (found.mixture.effective_rows < 100)
+        assert warned == (found.mixture.effective_rows < least)
 
 
-def test_weights_that_are_even_need_no_such_warning() -> None:
-    found = evaluate(toy("T2").draw(np.random.default_rng(1)), "target_prob")["target"]
-    assert found.mixture is not None
-    assert found.mixture.effective_rows < 100
-    assert "few-effective-rows" not in {f.code for f in found.findings}
+# Rows of weight 1 / p, which are as many effective rows, among rows of weight 0.
+EFFECTIVE = [
+    (44, 44, {"auto"}),
+    (45, 45, set()),
+    (29, 29, {"auto", "student"}),
+    (44, 176, {"auto", "student"}),
+    (45, 180, {"student"}),
+    (99, 396, {"student"}),
+    (100, 400, set()),
+]
+
+
+@pytest.mark.parametrize(("effective", "rows", "warned"), EFFECTIVE)
+@pytest.mark.parametrize("interval", ["auto", "student"])
+@pytest.mark.parametrize("crossed", [True, False])
+def test_effective_rows_from_which_coverage_is_claimed(
+    effective: int, rows: int, warned: set[str], interval: IntervalMethod, *, crossed: bool
+) -> None:
+    table = pa.table(
+        {
+            "logger": ["a"] * rows,
+            "reward": [k % 3 / 2 for k in range(rows)],
+            "p": [effective / rows] * rows,
+            "t": [1.0] * effective + [0.0] * (rows - effective),
+        }
+    )
+    probabilities: dict[str, Any] = {"propensities": {"a": "p"}}
+    log = Log(
+        table,
+        logger="logger",
+        reward="reward",
+        **(probabilities if crossed else {"propensity": "p"}),
+    )
+    found = evaluate(log, "t", interval=interval)["target"].findings
+    if crossed:
+        assert ("few-effective-rows" in {f.code for f in found}) == (interval in warned)
+    else:  # Student's: 30 of a single logger, however uneven
+        least = {"auto": 45, "student": 30}[interval]
+        assert ("few-effective-rows" in {f.code for f in found}) == (effective < least)
 
 
 def test_few_effective_rows_are_those_of_the_loggers_that_are_named() -> None:

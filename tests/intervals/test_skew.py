@@ -222,17 +222,23 @@ def test_limits_stay_in_the_range_of_the_rewards() -> None:
     assert lower.upper == math.inf
 
 
-def test_a_log_without_rewards_has_an_upper_limit() -> None:
-    r"""$z_0^2 (W_3 / W_2) r_{max} / N$, with weights 0.5 and 2."""
+@pytest.mark.parametrize(("cluster", "independent"), [(None, 100), ("u", 47)])
+def test_a_log_without_rewards_has_an_upper_limit(
+    cluster: str | None, independent: int
+) -> None:
+    r"""$z_0^2 (W_3 / W_2) r_{max} / N$, with weights 0.5, 2; 50 clusters share 47 buckets."""
     weight = np.array([0.5, 2.0] * 50)
-    table = pa.table(
-        {"t": weight / 4, "p": np.full(100, 0.25), "r": np.zeros(100), "l": ["a"] * 100}
-    )
+    columns = {"t": weight / 4, "p": np.full(100, 0.25), "r": np.zeros(100), "l": ["a"] * 100}
     log = pw.Log(
-        table, logger="l", reward="r", propensities={"a": "p"}, reward_range=(0.0, 3.0)
+        pa.table(columns | {"u": np.arange(100) // 2}),
+        logger="l",
+        reward="r",
+        propensities={"a": "p"},
+        reward_range=(0.0, 3.0),
+        cluster=cluster,
     )
     result = pw.evaluate(log, "t")["target"]
-    expected = 1.959963984540054**2 * (8.125 / 4.25) * 3.0 / 100
+    expected = 1.959963984540054**2 * (8.125 / 4.25) * 3.0 / independent
     for name in ("balanced", "naive"):
         interval = result.intervals[name]
         assert (interval.lower, interval.upper) == pytest.approx((0.0, expected))

@@ -88,7 +88,9 @@ def evaluate(
         ),
     ] = None,
     level: Level = 0.95,
-    interval: Annotated[IntervalMethod, typer.Option(help="Method of the intervals.")] = "auto",
+    interval: Annotated[
+        IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")
+    ] = "auto",
     sides: Annotated[
         Sides, typer.Option(help="Two-sided interval, lower or upper bound.")
     ] = "two",

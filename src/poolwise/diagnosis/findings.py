@@ -7,6 +7,7 @@ use these weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.agreement import ENOUGH
@@ -29,9 +30,12 @@ HAUSMAN = 3.0  # standard errors between two estimates of one value
 DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and its ratio to the mean
 ENDLESS = 1.0  # tail index from which the mean is infinite
 RARE = 20  # effective rewarded rows below which Student's interval undercovers
-FEW = 30  # effective sample size below which normal intervals are unreliable
-UNEVEN = 100  # the same for uneven weights (benchmarks/coverage.py)
+FEW = 30  # effective sample size below which Student's interval is unreliable
+UNEVEN = 100  # the same for uneven weights
+CLAIMED = 45  # effective sample size from which the skew-score interval holds its level
 NARROW = "the interval is probably too narrow"
+UNSURE = "the interval may cover the value less often than its level says"
+MEASURED = " docs/which-estimator.md has the coverage measured with so few."
 FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
 WORSE = 1.1  # ratio of standard errors that is worth a note
 
@@ -41,16 +45,18 @@ def judge(
     mixture: Overlap | None,
     diagnosis: Diagnosis,
     rows: Mapping[str, int],
+    *,
+    skewed: bool = False,
 ) -> list[Finding]:
-    """Return the findings about one target."""
+    """Return the findings about one target; `skewed` if its intervals are skew-score ones."""
     crossed = mixture is not None
     findings = [*_agreement(diagnosis, crossed=crossed)]
     if mixture is None:
-        findings += _unpooled(loggers, rows)
+        findings += _unpooled(loggers, rows, skewed=skewed)
     else:
         findings += [
             *_probabilities(loggers, mixture, diagnosis, rows),
-            *_pooled(mixture, sum(rows.values())),
+            *_pooled(mixture, sum(rows.values()), skewed=skewed),
         ]
     findings += _by_logger(loggers, rows, crossed=crossed)
     return [*findings, *_harmful(diagnosis)]
@@ -118,11 +124,12 @@ def _wrong(symptom: str) -> Finding:
     )
 
 
-def _pooled(mixture: Overlap, rows: int) -> Iterator[Finding]:
+def _pooled(mixture: Overlap, rows: int, *, skewed: bool) -> Iterator[Finding]:
     """Yield findings about the balanced weights, which the default estimator uses."""
     uneven = 2 * mixture.effective_rows < rows
-    if mixture.effective_rows < (UNEVEN if uneven else FEW):
-        yield few_effective_rows(mixture.effective_rows, NARROW)
+    least = CLAIMED if skewed else UNEVEN if uneven else FEW
+    if mixture.effective_rows < least:
+        yield _too_few(mixture.effective_rows, skewed=skewed)
     if mixture.effective_rows >= FEW and mixture.largest_share > DOMINANT:
         yield Finding(
             "dominant-row",
@@ -136,14 +143,22 @@ def _pooled(mixture: Overlap, rows: int) -> Iterator[Finding]:
         yield _heavy(mixture.tail, "alarm" if alarming else "warning")
 
 
-def _unpooled(loggers: Mapping[str, Overlap], rows: Mapping[str, int]) -> Iterator[Finding]:
+def _too_few(effective: float, weights: str = "", *, skewed: bool) -> Finding:
+    finding = few_effective_rows(effective, UNSURE if skewed else NARROW, weights)
+    return replace(finding, advice=finding.advice + MEASURED) if skewed else finding
+
+
+def _unpooled(
+    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, skewed: bool
+) -> Iterator[Finding]:
     """Yield findings about own weights, which all estimators use without propensities."""
     above = _mean_weights(loggers, rows, above=True)
     if above:
         yield _wrong(f"Weights average more than 1: {_numbers(above)}.")
-    few = {i: o.effective_rows for i, o in loggers.items() if o.effective_rows < FEW}
+    least = CLAIMED if skewed else FEW
+    few = {i: o.effective_rows for i, o in loggers.items() if o.effective_rows < least}
     if few:
-        yield few_effective_rows(sum(few.values()), NARROW, f" against {_names(few)}")
+        yield _too_few(sum(few.values()), f" against {_names(few)}", skewed=skewed)
 
 
 def _heavy(tail: TailIndex, severity: Severity) -> Finding:
@@ -271,11 +286,14 @@ def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(map(repr, loggers))
 
 
-def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
+def few_rewarded(
+    view: MomentsByLogger, *, crossed: bool, skewed: bool = False
+) -> list[Finding]:
     """Return a finding if the effective number of rewarded rows is small.
 
     It is independent of the weights: with three rewards in a million rows, Student's 95%
-    interval covers 85%, even if all weights are equal.
+    interval covers 85%, even if all weights are equal.  The skew-score interval guards
+    against it where the pass returns powers, so the finding is then a note.
     """
     term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
     together = pooled(view.values())
@@ -283,13 +301,14 @@ def few_rewarded(view: MomentsByLogger, *, crossed: bool) -> list[Finding]:
     effective = together.effective(term) if one_sign and together.has(term) else 0.0
     if not 0 < effective < RARE or 2 * effective > together.count:
         return []
-    return [
-        Finding(
-            "few-rewarded-rows",
-            f"The effective number of rewarded rows is only {effective:.1f}, so {NARROW}.",
-            "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`.",
-        )
-    ]
+    severity: Severity = "warning"
+    consequence = NARROW
+    advice = "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`."
+    if skewed and all(term in m.powers for m in view.values()):
+        severity, consequence = "note", "the interval is wide, but holds its level"
+        advice = "Collect more rows for a narrower one."
+    few = f"The effective number of rewarded rows is only {effective:.1f}, so {consequence}."
+    return [Finding("few-rewarded-rows", few, advice, severity)]
 
 
 def cluster_findings(number: int, method: str) -> Iterator[Finding]:

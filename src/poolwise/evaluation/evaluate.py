@@ -241,6 +241,12 @@ class _Target:
         self.intervals: dict[str, Interval] = {}
         self.findings: list[Finding] = []
 
+    @property
+    def skewed(self) -> bool:
+        """True if intervals are skew-score ones: the pass has clusters or slices."""
+        shaped = self.asked.clustered or all(m.slices for m in self.view.values())
+        return self.asked.method == "skew" and shaped
+
     def result(
         self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
     ) -> TargetResult:
@@ -257,14 +263,15 @@ class _Target:
                 self.findings += [*self.estimates[name].findings, *notes]
         trained = self._replace_pooled()
         self._guarantee(bets)
-        self.findings += few_rewarded(view, crossed=crossed)
+        self.findings += few_rewarded(view, crossed=crossed, skewed=self.skewed)
         own = own_overlap(view, buckets, crossed=crossed)
         mixed = mixed_overlap(view, buckets) if crossed else None
         diagnosis = diagnose(view, buckets, self.asked.level, crossed=crossed)
         if without:
             diagnosis = replace(diagnosis, with_all=_errors(self.split), without=without)
         codes = {f.code for f in self.findings}
-        judged = judge(own, mixed, diagnosis, {i: m.count for i, m in view.items()})
+        rows = {i: m.count for i, m in view.items()}
+        judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed)
         findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
         if self.answers.served.uncrossed:  # one finding of the log covers these
             findings = [f for f in findings if f.code not in AS_NAIVE]

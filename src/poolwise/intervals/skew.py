@@ -190,13 +190,17 @@ def _ghosts(powers: Powers) -> tuple[float, float]:
     return spread, max(1.0, with_third / with_second / (third / second))
 
 
-def without_rewards(powers: Powers, largest: float, level: float, sides: Sides) -> Interval:
-    """Return the interval if no reward was seen and rewards lie between 0 and `largest`."""
+def without_rewards(powers: Powers, limits: Limits, level: float, sides: Sides) -> Interval:
+    """Return the interval if no reward was seen and the least possible one is 0.
+
+    Rows of one cluster count once: `limits` has the number of independent ones.
+    """
+    largest = limits.reward_range[1] if limits.reward_range else math.inf
     alpha = (1 - level) / 2 if sides == "two" else 1 - level
     normal = student_quantile(1 - alpha, math.inf)
     second, third = map(float, powers.weight[2:4])
-    upper = normal**2 * third / second * largest / powers.rows if second > 0 else largest
-    return Interval(0.0, math.inf if sides == "lower" else min(upper, largest), level)
+    upper = normal**2 * third / second * largest / limits.rows if second > 0 else largest
+    return one_sided(Interval(0.0, min(upper, largest), level), sides)
 
 
 def interval_needs(needs: Needs, crossed: Sequence[str] = ()) -> Needs:
@@ -231,9 +235,9 @@ def auto_interval(
     """
     powers = powers_of_estimate(estimate.linear, moments)
     if not 0 < estimate.variance < math.inf:
-        lowest, highest = limits.reward_range or (math.nan, math.nan)
+        lowest = limits.reward_range[0] if limits.reward_range else math.nan
         if powers is not None and not powers.reward[0] and lowest == 0:
-            return without_rewards(powers, highest, level, sides), (BOUNDED,)
+            return without_rewards(powers, limits, level, sides), (BOUNDED,)
         return default_interval(estimate, level, limits, sides)
     linear = estimate.linear
     strata = units_of(linear, moments, buckets)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from poolwise.evaluation.read import IntervalMethod
+
 TABLE: pa.Table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
 
 
@@ -196,13 +198,18 @@ def test_bets_do_not_hang_on_the_order_of_the_rows(order: str) -> None:
 
 
 @pytest.mark.parametrize(("rewarded", "told"), [(4, True), (19, True), (25, False)])
-def test_few_rewarded_rows_are_told(rewarded: int, *, told: bool) -> None:
+@pytest.mark.parametrize(("interval", "severity"), [("skew", "note"), ("student", "warning")])
+def test_few_rewarded_rows_are_told(
+    rewarded: int, interval: IntervalMethod, severity: str, *, told: bool
+) -> None:
+    """The skew-score interval guards against rare rewards; Student's does not."""
     rewards = np.zeros(5000)
     rewards[:rewarded] = 1.0
     table = pa.table({"l": ["a"] * 5000, "r": rewards})
     log = Log(table, logger="l", reward="r", propensities={"a": "0.5"})
-    codes = {f.code for f in evaluate(log, {"target": "0.5"})["target"].findings}
-    assert ("few-rewarded-rows" in codes) == told
+    findings = evaluate(log, {"target": "0.5"}, interval=interval)["target"].findings
+    severities = [f.severity for f in findings if f.code == "few-rewarded-rows"]
+    assert severities == ([severity] if told else [])
 
 
 # The same rows twice, and names that are one.
