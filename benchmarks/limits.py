@@ -61,6 +61,7 @@ class Limit:
 
 
 EVALUATE = Key("evaluate", LARGE)
+LEARN = Key("learn", 10**5, 1, 2)
 LIMITS = (
     Limit(
         "evaluate, times decoding, 1e7 rows and 1 target",
@@ -97,6 +98,8 @@ LIMITS = (
         1.3,
         Reading(Key("predict-plain", 10**6, 1, 3)),
     ),
+    Limit("seconds of learning, 1e5 rows, 10 actions, 60 features", Reading(LEARN), 60),
+    Limit("megabytes of the same", Reading(LEARN, "megabytes"), 1_000),
     Limit("seconds for 100 targets at 1e6 rows", Reading(Key("evaluate", 10**6, 100)), 10),
     Limit(
         "the command, its start included, times decoding, 1e8 rows",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import limits
+from benchmarks import learners, limits
 from benchmarks.arithmetic import write_arithmetic
 from benchmarks.data import log_file
 from benchmarks.kept import Key, Measurement, add_speed
@@ -50,6 +50,7 @@ RIVALS = (
     "numpy",
     "obp",
 )
+LEARN = limits.LEARN  # on a log of its own
 IN_MEMORY = ("memory", "obp-memory")
 MOST_MEMORY, MOST_SECONDS = 8e9, 120  # a rival that would need more is left out
 COPIES = 3  # copies of the columns that pandas and NumPy hold at once
@@ -69,7 +70,7 @@ def grid(most: int) -> list[Key]:
     """Return all keys to measure, on logs of at most `most` rows."""
     keys = [Key(what, *cell) for cell in CELLS for what in RIVALS]
     keys += [Key(what, 10**6) for what in IN_MEMORY]
-    keys += [Key(what, 10**6, 1, LOGGERS) for what in MODELS]
+    keys += [*(Key(what, 10**6, 1, LOGGERS) for what in MODELS), LEARN]
     return [key for key in keys if key.rows <= most and fits(key)]
 
 
@@ -80,6 +81,8 @@ def measure(keys: Iterable[Key]) -> dict[Key, Measurement]:
         _, rows, targets, loggers = key
         if key.what in MODELS:
             path, warm = policy_file(rows), policy_file(WARM)
+        elif key.what == LEARN.what:
+            path, warm = learners.learning_file(rows), learners.learning_file(WARM // 10)
         else:
             path = log_file(rows, targets=targets, loggers=loggers)
             warm = log_file(WARM)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import policies, rivals
+from benchmarks import learners, policies, rivals
 from benchmarks.data import loggers_of, targets_of
 from benchmarks.kept import ROOT, Measurement
 
@@ -103,6 +103,7 @@ WORK: dict[str, Callable[[Path], Callable[[], object]]] = {
     "score": policies.score,
     "policies": policies.evaluate,
     "policies-memory": policies.evaluate_table,
+    "learn": learners.learn,
 }
 
 

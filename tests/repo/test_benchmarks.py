@@ -9,7 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from benchmarks import arithmetic, data, limits, policies, rivals, run, speed, speed_chart
+from benchmarks import (
+    arithmetic,
+    data,
+    learners,
+    limits,
+    policies,
+    rivals,
+    run,
+    speed,
+    speed_chart,
+)
 from benchmarks.kept import Key, Measurement, add_speed, part, read_speed
 
 if TYPE_CHECKING:
@@ -168,6 +178,7 @@ def test_models_scored_by_us_are_the_models(folder: Path) -> None:
 @pytest.mark.parametrize("what", speed.WORK)
 def test_every_kind_of_work_runs(what: str, path: Path) -> None:
     file = policies.policy_file(ROWS) if what in run.MODELS else path
+    file = learners.learning_file(ROWS) if what == run.LEARN.what else file
     speed.WORK[what](file)()
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK_ROWS = 8_192  # rows whose matrices stay in cache
+ROUNDING = 1e-12  # relative error of a mean of equal numbers
 TINY = 1e-30  # probability below which the logarithm falls no further
 
 
@@ -154,6 +155,8 @@ class Regression:
         """Return the error of the value, stratified by logger."""
         count, used = self.columns.shape
         error = stratified_error(logger, self.residual)
+        if error < ROUNDING * abs(self.value):
+            return 0.0
         return error * math.sqrt(count / max(count - used, 1))
 
 
