@@ -31,6 +31,9 @@ class SourceError(PoolwiseError):
         super().__init__(f"cannot read {source}: {reason}")
 
 
+SHOWN_MISSING = 10  # columns in a message; `MissingColumnError.missing` has all
+
+
 class MissingColumnError(PoolwiseError):
     """Columns that a role names and the source lacks.
 
@@ -46,6 +49,8 @@ class MissingColumnError(PoolwiseError):
             f"{role}: there is no column {name!r}{did_you_mean(name, available)}"
             for name, role in missing.items()
         ]
+        left = len(lines) - SHOWN_MISSING
+        lines = [*lines[:SHOWN_MISSING], f"and {left} more"] if left > 1 else lines
         columns = ", ".join(available) or "none"
         super().__init__("\n".join([*lines, f"The source has these columns: {columns}."]))
 

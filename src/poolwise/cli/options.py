@@ -63,8 +63,8 @@ class RoleOptions:
         list[str] | None,
         typer.Option(
             metavar="LOGGER=COLUMN",
-            help="Probability of the logged action under every logger: v1=p_v1,v2=p_v2. "
-            "Repeatable. A policy in Python is v1=module:attribute or v1=model.skops.",
+            help="Probability of the logged action under every logger: v1=p_v1,v2=p_v2, or a "
+            "pattern of all columns: 'p_{logger}'. Repeatable. A policy in Python is v1=module:attribute or v1=model.skops.",
         ),
     ] = None
     target: Annotated[
@@ -89,15 +89,18 @@ class RoleOptions:
                 "at least one --target is required, e.g. --target candidate=p_candidate"
             )
         loggers = self.loggers(trust=trust) if targets else {}
+        loggers = {} if isinstance(loggers, str) else loggers
         return {
             name: named_policy(value, trust=trust, loggers=loggers)
             for name, value in targets.items()
         }
 
-    def loggers(self, *, trust: bool = False) -> dict[str, PolicyLike]:
-        """Return the policies of the loggers by label."""
+    def loggers(self, *, trust: bool = False) -> dict[str, PolicyLike] | str:
+        """Return the policies of the loggers by label, or a pattern of their columns."""
         from poolwise.cli.loading import named_policy
 
+        if len(self.propensities or ()) == 1 and "=" not in (self.propensities or [""])[0]:
+            return (self.propensities or [""])[0]
         values = pairs(self.propensities or [], "--propensities")
         return {name: named_policy(value, trust=trust) for name, value in values.items()}
 
@@ -256,7 +259,7 @@ def scored_command(scored: ScoredLog, path: Path) -> str:
     words = ["poolwise", "evaluate", str(path), "--reward", log.reward]
     for flag, value in (("--logger", log.logger), ("--propensity", log.propensity)):
         words += [flag, str(value)] if value is not None else []
-    for label, value in (log.propensities or {}).items():
+    for label, value in log.by_label.items():
         words += ["--propensities", f"{label}={value}"]
     for name, value in targets.items():
         words += ["--target", f"{name}={value}"]

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
+from poolwise.log.log import PATTERN, Log
 from poolwise.rows.rules import (
     RoleColumns,
     check_query,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from sqlglot import exp
 
-    from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
@@ -257,6 +257,29 @@ def as_engine(engine: EngineLike, log: Log) -> Engine:
     raise UsageError(
         f"no engine {engine!r}; there are {', '.join(map(repr, NAMES))}, a SparkSession, and "
         "objects such as DuckDB(threads=4)"
+    )
+
+
+def with_loggers(log: Log, engine: EngineLike = None) -> Log:
+    """Return the log with propensities by label; a pattern is applied to the rows' loggers."""
+    if not isinstance(log.propensities, str):
+        return log
+    bare = Log(
+        log.source,
+        reward="1",
+        logger=log.logger,
+        propensity="1",
+        on_fault=log.on_fault,
+        reader_options=log.reader_options,
+        table=log.table,
+        connection=log.connection,
+    )
+    labels = getattr(engine, "moments", None)  # of a `Summary`, which has no rows
+    if labels is None:
+        with as_engine(engine, log).open(bare, {}) as rows:
+            labels = rows.counts
+    return replace(
+        log, propensities={i: log.propensities.replace(PATTERN, i) for i in labels}
     )
 
 

@@ -113,7 +113,7 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
     """
     logger = ONLY_LOGGER if log.logger is None else _text(log.logger)
     rules = [log.log_probabilities, log.on_fault]
-    crossed = {str(k): _text(v) for k, v in (log.propensities or {}).items() if v is not None}
+    crossed = {k: _text(v) for k, v in log.by_label.items() if v is not None}
     own = None if log.propensity is None else _text(log.propensity)
     return Question(
         _hash([logger, _text(log.reward), rules]),

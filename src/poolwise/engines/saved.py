@@ -201,7 +201,7 @@ class Summary:
         """Return the log with own propensities only, which any moments can serve."""
         if not log.crossed:
             return log
-        unknown = dict.fromkeys(map(str, log.propensities or {}))
+        unknown = dict.fromkeys(log.by_label)
         own = "propensity" if log.propensity is None else log.propensity  # never read
         return replace(log, propensities=unknown, propensity=own)
 

@@ -223,7 +223,7 @@ class GivenMixture:
 def with_mixture(estimator: Estimator, log: Log) -> Estimator:
     """Return the estimator on the mixture column of a log, if it uses balanced weights."""
     if isinstance(estimator, Calibrated):
-        known = tuple(str(k) for k, v in (log.propensities or {}).items() if v is not None)
+        known = tuple(k for k, v in log.by_label.items() if v is not None)
         estimator = replace(estimator, known=known)
     elif isinstance(estimator, SelfNormalised | DoublyRobust):
         if estimator.weights != "balanced":

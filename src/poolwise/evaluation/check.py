@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlglot import exp
 
+from poolwise.engines.base import with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
@@ -68,6 +69,7 @@ def check(
     log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: EngineLike = None
 ) -> CheckReport:
     """Count the rows that break each rule, by logger, without estimating anything."""
+    log = with_loggers(log, engine)
     named = named_targets(targets) if targets else {}
     with open_rows(Request(log, named), engine) as rows:
         return CheckReport(rows.check(), rows.all_counts)
@@ -91,7 +93,7 @@ def needs_of(
 
     Slices and powers of skewed intervals are among it if `shaped`.
     """
-    loggers = tuple(map(str, log.propensities or ()))
+    loggers = tuple(log.by_label)
     estimators = (*(make() for make in BY_NAME.values()), *also)
     request = Request(log, {}, estimators, strict=False)
     usable = served(request, loggers, shaped=shaped)
@@ -129,7 +131,7 @@ def score_log(
     Returns:
         The log in that file and its targets, for ``evaluate(*score_log(...))``.
     """
-    named, file = named_targets(targets), Path(path)
+    named, file, log = named_targets(targets), Path(path), with_loggers(log)
     refuse_output(file, PARQUET, files_of(log))
     with whole_file(file) as unfinished:
         roles, names = (engine or DuckDB()).score(log, named, unfinished, _names)
@@ -161,8 +163,8 @@ def _scored(log: Log, roles: Roles, names: Mapping[str, str], path: Path) -> Log
     """The log in the file, with columns in place of scored policies."""
     columns = roles.table.propensities
     propensities = {
-        label: names.get(columns[str(label)].name, policy) if str(label) in columns else policy
-        for label, policy in (log.propensities or {}).items()
+        label: names.get(columns[label].name, policy) if label in columns else policy
+        for label, policy in log.by_label.items()
     }
     own = roles.table.propensity
     scored = isinstance(own, exp.Column) and own.name in names

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from poolwise.engines.base import with_loggers
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
@@ -72,6 +73,7 @@ def compare(
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
     """
+    log = with_loggers(log, engine)
     named = _with_baseline(log, named_targets(targets), baseline)
     if len(named) < 2:
         raise UsageError("compare needs at least two targets, or a target and a baseline")
@@ -88,7 +90,7 @@ def _with_baseline(
     """Return the targets, and the baseline's own policy where it is a logger."""
     if baseline is None or baseline in named:
         return named
-    loggers = {str(label): policy for label, policy in (log.propensities or {}).items()}
+    loggers = log.by_label
     policy = loggers.get(baseline)
     if policy is not None and log.crossed:
         return {**named, baseline: policy}

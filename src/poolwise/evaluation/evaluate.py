@@ -23,7 +23,7 @@ from poolwise.diagnosis.trained import (
     pools,
     target_on_log,
 )
-from poolwise.engines.base import SingleRows
+from poolwise.engines.base import SingleRows, with_loggers
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted
@@ -94,6 +94,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         model: A reward model for the doubly robust estimators and for calibrated: a
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
     """
+    log = with_loggers(log, engine)
     asked = request(
         log, targets, estimators, level=level, interval=interval, sides=sides, model=model
     )

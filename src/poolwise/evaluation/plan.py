@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.diagnosis.trained import on_own
-from poolwise.engines.base import SingleRows
+from poolwise.engines.base import SingleRows, with_loggers
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
@@ -67,6 +67,7 @@ def plan(
     """
     if not 0 < half_width < math.inf:
         raise UsageError(f"half_width must be positive and finite, got {half_width:g}")
+    log = with_loggers(log, engine)
     named = named_targets(target)
     if len(named) != 1:
         raise UsageError(f"plan takes one target, got {len(named)}: call it for each")

@@ -344,7 +344,7 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     log = asked.log
     with open_rows(asked, engine) as rows:
         loggers = tuple(rows.counts)
-        check_names(log.trained_on, [*loggers, *map(str, log.propensities or ()), *asked.names])
+        check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
         shaped = asked.method == "skew" and rows.shaped
         usable = served(asked, loggers, shaped=shaped)
         if asked.method in GUARANTEES:

@@ -9,7 +9,7 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.engines.base import QueryRows
+from poolwise.engines.base import QueryRows, with_loggers
 from poolwise.engines.files import holds_moments, question, read_answer, refuse_missing
 from poolwise.engines.saved import Summary
 from poolwise.errors import SourceError, UsageError
@@ -46,6 +46,7 @@ def summarise(
     """
     if log.estimate_mixture:
         raise UsageError("a log with an estimated mixture, which all rows fix, has no summary")
+    log = with_loggers(log, engine)
     named = named_targets(targets)
     with open_rows(Request(log, named), engine) as rows:
         if counts is not None and log.crossed:
@@ -61,7 +62,7 @@ def summarise(
 def _checked(counts: Mapping[str, float], log: Log) -> dict[str, float]:
     """Return the counts in the order of the log's loggers."""
     by_label = {str(label): count for label, count in counts.items()}
-    loggers = [str(label) for label in log.propensities or ()]
+    loggers = list(log.by_label)
     if set(by_label) != set(loggers):
         got, expected = (", ".join(map(repr, sorted(names))) for names in (by_label, loggers))
         raise UsageError(

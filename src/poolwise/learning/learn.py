@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
+from poolwise.engines.base import with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, LogError, RefusedError
 from poolwise.evaluation.check import check
@@ -94,6 +95,7 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
         rows: Learn from a sample of at most about so many rows; all unseen ones are evaluated.
         engine: Limits of threads and memory.
     """
+    log = with_loggers(log, engine)
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
     workers = os.cpu_count() or 1
     settings = Settings(anchor_name(anchor), strong, smooth, epsilon, workers)

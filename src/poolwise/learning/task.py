@@ -58,7 +58,7 @@ def anchor_name(anchor: str | Distribution | None) -> str:
 
 def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
     """Return the loggers, and the anchor, that give the probability of every action."""
-    named = {str(k): as_policy(p) for k, p in (log.propensities or {}).items() if p is not None}
+    named = {k: as_policy(p) for k, p in log.by_label.items() if p is not None}
     if anchor is not None and not isinstance(anchor, str):
         if not is_distribution(anchor):
             raise UsageError(
@@ -71,7 +71,7 @@ def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distri
 
 def readable(log: Log, features: tuple[str, ...]) -> Log:
     """Return the log with the features among its context."""
-    given = [log.propensity, *(log.propensities or {}).values()]
+    given = [log.propensity, *log.by_label.values()]
     policies = [as_policy(p) for p in given if p is not None]
     all_columns = not log.context and any(expression_of(p) is None for p in policies)
     if all_columns:  # policies in Python see all columns

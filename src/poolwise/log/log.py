@@ -30,6 +30,7 @@ SELECT = re.compile(
 )
 LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does not overflow
 LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
+PATTERN = "{logger}"  # in a pattern of propensities, where the label goes
 ONLY_LOGGER = "log"  # label of the only logger of a log without a logger column
 
 
@@ -64,7 +65,8 @@ class Log:
         propensity: Probability of the logged action under the logger that wrote the
             row. Optional if `propensities` has it.
         propensities: Probability of the logged action under *every* logger, by label.
-            The value None marks a logger whose probabilities are unknown.
+            The value None marks a logger whose probabilities are unknown. A pattern such as
+            ``"p_{logger}"`` names one column or expression for each logger of the rows.
         action: Column of the logged action; policies in Python require it.
         context: Columns that policies in Python see; empty means all other columns.
         cluster: Column that groups dependent rows (a user, a session).
@@ -95,7 +97,7 @@ class Log:
     reward: str
     logger: str | None = None
     propensity: PolicyLike | None = None
-    propensities: Mapping[Any, PolicyLike | None] | None = None
+    propensities: Mapping[Any, PolicyLike | None] | str | None = None
     action: str | None = None
     context: Sequence[str] = ()
     cluster: str | None = None
@@ -111,8 +113,13 @@ class Log:
     connection: Any = None  # DB-API and ADBC share no type
 
     def __post_init__(self) -> None:
-        if not isinstance(self.propensities, Mapping | None):
-            raise UsageError("propensities must map loggers to probabilities: {'v1': 'p_v1'}")
+        value: object = self.propensities  # annotations are not enforced
+        pattern = isinstance(value, str) and PATTERN in value
+        if not (pattern or value is None or isinstance(value, Mapping)):
+            raise UsageError(
+                "propensities must map loggers to probabilities, as in {'v1': 'p_v1'}, or be a "
+                f"pattern such as 'p_{PATTERN}'; got {value!r}"
+            )
         problems = [*_source_problems(self), *_role_problems(self), *_rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))
@@ -127,8 +134,15 @@ class Log:
     @property
     def crossed(self) -> bool:
         """True if every logger's probability of every row is known."""
-        propensities = self.propensities or {}
-        return bool(propensities) and all(p is not None for p in propensities.values())
+        pattern = isinstance(self.propensities, str)
+        return pattern or bool(self.by_label) and all(p is not None for p in self.by_label.values())
+
+    @property
+    def by_label(self) -> Mapping[str, PolicyLike | None]:
+        """Propensities by label; empty if there are none, or only a pattern of their names."""
+        if self.propensities is None or isinstance(self.propensities, str):
+            return {}
+        return {str(label): value for label, value in self.propensities.items()}
 
     def _repr_html_(self) -> str:
         """Return an HTML table of the arguments, for notebooks; read no row."""
@@ -172,7 +186,7 @@ def _role_problems(log: Log) -> Iterator[str]:
             "`propensity` is required (of the logged action under the logger that wrote the "
             "row), or `propensities` of every logger"
         )
-    if not mapped and log.logger is None and len(log.propensities or {}) > 1:
+    if not mapped and log.logger is None and len(log.by_label) > 1:
         yield "`propensities` of several loggers require the column of the `logger`"
     if mapped and log.logger is not None:
         yield "`logger` must be left out if the source is a mapping of loggers"

@@ -146,8 +146,13 @@ def assign(
 
     Without `columns` no name is checked: the table cannot be read here.
     """
+    if isinstance(log.propensities, str):
+        raise UsageError(
+            f"the pattern {log.propensities!r} requires the loggers of the rows, which a query "
+            "without rows lacks: give `propensities` by label, as in {'v1': 'p_v1'}"
+        )
     look = _Lookup(columns, log.log_probabilities, extra.filled)
-    known = {str(label): value for label, value in (log.propensities or {}).items()}
+    known = log.by_label
     usable = log.crossed or extra.mixture
     crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
     table = RoleColumns(
@@ -208,8 +213,8 @@ def _logger(log: Log, look: _Lookup) -> Expression:
         look.needed[PART_LOGGER] = None
         return column(PART_LOGGER)
     if log.logger is None:
-        labels = list(log.propensities or {ONLY_LOGGER: None})
-        return string(str(labels[0]))
+        labels = list(log.by_label or [ONLY_LOGGER])
+        return string(labels[0])
     return look.value(log.logger, "logger")
 
 
