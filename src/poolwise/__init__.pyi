@@ -1,5 +1,6 @@
 # Public names and where each lives; `__init__.py` imports a name when it is first used.
 
+from .cli.question import Question as Question
 from .engines.duckdb import DuckDB as DuckDB
 from .engines.exact import FiniteProblem as FiniteProblem
 from .engines.saved import Summary as Summary

@@ -90,7 +90,9 @@ def test_json_has_the_shape_that_is_promised(run: Run, path: str) -> None:
     found = run("evaluate", path, *CROSSED, *TARGET, "--target", "old=p_a", *paper(), "--json")
     assert (found.status, found.err) == (0, "")
     text = json.loads(found.out)
-    assert set(text) == {"targets", "loggers", "warnings", "comparison", "fingerprint"}
+    assert set(text) == {
+        "targets", "loggers", "warnings", "comparison", "fingerprint", "question",
+    }  # fmt: skip
     assert [t["target"] for t in text["targets"]] == ["new", "old"]
     for target in text["targets"]:
         assert {"target", "estimates"} <= set(target)
@@ -301,6 +303,11 @@ OPTIONS = {
     "sql": [*ROLE_OPTIONS, "dialect", "on-fault"],
     "demo": ["html", "charts", "json"],
     "reproduce": ["data", "out"],
+    "init": ["out"],
+    "learn": [
+        *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "epsilon", "seed", "rows",
+        "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS, "json",
+    ],
 }  # fmt: skip
 
 

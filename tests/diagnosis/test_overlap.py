@@ -440,7 +440,7 @@ def test_leaving_a_logger_out_equals_a_log_without_it(engine: Engine) -> None:
     rest = replace(
         log,
         source=frame_of(log).filter(others),
-        propensities={k: v for k, v in (log.propensities or {}).items() if k != "small"},
+        propensities={k: v for k, v in log.by_label.items() if k != "small"},
     )
     expected = evaluate(rest, TARGETS, ["balanced", "calibrated"])["candidate"].estimates
     for name, error in found.without["small"].items():

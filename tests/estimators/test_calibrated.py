@@ -191,7 +191,7 @@ def test_the_order_of_loggers_does_not_matter() -> None:
         logger="logger",
         reward="reward",
         propensity="propensity",
-        propensities=dict(reversed(list((log.propensities or {}).items()))),
+        propensities=dict(reversed(list(log.by_label.items()))),
     )
     first = evaluate(log, "target_prob", [Calibrated()])["target"].estimates["calibrated"]
     second = evaluate(turned, "target_prob", [Calibrated()])["target"].estimates["calibrated"]

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import poolwise as pw
 from poolwise import Log
 from poolwise.errors import (
     Fault,
@@ -17,10 +20,13 @@ from poolwise.errors import (
     UsageError,
     nearest,
 )
+from poolwise.evaluation.check import query_text
 from poolwise.log.log import file_format
 from poolwise.log.policy import Uniform
 from tests.support.messages import refused
+from tests.support.reference import log_of, random_table
 
+TABLE: pa.Table = random_table(np.random.default_rng(80), {"a": 60, "b": 40})
 ROLES: dict[str, Any] = {"logger": "policy", "reward": "click", "propensity": "p"}
 
 
@@ -197,3 +203,32 @@ def test_a_notebook_shows_the_table_of_a_database_and_cuts_long_texts() -> None:
     assert "<th>table</th><td>events</td>" in page._repr_html_()
     assert "rrr…</td>" in page._repr_html_()
     assert len(page._repr_html_()) < 400
+
+
+def test_a_pattern_is_applied_to_the_loggers_of_the_rows() -> None:
+    log = replace(log_of(TABLE), propensities="p_{logger}")
+    named = log_of(TABLE, propensities={"a": "p_a", "b": "p_b"})
+    assert log.crossed
+    assert log.by_label == {}
+    for verb in (pw.evaluate, pw.compare):
+        targets = {"new": "t", "old": "p_a"}
+        assert verb(log, targets).to_dicts() == verb(named, targets).to_dicts()
+    assert pw.evaluate(log, {"n": "t"}, engine=pw.summarise(log, {"n": "t"})).rows == {
+        "a": 60,
+        "b": 40,
+    }
+    assert (
+        pw.plan(log, "t", half_width=0.1).to_dict()
+        == pw.plan(named, "t", half_width=0.1).to_dict()
+    )
+
+
+def test_a_pattern_that_matches_no_column_is_one_message() -> None:
+    with refused(MissingColumnError):
+        pw.evaluate(replace(log_of(TABLE), propensities="q_{logger}"), "t")
+    with refused(UsageError):
+        log_of(TABLE, propensities="p_logger")
+    with refused(UsageError):
+        query_text(
+            replace(log_of(TABLE), propensities="p_{logger}"), "log", {"n": "t"}, "duckdb"
+        )

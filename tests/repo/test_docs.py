@@ -69,7 +69,7 @@ def commands() -> Iterator[Command]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_of_python_is_a_doctest(page: Path) -> None:
     for language, text in fences(page):
-        assert language in {"pycon", "python", "sh", "text"}, language
+        assert language in {"pycon", "python", "sh", "text", "toml"}, language
         if language in {"pycon", "python"}:
             assert text.startswith(">>> "), text
             assert text.endswith("\n\n"), f"a blank line must end the output:\n{text}"
@@ -132,6 +132,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = ["from poolwise import Table"]
     lines += [f"{name} = Table({dict(enumerate(p))})" for name, p in policies.items()]
     (place / "our" / "policies.py").write_text("\n".join(lines))
+    ((_, question),) = [f for f in fences(DOCS / "question.md") if f[0] == "toml"]
+    (place / "question.toml").write_text(question)
     _write_result(place)
     return place
 

@@ -57,7 +57,7 @@ def small() -> FiniteProblem:
 
 
 def estimated(log: Log, classifier: Any, known: tuple[str, ...] = ()) -> TargetResult:  # noqa: ANN401
-    columns = log.propensities or {}
+    columns = log.by_label
     partial = {i: c if i in known else None for i, c in columns.items()}
     changed = replace(log, propensities=partial, estimate_mixture=classifier)
     return evaluate(changed, "target_prob", POOLED, which_logs=False)["target"]

@@ -75,7 +75,7 @@ class ReferenceRows:
     @cached_property
     def counts(self) -> dict[str, int]:
         counts = Counter(str(row[str(self.log.logger)]) for row in self._good)
-        labels = [str(label) for label in self.log.propensities or sorted(counts)]
+        labels = list(self.log.by_label or sorted(counts))
         return {label: counts[label] for label in labels if counts[label]}
 
     def check(self) -> tuple[Fault, ...]:
@@ -117,8 +117,8 @@ class ReferenceRows:
 
     def without(self, logger: str) -> ReferenceRows:
         kept = [str(row[str(self.log.logger)]) != logger for row in self._rows]
-        known = self.log.propensities
-        others = known and {k: v for k, v in known.items() if str(k) != logger}
+        known = self.log.by_label
+        others = {k: v for k, v in known.items() if k != logger} or None
         source = frame_of(self.log).filter(pa.array(kept))
         return ReferenceRows(
             replace(self.log, source=source, propensities=others), self.targets
@@ -164,12 +164,12 @@ class ReferenceRows:
         return _read(rows, self.targets[factor.target])
 
     def _policy(self, logger: str, rows: Sequence[Row]) -> FloatArray:
-        return _read(rows, str((self.log.propensities or {})[logger]))
+        return _read(rows, str(self.log.by_label[logger]))
 
     def _own(self, rows: Sequence[Row]) -> FloatArray:
         if self.log.propensity is not None:
             return _read(rows, str(self.log.propensity))
-        own = {str(label): str(name) for label, name in (self.log.propensities or {}).items()}
+        own = {label: str(name) for label, name in self.log.by_label.items()}
         return np.array([row[own[str(row[str(self.log.logger)])]] for row in rows])
 
     def _mixture(self, rows: Sequence[Row]) -> FloatArray:
@@ -240,7 +240,7 @@ def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
 def broken_rules(row: Row, log: Log, targets: Mapping[str, str]) -> list[str]:
     """The rules that one row breaks, in words."""
     label = row[str(log.logger)]
-    known = {str(k): str(v) for k, v in (log.propensities or {}).items()}
+    known = {k: str(v) for k, v in log.by_label.items()}
     found = []
     if label is None:
         found.append("the logger is null")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from poolwise import __version__
+from poolwise.cli.init import init
 from poolwise.cli.learning import LearnOptions
 from poolwise.cli.options import (
     AsJson,
@@ -38,13 +38,14 @@ from poolwise.cli.options import (
     grouped,
     scored_command,
 )
+from poolwise.cli.question import META, QuestionCommand, record
+from poolwise.cli.terminal import console, progress
 from poolwise.errors import LogError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from poolwise.evaluation.results import Evaluation, Result
     from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
@@ -73,7 +74,7 @@ def options(
     """Options of the program itself; `app` has the help."""
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 @grouped
 def evaluate(
     *,
@@ -120,11 +121,13 @@ def evaluate(
     targets = roles.targets(trust=read.trust)
     reader = engine.start()
     if moments:
+        from poolwise.engines.base import with_loggers
         from poolwise.evaluation.summarise import from_files
 
         reader = summary = from_files(moments, log, targets)
+        log = with_loggers(log, summary)
         log = log if summary.crossed else summary.narrowed(log)
-    with _progress():
+    with progress():
         evaluation = run(
             log,
             targets,
@@ -135,14 +138,16 @@ def evaluate(
             which_logs=which_logs,
             engine=reader,
         )
-    _save(evaluation, report, command_text(command))
-    _print(evaluation, as_json=as_json)
+    asked = _record(command, log, targets)
+    _save(evaluation, report, asked)
+    _print(evaluation, as_json=as_json, question=asked)
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 @grouped
 def compare(
     *,
+    command: typer.Context,
     logs: Sources,
     roles: RoleOptions,
     baseline: Annotated[
@@ -160,7 +165,7 @@ def compare(
     targets = roles.targets(trust=read.trust)
     from poolwise.evaluation.compare import compare as run
 
-    with _progress():
+    with progress():
         comparison = run(
             log,
             targets,
@@ -169,13 +174,14 @@ def compare(
             level=level,
             engine=engine.start(),
         )
-    _print(comparison, as_json=as_json)
+    _print(comparison, as_json=as_json, question=_record(command, log, targets))
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 @grouped
 def plan(
     *,
+    command: typer.Context,
     logs: Sources,
     roles: RoleOptions,
     half_width: Annotated[float, typer.Option(help="Required half-width of the interval.")],
@@ -193,9 +199,9 @@ def plan(
     from poolwise.evaluation.plan import plan as run
 
     reader = engine.start()
-    with _progress():
+    with progress():
         outlook = run(log, targets, half_width=half_width, level=level, engine=reader)
-    _print(outlook, as_json=as_json)
+    _print(outlook, as_json=as_json, question=_record(command, log, targets))
 
 
 @app.command()
@@ -218,14 +224,14 @@ def learn(
     chosen.check_outputs(log)
     from poolwise.learning.learn import learn as run
 
-    with _progress():
+    with progress():
         learned = run(log, level=level, **chosen.arguments())
     chosen.save(learned, command_text(command))
     typer.echo(learned.to_json() if as_json else str(learned))
     raise typer.Exit(chosen.status(learned))
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 @grouped
 def check(
     *,
@@ -240,7 +246,7 @@ def check(
     from poolwise.evaluation.check import check as run
 
     targets = roles.targets(trust=read.trust, optional=True)
-    with _progress():
+    with progress():
         report = run(log, targets, engine=engine.start())
     if report.faults and not as_json:
         raise LogError(report.faults)
@@ -263,7 +269,7 @@ def score(
     targets = roles.targets(trust=read.trust)
     from poolwise.evaluation.check import score_log
 
-    with _progress():
+    with progress():
         scored = score_log(log, targets, out)
     typer.echo(f"wrote {out}; evaluate it with:\n{scored_command(scored, out)}")
 
@@ -297,8 +303,14 @@ def demo(*, command: typer.Context, report: ReportOptions, as_json: AsJson = Fal
     log = digits_log()
     _check_outputs(report, log)
     evaluation = run(log, TARGETS, truth=digits_truth(), which_logs=True)
-    _save(evaluation, report, command_text(command))
-    _print(evaluation, as_json=as_json, sentences=[lesson(evaluation.to_dict())])
+    asked = _record(command, log, TARGETS)
+    _save(evaluation, report, asked)
+    _print(
+        evaluation, as_json=as_json, question=asked, sentences=[lesson(evaluation.to_dict())]
+    )
+
+
+app.command()(init)
 
 
 @app.command()
@@ -315,7 +327,7 @@ def reproduce(
     """Recompute the numbers of Agarwal et al. (KDD 2017), claim by claim."""
     from poolwise.paper.run import run
 
-    run(what, data, out, console=_console())
+    run(what, data, out, console=console())
 
 
 def main() -> None:
@@ -336,19 +348,31 @@ def main() -> None:
         sys.exit(2)
 
 
-def _print(result: Result, *, as_json: bool, sentences: Sequence[str] = ()) -> None:
-    """Print a result as tables and sentences, or as JSON."""
+def _record(
+    command: typer.Context, log: Log, targets: Mapping[str, PolicyLike]
+) -> Mapping[str, object]:
+    return record(log, targets, command_text(command), command.meta.get(META, ("", "")))
+
+
+def _print(
+    result: Result,
+    *,
+    as_json: bool,
+    question: Mapping[str, object],
+    sentences: Sequence[str] = (),
+) -> None:
+    """Print a result as tables and sentences, or as JSON with the question."""
     if as_json:
-        typer.echo(result.to_json())
+        typer.echo(result.to_json(question=question))
         return
     from rich.text import Text
 
     from poolwise.report.tables import show
 
-    console = _console()
-    show(result.grids(), result.warnings, console)
+    terminal = console()
+    show(result.grids(), result.warnings, terminal)
     for sentence in (*result.sentences, *sentences):
-        console.print(Text(sentence))
+        terminal.print(Text(sentence))
 
 
 def _check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
@@ -362,32 +386,11 @@ def _check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()
         refuse_folder(report.charts)
 
 
-def _save(evaluation: Evaluation, report: ReportOptions, command: str) -> None:
+def _save(evaluation: Evaluation, report: ReportOptions, asked: Mapping[str, object]) -> None:
     """Write the report and the charts that the options name."""
     if report.html is not None:
-        evaluation.save(report.html, command=command)
+        evaluation.save(report.html, command=str(asked["command"]), question=asked)
     if report.charts is not None:
         from poolwise.report.page import save_charts
 
         save_charts(evaluation.charts(), report.charts)
-
-
-@contextmanager
-def _progress() -> Iterator[None]:
-    """Show a progress bar with the remaining time, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    from poolwise.rows.output import shown
-
-    with shown(Console(stderr=True)):
-        yield
-
-
-def _console() -> Console:
-    """Return a console: colour on a terminal, plain text of 80 columns in a pipe."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 80, soft_wrap=False)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 WORD = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 OBJECT = re.compile(rf"(?P<module>{WORD}):(?P<attribute>{WORD})")
 PICKLES = (".pkl", ".pickle", ".joblib", ".cloudpickle", ".dill")
+FILE_ENDINGS = (".json", ".skops", *PICKLES)
 CONVERT = "skops.io.dump(model, 'model.skops')"
 TRUST = "If you trust its author, pass --trust"
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from poolwise.errors import UsageError
-from poolwise.log.log import Log, OnFault
+from poolwise.log.log import PATTERN, Log, OnFault
 
 if TYPE_CHECKING:
     from poolwise.evaluation.check import ScoredLog
@@ -64,7 +64,8 @@ class RoleOptions:
         typer.Option(
             metavar="LOGGER=COLUMN",
             help="Probability of the logged action under every logger: v1=p_v1,v2=p_v2, or a "
-            "pattern of all columns: 'p_{logger}'. Repeatable. A policy in Python is v1=module:attribute or v1=model.skops.",
+            "pattern of all columns: 'p_{logger}'. Repeatable. A policy in Python is "
+            "v1=module:attribute or v1=model.skops.",
         ),
     ] = None
     target: Annotated[
@@ -99,9 +100,10 @@ class RoleOptions:
         """Return the policies of the loggers by label, or a pattern of their columns."""
         from poolwise.cli.loading import named_policy
 
-        if len(self.propensities or ()) == 1 and "=" not in (self.propensities or [""])[0]:
-            return (self.propensities or [""])[0]
-        values = pairs(self.propensities or [], "--propensities")
+        texts = self.propensities or []
+        if len(texts) == 1 and PATTERN in texts[0]:
+            return texts[0]
+        values = pairs(texts, "--propensities")
         return {name: named_policy(value, trust=trust) for name, value in values.items()}
 
 

@@ -278,9 +278,7 @@ def with_loggers(log: Log, engine: EngineLike = None) -> Log:
     if labels is None:
         with as_engine(engine, log).open(bare, {}) as rows:
             labels = rows.counts
-    return replace(
-        log, propensities={i: log.propensities.replace(PATTERN, i) for i in labels}
-    )
+    return replace(log, propensities={i: log.propensities.replace(PATTERN, i) for i in labels})
 
 
 def _of_pyspark(value: object) -> bool:

@@ -90,16 +90,15 @@ def _with_baseline(
     """Return the targets, and the baseline's own policy where it is a logger."""
     if baseline is None or baseline in named:
         return named
-    loggers = log.by_label
-    policy = loggers.get(baseline)
+    policy = log.by_label.get(baseline)
     if policy is not None and log.crossed:
         return {**named, baseline: policy}
-    if baseline in loggers or not log.crossed:
+    if baseline in log.by_label or not log.crossed:
         raise UsageError(
             f"baseline {baseline!r} is not a target; to use a logger as baseline, give "
             "`propensities` (--propensities) for every logger"
         )
-    hint = did_you_mean(baseline, [*named, *loggers])
+    hint = did_you_mean(baseline, [*named, *log.by_label])
     raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
 
 

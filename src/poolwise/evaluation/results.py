@@ -65,9 +65,12 @@ class Result:
         """Return all tables, in reading order."""
         raise NotImplementedError
 
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the nested dictionary as JSON; infinities become null."""
-        return json.dumps(finite(self.to_dict()), indent=indent, ensure_ascii=False)
+    def to_json(
+        self, *, indent: int | None = 2, question: Mapping[str, object] | None = None
+    ) -> str:
+        """Return the nested dictionary as JSON, perhaps with the question; no infinities."""
+        whole = self.to_dict() | ({"question": question} if question else {})
+        return json.dumps(finite(whole), indent=indent, ensure_ascii=False)
 
     def to_arrow(self) -> pa.Table:
         """Return the flat dictionaries as an Arrow table."""
@@ -279,15 +282,24 @@ class Evaluation(Result):
 
         return all_charts(self.to_dict())
 
-    def save(self, path: str | PathLike[str], *, command: str = "") -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        command: str = "",
+        question: Mapping[str, object] | None = None,
+    ) -> None:
         """Write the report as one self-contained HTML file.
 
         Args:
             path: The file; an existing one is replaced as a whole.
             command: Command that reproduces the numbers, shown in the report.
+            question: Date, log and targets for an audit, from `Question.record`.
         """
         from poolwise.report.page import page
         from poolwise.rows.output import HTML, refuse_output, write_whole
 
         refuse_output(path, HTML)
-        write_whole(Path(path), page(self.to_dict(), command=command).encode())
+        write_whole(
+            Path(path), page(self.to_dict(), command=command, question=question).encode()
+        )

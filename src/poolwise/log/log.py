@@ -135,7 +135,8 @@ class Log:
     def crossed(self) -> bool:
         """True if every logger's probability of every row is known."""
         pattern = isinstance(self.propensities, str)
-        return pattern or bool(self.by_label) and all(p is not None for p in self.by_label.values())
+        complete = all(p is not None for p in self.by_label.values())
+        return pattern or (bool(self.by_label) and complete)
 
     @property
     def by_label(self) -> Mapping[str, PolicyLike | None]:
@@ -144,14 +145,22 @@ class Log:
             return {}
         return {str(label): value for label, value in self.propensities.items()}
 
-    def _repr_html_(self) -> str:
-        """Return an HTML table of the arguments, for notebooks; read no row."""
+    def described(self) -> dict[str, str]:
+        """Return the arguments as texts, without those that have their defaults."""
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
-        lines = "".join(
-            f"<tr><th>{escape(role)}</th><td>{escape(text)}</td></tr>"
+        return {
+            role: text
             for name, value, default in values
             if value is not default and name != "connection"
             for role, text in _described(name, value)
+            if text
+        }
+
+    def _repr_html_(self) -> str:
+        """Return an HTML table of the arguments, for notebooks; read no row."""
+        lines = "".join(
+            f"<tr><th>{escape(role)}</th><td>{escape(text)}</td></tr>"
+            for role, text in self.described().items()
         )
         return f"<table>{lines}</table>"
 
@@ -166,8 +175,13 @@ def _described(role: str, value: object) -> Iterator[tuple[str, str]]:
     elif role.startswith("source") and not isinstance(value, str | Path):
         yield role, f"{type(value).__module__.partition('.')[0]} {type(value).__name__}"
     elif value is not None:
-        text = str(value)
-        yield role, text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+        yield role, as_line(value)
+
+
+def as_line(value: object) -> str:
+    """Return the text of a value, shortened."""
+    text = str(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
 def _source_problems(log: Log) -> Iterator[str]:

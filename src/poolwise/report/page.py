@@ -57,6 +57,7 @@ def page(
     evaluation: Facts,
     *,
     command: str = "",
+    question: Mapping[str, object] | None = None,
     shown: int = 2,
     opening: Mapping[str, str] | None = None,
     first: Sequence[tables.Grid] = (),
@@ -66,6 +67,7 @@ def page(
     Args:
         evaluation: The dictionary of an evaluation.
         command: The command that reproduces the numbers.
+        question: Date, log and targets for an audit, and the text of a question file.
         shown: Findings of one kind that are not folded away.
         opening: Title, answer and severity, in place of those of the evaluation.
         first: Tables that come before all others.
@@ -90,6 +92,7 @@ def page(
         fingerprint=evaluation["fingerprint"],
         versions=[f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")],
         command=command,
+        question=question,
         specs={name: _spec(chart) for name, chart in all_charts(evaluation).items()},
         vega=_vega(),
     )
