@@ -1,8 +1,8 @@
-"""Student's interval, the default, and its replacement if the rows have no variance.
+"""Student's interval, and its replacement if the rows have no variance.
 
-The default uses the stratified variance and Satterthwaite's degrees of freedom.  If the
-rows do not vary, or are too few, it would have no width; then the interval is derived from
-a bound on the rewards.
+It uses the stratified variance and Satterthwaite's degrees of freedom, and is symmetric;
+the default is `intervals.skew`.  If the rows do not vary, or are too few, it would have no
+width; then the interval is derived from a bound on the rewards.
 """
 
 from __future__ import annotations
