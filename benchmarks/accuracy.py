@@ -254,7 +254,8 @@ def page(lines: list[dict[str, object]]) -> None:
     )
     text = (
         f"Mean squared error relative to balanced, 1,000 rows, median over problems:\n\n{error}"
-        f"\n\nCoverage of Student's nominal 95% intervals, median over problems (lowest):\n\n{interval}"
+        "\n\nCoverage of Student's nominal 95% intervals, median over problems (lowest):"
+        f"\n\n{interval}"
     )
     path.write_text(f"{before}{START}\n{text}\n{END}{after}", encoding="utf-8")
 
