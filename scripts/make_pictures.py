@@ -39,7 +39,8 @@ def terminal(evaluation: Evaluation) -> None:
     """Draw the output of `make demo`."""
     console = Console(record=True, width=80, file=StringIO(), highlight=False)
     console.print(Text("$ make demo", style="bold"))
-    show(evaluation.grids(), evaluation.warnings, console)
+    console.print(Text(f"\n{evaluation.headline}\n"))
+    show(evaluation.brief(), evaluation.warnings, console)
     console.print(lesson(evaluation.to_dict()))
     picture = console.export_svg(title="poolwise demo", unique_id="poolwise-demo")
     (IMAGES / "demo.svg").write_text(FONT.sub("", picture), encoding="utf-8")

@@ -91,7 +91,8 @@ def test_json_has_the_shape_that_is_promised(run: Run, path: str) -> None:
     assert (found.status, found.err) == (0, "")
     text = json.loads(found.out)
     assert set(text) == {
-        "targets", "loggers", "warnings", "comparison", "fingerprint", "question",
+        "headline", "baseline", "targets", "loggers", "warnings", "comparison", "fingerprint",
+        "question",
     }  # fmt: skip
     assert [t["target"] for t in text["targets"]] == ["new", "old"]
     for target in text["targets"]:
@@ -287,8 +288,9 @@ READ_OPTIONS = ["action", "context", "trust", "reader-option"]
 ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {
     "evaluate": [
-        *ROLE_OPTIONS, "estimator", "level", "interval", "sides", *ROW_OPTIONS, "which-logs",
-        "moments", *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts", "json",
+        *ROLE_OPTIONS, "estimator", "baseline", "level", "interval", "sides", *ROW_OPTIONS,
+        "which-logs", "moments", *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts", "verbose",
+        "json",
     ],
     "compare": [
         *ROLE_OPTIONS, "baseline", "estimator", "level", *ROW_OPTIONS, *READ_OPTIONS,
@@ -301,7 +303,7 @@ OPTIONS = {
     "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
     "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
     "sql": [*ROLE_OPTIONS, "dialect", "on-fault"],
-    "demo": ["html", "charts", "json"],
+    "demo": ["html", "charts", "verbose", "json"],
     "reproduce": ["data", "out"],
     "init": ["out"],
     "learn": [

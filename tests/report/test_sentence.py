@@ -42,6 +42,7 @@ def result(*estimates: dict[str, Any], name: str = "new", **more: object) -> dic
 
 def evaluation(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> dict[str, Any]:
     return {
+        "baseline": {"name": "b", "reason": "largest logger"},
         "targets": list(targets),
         "loggers": [
             {"logger": "a", "rows": 10, "mean_reward": 0.5},
@@ -51,47 +52,70 @@ def evaluation(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> di
     }
 
 
+def apart(gap: float, lower: float, upper: float, verdict: str) -> dict[str, Any]:
+    """A difference from the baseline."""
+    ends = {"lower": lower, "upper": upper}
+    return {"difference": gap, "std_error": 0.1, **ends, "verdict": verdict}
+
+
+LOWER = apart(-0.5, -0.7, -0.3, "worse")
+
+
 def test_the_answer_of_the_demo() -> None:
     facts = demo().to_dict()
+    assert facts["headline"] == answer(facts) == demo().headline
     assert answer(facts) == (
         "'candidate' would have earned 0.6771 ± 0.0040 per row "
-        "(95% interval [0.6691, 0.6848]), 15.2% more than the 0.5880 earned by the best "
-        "logger, 'large'; 2 of 3 logs carry that answer."
+        "(95% interval [0.6691, 0.6848]), 2.56 times as much as 'small', the largest logger "
+        "(difference 0.4124 ± 0.0031, 95% interval [0.4062, 0.4186]); "
+        "2 of 3 logs contribute at least 90% of it."
     )
     assert truth_text(leading(facts)) == "The true value is known: 0.6795, within the interval."
 
 
-def test_less_than_the_best_logger() -> None:
-    assert answer(evaluation(result(estimate(1.5)))) == (
+def test_less_than_the_baseline() -> None:
+    assert answer(evaluation(result(estimate(1.5), difference=LOWER))) == (
         "'new' would have earned 1.50 ± 0.10 per row (95% interval [1.30, 1.70]), "
-        "25.0% less than the 2.00 earned by the best logger, 'b'; "
-        "1 of 2 logs carries that answer."
+        "25.0% less than 'b', the largest logger (difference -0.50 ± 0.10, 95% interval "
+        "[-0.70, -0.30]); 1 of 2 logs contributes at least 90% of it."
     )
 
 
-def test_a_difference_within_the_interval_is_none() -> None:
-    assert "not significantly different from the 2.00 earned by the best logger, 'b'" in answer(
-        evaluation(result(estimate(1.9)))
-    )
+@pytest.mark.parametrize(
+    ("value", "difference", "words"),
+    [
+        (7.0, apart(5.0, 4.8, 5.2, "better"), "3.5 times as much as 'b', the largest"),
+        (1.0, apart(2.0, 1.8, 2.2, "better"), "2.00 more than 'b', the largest logger"),
+        (1.9, apart(-0.1, -0.3, 0.1, "undecided"), "not distinguishable from 'b', the largest"),
+        (1.9, apart(0.0, 0.0, 0.0, "identical"), "the same policy on every row as 'b', the"),
+    ],
+)
+def test_differences_in_words(value: float, difference: dict[str, Any], words: str) -> None:
+    assert words in answer(evaluation(result(estimate(value), difference=difference)))
 
 
-def test_more_than_twice_as_much_is_told_in_times() -> None:
-    assert "3.5 times the 2.00 earned by the best logger, 'b'" in answer(
-        evaluation(result(estimate(7.0)))
-    )
+def test_a_named_baseline_has_no_reason_and_several_targets_hold_together() -> None:
+    targets = [result(estimate(1.5), name=name, difference=LOWER) for name in ("x", "y")]
+    facts = evaluation(*targets) | {"baseline": {"name": "b", "reason": "named"}}
+    assert "less than 'b' (difference -0.50 ± 0.10, simultaneous 95% interval" in answer(facts)
 
 
-def test_no_percentage_of_nothing_or_of_a_loss() -> None:
-    facts = evaluation(result(estimate(1.0)))
-    for logger in facts["loggers"]:
-        logger["mean_reward"] = -1.0
-    assert "2.00 more than the -1.00 earned" in answer(facts)
+def test_unreliable_probabilities_are_not_compared() -> None:
+    facts = evaluation(result(estimate(1.5), difference=apart(-1.0, -1.2, -0.8, "unreliable")))
+    assert "'b'" not in answer(facts)
+
+
+def test_all_logs_contribute() -> None:
+    facts = evaluation(result(estimate(1.5)))
+    for log in facts["targets"][0]["loggers"]:
+        log["best_share"] = 0.5
+    assert answer(facts).endswith("; all 2 logs contribute.")
 
 
 @pytest.mark.parametrize(
     ("severities", "verb", "end"),
     [
-        (("note",), "would have earned", "answer."),
+        (("note",), "would have earned", "of it."),
         (("warning", "note"), "would", "Use it with care: see the 1 warning below."),
         (
             ("alarm", "alarm", "warning"),
@@ -123,7 +147,7 @@ def test_an_unknown_error_leaves_nothing_to_compare() -> None:
     one = estimate(1.5) | {"std_error": INF, "lower": -INF, "upper": INF}
     assert answer(evaluation(result(one))) == (
         "'new' would have earned 1.5 ± unknown per row (no interval can be given); "
-        "1 of 2 logs carries that answer."
+        "1 of 2 logs contributes at least 90% of it."
     )
 
 
@@ -145,7 +169,9 @@ def compared(*verdicts: str) -> dict[str, Any]:
     """A comparison in which 'x' leads and was better, worse, ... than each other target."""
     flipped = {"better": "worse", "worse": "better"}
     behind = [{"target": str(k), "verdict": flipped.get(v, v)} for k, v in enumerate(verdicts)]
-    return {"comparison": {"targets": [{"target": "x"}], "differences": behind}}
+    return {
+        "comparison": {"baseline": None, "targets": [{"target": "x"}], "differences": behind}
+    }
 
 
 PAIRED = "In paired comparisons it is"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ from poolwise.cli.init import init
 from poolwise.cli.learning import LearnOptions
 from poolwise.cli.options import (
     AsJson,
+    Baseline,
     EngineOptions,
     Experiment,
     IntervalMethod,
@@ -33,17 +34,17 @@ from poolwise.cli.options import (
     RowOptions,
     Sides,
     Sources,
+    Verbose,
     build_log,
     command_text,
     grouped,
     scored_command,
 )
 from poolwise.cli.question import META, QuestionCommand, record
-from poolwise.cli.terminal import console, progress
+from poolwise.cli.terminal import check_outputs, console, print_result, progress, save_report
 from poolwise.errors import LogError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
-    from poolwise.evaluation.results import Evaluation, Result
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
 
@@ -88,6 +89,7 @@ def evaluate(
             help="calibrated, naive, balanced, weighted, self-normalised. Repeatable.",
         ),
     ] = None,
+    baseline: Baseline = None,
     level: Level = 0.95,
     interval: Annotated[
         IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")
@@ -111,13 +113,14 @@ def evaluate(
     read: ReadOptions,
     engine: EngineOptions,
     report: ReportOptions,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what new policies would have earned."""
     log = build_log(logs or [], roles, rows, read, moments=bool(moments))
     from poolwise.evaluation.evaluate import evaluate as run
 
-    _check_outputs(report, log, moments or ())
+    check_outputs(report, log, moments or ())
     targets = roles.targets(trust=read.trust)
     reader = engine.start()
     if moments:
@@ -137,10 +140,11 @@ def evaluate(
             sides=sides,
             which_logs=which_logs,
             engine=reader,
+            baseline=baseline,
         )
     asked = _record(command, log, targets)
-    _save(evaluation, report, asked)
-    _print(evaluation, as_json=as_json, question=asked)
+    save_report(evaluation, report, asked)
+    print_result(evaluation, as_json=as_json, question=asked, verbose=verbose)
 
 
 @app.command(cls=QuestionCommand)
@@ -150,9 +154,7 @@ def compare(
     command: typer.Context,
     logs: Sources,
     roles: RoleOptions,
-    baseline: Annotated[
-        str | None, typer.Option(help="Target or logger that the others are compared with.")
-    ] = None,
+    baseline: Baseline = None,
     estimator: Annotated[str, typer.Option(help="Estimator of all targets.")] = "calibrated",
     level: Level = 0.95,
     rows: RowOptions,
@@ -174,7 +176,7 @@ def compare(
             level=level,
             engine=engine.start(),
         )
-    _print(comparison, as_json=as_json, question=_record(command, log, targets))
+    print_result(comparison, as_json=as_json, question=_record(command, log, targets))
 
 
 @app.command(cls=QuestionCommand)
@@ -201,7 +203,7 @@ def plan(
     reader = engine.start()
     with progress():
         outlook = run(log, targets, half_width=half_width, level=level, engine=reader)
-    _print(outlook, as_json=as_json, question=_record(command, log, targets))
+    print_result(outlook, as_json=as_json, question=_record(command, log, targets))
 
 
 @app.command()
@@ -294,20 +296,25 @@ def sql(
 
 @app.command()
 @grouped
-def demo(*, command: typer.Context, report: ReportOptions, as_json: AsJson = False) -> None:
+def demo(
+    *,
+    command: typer.Context,
+    report: ReportOptions,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
     """Evaluate a new policy on the bundled log, whose true value is known."""
     from poolwise.evaluation.evaluate import evaluate as run
     from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
     from poolwise.report.sentence import lesson
 
     log = digits_log()
-    _check_outputs(report, log)
+    check_outputs(report, log)
     evaluation = run(log, TARGETS, truth=digits_truth(), which_logs=True)
     asked = _record(command, log, TARGETS)
-    _save(evaluation, report, asked)
-    _print(
-        evaluation, as_json=as_json, question=asked, sentences=[lesson(evaluation.to_dict())]
-    )
+    save_report(evaluation, report, asked)
+    lines = [lesson(evaluation.to_dict())]
+    print_result(evaluation, as_json=as_json, question=asked, verbose=verbose, sentences=lines)
 
 
 app.command()(init)
@@ -352,45 +359,3 @@ def _record(
     command: typer.Context, log: Log, targets: Mapping[str, PolicyLike]
 ) -> Mapping[str, object]:
     return record(log, targets, command_text(command), command.meta.get(META, ("", "")))
-
-
-def _print(
-    result: Result,
-    *,
-    as_json: bool,
-    question: Mapping[str, object],
-    sentences: Sequence[str] = (),
-) -> None:
-    """Print a result as tables and sentences, or as JSON with the question."""
-    if as_json:
-        typer.echo(result.to_json(question=question))
-        return
-    from rich.text import Text
-
-    from poolwise.report.tables import show
-
-    terminal = console()
-    show(result.grids(), result.warnings, terminal)
-    for sentence in (*result.sentences, *sentences):
-        terminal.print(Text(sentence))
-
-
-def _check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
-    """Reject output paths that cannot be written or that are inputs, before reading rows."""
-    from poolwise.rows.guard import files_of
-    from poolwise.rows.output import HTML, refuse_folder, refuse_output
-
-    if report.html is not None:
-        refuse_output(report.html, HTML, [*files_of(log), *moments])
-    if report.charts is not None:
-        refuse_folder(report.charts)
-
-
-def _save(evaluation: Evaluation, report: ReportOptions, asked: Mapping[str, object]) -> None:
-    """Write the report and the charts that the options name."""
-    if report.html is not None:
-        evaluation.save(report.html, command=str(asked["command"]), question=asked)
-    if report.charts is not None:
-        from poolwise.report.page import save_charts
-
-        save_charts(evaluation.charts(), report.charts)

@@ -32,6 +32,7 @@ Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]
 Experiment = Literal["toy", "scene", "yeast", "lyrl", "learning", "all"]
 
+OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
 FILES = "Paths or globs (Parquet, CSV, JSON lines), or one SELECT for DuckDB."
 Sources = Annotated[list[str], typer.Argument(metavar="LOGS...", help=FILES)]
 OptionalSources = Annotated[
@@ -42,6 +43,10 @@ OptionalSources = Annotated[
 ]
 OnFaultOption = Annotated[OnFault, typer.Option(help="Reject bad rows, or drop them.")]
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
+Baseline = Annotated[
+    str | None, typer.Option(help="Logger or target that the others are compared with.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -273,7 +278,7 @@ def command_text(context: typer.Context) -> str:
     words = ["poolwise", str(context.command.name)]
     for param in context.command.params:
         value = context.params.get(str(param.name))
-        if param.name in {"html", "charts", "as_json", "out"} or value in (None, param.default):
+        if param.name in OF_OUTPUT or value in (None, param.default):
             continue
         flag = [param.opts[-1]] if param.param_type_name == "option" else []
         if value is True:

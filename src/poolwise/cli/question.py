@@ -37,7 +37,14 @@ Answer = TypeVar("Answer")  # of a verb
 VERBS = ("evaluate", "compare", "plan", "check")
 ENDING = ".toml"
 META = "poolwise.question"  # of a command's context: the file that it reads
-NOT_IN_FILES = {"html", "charts", "as_json", "moments", "trust"}  # of one run, or a permission
+NOT_IN_FILES = {
+    "html",
+    "charts",
+    "as_json",
+    "verbose",
+    "moments",
+    "trust",
+}  # of one run, or a permission
 PLURALS = {"target": "targets", "estimator": "estimators", "reader_option": "reader_options"}
 
 

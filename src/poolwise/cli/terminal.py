@@ -1,4 +1,4 @@
-"""Terminal: the progress bar and the console of the commands."""
+"""Terminal: output of the commands as tables, JSON or files, and the progress bar."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
+
+    from poolwise.cli.options import ReportOptions
+    from poolwise.evaluation.results import Evaluation, Result
+    from poolwise.log.log import Log
 
 
 @contextmanager
@@ -31,3 +38,50 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else 80, soft_wrap=False)
+
+
+def print_result(
+    result: Result,
+    *,
+    as_json: bool,
+    question: Mapping[str, object],
+    verbose: bool = False,
+    sentences: Sequence[str] = (),
+) -> None:
+    """Print a result as tables and sentences, or as JSON with the question."""
+    if as_json:
+        typer.echo(result.to_json(question=question))
+        return
+    from rich.text import Text
+
+    from poolwise.report.tables import show
+
+    terminal = console()
+    for sentence in result.opening:
+        terminal.print(Text(f"{sentence}\n"))
+    show(result.grids() if verbose else result.brief(), result.warnings, terminal)
+    for sentence in (*result.sentences, *sentences):
+        terminal.print(Text(sentence))
+
+
+def check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
+    """Reject output paths that cannot be written or that are inputs, before reading rows."""
+    from poolwise.rows.guard import files_of
+    from poolwise.rows.output import HTML, refuse_folder, refuse_output
+
+    if report.html is not None:
+        refuse_output(report.html, HTML, [*files_of(log), *moments])
+    if report.charts is not None:
+        refuse_folder(report.charts)
+
+
+def save_report(
+    evaluation: Evaluation, report: ReportOptions, asked: Mapping[str, object]
+) -> None:
+    """Write the report and the charts that the options name."""
+    if report.html is not None:
+        evaluation.save(report.html, command=str(asked["command"]), question=asked)
+    if report.charts is not None:
+        from poolwise.report.page import save_charts
+
+        save_charts(evaluation.charts(), report.charts)

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from poolwise.engines.base import with_loggers
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
+from poolwise.evaluation.incumbent import Difference, doubts, verdict_of
 from poolwise.evaluation.read import named_targets, opened, request
 from poolwise.evaluation.results import Result, Row
 from poolwise.intervals.simultaneous import ALONE
@@ -40,10 +41,7 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.rows.reward_model import ModelLike
 
-Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
 SEED = 20170813  # the same rows give the same intervals
-DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
-FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 
 
 def compare(
@@ -100,54 +98,6 @@ def _with_baseline(
         )
     hint = did_you_mean(baseline, [*named, *log.by_label])
     raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One target less another.
-
-    Attributes:
-        target: The target.
-        other: The target that is subtracted.
-        value: Estimated difference, paired by row.
-        std_error: Standard error of `value`.
-        interval: Simultaneous interval over all pairs. It includes 0 where the ranking
-            contradicts `value`.
-        p_value: P-value of no difference, for this pair alone.
-        adjusted: P-value adjusted for all pairs (single-step max-T): below 1 - level if and
-            only if the interval excludes 0.
-        verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
-            says that the probabilities of either target cannot be right.
-    """
-
-    target: str
-    other: str
-    value: float
-    std_error: float
-    interval: Interval
-    p_value: float
-    adjusted: float
-    verdict: Verdict
-
-    def against(self, baseline: str) -> Difference:
-        """Return the difference with the baseline as the target that is subtracted."""
-        if self.other == baseline:
-            return self
-        return replace(
-            self,
-            target=self.other,
-            other=self.target,
-            value=-self.value,
-            interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
-            verdict=FLIPPED.get(self.verdict, self.verdict),
-        )
-
-    def to_dict(self) -> Row:
-        """Return the difference under flat names."""
-        ends = {"lower": self.interval.lower, "upper": self.interval.upper}
-        row = {"target": self.target, "other": self.other, "difference": self.value}
-        rest = {k: getattr(self, k) for k in ("p_value", "adjusted", "verdict")}
-        return {**row, "std_error": self.std_error, **ends, **rest}
 
 
 @dataclass(frozen=True)
@@ -323,8 +273,8 @@ class _Targets:
     def doubted(self) -> dict[str, tuple[str, ...]]:
         """Alarms of targets whose probabilities cannot be right."""
         results = self.evaluation.targets
-        alarms = {n: DOUBTED & {f.code for f in r.findings} for n, r in results.items()}
-        return {name: tuple(sorted(codes)) for name, codes in alarms.items() if codes}
+        alarms = {name: doubts(result.findings) for name, result in results.items()}
+        return {name: codes for name, codes in alarms.items() if codes}
 
     def pairs(self) -> tuple[Difference, ...]:
         """Return the differences of all pairs, whose intervals hold together.
@@ -363,15 +313,8 @@ class _Targets:
             pairs, numbers.tolist(), strict=True
         ):
             interval = Interval(low, high, level)
-            verdict = self._verdict(pair, interval)
+            verdict = verdict_of(interval, doubted=bool(self.doubted.keys() & pair))
             yield Difference(*pair, value, error, interval, p, adjusted, verdict)
-
-    def _verdict(self, pair: tuple[str, str], interval: Interval) -> Verdict:
-        if self.doubted.keys() & pair:
-            return "unreliable"
-        if 0.0 in interval:
-            return "undecided"
-        return "better" if interval.lower > 0 else "worse"
 
     def ranking(self, pairs: Sequence[Difference]) -> tuple[tuple[Ranked, ...], list[Finding]]:
         """Return the targets in order, with intervals that cover all of them together."""

@@ -28,6 +28,7 @@ from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced
+from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.read import opened, request, split_of
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.intervals.guarantees import by_betting, from_moments
@@ -69,6 +70,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     truth: Mapping[str, float] | None = None,
     which_logs: bool = False,
     model: ModelLike | None = None,
+    baseline: str | None = None,
 ) -> Evaluation:
     """Estimate the value of each target with each estimator, in one pass over the log.
 
@@ -93,27 +95,42 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             log once more for each.
         model: A reward model for the doubly robust estimators and for calibrated: a
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
+        baseline: Label of a logger, or name of a target, that the headline compares with. By
+            default the logger with the most rows.
     """
     log = with_loggers(log, engine)
     asked = request(
         log, targets, estimators, level=level, interval=interval, sides=sides, model=model
     )
+    among = baseline if baseline in asked.names else ""
     with opened(asked, engine) as rows:
-        answers = rows.read(_compared(rows))
+        incumbent = incumbent_of(rows, None if among else baseline)
+        needs = rows.served.needs | (Needs() if among else incumbent.needs)
+        wider = replace(rows, served=replace(rows.served, needs=needs))
+        answers = wider.read(_compared(rows, always=bool(among)))
         bets = _bets(rows) if asked.method == "betting" else {}
         without = _without(rows) if which_logs and log.crossed else {}
     pairs = pairs_of(answers) if answers.compared else None
-    return replace(results_of(answers, bets, without), truth=truth or {}, pairs=pairs)
+    evaluation = replace(
+        results_of(answers, bets, without),
+        truth=truth or {},
+        pairs=pairs,
+        baseline=among or incumbent.name,
+        baseline_reason="" if among else incumbent.reason,
+    )
+    if among:
+        return evaluation.against(among)
+    return replace(evaluation, differences=incumbent.differences(answers, evaluation.targets))
 
 
-def _compared(rows: OpenLog) -> str:
+def _compared(rows: OpenLog, *, always: bool) -> str:
     """Return the estimator that targets are compared in, if they are compared.
 
-    They are not if there are more than `MOST`, or if a database would have to sum each pair
-    of terms by name.
+    Unless `always`, they are not if there are more than `MOST`, or if a database would have
+    to sum each pair of terms by name.
     """
-    names = rows.served.estimators
-    if not (2 <= len(rows.request.targets) <= MOST and rows.rows.by_kernel):
+    names, targets = rows.served.estimators, len(rows.request.targets)
+    if targets < 2 or not (always or (targets <= MOST and rows.rows.by_kernel)):
         return ""
     return next((n for n in names if n.startswith(RECOMMENDED)), next(iter(names), ""))
 

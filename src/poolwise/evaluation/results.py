@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError
-from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables
+from poolwise.report.sentence import answer
+from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables, main_table
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.errors import Finding
     from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.incumbent import Difference
     from poolwise.intervals.student import Interval, Limits
     from poolwise.moments.buckets import Buckets, Split
     from poolwise.moments.estimate import Estimate
@@ -49,6 +51,11 @@ class Result:
         return _listed(self.findings)
 
     @property
+    def opening(self) -> Sequence[str]:
+        """Sentences above the tables."""
+        return ()
+
+    @property
     def sentences(self) -> Sequence[str]:
         """Sentences below the tables."""
         return ()
@@ -64,6 +71,10 @@ class Result:
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         raise NotImplementedError
+
+    def brief(self) -> list[Grid]:
+        """Return the tables that a terminal and a notebook show."""
+        return self.grids()
 
     def to_json(
         self, *, indent: int | None = 2, question: Mapping[str, object] | None = None
@@ -90,11 +101,15 @@ class Result:
 
         return pl.DataFrame(self.to_dicts())
 
+    def to_text(self) -> str:
+        """Return all tables, findings and sentences as plain text."""
+        return as_text(self.grids(), self.warnings, self.sentences, self.opening)
+
     def __str__(self) -> str:
-        return as_text(self.grids(), self.warnings, self.sentences)
+        return as_text(self.brief(), self.warnings, self.sentences, self.opening)
 
     def _repr_html_(self) -> str:
-        return as_html(self.grids(), self.warnings, self.sentences)
+        return as_html(self.brief(), self.warnings, self.sentences, self.opening)
 
 
 def finite(value: object) -> object:
@@ -170,6 +185,9 @@ class Evaluation(Result):
         level: Level of the intervals.
         findings: Findings about the log as a whole.
         truth: True values, where they are known.
+        baseline: Label of the logger, or name of the target, that the headline compares with.
+        baseline_reason: Reason for it, "largest logger" for example; empty if it was named.
+        differences: Each target less the baseline, with simultaneous intervals.
         fingerprint: Hash of the rows, independent of the engine and of their order.
         pairs: Moments for the comparison; None for one target, for more than 30, and where
             the engine would have to read more for it.
@@ -182,6 +200,9 @@ class Evaluation(Result):
     findings: tuple[Finding, ...] = ()
     truth: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str = ""
+    baseline: str = ""
+    baseline_reason: str = ""
+    differences: Mapping[str, Difference] = field(default_factory=dict)
     pairs: Pairs | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -190,9 +211,21 @@ class Evaluation(Result):
         from poolwise.evaluation.compare import ranked
 
         try:
-            return None if self.pairs is None else ranked(self, self.pairs)
+            baseline = self.baseline if self.baseline in self.targets else ""
+            return None if self.pairs is None else ranked(self, self.pairs, baseline)
         except RefusedError:  # the findings of the targets give the reason
             return None
+
+    def against(self, baseline: str) -> Evaluation:
+        """Return the evaluation with the differences of all targets from one of them."""
+        compared = replace(self, baseline=baseline).comparison
+        pairs = () if compared is None else compared.differences
+        return replace(self, baseline=baseline, differences={d.target: d for d in pairs})
+
+    @property
+    def headline(self) -> str:
+        """The result in one or two sentences: estimate, interval, difference, caution."""
+        return answer(self._uncompared())
 
     def __getitem__(self, target: str) -> TargetResult:
         return self.targets[target]
@@ -239,13 +272,15 @@ class Evaluation(Result):
 
     def to_dict(self) -> Row:
         """Return the whole result, nested; the names are public."""
-        if self.comparison is None:
-            return self._uncompared()
-        return self._uncompared() | {"comparison": self.comparison.to_dict()}
+        row = {"headline": self.headline, **self._uncompared()}
+        return (
+            row if self.comparison is None else row | {"comparison": self.comparison.to_dict()}
+        )
 
     def _uncompared(self) -> Row:
         """Return everything but the comparison, which takes longer than all the rest."""
         return {
+            "baseline": {"name": self.baseline, "reason": self.baseline_reason or "named"},
             "targets": [self._target(name) for name in self.targets],
             "loggers": [
                 {"logger": i, "rows": n, "mean_reward": self.mean_reward[i]}
@@ -262,6 +297,8 @@ class Evaluation(Result):
             for e, estimate in result.estimates.items()
         ]
         entry: Row = {"target": name, "estimates": estimates}
+        if name in self.differences:
+            entry["difference"] = self.differences[name].to_dict()
         if name in self.truth:
             entry["truth"] = self.truth[name]
         entry["loggers"] = [
@@ -272,9 +309,17 @@ class Evaluation(Result):
             entry["mixture"] = result.mixture.to_dict()
         return entry | result.diagnosis.to_dict()
 
+    @property
+    def opening(self) -> Sequence[str]:
+        return (self.headline,)
+
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         return evaluation_tables(self._uncompared())
+
+    def brief(self) -> list[Grid]:
+        """Return the table of the estimates."""
+        return [main_table(self._uncompared())]
 
     def charts(self) -> dict[str, alt.LayerChart]:
         """Return the charts of the report by name, as Altair objects."""

@@ -38,13 +38,15 @@ def recommended(target: Facts) -> Facts | None:
 
 
 def leading(evaluation: Facts) -> Facts:
-    """Return the target whose recommended estimate is highest."""
+    """Return the target whose recommended estimate is highest, other than the baseline."""
 
     def height(target: Facts) -> float:
         best = recommended(target)
         return -math.inf if best is None or math.isnan(best["value"]) else best["value"]
 
-    return max(evaluation["targets"], key=height)
+    baseline = evaluation["baseline"]["name"]
+    others = [t for t in evaluation["targets"] if t["target"] != baseline]
+    return max(others or evaluation["targets"], key=height)
 
 
 def findings_of(evaluation: Facts, target: str) -> list[Facts]:
@@ -81,7 +83,7 @@ def carriers(target: Facts) -> list[str]:
 
 def rivals(evaluation: Facts) -> str:
     """Say how many other targets are significantly worse than the best, if compared."""
-    if "comparison" not in evaluation:
+    if "comparison" not in evaluation or evaluation["comparison"]["baseline"]:
         return ""
     verdicts = [d["verdict"] for d in evaluation["comparison"]["differences"]]
     others, worse = len(verdicts), verdicts.count("worse")
@@ -109,17 +111,19 @@ def answer(evaluation: Facts) -> str:
         return (
             f"These logs give no estimate of what {name!r} would have earned: see the findings."
         )
-    count = len(evaluation["targets"])
+    baseline = evaluation["baseline"]["name"]
+    count = sum(t["target"] != baseline for t in evaluation["targets"])
     subject = f"Of {count} targets, {name!r} has the highest estimate: it"
     severities = [w["severity"] for w in findings_of(evaluation, name)]
     verb = "might have earned" if "alarm" in severities else "would have earned"
     value = f"{with_error(best['value'], best['std_error'])} per row ({_bounds(best)})"
     earned = f"{subject if count > 1 else repr(name)} {verb} {value}"
-    clauses = [", ".join(filter(None, [earned, _against(evaluation, best)]))]
+    clauses = [", ".join(filter(None, [earned, _against(evaluation, target, best)]))]
     logs, total = len(carriers(target)), len(target["loggers"])
     if logs and total > 1:
-        carry = "carries" if logs == 1 else "carry"
-        clauses.append(f"{logs} of {total} logs {carry} that answer")
+        contribute = "contributes" if logs == 1 else "contribute"
+        few = f"{logs} of {total} logs {contribute} at least {CARRIED:.0%} of it"
+        clauses.append(f"all {total} logs contribute" if logs == total else few)
     return f"{'; '.join(clauses)}.{_hedge(severities)}"
 
 
@@ -136,22 +140,35 @@ def _bounds(best: Facts) -> str:
     return f"{level} interval {interval_text(lower, upper, error)}"
 
 
-def _against(evaluation: Facts, best: Facts) -> str:
-    """Compare the estimate with the mean reward of the best logger's own log."""
-    finite = [i for i in evaluation["loggers"] if math.isfinite(i["mean_reward"])]
-    logger = max(finite, key=lambda i: i["mean_reward"], default=None)
-    bounded = math.isfinite(best["lower"]) or math.isfinite(best["upper"])
-    if logger is None or not bounded:
+def _against(evaluation: Facts, target: Facts, best: Facts) -> str:
+    """Compare the target with the baseline, by the interval of their difference."""
+    difference = target.get("difference")
+    if difference is None or difference["verdict"] == "unreliable":
         return ""
-    earned, places = logger["mean_reward"], places_for(best["std_error"])
-    other = f"the {earned:.{places}f} earned by the best logger, {logger['logger']!r}"
-    if best["lower"] <= earned <= best["upper"]:
-        return f"not significantly different from {other}"
-    gap = best["value"] - earned
-    if earned > 0 and gap > earned:
-        return f"{short(best['value'] / earned)} times {other}"
-    size = percent(abs(gap) / earned) if earned > 0 else f"{abs(gap):.{places}f}"
-    return f"{size} {'more' if gap > 0 else 'less'} than {other}"
+    baseline, reason = evaluation["baseline"]["name"], evaluation["baseline"]["reason"]
+    other = repr(baseline) if reason == "named" else f"{baseline!r}, the {reason}"
+    if difference["verdict"] == "identical":
+        return f"the same policy on every row as {other}"
+    gap, error = difference["difference"], difference["std_error"]
+    kind = "simultaneous " if len(evaluation["targets"]) > 1 else ""
+    level = f"{kind}{100 * best['level']:g}% interval"
+    ends = interval_text(difference["lower"], difference["upper"], error)
+    shown = f"(difference {with_error(gap, error)}, {level} {ends})"
+    if difference["verdict"] == "undecided":
+        return f"not distinguishable from {other} {shown}"
+    return f"{_ratio(gap, best['value'] - gap, error)} {other} {shown}"
+
+
+def _ratio(gap: float, earned: float, error: float) -> str:
+    """Write a difference as a multiple, a percentage or a number.
+
+    >>> _ratio(5.0, 2.0, 0.1), _ratio(-0.5, 2.0, 0.1), _ratio(2.0, -1.0, 0.1)
+    ('3.5 times as much as', '25.0% less than', '2.00 more than')
+    """
+    if 0 < earned < gap:
+        return f"{short((earned + gap) / earned)} times as much as"
+    size = percent(abs(gap) / earned) if earned > 0 else f"{abs(gap):.{places_for(error)}f}"
+    return f"{size} {'more' if gap > 0 else 'less'} than"
 
 
 def _hedge(severities: Sequence[str]) -> str:

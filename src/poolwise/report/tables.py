@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
+from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.report.sentence import Facts, counted, recommended
@@ -105,23 +106,30 @@ def show(grids: Sequence[Grid], warnings: Sequence[Facts], console: Console) -> 
 
 
 def as_text(
-    grids: Sequence[Grid], warnings: Sequence[Facts] = (), sentences: Sequence[str] = ()
+    grids: Sequence[Grid],
+    warnings: Sequence[Facts] = (),
+    sentences: Sequence[str] = (),
+    opening: Sequence[str] = (),
 ) -> str:
-    """Return tables, findings and sentences as plain text, 80 columns wide."""
+    """Return sentences, tables and findings as plain text, 80 columns wide."""
     from rich.console import Console
 
     out = StringIO()
     show(grids, warnings, Console(file=out, width=WIDTH, color_system=None, highlight=False))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n\n".join(["\n".join(lines).strip("\n"), *sentences])
+    wrapped = [fill(sentence, WIDTH, break_long_words=False) for sentence in opening]
+    return "\n\n".join([*wrapped, "\n".join(lines).strip("\n"), *sentences])
 
 
 def as_html(
-    grids: Sequence[Grid], warnings: Sequence[Facts] = (), sentences: Sequence[str] = ()
+    grids: Sequence[Grid],
+    warnings: Sequence[Facts] = (),
+    sentences: Sequence[str] = (),
+    opening: Sequence[str] = (),
 ) -> str:
-    """Return tables, findings and sentences as HTML for a notebook."""
+    """Return sentences, tables and findings as HTML for a notebook."""
     template = templates().get_template("notebook.html")
-    return template.render(grids=grids, warnings=warnings, sentences=sentences)
+    return template.render(opening=opening, grids=grids, warnings=warnings, sentences=sentences)
 
 
 def evaluation_tables(evaluation: Facts) -> list[Grid]:
@@ -131,6 +139,13 @@ def evaluation_tables(evaluation: Facts) -> list[Grid]:
         for t in evaluation["targets"]
         for grid in (estimates(evaluation, t), logs(evaluation, t), weights(t), *agreement(t))
     ]
+
+
+def main_table(evaluation: Facts) -> Grid:
+    """Return the estimates of the only target, or the recommended one of each."""
+    targets = evaluation["targets"]
+    several = len(targets) > 1
+    return side_by_side(evaluation) if several else estimates(evaluation, targets[0])
 
 
 def estimates(evaluation: Facts, target: Facts) -> Grid:

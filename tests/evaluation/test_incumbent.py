@@ -1,0 +1,127 @@
+"""The difference from the incumbent: exact values, and logs in which nothing differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import poolwise as pw
+from poolwise.errors import UsageError
+from poolwise.formats.labelled import TARGETS, digits_log
+from tests.support.messages import refused
+
+SEEDS = 200
+NUMBERS = (2, 5, 10, 30, 50)  # of loggers
+TARGET = np.array([0.4, 0.3, 0.2, 0.1])
+
+
+def same_loggers(number: int, seed: int, rows: int = 1200) -> pw.Log:
+    """Loggers that play four actions alike; the reward depends on nothing."""
+    rng = np.random.default_rng([seed, number])
+    action = rng.integers(0, 4, rows)
+    columns = {
+        "logger": [f"v{k}" for k in rng.integers(0, number, rows)],
+        "reward": rng.binomial(1, 0.3, rows),
+        "p": np.full(rows, 0.25),
+        "t": TARGET[action],
+    }
+    return pw.Log(pa.table(columns), reward="reward", logger="logger", propensity="p")
+
+
+def few_rows() -> pw.Log:
+    """Logger "a" wrote the rewards 1, 3, 5 and "b" 2, 4; the target has weights 1 and 2."""
+    table = pa.table(
+        {
+            "logger": list("aaabb"),
+            "reward": [1.0, 3.0, 5.0, 2.0, 4.0],
+            "p": [0.5] * 5,
+            "t": [0.5, 1.0, 0.5, 0.5, 1.0],
+        }
+    )
+    return pw.Log(table, reward="reward", logger="logger", propensity="p")
+
+
+def test_the_difference_from_the_mean_reward_by_hand() -> None:
+    """Weighted rewards are 1, 6, 5 and 2, 8, so naive is 22 / 5; the rewards of "a" average 3.
+
+    Rows of "a" add w r / 5 - r / 3, variance 3 * S; its three values are -2/15, 1/5, -2/3,
+    those of "b" are 2/5, 8/5.
+    """
+    evaluation = pw.evaluate(few_rows(), {"new": "t"}, "naive", interval="student")
+    difference = evaluation.differences["new"]
+    own = np.array([-2 / 15, 1 / 5, -2 / 3])
+    variance = 3 * own.var(ddof=1) + 2 * np.array([2 / 5, 8 / 5]).var(ddof=1)
+    assert (evaluation.baseline, evaluation.baseline_reason) == ("a", "largest logger")
+    assert difference.value == pytest.approx(22 / 5 - 3, rel=1e-12)
+    assert difference.std_error == pytest.approx(variance**0.5, rel=1e-12)
+    assert difference.verdict == "undecided"
+
+
+def test_the_logger_joins_the_targets_where_all_propensities_are_known() -> None:
+    """The difference is that of `compare`, which reads the logger as another target."""
+    evaluation = pw.evaluate(digits_log(), TARGETS, baseline="large")
+    compared = pw.compare(digits_log(), TARGETS, baseline="large").difference("candidate")
+    mine = evaluation.differences["candidate"]
+    assert evaluation.baseline_reason == ""
+    assert mine.value == pytest.approx(compared.value, rel=1e-9)
+    assert mine.std_error == pytest.approx(compared.std_error, rel=1e-9)
+    assert mine.interval.lower == pytest.approx(compared.interval.lower, rel=1e-4)
+    assert mine.verdict == "better"
+
+
+def test_the_policy_of_the_logger_is_not_another_policy() -> None:
+    evaluation = pw.evaluate(digits_log(), {"new": "p_large"}, baseline="large")
+    assert evaluation.differences["new"].verdict == "identical"
+    assert evaluation.differences["new"].value == 0
+
+
+def test_a_target_as_the_baseline() -> None:
+    targets = {**TARGETS, "old": "p_large"}
+    evaluation = pw.evaluate(digits_log(), targets, baseline="old")
+    alone = pw.compare(digits_log(), targets, baseline="old")
+    assert list(evaluation.differences) == ["candidate"]
+    assert evaluation.differences["candidate"] == alone.difference("candidate")
+
+
+def test_saved_moments_have_no_covariance_and_the_errors_add_up() -> None:
+    """A reward of 0 or 1 with mean m has variance m (1 - m)."""
+    log = digits_log()
+    summary = pw.summarise(log, TARGETS)
+    evaluation = pw.evaluate(log, TARGETS, engine=summary, baseline="large")
+    estimate = evaluation["candidate"].estimates["calibrated"]
+    mean = evaluation.mean_reward["large"]
+    error = (mean * (1 - mean) / (evaluation.rows["large"] - 1)) ** 0.5
+    difference = evaluation.differences["candidate"]
+    assert difference.value == pytest.approx(estimate.value - mean, rel=1e-12)
+    assert difference.std_error == pytest.approx(estimate.std_error + error, rel=1e-9)
+
+
+def test_clusters_and_trained_loggers_are_compared_too() -> None:
+    log = replace(digits_log(), cluster="digit", context=())
+    assert pw.evaluate(log, TARGETS).differences["candidate"].verdict == "better"
+    trained = replace(digits_log(), trained_on={"large": ["small"]})
+    apart = pw.evaluate(trained, TARGETS, baseline="large").differences["candidate"]
+    paired = pw.evaluate(digits_log(), TARGETS, baseline="large").differences["candidate"]
+    assert apart.std_error > paired.std_error
+
+
+def test_an_unknown_baseline() -> None:
+    with refused(UsageError):
+        pw.evaluate(digits_log(), TARGETS, baseline="larg")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "crossed"])
+def test_logs_in_which_nothing_differs_claim_little(kind: str) -> None:
+    claims = 0
+    for seed in range(SEEDS):
+        number = NUMBERS[seed % len(NUMBERS)]
+        log = same_loggers(number, seed)
+        if kind == "crossed":
+            log = replace(log, propensities={f"v{k}": "p" for k in range(number)})
+        difference = pw.evaluate(log, {"new": "t"}).differences["new"]
+        claims += difference.verdict in {"better", "worse"}
+    assert claims <= 0.07 * SEEDS
