@@ -18,7 +18,7 @@ from poolwise.engines.sums import ROUNDED, Sums, no_sums
 from poolwise.engines.workspace import ONE, factors_of
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal, powers_of
-from poolwise.moments.terms import UNSUPPORTED, Factor
+from poolwise.moments.terms import REWARD, UNSUPPORTED, Factor
 from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
 
@@ -34,6 +34,7 @@ FEW_GROUPS = 12  # from more groups on, sorting is faster than one search for ea
 RUN = 8_192  # rows that go through all steps together, or more of one group
 PADDING = 24  # doubles between the rows of a matrix
 CHUNK, SMALL = 1024, 900  # columns of a matrix product that has so few entries
+SPARSE = 4  # rewarded rows are picked out if at most one in so many is
 ALIKE = 1e-13  # relative distance of equal values from their mean, at most
 
 
@@ -263,8 +264,16 @@ class Kernel:
             sums.tails[k][group] = self._tail(k, group, work[row])
         for places, rows in self._slices:
             deal(work[rows], sums.slices[group, places])
+        if self._powers:
+            self._add_powers(sums, group, work)
+
+    def _add_powers(self, sums: Sums, group: int, work: FloatArray) -> None:
+        """Add the powers of the rewards and their products, which are 0 without a reward."""
+        rewarded = np.flatnonzero(work[self.workspace.rows[REWARD]] != 0.0)
+        few = SPARSE * len(rewarded) < work.shape[1]
         for places, rows in self._powers:
-            sums.powers[group, places] = powers_of(work[rows])
+            values = work[rows].take(rewarded, axis=1) if few else work[rows]
+            sums.powers[group, places] = powers_of(values)
 
     def _count_bins(self, sums: Sums, groups: slice, rows: OrderedRows) -> None:
         """Add the histograms of adjacent groups: one call for all of them."""

@@ -19,7 +19,7 @@ from poolwise.moments.moments import (
     Moments,
     refuse_infinite,
 )
-from poolwise.moments.tallies import BINS, POWERS, added_powers, continued, slices_for
+from poolwise.moments.tallies import BINS, POWERS, add_slices, added_powers, slices_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,8 @@ class Sums:
         for ours, theirs in zip(self.tails, other.tails, strict=True):
             ours[:] = [longest(a, b) for a, b in zip(ours, theirs, strict=True)]
         self.histograms += other.histograms
-        self.slices += continued(other.slices, self.count)
+        for sums, more, rows in zip(self.slices, other.slices, self.count, strict=True):
+            add_slices(sums, more, rows)
         self.powers = added_powers(self.powers, other.powers)
         self.count = total
         return self

@@ -24,6 +24,7 @@ from poolwise.intervals.student import BOUNDED, Interval, default_interval, one_
 from poolwise.moments.estimate import student_quantile
 from poolwise.moments.linear import Score
 from poolwise.moments.shape import (
+    cube,
     powers_of_estimate,
     pull_of,
     shape_of,
@@ -212,12 +213,17 @@ def interval_needs(needs: Needs, crossed: Sequence[str] = ()) -> Needs:
     """
     terms = set(needs.scattered)
     weights = {t: w for t in needs.scattered if (w := weight_of(t)) is not None}
-    balanced = BALANCED_REWARD in terms
-    ratios = map(ratio, crossed[:-1] if balanced and not many(crossed) else ())
+    slices = terms | set(weights.values())
+    if BALANCED_REWARD in terms and not many(crossed):
+        slices |= set(map(ratio, crossed[:-1]))
+    if crossed and WEIGHTED_REWARD in weights:  # one pair of guards is enough
+        del weights[WEIGHTED_REWARD]
+        weights[BALANCED_REWARD] = BALANCED_WEIGHT
     return Needs(
-        groups=((BALANCED_WEIGHT,),) if balanced else (),
-        slices=tuple({*terms, *weights.values(), *ratios}),
-        powers=tuple({REWARD, *weights, *weights.values()}) if weights else (),
+        means=tuple(map(cube, weights.values())),
+        groups=tuple((w,) for w in weights.values()),
+        slices=tuple(slices),
+        powers=(REWARD, *weights) if weights else (),
     )
 
 
@@ -236,7 +242,7 @@ def auto_interval(
     powers = powers_of_estimate(estimate.linear, moments)
     if not 0 < estimate.variance < math.inf:
         lowest = limits.reward_range[0] if limits.reward_range else math.nan
-        if powers is not None and not powers.reward[0] and lowest == 0:
+        if powers and powers.own and not powers.reward[0] and lowest == 0:
             return without_rewards(powers, limits, level, sides), (BOUNDED,)
         return default_interval(estimate, level, limits, sides)
     linear = estimate.linear

@@ -18,7 +18,7 @@ import numpy as np
 from poolwise.errors import RefusedError
 from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
 from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
-from poolwise.moments.tallies import added_powers, continued
+from poolwise.moments.tallies import add_slices, added_powers
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Term
 
 if TYPE_CHECKING:
@@ -265,8 +265,9 @@ def _merged_slices(groups: Sequence[Moments]) -> dict[Term, FloatArray]:
     merged = {}
     for term, sums in _shared([m.slices for m in groups]):
         if len({len(values) for values in sums}) == 1:
-            rows = zip(sums, before, strict=False)
-            merged[term] = np.sum([continued(values, int(n)) for values, n in rows], axis=0)
+            merged[term] = np.zeros_like(sums[0])
+            for values, rows in zip(sums, before, strict=False):
+                add_slices(merged[term], values, int(rows))
     return merged
 
 

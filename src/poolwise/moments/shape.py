@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.moments.tallies import slice_rows
-from poolwise.moments.terms import REWARD, Term
+from poolwise.moments.tallies import added_powers, slice_rows
+from poolwise.moments.terms import BALANCED_REWARD, REWARD, Term
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,15 +46,17 @@ class Powers:
 
     Attributes:
         rows: Number of rows.
-        reward: Powers of the rewards, shape (6,).
-        weight: Powers of the weights.
-        weighted: Powers of weight times reward.
+        reward: Powers of the rewards, shape (6,); see `moments.tallies`.
+        weight: Sums of the weights to the power 0 to 3, shape (4,).
+        weighted: Powers of weight times reward, shape (6,).
+        own: True if the weights are those of the estimate.
     """
 
     rows: int
     reward: FloatArray
     weight: FloatArray
     weighted: FloatArray
+    own: bool = True
 
 
 def cumulants(units: FloatArray) -> FloatArray:
@@ -195,36 +197,38 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     """Return the powers behind an estimate with one weighted reward; None for others.
 
     A logger's weights are multiplied by its share of the estimate over its share of the
-    rows.
+    rows.  Weights against the row's own logger take the powers of balanced ones if the
+    pass has only these.
     """
     weighted = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
     if len(weighted) != 1:
         return None
-    term = weighted.pop()
-    weight = _without_reward(term)
+    own = weighted.pop()
+    term = own if all(own in m.powers for m in moments.values()) else BALANCED_REWARD
+    weight = weight_of(term)
+    if weight is None or not all(term in m.powers for m in moments.values()):
+        return None
     rows = sum(m.count for m in moments.values())
-    total = np.zeros((3, len(SCALED)))
-    for i, parts in linear.parts.items():
-        powers = moments[i].powers
-        if not all(t in powers for t in (REWARD, weight, term)):
-            return None
-        scale = abs(parts.get(term, 0.0)) * rows / moments[i].count
-        own = np.stack([powers[REWARD], *(powers[t] * scale**SCALED for t in (weight, term))])
-        largest = np.maximum(total[:, -1], own[:, -1])
-        total += own
-        total[:, -1] = largest
-    return Powers(rows, *total)
+    reward, weights, products = np.zeros(6), np.zeros(4), np.zeros(6)
+    for i, m in moments.items():
+        scale = abs(linear.parts.get(i, {}).get(own, 0.0)) * rows / m.count
+        reward = added_powers(reward, m.powers[REWARD])
+        products = added_powers(products, m.powers[term] * scale**EXPONENTS)
+        of_weight = [1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))]
+        weights += m.count * np.array(of_weight) * scale ** np.arange(4)
+    return Powers(rows, reward, weights, products, own == term)
 
 
-SCALED = np.array([0, 1, 2, 3, 4, 1])  # power of a scale in each of the six numbers
+EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers
 
 
 def weight_of(term: Term) -> Term | None:
     """Return the weight of a weighted reward, None for other terms."""
     if REWARD.factors[0] not in term.factors or len(term.factors) != 2:
         return None
-    return _without_reward(term)
-
-
-def _without_reward(term: Term) -> Term:
     return Term(tuple(f for f in term.factors if f != REWARD.factors[0]))
+
+
+def cube(weight: Term) -> Term:
+    """Return the third power of a weight."""
+    return weight * weight * weight

@@ -42,25 +42,21 @@ def deal(values: FloatArray, out: FloatArray) -> None:
     terms, slices = out.shape
     rounds = values.shape[1] // slices
     dealt = rounds * slices
-    values[:, :dealt].reshape(terms, rounds, slices).sum(axis=1, out=out)
+    np.matmul(np.ones(rounds), values[:, :dealt].reshape(terms, rounds, slices), out=out)
     out[:, : values.shape[1] - dealt] += values[:, dealt:]
 
 
-def continued(slices: FloatArray, rows: IntArray | int) -> FloatArray:
-    """Return the sums as if so many rows had been dealt before.
+def add_slices(sums: FloatArray, more: FloatArray, rows: int) -> None:
+    """Add the sums of later rows, slices on the last axis, after so many rows were dealt.
 
-    Args:
-        slices: Sums, slices on the last axis.
-        rows: Rows dealt before; of each group on the first axis, or of all.
-
-    >>> continued(np.array([1.0, 2.0, 3.0]), 4).tolist()
-    [3.0, 1.0, 2.0]
+    >>> sums = np.array([10.0, 20.0, 30.0])
+    >>> add_slices(sums, np.array([1.0, 2.0, 3.0]), 4)
+    >>> sums.tolist()
+    [13.0, 21.0, 32.0]
     """
-    size = slices.shape[-1]
-    if np.ndim(rows) == 0:
-        return np.roll(slices, int(rows) % size, axis=-1)
-    places = (np.arange(size) - np.asarray(rows)[:, None]) % size
-    return np.take_along_axis(slices, places[:, None, :], axis=-1)
+    first = rows % sums.shape[-1]  # slice of the first later row
+    sums[..., first:] += more[..., : sums.shape[-1] - first]
+    sums[..., :first] += more[..., sums.shape[-1] - first :]
 
 
 def slice_rows(rows: int, slices: int) -> FloatArray:
@@ -78,12 +74,12 @@ def powers_of(values: FloatArray) -> FloatArray:
     sizes = np.abs(values)
     squares = sizes * sizes
     columns = (
-        np.count_nonzero(sizes, axis=1),
+        [np.count_nonzero(of_term) for of_term in sizes],
         sizes.sum(axis=1),
         squares.sum(axis=1),
         np.vecdot(sizes, squares),
         np.vecdot(squares, squares),
-        sizes.max(axis=1),
+        sizes.max(axis=1, initial=0.0),
     )
     return np.stack(columns, axis=1)
 

@@ -145,7 +145,7 @@ class Needs:
         tails: Terms with a tail, their few thousand largest values.
         histograms: Terms with a histogram.
         slices: Terms with a sum for each slice of the rows (`moments.tallies`).
-        powers: Terms with sums of their absolute powers.
+        powers: The reward and its products, with sums of their absolute powers.
     """
 
     means: tuple[Term, ...] = ()
