@@ -1,72 +1,268 @@
-"""Coverage against effective rows: where nominal 95% intervals cover 95% of the time.
+"""Coverage of nominal 95% intervals: Student's and the skew-score interval.
 
-Run: python -m benchmarks.coverage; prints a table and writes docs/figures/coverage.csv
+Each cell draws logs of one problem and counts how often an interval covers the true value.
+Rows are drawn as arrays (`benchmarks.draws`) and go through the package's own estimators,
+intervals and comparisons.
+
+Run: python -m benchmarks.coverage [logs per cell, 4000]
+Prints a table, writes docs/figures/coverage.csv and coverage.svg.
 """
 
 from __future__ import annotations
 
 import csv
-from functools import reduce
-from operator import or_
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.draws import cells_of, draw
-from benchmarks.families import FAMILIES, draw_problem
+from benchmarks.draws import Array, Drawing, draw, draw_clustered
+from benchmarks.families import FAMILIES, draw_problem, softmax
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced
-from poolwise.intervals.student import student
+from poolwise.evaluation.contrasts import Candidates, united
+from poolwise.intervals.skew import auto_interval, interval_needs
+from poolwise.intervals.student import Limits, student
+from poolwise.moments.buckets import Split, jackknife
 from poolwise.moments.moments import pooled
-from poolwise.moments.terms import BALANCED_WEIGHT
+from poolwise.moments.terms import BALANCED_WEIGHT, unite
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poolwise.engines.exact import FiniteProblem
+    from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimator
+    from poolwise.moments.terms import Needs
 
-OUT = Path(__file__).parent.parent / "docs" / "figures" / "coverage.csv"
-LOGS = 1_500  # a standard error of 0.0056
-SEEDS = range(1, 7)
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+LOGS, LEVEL = 4_000, 0.95
 ESTIMATORS: tuple[Estimator, ...] = (Balanced(), Calibrated())
+FREE = Limits(rows=1)
+DIRECTIONS = 5_000  # of the max-T distribution in each log
 
 
-def covered(family: str, rows: int, seed: int) -> dict[str, object]:
-    """One problem: its effective rows, and the coverage of each estimator."""
-    problem = draw_problem(FAMILIES[family], rows, np.random.default_rng(seed))
+@dataclass(frozen=True)
+class Cell:
+    """One kind of log.
+
+    Attributes:
+        group: Line of the table that the cell belongs to.
+        family: Family of the problem.
+        seed: Seed of the problem.
+        rows: Rows of each log.
+        rewarded: Expected number of rewarded rows; 0 leaves the problem as it is.
+        tail: Standard deviation of the logarithm of a factor on each reward.
+        users: Users with an effect on the rewards of their rows; 0 for independent rows.
+        targets: Targets that are compared; 0 for the value of one.
+    """
+
+    group: str
+    family: str
+    seed: int
+    rows: int
+    rewarded: float = 0.0
+    tail: float = 0.0
+    users: int = 0
+    targets: int = 0
+
+
+CELLS = [
+    *(Cell("hard", "B mixed", seed, 300) for seed in (2, 3, 6)),
+    *(Cell("hard", "C far", seed, 300) for seed in (4, 10)),
+    Cell("not claimed", "B mixed", 9, 300),
+    Cell("not claimed", "C far", 1, 300),
+    *(Cell("easy", "B mixed", seed, 300) for seed in (1, 4)),
+    *(Cell("easy", "F floor", seed, 300) for seed in (1, 5)),
+    *(Cell("1,000 rows", "F floor", seed, 1000) for seed in (1, 5)),
+    Cell("1,000 rows", "B mixed", 1, 1000),
+    *(Cell("families", family, 7, 300) for family in FAMILIES),
+    *(Cell(f"{k} rewarded", "F floor", 1, 1000, rewarded=k) for k in (3, 10, 30)),
+    *(Cell("lognormal", "B mixed", 1, 300, tail=tail) for tail in (0.5, 1.0, 1.5)),
+    *(Cell(f"{u} users", "F floor", 1, 20 * u, users=u) for u in (40, 100, 1000)),
+    *(Cell("paired", family, 1, 300, targets=2) for family in ("A near", "D many", "F floor")),
+    Cell("paired", "B mixed", 1, 1000, targets=2),
+    Cell("paired, few rows", "B mixed", 1, 300, targets=2),
+    *(Cell(f"{k} targets", "F floor", 1, 1000, targets=k) for k in (5, 20)),
+]
+
+
+def problem_of(cell: Cell) -> FiniteProblem:
+    """The problem of a cell, with rarer rewards where these are wanted."""
+    problem = draw_problem(FAMILIES[cell.family], cell.rows, np.random.default_rng(cell.seed))
+    if not cell.rewarded:
+        return problem
+    rows = sum(problem.counts.values())
+    joint = problem.context_prob[:, None] * problem.mixture
+    reward = problem.reward * cell.rewarded / (rows * float((joint * problem.reward).sum()))
+    return replace(problem, reward=reward, reward_variance=reward * (1 - reward))
+
+
+def needs_for(problem: FiniteProblem) -> Needs:
+    """Moments that the estimators and their intervals need."""
     loggers = tuple(problem.loggers)
-    needs = reduce(or_, (e.needs(loggers, crossed=True) for e in ESTIMATORS))
-    cells, rng = cells_of(problem, needs), np.random.default_rng(7)
-    hits, effective = np.zeros(len(ESTIMATORS)), 0.0
-    for _ in range(LOGS):
-        moments = draw(cells, rng)
-        effective += pooled(moments.values()).effective(BALANCED_WEIGHT) / LOGS
-        hits += [problem.value in student(e.estimate(moments), 0.95) for e in ESTIMATORS]
-    shares = {e.name: round(h / LOGS, 3) for e, h in zip(ESTIMATORS, hits, strict=True)}
+    own = unite(e.needs(loggers, crossed=True) for e in ESTIMATORS)
+    return own | interval_needs(own, loggers)
+
+
+def measured(cell: Cell, logs: int) -> Iterator[dict[str, object]]:
+    """Coverage of one cell, a line for each estimator."""
+    if cell.targets:
+        yield compared(cell, logs)
+        return
+    problem = problem_of(cell)
+    writers = Drawing(problem, needs_for(problem), tail=cell.tail).writers()
+    rng = np.random.default_rng([20170813, cell.seed, cell.rows, cell.users])
+    totals = {e.name: np.zeros((2, 4)) for e in ESTIMATORS}
+    effective, used = 0.0, 0
+    while used < logs:
+        if cell.users:
+            split = Split(draw_clustered(writers, rng, cell.users, effect=0.3))
+        else:
+            split = Split([draw(writers, rng)])
+        whole = split.whole
+        used += 1
+        effective += pooled(whole.values()).effective(BALANCED_WEIGHT)
+        for estimator in ESTIMATORS:
+            estimate = jackknife(estimator, split) if cell.users else estimator.estimate(whole)
+            if not estimate.variance > 0:  # no reward was drawn: nothing can be said
+                used -= 1
+                break
+            skewed, _ = auto_interval(estimate, whole, split.buckets, LEVEL, FREE)
+            for k, interval in enumerate((student(estimate, LEVEL), skewed)):
+                totals[estimator.name][k] += outcome(interval, problem.value)
+    for name, (by_student, by_skew) in totals.items():
+        yield line(cell, name, effective / used, by_student / used, by_skew / used)
+
+
+def outcome(interval: Interval, value: float) -> Array:
+    """Covered, value below the interval, value above it, and width."""
+    width = interval.upper - interval.lower
+    below, above = value < interval.lower, value > interval.upper
+    return np.array([not (below or above), below, above, width], dtype=np.float64)
+
+
+def line(
+    cell: Cell, estimator: str, effective: float, by_student: Array, by_skew: Array
+) -> dict[str, object]:
+    """One line of the table."""
     return {
-        "family": family,
-        "rows": rows,
-        "seed": seed,
+        "group": cell.group,
+        "family": cell.family,
+        "seed": cell.seed,
+        "rows": cell.rows,
+        "estimator": estimator,
         "effective": round(effective),
-        **shares,
+        "student": round(float(by_student[0]), 4),
+        "skew": round(float(by_skew[0]), 4),
+        "below": round(float(by_skew[1]), 4),
+        "above": round(float(by_skew[2]), 4),
+        "width": round(float(by_skew[3] / by_student[3]), 3) if by_student[3] else "",
     }
 
 
-def main() -> None:
-    """Print and write one line per problem, the fewest effective rows first."""
-    found = [
-        covered(family, rows, seed)
-        for family in ("B mixed", "F floor")
-        for rows in (300, 2000)
-        for seed in SEEDS
+def compared(cell: Cell, logs: int) -> dict[str, object]:
+    """Coverage of the differences of all pairs of targets together, calibrated."""
+    problem = problem_of(cell)
+    targets = {f"t{k}": policy for k, policy in enumerate(policies(problem, cell.targets))}
+    joint = problem.context_prob[:, None] * problem.reward
+    values = {name: float((joint * policy).sum()) for name, policy in targets.items()}
+    pairs = list(combinations(targets, 2))
+    gaps = np.array([values[one] - values[two] for one, two in pairs])
+    estimator, loggers = Calibrated(), tuple(problem.loggers)
+    own = estimator.needs(loggers, crossed=True)
+    own |= interval_needs(own, loggers)
+    needs = unite([united(own, list(targets), crossed=True), *(own.bind(t) for t in targets)])
+    writers = Drawing(problem, needs, targets).writers()
+    rng = np.random.default_rng([20170813, cell.seed, cell.rows, cell.targets])
+    logs = logs if cell.targets == 2 else max(1, logs // 4)
+    totals, effective = np.zeros((2, 4)), 0.0
+    for _ in range(logs):
+        moments = draw(writers, rng)
+        estimates = {}
+        for name in targets:
+            terms = {t: t.bind(name) for t in own.terms}
+            view = {i: m.select(terms) for i, m in moments.items()}
+            estimates[name] = estimator.estimate(view)
+        effective += pooled(moments.values()).effective(BALANCED_WEIGHT.bind("t0")) / logs
+        spread = Candidates(estimates, moments).differences(pairs)
+        critical = spread.together(rng, DIRECTIONS).critical(LEVEL)
+        for k, each in enumerate((replace(spread, shapes=None), spread)):
+            lower, upper = each.limits(critical)
+            below, above = (gaps < lower).any(), (gaps > upper).any()
+            width = float((upper - lower).mean())
+            totals[k] += [not (below or above), below, above, width]
+    return line(cell, "calibrated", effective, *(totals / logs))
+
+
+def policies(problem: FiniteProblem, number: int) -> list[Array]:
+    """The target, and softened mixtures of it with the uniform policy and each other."""
+    rng = np.random.default_rng(number)
+    shape = problem.target.shape
+    others = [
+        0.7 * problem.target + 0.3 * softmax(rng.normal(size=shape)) for _ in range(number - 1)
     ]
-    found.sort(key=lambda line: float(str(line["effective"])))
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    with OUT.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(found[0]))
+    return [problem.target, *others]
+
+
+def chart(lines: list[dict[str, object]], path: Path) -> None:
+    """Coverage against effective rows, Student's beside the skew-score interval."""
+    import altair as alt
+
+    single = [row for row in lines if row["group"] in SHOWN]
+    data = [
+        {"effective": row["effective"], "coverage": row[kind], "interval": label}
+        for row in single
+        for kind, label in (("student", "Student"), ("skew", "skew-score"))
+    ]
+    points = (
+        alt.Chart(alt.InlineData(values=data))
+        .mark_point(filled=True, size=60, opacity=0.8)
+        .encode(
+            x=alt.X(
+                "effective:Q",
+                scale=alt.Scale(type="log", nice=False),
+                title="effective sample size (rows)",
+            ),
+            y=alt.Y(
+                "coverage:Q",
+                scale=alt.Scale(domain=[0.84, 1.0]),
+                title="coverage of nominal 95% intervals",
+            ),
+            color=alt.Color("interval:N", title=None),
+            shape=alt.Shape("interval:N", title=None),
+        )
+    )
+    rule = alt.Chart(alt.InlineData(values=[{"level": LEVEL}])).mark_rule(strokeDash=[4, 4])
+    (points + rule.encode(y="level:Q")).properties(width=520, height=300).save(path)
+
+
+SHOWN = {"hard", "not claimed", "easy", "1,000 rows", "families", "lognormal"}
+
+
+def _work(job: tuple[Cell, int]) -> list[dict[str, object]]:
+    return list(measured(*job))
+
+
+def main() -> None:
+    """Measure all cells, print and write them."""
+    logs = int(sys.argv[1]) if len(sys.argv) > 1 else LOGS
+    lines: list[dict[str, object]] = []
+    with ProcessPoolExecutor(2) as pool:
+        for found in pool.map(_work, [(cell, logs) for cell in CELLS]):
+            for row in found:
+                print("  ".join(f"{value!s:>10}" for value in row.values()), flush=True)
+            lines += found
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    with (FIGURES / "coverage.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
-        writer.writerows(found)
-    for line in found:
-        print("  ".join(f"{value!s:>9}" for value in line.values()))
+        writer.writerows(lines)
+    chart(lines, FIGURES / "coverage.svg")
 
 
 if __name__ == "__main__":

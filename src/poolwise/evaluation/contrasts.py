@@ -28,7 +28,7 @@ from poolwise.intervals.skew import skew_multiples, skew_scores
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
-from poolwise.moments.shape import centred_slices, cumulants
+from poolwise.moments.shape import centred_slices, cumulants, pull_of, shape_of, units_of
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from poolwise.moments.linear import Linear, Score
     from poolwise.moments.moments import Moments
 
+MOST_RAISED = 500  # contrasts whose variance is raised, in half a second
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
 MANY = 200  # contrasts from which the covariance of all of them is not written out
 DIRECTIONS = 50_000  # for few contrasts: a standard error of 0.006 at most
@@ -127,7 +128,7 @@ class Candidates:
         rows = rows if within else {"": pooled(rows.values())}
         slopes, rank = least_squares(rows, score, columns, within=within)
         effective = min(first.fit.effective, second.fit.effective)
-        fit = Fit(score.less(slopes, columns), tuple(columns), effective)
+        fit = Fit(score.less(slopes, columns), tuple(columns), effective, within)
         return fit.linear(self.moments, rank)
 
     @cached_property
@@ -158,11 +159,24 @@ class Candidates:
             freedom = [self.estimates[name].freedom for name in own] if self.clusters else []
             most_free.append(min([linear.most_free, *freedom]))
             inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
-        scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
-        rows, terms = self._coefficients(scaled)
+        rows, terms = self._coefficients(linears)
         shapes = _shapes(rows, terms, self.moments, self.clusters)
-        sources = self._sources(rows, terms)
+        if shapes is not None:
+            for k, linear in enumerate(linears):
+                inflation[k] = max(inflation[k], linear.overfitting(float(shapes[1][k])))
+                inflation[k] *= self._rise(linear) if len(linears) <= MOST_RAISED else 1.0
+        scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
+        sources = self._sources(*self._coefficients(scaled))
         return Spread(np.array(values), sources, np.array(most_free), shapes)
+
+    def _rise(self, linear: Linear) -> float:
+        """Factor by which the known means of the columns raise the variance of a fit."""
+        if linear.fit is None:
+            return 1.0
+        strata = units_of(linear, self.moments, self.clusters) or []
+        columns, within = linear.fit.columns, linear.fit.within
+        pull = pull_of(columns, self.moments, self.clusters, within=within)
+        return shape_of(strata, pull).rise
 
     def _coefficients(
         self, linears: Sequence[Linear]
