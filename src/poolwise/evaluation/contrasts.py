@@ -8,7 +8,7 @@ estimates, and with it the error of every difference.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from poolwise.moments.linear import Linear, Score
     from poolwise.moments.moments import Moments
 
-MOST_RAISED = 500  # contrasts whose variance is raised, in half a second
+MOST_STRETCHED = 500  # contrasts whose limits are stretched, in half a second
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
 MANY = 200  # contrasts from which the covariance of all of them is not written out
 DIRECTIONS = 50_000  # for few contrasts: a standard error of 0.006 at most
@@ -104,7 +104,12 @@ class Candidates:
         """Return the first target of each pair less the second."""
         linears = [self._difference(left, right) for left, right in pairs]
         values = [linear.value(self.moments) for linear in linears]
-        return self._spread(values, linears, pairs)
+        spread = self._spread(values, linears, pairs)
+        if spread.shapes is None or len(pairs) > MOST_STRETCHED:
+            return spread
+        noise = spread.shapes[1].tolist()
+        stretch = [self._stretch(c, n) for c, n in zip(linears, noise, strict=True)]
+        return replace(spread, stretch=np.array(stretch))
 
     def _difference(self, left: str, right: str) -> Linear:
         """Return the difference of two estimates.
@@ -115,13 +120,10 @@ class Candidates:
         first, second = self._bound[left], self._bound[right]
         if first.fit is None or second.fit is None:
             return first - second
-        mine, theirs = (
-            [column.bind(name) for column in fit.columns]
-            for name, fit in ((left, first.fit), (right, second.fit))
-        )
+        mine, theirs = first.fit.columns, second.fit.columns
         common = [column for column in mine if column in theirs]
         columns = [*common, *(c for c in (*mine, *theirs) if c not in common and _of_target(c))]
-        score = first.fit.score.bind(left) - second.fit.score.bind(right)
+        score = first.fit.score - second.fit.score
         within = sum(not _of_target(c) for c in columns) < len(self.moments)
         terms = {t: t for t in (*score.parts, *(t for c in columns for t in c.parts))}
         rows = {i: m.select(terms) for i, m in self.moments.items()}
@@ -159,24 +161,21 @@ class Candidates:
             freedom = [self.estimates[name].freedom for name in own] if self.clusters else []
             most_free.append(min([linear.most_free, *freedom]))
             inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
-        rows, terms = self._coefficients(linears)
-        shapes = _shapes(rows, terms, self.moments, self.clusters)
-        if shapes is not None:
-            for k, linear in enumerate(linears):
-                inflation[k] = max(inflation[k], linear.overfitting(float(shapes[1][k])))
-                inflation[k] *= self._rise(linear) if len(linears) <= MOST_RAISED else 1.0
         scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
-        sources = self._sources(*self._coefficients(scaled))
+        rows, terms = self._coefficients(scaled)
+        shapes = _shapes(rows, terms, self.moments, self.clusters)
+        sources = self._sources(rows, terms)
         return Spread(np.array(values), sources, np.array(most_free), shapes)
 
-    def _rise(self, linear: Linear) -> float:
-        """Factor by which the known means of the columns raise the variance of a fit."""
+    def _stretch(self, linear: Linear, noise: float) -> float:
+        """Factor on the limits of a fit: slopes from few rows, and rows that are missing."""
         if linear.fit is None:
             return 1.0
         strata = units_of(linear, self.moments, self.clusters) or []
         columns, within = linear.fit.columns, linear.fit.within
         pull = pull_of(columns, self.moments, self.clusters, within=within)
-        return shape_of(strata, pull).rise
+        more = max(1.0, linear.overfitting(noise) / linear.inflation)
+        return math.sqrt(more * shape_of(strata, pull).rise)
 
     def _coefficients(
         self, linears: Sequence[Linear]
@@ -337,12 +336,14 @@ class Spread:
         sources: Sources of their errors.
         most_free: Upper bound on the degrees of freedom of each, shape (c,).
         shapes: Skewness and noise of each, or None without slices.
+        stretch: Factor on the distance of each limit, shape (c,) or ().
     """
 
     values: FloatArray
     sources: Sequence[Source]
     most_free: FloatArray
     shapes: tuple[FloatArray, FloatArray] | None = None
+    stretch: FloatArray = field(default_factory=lambda: np.ones(()))
 
     @cached_property
     def _variances(self) -> FloatArray:
@@ -386,12 +387,12 @@ class Spread:
             multiples = student_multiples(critical, self.freedom)
             return limits(self.values, self.errors, multiples, multiples)
         reach = skew_multiples(*self.shapes, self.freedom, critical)
-        return limits(self.values, self.errors, *reach)
+        return limits(self.values, self.stretch * self.errors, *reach)
 
     def scores(self) -> FloatArray:
         """Return the critical value at which each interval ends at 0; 0 without spread."""
         ratios = np.zeros_like(self.values)
-        np.divide(self.values, self.errors, out=ratios, where=self.errors > 0)
+        np.divide(self.values, self.stretch * self.errors, out=ratios, where=self.errors > 0)
         if self.shapes is None:
             return student_scores(ratios, self.freedom)
         scores = skew_scores(ratios, *self.shapes, self.freedom)

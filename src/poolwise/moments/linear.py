@@ -102,6 +102,11 @@ class Fit:
     effective: float = math.inf
     within: bool = False
 
+    def bind(self, target: str) -> Fit:
+        """Return the regression of one target among several."""
+        columns = tuple(column.bind(target) for column in self.columns)
+        return replace(self, score=self.score.bind(target), columns=columns)
+
     def linear(self, moments: MomentsByLogger, rank: int) -> Linear:
         """Return the mean residual, with the variance that `rank` fitted slopes add."""
         mean = replace(self.score.over(moments), fit=self)
@@ -176,7 +181,7 @@ class Linear:
     def bind(self, target: str) -> Linear:
         """Return the combination of one target among several."""
         parts = {i: {t.bind(target): c for t, c in p.items()} for i, p in self.parts.items()}
-        return replace(self, parts=parts)
+        return replace(self, parts=parts, fit=self.fit and self.fit.bind(target))
 
     def variance(self, moments: MomentsByLogger) -> tuple[float, float]:
         r"""Return the variance stratified by logger, and its degrees of freedom.
