@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -14,8 +16,10 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
 
-from poolwise import Batch, Log, evaluate
+from poolwise import Batch, Log, check, evaluate
+from poolwise.cli.commands import app
 from poolwise.errors import LogError, PoolwiseError, SourceError, UsageError
 from tests.support.messages import refused
 from tests.support.reference import Reference, assert_same, log_of, numbers, random_table
@@ -475,3 +479,53 @@ def test_a_file_that_a_select_names_and_nobody_has_is_named(tmp_path: Path) -> N
     log = Log(f"SELECT * FROM '{tmp_path}/nope.parquet'", reward="r", propensity="p")
     with refused(SourceError):
         evaluate(log, "t")
+
+
+def test_a_table_of_a_duckdb_file_is_a_source(tmp_path: Path) -> None:
+    path = tmp_path / "logs.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute("CREATE SCHEMA s; CREATE TABLE s.log AS SELECT * FROM range(3) t(r)")
+        database.execute(
+            "CREATE TABLE log AS SELECT 0.5 AS p, r::DOUBLE AS r FROM range(4) t(r)"
+        )
+    log = Log(f"{path}::log", reward="r", propensity="p")
+    assert evaluate(log, "p")["target"].estimates["naive"].value == 1.5
+    outcome = CliRunner().invoke(
+        app, ["check", f"{path}::log", "--reward", "r", "--propensity", "p", "--json"]
+    )
+    assert json.loads(outcome.stdout)["rows"] == {"log": 4}
+    assert check(Log(f"{path}::s.log", reward="r", propensity="0.5")).rows == {"log": 3}
+    for source in (f"{path}::absent", f"{tmp_path}/absent.duckdb::log"):
+        with refused(SourceError):
+            check(Log(source, reward="r", propensity="p"))
+    with duckdb.connect(str(path)) as database:  # it was not changed, nor is it locked
+        assert database.execute("SELECT count(*) FROM log").fetchall() == [(4,)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        [{"r": 1, "p": 0.5}, {"r": 2, "p": 0.5, "more": "x"}],
+        {"r": [1, 2], "p": [0.5, 0.5], "label": ["x", "y"]},
+        {"r": np.array([1.0, 2.0]), "p": np.array([0.5, 0.5])},
+    ],
+)
+def test_rows_and_columns_in_python_are_sources(source: object) -> None:
+    log = Log(source, reward="r", propensity="p")
+    assert evaluate(log, "p")["target"].estimates["naive"].value == 1.5
+
+
+def test_columns_in_python_of_unequal_lengths_are_refused() -> None:
+    with refused(UsageError):
+        Log({"r": [1, 2], "p": [0.5]}, reward="r", propensity="p")
+    assert isinstance(Log({"v1": ["a.csv", "b.csv"]}, reward="r", propensity="p").source, dict)
+
+
+def test_percentages_in_texts_are_named() -> None:
+    log = Log({"r": [1, 2], "p": ["50%", "25,5 %"]}, reward="r", propensity="p")
+    with refused(LogError):
+        evaluate(log, "p")
+    number = "replace(replace(p, '%', ''), ',', '.')::DOUBLE / 100"
+    assert evaluate(replace(log, propensity=number), "0.5")["target"].estimates[
+        "naive"
+    ].value == pytest.approx((1 + 2 * 0.5 / 0.255) / 2, rel=1e-12)

@@ -33,7 +33,7 @@ EngineName = Literal["duckdb", "spark"]
 Experiment = Literal["toy", "scene", "yeast", "lyrl", "learning", "all"]
 
 OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
-FILES = "Paths or globs (Parquet, CSV, JSON lines), or one SELECT for DuckDB."
+FILES = "Paths or globs (Parquet, CSV, JSON lines), file.duckdb::table, or one SELECT."
 Sources = Annotated[list[str], typer.Argument(metavar="LOGS...", help=FILES)]
 OptionalSources = Annotated[
     list[str] | None,

@@ -48,10 +48,12 @@ CHANGED = Fault(
 )
 LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
 ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
-COMMAS = (
-    "For a CSV file with decimal commas, pass reader_options={'decimal_separator': ','} "
-    "(--reader-option decimal_separator=,)."
-)
+FORMS = {  # of texts that are not numbers
+    r"[+-]?\d+,\d+": "For a CSV file with decimal commas, pass reader_options="
+    "{'decimal_separator': ','} (--reader-option decimal_separator=,).",
+    r"[+-]?\d+([.,]\d+)?\s*%": "Percentages must be numbers: in place of the column, write "
+    "replace(replace(column, '%', ''), ',', '.')::DOUBLE / 100.",
+}
 
 
 class Rows(Protocol):
@@ -200,8 +202,7 @@ class QueryRows(ABC):
         logger = line["logger"]
         example = self._lines(example_query(self.table, rule, logger))[0]
         values = {role_text(self.table, role): _example(example, role) for role in rule.role}
-        commas = any(re.fullmatch(r"[+-]?\d+,\d+", str(value)) for value in values.values())
-        advice = COMMAS if commas else ADVICE
+        advice = next((a for form, a in FORMS.items() if _any_match(form, values)), ADVICE)
         return Fault(rule.text, logger or "", int(line[f"rule_{number}"]), values, advice)
 
     def without(self, logger: str) -> Self:
@@ -220,6 +221,10 @@ def _similar(label: str, unknown: Sequence[str]) -> str:
     """Suggest a label of the rows that may be a misspelling of this one."""
     close = nearest(label, unknown)
     return f"Did you mean {close!r} where `propensities` say {label!r}?" if close else ""
+
+
+def _any_match(form: str, values: Line) -> bool:
+    return any(re.fullmatch(form, str(value)) for value in values.values())
 
 
 def _example(line: Line, role: str) -> object:

@@ -196,6 +196,8 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> DataFrame:
+    if part.kind == "database":
+        raise UsageError("Spark does not read DuckDB files: write the table to Parquet first")
     if part.kind == "table" and not SELECT.match(part.value):
         return session.table(part.value)
     if part.kind in {"select", "table"}:  # brackets admit a query and nothing else
@@ -257,7 +259,7 @@ def local_files(session: SparkSession, log: Log) -> Files | None:
 
 
 def _shown(part: Part) -> str:
-    if part.kind in READER_OPTIONS:
+    if part.kind in READER_OPTIONS or part.kind == "database":
         more = f" and {len(part.value) - 1} more" if len(part.value) > 1 else ""
         return f"{part.value[0]!r}{more}"
     if part.kind == "frame":

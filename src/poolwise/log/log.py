@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from html import escape
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,7 @@ COMMENT = r"--[^\n]*\n|/\*.*?\*/"
 SELECT = re.compile(
     rf"(\s|\(|{COMMENT})*(select|with|from|values)\b", re.IGNORECASE | re.DOTALL
 )
+DATABASE = re.compile(r"(.+\.(?:duckdb|ddb|db))::(.+)", re.IGNORECASE)  # file::table
 LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does not overflow
 LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
 PATTERN = "{logger}"  # in a pattern of propensities, where the label goes
@@ -39,13 +41,14 @@ class Part:
     """One part of a source: files, a query or a frame, perhaps of one logger.
 
     Attributes:
-        value: Paths of files of one format, the text of a SELECT, or a frame.
+        value: Paths of files of one format, the path and the table of a DuckDB file, the
+            text of a SELECT, or a frame.
         kind: Format of the files, or kind of the object.
         logger: Label of the logger that wrote all its rows, if the source is a mapping.
     """
 
     value: Any  # see Frame
-    kind: FileFormat | Literal["select", "frame", "table"]
+    kind: FileFormat | Literal["select", "frame", "table", "database"]
     logger: str | None = None
 
 
@@ -57,7 +60,9 @@ class Log:
 
     Attributes:
         source: A path, a glob or a list of them (Parquet, CSV, JSON lines), a SELECT,
-            a pyarrow, pandas or Polars frame, or a mapping of each logger to a source.
+            a table of a DuckDB file (``"logs.duckdb::table"``), a pyarrow, pandas or Polars
+            frame, a list of dictionaries, a dictionary of columns, or a mapping of each
+            logger to a source.
             Leave it out if `table` is given.
         reward: Column or SQL expression of the reward.
         logger: Column with the label of the policy that wrote the row. Optional if the
@@ -113,6 +118,7 @@ class Log:
     connection: Any = None  # DB-API and ADBC share no type
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "source", _as_table(self.source))
         value: object = self.propensities  # annotations are not enforced
         pattern = isinstance(value, str) and PATTERN in value
         if not (pattern or value is None or isinstance(value, Mapping)):
@@ -236,6 +242,31 @@ def _is_range(lower: float, upper: float) -> bool:
     return -LARGEST_REWARD <= lower < upper <= LARGEST_REWARD
 
 
+def _as_table(source: Any) -> Any:  # noqa: ANN401 - see Frame
+    """Return Python rows or columns as an Arrow table, other sources unchanged.
+
+    Columns hold numbers somewhere, which a mapping of loggers to sources does not.
+    """
+    if isinstance(source, list) and source and all(isinstance(s, Mapping) for s in source):
+        names = dict.fromkeys(name for line in source for name in line)
+        source = {name: [line.get(name) for line in source] for name in names}
+    if not (isinstance(source, Mapping) and any(map(_has_numbers, source.values()))):
+        return source
+    import pyarrow as pa
+
+    try:
+        return pa.table({str(name): column for name, column in source.items()})
+    except (pa.ArrowException, TypeError) as reason:
+        raise UsageError(
+            f"the columns of the source must have one type and one length each: {reason}"
+        ) from reason
+
+
+def _has_numbers(column: object) -> bool:
+    values = column[:100] if isinstance(column, list | tuple) else ()
+    return hasattr(column, "__array_interface__") or any(isinstance(v, Real) for v in values)
+
+
 def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see Frame
     if isinstance(source, Mapping):
         if not source:
@@ -245,6 +276,8 @@ def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see
         return [Part(source.strip().rstrip(";"), "select", logger)]
     if isinstance(source, str) and not source.strip():
         raise UsageError("the source must not be an empty path")
+    if isinstance(source, str) and (database := DATABASE.fullmatch(source)):
+        return [Part(database.groups(), "database", logger)]
     if isinstance(source, str | Path):
         return [Part((str(source),), file_format(str(source)), logger)]
     if isinstance(source, Sequence) and not isinstance(source, bytes):
@@ -288,5 +321,6 @@ def file_format(path: str) -> FileFormat:
     listed = ", ".join(ending for endings in FORMATS.values() for ending in endings)
     raise UsageError(
         f"the ending of {path!r} must be one of {listed}.\n"
-        "For other formats pass a SELECT that DuckDB can run, or a frame."
+        "Name a table of a DuckDB file as logs.duckdb::table. For other formats pass a SELECT "
+        "that DuckDB can run, or a frame."
     )

@@ -102,7 +102,8 @@ def patterns_of(log: Log) -> list[str]:
 def files_of(log: Log) -> list[str]:
     """List paths and globs of a log; of a SELECT, quoted texts with a dot or slash."""
     selects = [part.value for part in log.parts if part.kind == "select"]
-    return patterns_of(log) + [t for text in selects for t in PATH.findall(text)]
+    databases = [part.value[0] for part in log.parts if part.kind == "database"]
+    return databases + patterns_of(log) + [t for text in selects for t in PATH.findall(text)]
 
 
 def local_files(connection: Connection, log: Log) -> list[str]:

@@ -63,6 +63,7 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
         "SET python_enable_replacements = false"
     )
     files = local_files(connection, log)
+    _attach(connection, log)
     _register_frames(connection, log)
     if all(part.kind != "select" for part in log.parts):
         close_files(connection, patterns_of(log), files)
@@ -85,6 +86,17 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
     return [new_names.get(name, name) for name in names]
 
 
+def _attach(connection: Connection, log: Log) -> None:
+    """Attach the DuckDB files of a log, which are then read only."""
+    for number, part in enumerate(log.parts):
+        if part.kind == "database":
+            path = literal(part.value[0])
+            try:
+                connection.execute(f"ATTACH {path} AS database_{number} (READ_ONLY)")
+            except duckdb.Error as reason:
+                raise SourceError(path, first_line(reason)) from reason
+
+
 def _select(connection: Connection, log: Log, number: int, folder: Path) -> str:
     """Select all columns of a part, and the label that a mapping gives to its rows."""
     part = log.parts[number]
@@ -103,6 +115,8 @@ def _relation(connection: Connection, log: Log, number: int, folder: Path) -> st
         connection.execute(f"COPY (FROM {relation}) TO {copy} (FORMAT parquet)")
         return f"read_parquet({copy})"
 
+    if part.kind == "database":
+        return ".".join(map(identifier, [f"database_{number}", *part.value[1].split(".")]))
     if part.kind == "select":
         require_select(connection, part.value)
         select = _typed_select(connection, part.value)
