@@ -41,6 +41,7 @@ reproduce: $(ready)-test  ## Recompute every table and figure of the paper
 	@.venv/bin/poolwise reproduce all --out build/reproduce
 
 dist: $(ready)-dist  ## Build the source archive and the wheel, the same bytes each time
+	@$(venv) scripts/changelog.py
 	@rm -rf dist
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
 		$(venv) -m build --no-isolation
