@@ -1,9 +1,8 @@
 """Honesty: does the reported interval cover the learned policy's value, and is "better" true?
 
 Settings with logs of 2,000 rows: click-like rewards (A), rewards that do not depend on the
-action, so that nothing can be gained (B), clean rewards with an adversarial logger (C), and
-flat rewards that are rarer (D).  The log's contexts are drawn from the very examples that give
-the exact value.
+action, so that nothing can be gained (B), and clean rewards with an adversarial logger (C).
+The log's contexts are drawn from the very examples that give the exact value.
 
 Run: python -m benchmarks.honesty [REPLICATIONS]; writes docs/figures/honesty.csv and the table
 in docs/learning.md.  Replications that the CSV file has are not computed again.
@@ -33,9 +32,6 @@ SETTINGS: dict[str, Callable[[int], Bandit]] = {
     "A, clicks": lambda k: draw("satimage", 2 * k, ROWS, noisy=True, on_log=True),
     "B, flat": lambda k: draw("satimage", 2 * k, ROWS, noisy=True, flat=0.09, on_log=True),
     "C, clean": lambda k: draw("pendigits", 2 * k + 1, ROWS, noisy=False, on_log=True),
-    "D, flat and rare": lambda k: draw(
-        "satimage", 2 * k, ROWS, noisy=True, flat=1 / 15, on_log=True
-    ),
 }
 SCHEMES: dict[str, dict[str, float]] = {"5 folds": {}, "holdout 30%": {"holdout": 0.3}}
 Line = dict[str, str]

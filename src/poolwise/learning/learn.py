@@ -220,6 +220,7 @@ def _result(
     """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
     name = next(iter(unseen.targets))
     evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
+    evaluation = _widened(evaluation, name, _allowance(len(outcomes)))
     crossed = unseen.log.crossed
     gains = (
         _paired(unseen, evaluation)
@@ -227,7 +228,8 @@ def _result(
         else _apart(evaluation[name].estimates, data, level)
     )
     alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
-    gains = [_careful(gain, len(outcomes), level, alarmed=alarmed) for gain in gains]
+    factor = _allowance(len(outcomes)) if crossed else 1.0  # estimates have it already
+    gains = [_careful(gain, factor, level, alarmed=alarmed) for gain in gains]
     anchor = outcomes[0].policy.anchor
     shown = all(gain.shown for gain in gains)
     findings = [*notes, *evaluation.findings, *evaluation[name].findings]
@@ -288,14 +290,39 @@ def _gain(unseen: UnseenLog, evaluation: Evaluation, name: str, logger: str) -> 
     )
 
 
-def _careful(gain: Gain, parts: int, level: float, *, alarmed: bool) -> Gain:
-    """Allow for policies of several parts that were learned from common rows.
+def _allowance(parts: int) -> float:
+    """Return the factor of errors where the policies of parts were learned from common rows.
 
     Their errors are correlated, and were measured to be 5% to 20% larger than the errors of
-    independent rows; with K parts they count as sqrt(K / (K - 1)) times as large.  The bound
-    is at most the normal one, and an alarm forbids a conclusion.
+    independent rows; with K parts they count as sqrt(K / (K - 1)) times as large.
     """
-    factor = math.sqrt(parts / (parts - 1)) if parts > 1 else 1.0
+    return math.sqrt(parts / (parts - 1)) if parts > 1 else 1.0
+
+
+def _widened(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
+    """Return the evaluation with larger errors of the learned policy."""
+    learned = evaluation[name]
+    estimates = {
+        e: replace(estimate, variance=factor**2 * estimate.variance)
+        for e, estimate in learned.estimates.items()
+    }
+    intervals = {
+        e: replace(
+            interval,
+            lower=estimates[e].value - factor * (estimates[e].value - interval.lower),
+            upper=estimates[e].value + factor * (interval.upper - estimates[e].value),
+        )
+        for e, interval in learned.intervals.items()
+    }
+    wider = replace(learned, estimates=estimates, intervals=intervals)
+    return replace(evaluation, targets={**evaluation.targets, name: wider})
+
+
+def _careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
+    """Return the gain with larger errors, a bound that skew does not raise, and alarms.
+
+    The bound is at most the normal one, and an alarm forbids a conclusion.
+    """
     error = factor * gain.std_error
     skewed = gain.value - factor * (gain.value - gain.lower)
     lower = min(skewed, gain.value - float(stats.norm.ppf(level)) * error)
