@@ -124,7 +124,7 @@ def evaluate(
     targets = roles.targets(trust=read.trust)
     reader = engine.start()
     if moments:
-        from poolwise.engines.base import with_loggers
+        from poolwise.engines import with_loggers
         from poolwise.evaluation.summarise import from_files
 
         reader = summary = from_files(moments, log, targets)

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
-from poolwise.log.log import PATTERN, Log
 from poolwise.rows.rules import (
     RoleColumns,
     check_query,
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
     from sqlglot import exp
 
+    from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
 
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
-NAMES = ("duckdb", "spark")
 Line = Mapping[str, Any]  # one line of a database's answer
 MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
 CHANGED = Fault(
@@ -233,58 +232,3 @@ def _example(line: Line, role: str) -> object:
     if value is not None or text is None:
         return value
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."
-
-
-def as_engine(engine: EngineLike, log: Log) -> Engine:
-    """Resolve the `engine` argument; None chooses by the log."""
-    source: Any = log.source
-    if engine is None and log.connection is not None:
-        from poolwise.engines.warehouse import Warehouse
-
-        return Warehouse()
-    if engine is None and _of_pyspark(source):
-        engine = source.sparkSession
-    if engine is None and log.table is not None:
-        raise UsageError(
-            "the log is a `table`: give the `connection` that has it, or engine='spark'"
-        )
-    if engine is None or engine == "duckdb":
-        from poolwise.engines.duckdb import DuckDB
-
-        return DuckDB()
-    if engine == "spark" or (_of_pyspark(engine) and type(engine).__name__ == "SparkSession"):
-        from poolwise.engines.spark import Spark
-
-        return Spark() if engine == "spark" else Spark(engine)
-    if hasattr(engine, "open") and not isinstance(engine, str):
-        opener: Engine = engine
-        return opener
-    raise UsageError(
-        f"no engine {engine!r}; there are {', '.join(map(repr, NAMES))}, a SparkSession, and "
-        "objects such as DuckDB(threads=4)"
-    )
-
-
-def with_loggers(log: Log, engine: EngineLike = None) -> Log:
-    """Return the log with propensities by label; a pattern is applied to the rows' loggers."""
-    if not isinstance(log.propensities, str):
-        return log
-    bare = Log(
-        log.source,
-        reward="1",
-        logger=log.logger,
-        propensity="1",
-        on_fault=log.on_fault,
-        reader_options=log.reader_options,
-        table=log.table,
-        connection=log.connection,
-    )
-    labels = getattr(engine, "moments", None)  # of a `Summary`, which has no rows
-    if labels is None:
-        with as_engine(engine, log).open(bare, {}) as rows:
-            labels = rows.counts
-    return replace(log, propensities={i: log.propensities.replace(PATTERN, i) for i in labels})
-
-
-def _of_pyspark(value: object) -> bool:
-    return type(value).__module__.startswith("pyspark.")

@@ -23,7 +23,8 @@ from poolwise.diagnosis.trained import (
     pools,
     target_on_log,
 )
-from poolwise.engines.base import SingleRows, with_loggers
+from poolwise.engines import with_loggers
+from poolwise.engines.base import SingleRows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted

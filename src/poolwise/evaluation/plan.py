@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.diagnosis.trained import on_own
-from poolwise.engines.base import SingleRows, with_loggers
+from poolwise.engines import with_loggers
+from poolwise.engines.base import SingleRows
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.trained import HONEST, check_names, on_own
-from poolwise.engines.base import as_engine
+from poolwise.engines import as_engine
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import BY_NAME, WITH_MODEL

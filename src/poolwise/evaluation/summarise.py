@@ -9,7 +9,8 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.engines.base import QueryRows, with_loggers
+from poolwise.engines import with_loggers
+from poolwise.engines.base import QueryRows
 from poolwise.engines.files import holds_moments, question, read_answer, refuse_missing
 from poolwise.engines.saved import Summary
 from poolwise.errors import SourceError, UsageError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
-from poolwise.engines.base import with_loggers
+from poolwise.engines import with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, LogError, RefusedError
 from poolwise.evaluation.check import check
