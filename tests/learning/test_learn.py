@@ -10,6 +10,8 @@ import pytest
 
 import poolwise as pw
 from poolwise.errors import LogError, MissingColumnError, PoolwiseError, UsageError
+from poolwise.learning.learn import allowance, careful
+from poolwise.learning.learned import Gain
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
 from tests.support.learning import segments, segments_log
 from tests.support.messages import check_findings, refused
@@ -256,6 +258,28 @@ def test_a_logger_without_rows_is_refused() -> None:
     table = TABLE.filter(pa.compute.equal(TABLE["policy"], "old"))
     with refused(LogError):
         pw.learn(segments_log(table), **FEW)
+
+
+def test_a_bound_allows_for_folds_and_is_at_most_the_normal_one() -> None:
+    gain = Gain("v", 0.5, 0.1, 0.4, shown=True)  # a skewed bound, one error away
+    careful = careful(gain, 1.25, 0.95, alarmed=False)
+    assert careful.std_error == 0.125
+    assert careful.lower == pytest.approx(0.5 - 1.6448536 * 0.125)
+    assert careful.shown
+    far = careful(Gain("v", 0.5, 0.1, 0.2, shown=True), 1.25, 0.95, alarmed=False)
+    assert far.lower == pytest.approx(0.125)
+
+
+def test_an_alarm_or_a_wider_bound_forbids_a_conclusion() -> None:
+    gain = Gain("v", 0.17, 0.1, 0.01, shown=True)
+    assert careful(gain, 1.0, 0.95, alarmed=False).shown
+    assert not careful(gain, 1.25, 0.95, alarmed=False).shown
+    assert not careful(gain, 1.0, 0.95, alarmed=True).shown
+
+
+def test_five_folds_count_errors_as_larger() -> None:
+    assert allowance(1) == 1.0
+    assert allowance(5) == pytest.approx(np.sqrt(1.25))
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -220,7 +220,7 @@ def _result(
     """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
     name = next(iter(unseen.targets))
     evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
-    evaluation = _widened(evaluation, name, _allowance(len(outcomes)))
+    evaluation = _widened(evaluation, name, allowance(len(outcomes)))
     crossed = unseen.log.crossed
     gains = (
         _paired(unseen, evaluation)
@@ -228,8 +228,8 @@ def _result(
         else _apart(evaluation[name].estimates, data, level)
     )
     alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
-    factor = _allowance(len(outcomes)) if crossed else 1.0  # estimates have it already
-    gains = [_careful(gain, factor, level, alarmed=alarmed) for gain in gains]
+    factor = allowance(len(outcomes)) if crossed else 1.0  # estimates have it already
+    gains = [careful(gain, factor, level, alarmed=alarmed) for gain in gains]
     anchor = outcomes[0].policy.anchor
     shown = all(gain.shown for gain in gains)
     findings = [*notes, *evaluation.findings, *evaluation[name].findings]
@@ -290,7 +290,7 @@ def _gain(unseen: UnseenLog, evaluation: Evaluation, name: str, logger: str) -> 
     )
 
 
-def _allowance(parts: int) -> float:
+def allowance(parts: int) -> float:
     """Return the factor of errors where the policies of parts were learned from common rows.
 
     Their errors are correlated, and were measured to be 5% to 20% larger than the errors of
@@ -318,7 +318,7 @@ def _widened(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
     return replace(evaluation, targets={**evaluation.targets, name: wider})
 
 
-def _careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
+def careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
     """Return the gain with larger errors, a bound that skew does not raise, and alarms.
 
     The bound is at most the normal one, and an alarm forbids a conclusion.
