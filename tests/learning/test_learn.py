@@ -262,10 +262,10 @@ def test_a_logger_without_rows_is_refused() -> None:
 
 def test_a_bound_allows_for_folds_and_is_at_most_the_normal_one() -> None:
     gain = Gain("v", 0.5, 0.1, 0.4, shown=True)  # a skewed bound, one error away
-    careful = careful(gain, 1.25, 0.95, alarmed=False)
-    assert careful.std_error == 0.125
-    assert careful.lower == pytest.approx(0.5 - 1.6448536 * 0.125)
-    assert careful.shown
+    wider = careful(gain, 1.25, 0.95, alarmed=False)
+    assert wider.std_error == 0.125
+    assert wider.lower == pytest.approx(0.5 - 1.6448536 * 0.125)
+    assert wider.shown
     far = careful(Gain("v", 0.5, 0.1, 0.2, shown=True), 1.25, 0.95, alarmed=False)
     assert far.lower == pytest.approx(0.125)
 
