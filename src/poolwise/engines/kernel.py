@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.sums import ROUNDED, Sums, no_sums
+from poolwise.engines.sums import ROUNDED, Sums, fresh_floors, no_sums, raise_floors
 from poolwise.engines.workspace import ONE, factors_of
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal, powers_of
@@ -372,19 +372,6 @@ def _adjacent(rows: list[int]) -> slice | list[int]:
     """Adjacent rows as a slice, which makes no copy of them."""
     first, last = rows[0], rows[-1] + 1
     return slice(first, last) if rows == list(range(first, last)) else rows
-
-
-def fresh_floors(layout: Layout, workspace: Workspace) -> FloatArray:
-    """Return floors below all values."""
-    return np.full((len(workspace.needs.tails), len(layout.groups)), -np.inf)
-
-
-def raise_floors(floors: FloatArray, sums: Sums) -> None:
-    """Raise the floors to the least of the largest values so far."""
-    for tail, groups in enumerate(sums.tails):
-        for group, values in enumerate(groups):
-            if len(values) == LONGEST_TAIL:
-                floors[tail, group] = max(floors[tail, group], values.min())
 
 
 def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:

@@ -19,8 +19,8 @@ import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from poolwise.engines.base import CHANGED, QueryRows
-from poolwise.engines.kernel import Kernel, fresh_floors, raise_floors
-from poolwise.engines.sums import bucketed_moments, moments_of
+from poolwise.engines.kernel import Kernel
+from poolwise.engines.sums import bucketed_moments, fresh_floors, moments_of, raise_floors
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError

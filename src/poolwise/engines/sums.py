@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.workspace import Workspace
     from poolwise.moments.terms import Needs, Term
+    from poolwise.rows.roles import Layout
 
 UNDERFLOW = 1e-130  # squares of smaller values, or of their rounding, underflow
 ROUNDED = 4 * np.finfo(np.float64).eps  # relative difference of equal rows after arithmetic
@@ -120,6 +121,19 @@ def longest(left: FloatArray, right: FloatArray) -> FloatArray:
     if len(both) <= 2 * LONGEST_TAIL:
         return both
     return np.partition(both, -LONGEST_TAIL)[-LONGEST_TAIL:]
+
+
+def fresh_floors(layout: Layout, workspace: Workspace) -> FloatArray:
+    """Return floors below all values."""
+    return np.full((len(workspace.needs.tails), len(layout.groups)), -np.inf)
+
+
+def raise_floors(floors: FloatArray, sums: Sums) -> None:
+    """Raise the floors to the least of the largest values so far."""
+    for tail, groups in enumerate(sums.tails):
+        for group, values in enumerate(groups):
+            if len(values) == LONGEST_TAIL:
+                floors[tail, group] = max(floors[tail, group], values.min())
 
 
 def moments_of(
