@@ -60,6 +60,21 @@ def golden_log(name: str, folder: Path | None = None, rows: int = 0) -> pw.Log:
     return pw.Log(source, logger="logger", reward="reward", propensities=propensities)
 
 
+@pytest.mark.parametrize("unit", [2.0**-240, 2.0**60, 2.0**240])
+@pytest.mark.parametrize("name", GOLDEN["logs"])
+def test_limits_have_the_unit_of_the_rewards(name: str, unit: float) -> None:
+    log = golden_log(name)
+    table = log.source
+    assert isinstance(table, pa.Table)
+    rewards = table["reward"].to_numpy()
+    scaled = replace(log, source=table.set_column(1, "reward", pa.array(rewards * unit)))
+    plain, larger = (pw.evaluate(each, "target")["target"].intervals for each in (log, scaled))
+    for of, interval in larger.items():
+        expected = (plain[of].lower, plain[of].upper)
+        ends = (interval.lower / unit, interval.upper / unit)
+        assert ends == pytest.approx(expected, rel=1e-9), of
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", GOLDEN["logs"])
 def test_limits_of_the_reference_logs(name: str, level: int) -> None:

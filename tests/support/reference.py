@@ -223,7 +223,7 @@ def exact_moments(values: Mapping[Term, FloatArray], needs: Needs) -> Moments:
 
 def _powers(values: FloatArray) -> FloatArray:
     sizes = [abs(float(v)) for v in values]
-    sums = [math.fsum(v**power for v in sizes) for power in (1, 2, 3, 4)]
+    sums = [math.fsum(math.prod([v] * power) for v in sizes) for power in (1, 2, 3, 4)]
     return np.array([sum(v > 0 for v in sizes), *sums, max(sizes)])
 
 

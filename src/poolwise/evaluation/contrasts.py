@@ -28,7 +28,14 @@ from poolwise.intervals.skew import skew_multiples, skew_scores
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
-from poolwise.moments.shape import centred_slices, cumulants, pull_of, shape_of, units_of
+from poolwise.moments.shape import (
+    centred_slices,
+    cumulants,
+    in_range,
+    pull_of,
+    shape_of,
+    units_of,
+)
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
@@ -314,7 +321,7 @@ def _shapes(
         strata = [rows[i] @ centred_slices(terms, m) for i, m in moments.items()]
     else:
         return None
-    variance, third, noise = np.sum([cumulants(units) for units in strata], axis=0)
+    variance, third, noise = np.sum([cumulants(u) for u in in_range(strata)], axis=0)
     positive = np.where(variance > 0, variance, np.inf)
     return third / positive**1.5, noise / positive**2
 

@@ -158,21 +158,21 @@ def _far_guarded(
     """Return the limit on the side of the skew, widened by the two guards."""
     if powers is None:
         return float(_far(skew, student, normal))
-    largest = float(powers.weighted[5])
-    one_more = heavy * (largest / powers.rows) ** 2  # one more row like the largest
-    cube = heavy * (largest / powers.rows) ** 3
-    skew = (skew * plain**1.5 + cube) / (plain + one_more) ** 1.5
+    largest = float(powers.weighted[5]) / powers.rows / math.sqrt(plain) if heavy else 0.0
+    wider = 1 + heavy * largest**2  # one more row like the largest
+    skew = (skew + heavy * largest**3) / wider**1.5
     spread, tilt = _ghosts(powers)
     rare = math.sqrt(spread) * float(_far(skew * tilt / math.sqrt(spread), student, normal))
-    return max(float(_far(skew, student, normal)), rare) * math.sqrt(1 + one_more / plain)
+    return max(float(_far(skew, student, normal)), rare) * math.sqrt(wider)
 
 
 def _heaviness(powers: Powers) -> float:
     """Return how heavy the tails of the rewards are: 0 for clicks, 1 for revenues."""
     rewarded, _, second, _, fourth, _ = powers.reward
-    if not rewarded or not second**2 > 0:
+    with np.errstate(all="ignore"):
+        kurtosis = float(rewarded * fourth / second**2)
+    if not math.isfinite(kurtosis):  # no reward, or powers out of range
         return 0.0
-    kurtosis = float(rewarded * fourth / second**2)
     return min(max((kurtosis - LIGHT) / (HEAVY - LIGHT), 0.0), 1.0)
 
 
@@ -181,14 +181,14 @@ def _ghosts(powers: Powers) -> tuple[float, float]:
 
     They have the rewards that were seen and the weights of all rows, rewarded or not.
     """
-    rewarded = powers.reward[0]
-    first, second, third = powers.weighted[1:4]
-    if not rewarded or not first * second * third > 0:
+    rewarded, seen = powers.reward[0], powers.weighted[1:4]
+    with np.errstate(all="ignore"):
+        more = GHOSTS * powers.reward[1:4] / rewarded * powers.weight[1:4] / powers.rows
+        rise = (seen + more) / seen
+        spread, tilt = map(float, rise[1:] / rise[:-1])
+    if not math.isfinite(spread + tilt):  # no reward, or powers out of range
         return 1.0, 1.0
-    more = GHOSTS * powers.reward[1:4] / rewarded * powers.weight[1:4] / powers.rows
-    with_first, with_second, with_third = powers.weighted[1:4] + more
-    spread = max(1.0, with_second / with_first / (second / first))
-    return spread, max(1.0, with_third / with_second / (third / second))
+    return max(1.0, spread), max(1.0, tilt)
 
 
 def without_rewards(powers: Powers, limits: Limits, level: float, sides: Sides) -> Interval:
@@ -278,13 +278,14 @@ def _reach_of_ratio(
     powers = powers_of_estimate(top, moments)
     mean = bottom.value(moments)
     flat, _ = estimate.linear.plain.variance(moments)
-    variances = [(top - bottom * u).variance(moments)[0] for u in (-1.0, 0.0, 1.0)]
-    curve = (sum(variances[::2]) / 2 - variances[1], (variances[2] - variances[0]) / 2)
+    above, below = (linear.variance(moments)[0] for linear in (top, bottom))
+    unit = math.sqrt(above / below) if above > 0 and below > 0 else 1.0
+    slope = ((top - bottom * unit).variance(moments)[0] - above) / unit - below * unit
 
     def excess(side: int, distance: float) -> float:
         """Distance of 0 from the limit, at a value so far from the estimate."""
         u = estimate.value + side * distance
-        variance = variances[1] + u * curve[1] + u**2 * curve[0]
+        variance = above + u * (slope + u * below)
         if not variance > 0:
             return math.inf
         strata = [a - u * b for a, b in zip(*units, strict=True)]
@@ -293,8 +294,8 @@ def _reach_of_ratio(
         return mean * distance - (reach.below if side < 0 else reach.above)
 
     start = 2 * estimate.std_error
-    below, above = (root(partial(excess, side), start) for side in (-1, 1))
-    return Reach(below, above) if math.isfinite(below + above) else None
+    reach = Reach(*(root(partial(excess, side), start) for side in (-1, 1)))
+    return reach if math.isfinite(reach.below + reach.above) else None
 
 
 def root(function: Callable[[float], float], start: float) -> float:

@@ -80,6 +80,13 @@ def cumulants(units: FloatArray) -> FloatArray:
     )
 
 
+def in_range(strata: Sequence[FloatArray]) -> list[FloatArray]:
+    """Divide the units of a sum by the largest of them, so that no power is out of range."""
+    sizes = np.max([np.abs(units).max(axis=-1, initial=0.0) for units in strata], axis=0)
+    sizes = np.where(sizes > 0, sizes, 1.0)[..., None]
+    return [units / sizes for units in strata]
+
+
 def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Shape:
     """Return the shape of a sum of independent units.
 
@@ -87,6 +94,7 @@ def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Sh
         strata: What each unit adds to the sum, centred, for each stratum.
         pull: What each unit's square adds to the corrected variance, from `pull_of`.
     """
+    strata = in_range(strata) if strata else ()
     variance, third, noise = sum(map(cumulants, strata), np.zeros(3)).tolist()
     if not 0 < variance < math.inf:
         return Shape()
@@ -213,9 +221,10 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     for i, m in moments.items():
         scale = abs(linear.parts.get(i, {}).get(own, 0.0)) * rows / m.count
         reward = added_powers(reward, m.powers[REWARD])
-        products = added_powers(products, m.powers[term] * scale**EXPONENTS)
         of_weight = [1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))]
-        weights += m.count * np.array(of_weight) * scale ** np.arange(4)
+        with np.errstate(all="ignore"):  # the guards skip powers that are out of range
+            products = added_powers(products, m.powers[term] * scale**EXPONENTS)
+            weights += m.count * np.array(of_weight) * scale ** np.arange(4)
     return Powers(rows, reward, weights, products, own == term)
 
 

@@ -86,7 +86,8 @@ def powers_of(values: FloatArray) -> FloatArray:
 
 def added_powers(left: FloatArray, right: FloatArray) -> FloatArray:
     """Return the powers of both groups of rows together."""
-    both = left + right
+    with np.errstate(over="ignore"):
+        both = left + right
     both[..., LARGEST] = np.maximum(left[..., LARGEST], right[..., LARGEST])
     return both
 
