@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.engines.workspace import shrink
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
 from poolwise.moments.moments import FloatArray, Moments
@@ -251,17 +252,6 @@ def _refuse_cubic(needs: Needs) -> None:
         )
 
 
-def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
-    """Apply the factor's rule (clip, switch, optimistic) to its weight."""
-    if factor.rule == "clip":
-        return np.minimum(weight, factor.bound)
-    if factor.rule == "switch":
-        return np.where(weight <= factor.bound, weight, 0.0)
-    if factor.rule == "optimistic":
-        return factor.bound * weight / (weight**2 + factor.bound)
-    return weight
-
-
 def _column(
     factor: Factor, problem: FiniteProblem, logger: str, rewards: FloatArray
 ) -> FloatArray:
@@ -270,7 +260,9 @@ def _column(
         return _reward_column(factor, problem, rewards)
     if factor.name in {"weight", "balanced_weight"}:
         below = problem.loggers[logger] if factor.name == "weight" else problem.mixture
-        return _shrunk(_divide(problem.target, below), factor)
+        weight = _divide(problem.target, below)
+        shrink(factor, weight)
+        return weight
     if factor.name == "overlap":
         smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
         return _divide(smallest, problem.loggers[logger])

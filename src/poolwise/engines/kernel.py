@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.sums import ROUNDED, Sums, fresh_floors, no_sums, raise_floors
-from poolwise.engines.workspace import ONE, factors_of
+from poolwise.engines.workspace import ONE, factors_of, shrink
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal, powers_of
 from poolwise.moments.terms import REWARD, UNSUPPORTED, Factor
@@ -198,7 +198,7 @@ class Kernel:
             np.divide(columns[self._target(factor)], columns["own"], out=out)
         elif name == "balanced_weight":
             np.divide(columns[self._target(factor)], columns["mixture"], out=out)
-            _shrink(factor, out)
+            shrink(factor, out)
         elif name == "ratio":
             np.divide(rows.probs[self._crossed[factor.logger]], columns["mixture"], out=out)
         elif name == "overlap":
@@ -379,14 +379,3 @@ def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:
     for name, values in columns.items():
         if name in {"own", "estimated_mixture"} or name.startswith(("p_", "t_")):
             np.exp(np.subtract(values, top, out=values), out=values)
-
-
-def _shrink(factor: Factor, weight: FloatArray) -> None:
-    """Apply the rule of a factor to the weight, in place."""
-    bound = factor.bound
-    if factor.rule == "clip":
-        np.minimum(weight, bound, out=weight)
-    elif factor.rule == "switch":
-        weight[weight > bound] = 0.0
-    elif factor.rule == "optimistic":
-        weight *= bound / (weight * weight + bound)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poolwise.moments.moments import IntArray
+    from poolwise.moments.moments import FloatArray, IntArray
 
 ONE = Term(())  # the empty product: 1 in each row
 ALL_AT_ONCE = 12  # so few terms are multiplied with each other, wanted or not
@@ -234,3 +234,14 @@ def factors_of(term: Term, rows: Mapping[Term, int]) -> tuple[int, int, int, tup
         return rows[term], rows[half], rows[half], ()
     first, second, *rest = (rows[Term((f,))] for f in term.factors)
     return rows[term], first, second, tuple(rest)
+
+
+def shrink(factor: Factor, weight: FloatArray) -> None:
+    """Apply the rule of a factor to the weight, in place."""
+    bound = factor.bound
+    if factor.rule == "clip":
+        np.minimum(weight, bound, out=weight)
+    elif factor.rule == "switch":
+        weight[weight > bound] = 0.0
+    elif factor.rule == "optimistic":
+        weight *= bound / (weight * weight + bound)

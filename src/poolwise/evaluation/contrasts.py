@@ -28,14 +28,7 @@ from poolwise.intervals.skew import skew_multiples, skew_scores
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
-from poolwise.moments.shape import (
-    centred_slices,
-    cumulants,
-    in_range,
-    pull_of,
-    shape_of,
-    units_of,
-)
+from poolwise.moments.shape import centred_slices, pull_of, shape_of, shapes_of, units_of
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
@@ -321,9 +314,7 @@ def _shapes(
         strata = [rows[i] @ centred_slices(terms, m) for i, m in moments.items()]
     else:
         return None
-    variance, third, noise = np.sum([cumulants(u) for u in in_range(strata)], axis=0)
-    positive = np.where(variance > 0, variance, np.inf)
-    return third / positive**1.5, noise / positive**2
+    return shapes_of(strata)
 
 
 def _bucket_terms(part: Moments | None, whole: Moments, terms: Sequence[Term]) -> FloatArray:
@@ -366,10 +357,11 @@ class Spread:
     def freedom(self) -> FloatArray:
         r"""Satterthwaite's $\nu = V^2 / \sum V_i^2 / \nu_i$, shape (c,)."""
         free = np.array([source.free for source in self.sources])
-        below = (self._variances**2 / free[:, None]).sum(axis=0)
-        square = self._variances.sum(axis=0) ** 2
-        freedom: FloatArray = np.full_like(square, math.inf)
-        np.divide(square, below, out=freedom, where=below > 0)
+        total = self._variances.sum(axis=0)
+        shares = self._variances / np.where(total > 0, total, 1.0)
+        below = (shares**2 / free[:, None]).sum(axis=0)
+        freedom: FloatArray = np.full_like(total, math.inf)
+        np.divide(1.0, below, out=freedom, where=below > 0)
         return np.minimum(freedom, self.most_free)
 
     @property

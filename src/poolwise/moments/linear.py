@@ -114,7 +114,7 @@ class Fit:
             return mean
         return replace(
             mean,
-            inflation=self.effective / max(1.0, self.effective - rank),
+            inflation=max(1.0, self.effective / max(1.0, self.effective - rank)),
             most_free=max(1.0, self.effective - rank - 1),
         )
 

@@ -87,6 +87,13 @@ def in_range(strata: Sequence[FloatArray]) -> list[FloatArray]:
     return [units / sizes for units in strata]
 
 
+def shapes_of(strata: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Return skewness and noise of several sums; units are on the last axis."""
+    variance, third, noise = np.sum([cumulants(units) for units in in_range(strata)], axis=0)
+    positive = np.where(variance > 0, variance, np.inf)
+    return third / positive**1.5, noise / positive**2
+
+
 def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Shape:
     """Return the shape of a sum of independent units.
 
