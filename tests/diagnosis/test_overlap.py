@@ -573,7 +573,7 @@ def test_findings_come_gravest_first_and_lines_stay_within_80_columns() -> None:
     assert order == sorted(order, key=("alarm", "warning", "note").index)
     assert order[0] == "alarm"
     assert max(map(len, str(found).splitlines())) <= 80
-    text = str(evaluate(digits_log(), TARGETS))
+    text = evaluate(digits_log(), TARGETS).to_text()
     assert max(map(len, text.splitlines())) <= 80
     titles = ("estimator", "divergence", "tail", "agreement")
     places = [text.index(title) for title in titles]

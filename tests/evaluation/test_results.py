@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from sklearn.tree import DecisionTreeClassifier
 
 from poolwise import Log, compare, evaluate
 from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import RefusedError
 from poolwise.moments.moments import cut
-from tests.support.messages import check_findings
+from tests.support.messages import check_findings, refused
 from tests.support.reference import PAPER, Reference, log_of, random_table
 
 if TYPE_CHECKING:
@@ -149,8 +151,7 @@ def test_the_page_of_a_notebook_has_the_numbers_of_the_table(evaluation: Evaluat
 
 def test_warnings_name_their_target_where_there_are_several(hostile: Evaluation) -> None:
     assert {"code", "message"} <= set(hostile.warnings[0])
-    codes = [w["code"] for w in hostile.warnings]
-    assert "no-cross-propensities" in codes
+    assert [w["code"] for w in hostile.warnings] == ["few-effective-rows", "no-spread"]
     table = random_table(np.random.default_rng(71), {"a": 1})
     both = evaluate(log_of(table, ["a"]), {"one": "t", "two": "p"})
     messages = [str(w["message"]) for w in both.warnings]
@@ -278,3 +279,25 @@ def test_eight_digits_count(value: float) -> None:
 def test_what_has_no_scale_is_nothing() -> None:
     assert cut(0.0, 0.0) == (0, 0)
     assert cut(math.inf, 1.0) == (0, 0)
+
+
+@pytest.mark.parametrize("logger", ["logger", None])
+def test_the_own_propensity_of_an_only_logger_is_the_mixture(logger: str | None) -> None:
+    table = random_table(np.random.default_rng(5), {"a": 300})
+    log = Log(table, reward="reward", logger=logger, propensity="p")
+    label = "a" if logger else "log"
+    crossed = replace(log, propensities={label: "p"})
+    own = evaluate(log, {"new": "t"})
+    assert own.to_dicts() == evaluate(crossed, {"new": "t"}).to_dicts()
+    assert [f.code for f in own.findings] == []
+    calibrated, naive = (own["new"].estimates[name] for name in ("calibrated", "naive"))
+    assert calibrated.std_error < naive.std_error
+
+
+def test_only_missing_propensities_are_named() -> None:
+    table = random_table(np.random.default_rng(5), {"a": 30, "b": 30, "c": 30})
+    known = {"a": "p_a", "b": None, "c": None}
+    log = Log(table, reward="reward", logger="logger", propensity="p", propensities=known)
+    check_findings(evaluate(log, {"new": "t"}).findings, "no-cross-propensities")
+    with refused(RefusedError):
+        evaluate(log, {"new": "t"}, "balanced")

@@ -356,6 +356,7 @@ def no_cross_propensities(
         "The probability of each row's action is given under its own logger only: "
         f"{listed(refused)} cannot be computed{fallback}.",
         f"Give `propensities` (--propensities) for {_names(loggers)}: a column, an expression "
-        "or a policy for each.",
+        "or a policy for each; or estimate the mixture from `context` with "
+        "Log(estimate_mixture=True).",
     )
     return (finding,)

@@ -232,3 +232,15 @@ def _example(line: Line, role: str) -> object:
     if value is not None or text is None:
         return value
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."
+
+
+def only_crossed(rows: Rows, log: Log) -> tuple[Rows, Log]:
+    """Use the own propensity of an only logger as its cross-propensity: it is the mixture."""
+    if log.crossed or log.mixture is not None or log.estimate_mixture is not False:
+        return rows, log
+    if not isinstance(rows, QueryRows) or len(rows.counts) > 1 or rows.table.propensity is None:
+        return rows, log
+    (label,) = rows.counts
+    table = replace(rows.table, propensities={label: rows.table.propensity}, labels=(label,))
+    crossed = replace(log, propensities={label: log.propensity})
+    return replace(rows, table=table, counted=rows.counts), crossed

@@ -106,7 +106,8 @@ def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None
             f"{name}-refused",
             f"{name} requires the probability of each row's action under every logger, not "
             f"only under its own. Give `propensities` (--propensities) for "
-            f"{', '.join(map(repr, loggers))}: a column, an expression or a policy for each.",
+            f"{', '.join(map(repr, loggers))}: a column, an expression or a policy for each; "
+            "or estimate the mixture from `context` with Log(estimate_mixture=True).",
         )
 
 

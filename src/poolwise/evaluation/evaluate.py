@@ -204,7 +204,7 @@ def results_of(
     }
     codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
     fallen = [name for code, name in AS_NAIVE.items() if code in codes]
-    lacking = no_cross_propensities(served.uncrossed, fallen, loggers)
+    lacking = no_cross_propensities(served.uncrossed, fallen, asked.log.uncrossed(loggers))
     wholes = {name: split.whole for name, split in answers.splits.items()}
     first = next(iter(wholes.values()))
     return Evaluation(

@@ -80,6 +80,16 @@ def plan(
     asked = replace(asked, strict=estimators is not None)
     (name,) = named
     with opened(asked, engine) as rows:
+        only = rows.request.log
+        if only.crossed and not log.crossed:  # one logger, whose propensity is the mixture
+            return plan(
+                only,
+                target,
+                half_width=half_width,
+                estimators=estimators,
+                level=level,
+                engine=engine,
+            )
         answers = rows.read()
         rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
         sample = _sample(rows.rows, name) if rowwise else None

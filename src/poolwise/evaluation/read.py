@@ -16,10 +16,12 @@ from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.trained import HONEST, check_names, on_own
 from poolwise.engines import as_engine
+from poolwise.engines.base import only_crossed
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import BY_NAME, WITH_MODEL
 from poolwise.estimators.crossfit import CrossFitted
+from poolwise.estimators.ips import require_crossed
 from poolwise.estimators.model import with_mixture
 from poolwise.evaluation.contrasts import united
 from poolwise.intervals.guarantees import (
@@ -218,9 +220,13 @@ def served(asked: Request, loggers: Sequence[str], *, shaped: bool = False) -> S
             own = _needs(estimator, loggers, asked)
             needs |= own | interval_needs(own, ratios) if shaped else own
         except RefusedError as reason:
+            only_crossing = not crossed and _lacks_only_crossing(estimator, loggers)
+            missing = asked.log.uncrossed(loggers)
+            if asked.strict and only_crossing and len(missing) < len(loggers):
+                require_crossed(estimator.name, missing, crossed=False)
             if asked.strict:
                 raise
-            if crossed or not _lacks_only_crossing(estimator, loggers):
+            if not only_crossing:
                 refused.append(Finding(reason.code, str(reason)))
             else:
                 uncrossed.append(estimator.name)
@@ -341,9 +347,9 @@ class OpenLog:
 @contextmanager
 def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     """Open the log of a request; refuse what its loggers cannot serve before the pass."""
-    log = asked.log
-    with open_rows(asked, engine) as rows:
-        loggers = tuple(rows.counts)
+    with open_rows(asked, engine) as rows_of_log:
+        rows, log = only_crossed(rows_of_log, asked.log)
+        asked, loggers = replace(asked, log=log), tuple(rows.counts)
         check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
         shaped = asked.method == "skew" and rows.shaped
         usable = served(asked, loggers, shaped=shaped)

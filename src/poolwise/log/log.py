@@ -7,7 +7,7 @@ columns; an engine reads the rows during an evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from html import escape
 from numbers import Real
@@ -143,6 +143,10 @@ class Log:
         pattern = isinstance(self.propensities, str)
         complete = all(p is not None for p in self.by_label.values())
         return pattern or (bool(self.by_label) and complete)
+
+    def uncrossed(self, loggers: Iterable[str]) -> list[str]:
+        """Return the loggers among these without a cross-propensity."""
+        return [label for label in loggers if self.by_label.get(label) is None]
 
     @property
     def by_label(self) -> Mapping[str, PolicyLike | None]:
