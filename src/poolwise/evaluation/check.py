@@ -20,6 +20,7 @@ from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
 from poolwise.evaluation.read import Request, named_targets, open_rows, served
 from poolwise.intervals.guarantees import guarantee_needs
+from poolwise.intervals.skew import interval_needs
 from poolwise.moments.terms import unite
 from poolwise.rows.guard import files_of
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
@@ -99,6 +100,8 @@ def needs_of(
     usable = served(request, loggers, shaped=shaped)
     bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
     needs = usable.needs | bounded
+    if shaped:  # a sum of parts may keep only what does not depend on the mixture
+        needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
     return unite(needs.bind(name) for name in targets)
 
 
