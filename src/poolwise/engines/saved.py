@@ -227,13 +227,16 @@ class Summary:
 
     def _plus(self, other: Summary) -> Summary:
         """Add moments; loggers keep the order of the manifest, or of their names."""
-        parts = [*self.moments.values(), *other.moments.values()]
+        ours, theirs = self.moments, other.moments
+        if not all(m.slices for m in (*ours.values(), *theirs.values())):
+            ours, theirs = _without_cubes(ours), _without_cubes(theirs)
+        parts = [*ours.values(), *theirs.values()]
         if any(part.terms != parts[0].terms for part in parts):
             raise UsageError(
                 "summaries must be made for the same estimators and by the same version of "
                 "poolwise to be added"
             )
-        both = pooled_buckets((self.moments, other.moments))
+        both = pooled_buckets((ours, theirs))
         ordered = {i: both[i] for i in self.manifest or sorted(both) if i in both}
         mixture = self.question.mixture or other.question.mixture
         return Summary(ordered, replace(self.question, mixture=mixture), self.manifest)
@@ -257,6 +260,14 @@ class Summary:
         if bool(manifest) != mixed or not set(moments) <= {*(manifest or moments)}:
             raise SourceError(f"{str(path)!r}", DAMAGED)
         return cls(moments, hashes, manifest)
+
+
+def _without_cubes(moments: MomentsByLogger) -> MomentsByLogger:
+    """Drop the cubes of weights, which only skewed intervals use, together with slices."""
+    return {
+        i: m.select({t: t for t in m.terms if len(t.factors) != 3 or len({*t.factors}) > 1})
+        for i, m in moments.items()
+    }
 
 
 def _of_mixture(term: Term) -> bool:

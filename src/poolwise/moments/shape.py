@@ -219,9 +219,9 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     if len(weighted) != 1:
         return None
     own = weighted.pop()
-    term = own if all(own in m.powers for m in moments.values()) else BALANCED_REWARD
+    term = own if _has_powers(own, moments) else BALANCED_REWARD
     weight = weight_of(term)
-    if weight is None or not all(term in m.powers for m in moments.values()):
+    if weight is None or not _has_powers(term, moments):
         return None
     rows = sum(m.count for m in moments.values())
     reward, weights, products = np.zeros(6), np.zeros(4), np.zeros(6)
@@ -233,6 +233,13 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
             products = added_powers(products, m.powers[term] * scale**EXPONENTS)
             weights += m.count * np.array(of_weight) * scale ** np.arange(4)
     return Powers(rows, reward, weights, products, own == term)
+
+
+def _has_powers(term: Term, moments: MomentsByLogger) -> bool:
+    """Test if all loggers have the powers of a weighted reward and the cubes of its weight."""
+    weight = weight_of(term)
+    of_weight = () if weight is None else (cube(weight),)
+    return all(term in m.powers and all(map(m.has, of_weight)) for m in moments.values())
 
 
 EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers
