@@ -7,6 +7,7 @@ from .engines.saved import Summary as Summary
 from .engines.spark import Spark as Spark
 from .engines.warehouse import Warehouse as Warehouse
 from .errors import LogError as LogError
+from .errors import NotShownError as NotShownError
 from .errors import PoolwiseError as PoolwiseError
 from .estimators.calibrated import Calibrated as Calibrated
 from .estimators.calibrated import SelfNormalised as SelfNormalised

@@ -31,6 +31,18 @@ class SourceError(PoolwiseError):
         super().__init__(f"cannot read {source}: {reason}")
 
 
+class NotShownError(PoolwiseError):
+    """A required difference that the rows do not show.
+
+    Attributes:
+        reasons: Reason for each target or alarm that fails the requirement.
+    """
+
+    def __init__(self, required: str, reasons: Sequence[str]) -> None:
+        self.required, self.reasons = required, tuple(reasons)
+        super().__init__(f"not shown: {required}: {'; '.join(reasons)}")
+
+
 SHOWN_MISSING = 10  # columns in a message; `MissingColumnError.missing` has all
 
 

@@ -293,7 +293,8 @@ OPTIONS = {
         "json",
     ],
     "compare": [
-        *ROLE_OPTIONS, "baseline", "estimator", "level", *ROW_OPTIONS, *READ_OPTIONS,
+        *ROLE_OPTIONS, "baseline", "require", "margin", "estimator", "level", *ROW_OPTIONS,
+        *READ_OPTIONS,
         *ENGINE_OPTIONS, "json",
     ],
     "plan": [

@@ -27,7 +27,7 @@ def run(*words: str, status: int = 0) -> str:
     """Run the program; an error of ours is raised."""
     result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert result.exit_code == status
-    return result.output
+    return result.stdout
 
 
 @pytest.fixture(scope="module")

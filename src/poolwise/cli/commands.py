@@ -11,8 +11,9 @@ import errno
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -41,7 +42,14 @@ from poolwise.cli.options import (
     scored_command,
 )
 from poolwise.cli.question import META, QuestionCommand, record
-from poolwise.cli.terminal import check_outputs, console, print_result, progress, save_report
+from poolwise.cli.terminal import (
+    check_outputs,
+    console,
+    gate,
+    print_result,
+    progress,
+    save_report,
+)
 from poolwise.errors import LogError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
@@ -155,6 +163,13 @@ def compare(
     logs: Sources,
     roles: RoleOptions,
     baseline: Baseline = None,
+    require: Annotated[
+        Literal["better", "not-worse"] | None,
+        typer.Option(help="Exit with status 1 unless all targets are, against --baseline."),
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(help="Smallest difference that matters to --require.")
+    ] = 0.0,
     estimator: Annotated[str, typer.Option(help="Estimator of all targets.")] = "calibrated",
     level: Level = 0.95,
     rows: RowOptions,
@@ -165,6 +180,8 @@ def compare(
     """Compare several new policies, pair by pair, on the same rows."""
     log = build_log(logs, roles, rows, read)
     targets = roles.targets(trust=read.trust)
+    if require and baseline is None:
+        raise UsageError("--require needs --baseline, the target or logger to compare with")
     from poolwise.evaluation.compare import compare as run
 
     with progress():
@@ -177,6 +194,8 @@ def compare(
             engine=engine.start(),
         )
     print_result(comparison, as_json=as_json, question=_record(command, log, targets))
+    if require:
+        gate(partial(comparison.require, require, margin=margin))
 
 
 @app.command(cls=QuestionCommand)
@@ -230,7 +249,8 @@ def learn(
         learned = run(log, level=level, **chosen.arguments())
     chosen.save(learned, command_text(command))
     typer.echo(learned.to_json() if as_json else str(learned))
-    raise typer.Exit(chosen.status(learned))
+    if chosen.require:
+        gate(partial(learned.require, chosen.require))
 
 
 @app.command(cls=QuestionCommand)

@@ -52,12 +52,14 @@ class LearnOptions:
 
     def check_outputs(self, log: Log) -> None:
         """Reject output paths that cannot be written, before reading rows."""
+        from poolwise.cli.terminal import refuse_new_folder
         from poolwise.rows.guard import files_of
         from poolwise.rows.output import HTML, JSON, refuse_output
 
         for path, kind in ((self.out, JSON), (self.html, HTML)):
             if path is not None:
                 refuse_output(path, kind, files_of(log))
+                refuse_new_folder(path)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `learn`."""
@@ -76,7 +78,3 @@ class LearnOptions:
         for path in (self.out, self.html):
             if path is not None:
                 learned.save(path, command=command)
-
-    def status(self, learned: Learned) -> int:
-        """Return the exit status: 1 if a required verdict does not hold."""
-        return int(self.require == "better" and not learned.better)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from poolwise.errors import NotShownError, UsageError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -64,6 +66,15 @@ def print_result(
         terminal.print(Text(sentence))
 
 
+def gate(require: Callable[[], None]) -> None:
+    """Exit with status 1 if a requirement does not hold, with the reason on stderr."""
+    try:
+        require()
+    except NotShownError as reason:
+        typer.echo(f"poolwise: {reason}", err=True)
+        raise typer.Exit(1) from None
+
+
 def check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
     """Reject output paths that cannot be written or that are inputs, before reading rows."""
     from poolwise.rows.guard import files_of
@@ -71,8 +82,15 @@ def check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ())
 
     if report.html is not None:
         refuse_output(report.html, HTML, [*files_of(log), *moments])
+        refuse_new_folder(report.html)
     if report.charts is not None:
         refuse_folder(report.charts)
+
+
+def refuse_new_folder(path: Path) -> None:
+    """Reject a file in a folder that does not exist: its name may be a typing error."""
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {str(path.parent)!r}")
 
 
 def save_report(

@@ -14,15 +14,15 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from poolwise.engines import with_loggers
-from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
+from poolwise.errors import Finding, NotShownError, RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
-from poolwise.evaluation.incumbent import Difference, doubts, verdict_of
+from poolwise.evaluation.incumbent import Difference, Requirement, doubts, verdict_of
 from poolwise.evaluation.read import named_targets, opened, request
 from poolwise.evaluation.results import Result, Row
 from poolwise.intervals.simultaneous import ALONE
@@ -155,6 +155,32 @@ class Comparison(Result):
         """Return one target less another, or less the baseline."""
         by_names = {(d.target, d.other): d for d in (*self.pairs, *self.differences)}
         return by_names[target, other or self.baseline]
+
+    def require(
+        self, verdict: Requirement, target: str | None = None, *, margin: float = 0.0
+    ) -> None:
+        """Raise NotShownError unless targets are better than the baseline, or not worse.
+
+        Alarms fail every requirement.
+
+        Args:
+            verdict: "better": the interval of the difference is above `margin`;
+                "not-worse": it is above -`margin`.
+            target: Target that the requirement holds for; by default each but the baseline.
+            margin: Smallest difference that matters, 0 or more.
+        """
+        pairs = [d for d in self.differences if target in {None, d.target}]
+        if verdict not in get_args(Requirement) or not 0 <= margin < math.inf or not pairs:
+            raise UsageError(
+                "require takes 'better' or 'not-worse', a finite margin of 0 or more, and a "
+                "comparison with a baseline and the target; got "
+                f"{verdict!r}, {margin:g} and {target!r} against {self.baseline!r}"
+            )
+        reasons = [d.lack(verdict, margin) for d in pairs]
+        reasons += [f"alarm {f.code}" for f in self.findings if f.severity == "alarm"]
+        if any(reasons):
+            wanted = f"{verdict} than {self.baseline!r} by a margin of {margin:g}"
+            raise NotShownError(wanted, list(dict.fromkeys(filter(None, reasons))))
 
     @property
     def repeats(self) -> dict[str, list[str]]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import Moments, MomentsByLogger
 
 Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
+Requirement = Literal["better", "not-worse"]
 FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
 RECOMMENDED = "calibrated"
@@ -82,6 +83,18 @@ class Difference:
             interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
             verdict=FLIPPED.get(self.verdict, self.verdict),
         )
+
+    def lack(self, required: Requirement, margin: float) -> str:
+        """Return the reason why a requirement does not hold; empty if it does."""
+        if self.verdict == "unreliable":
+            return f"the probabilities of {self.target!r} or {self.other!r} cannot be right"
+        if self.verdict == "identical" and required == "not-worse":
+            return ""
+        bound = margin if required == "better" else -margin
+        if self.interval.lower > bound:
+            return ""
+        start = f"the interval of {self.target!r} less {self.other!r} begins at"
+        return f"{start} {self.interval.lower:.4g}, not above {bound:g}"
 
     def to_dict(self) -> Row:
         """Return the difference under flat names."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from poolwise.errors import NotShownError
 from poolwise.evaluation.results import Result, Row
 from poolwise.report.tables import Grid, as_html
 from poolwise.text import count_text, interval_text, short, with_error
@@ -91,6 +92,12 @@ class Learned(Result):
     def better(self) -> bool:
         """True if the policy was shown to be better than every logger."""
         return bool(self.gains) and all(gain.shown for gain in self.gains)
+
+    def require(self, verdict: Literal["better"]) -> None:
+        """Raise NotShownError unless the policy was shown to be better than every logger."""
+        if not self.better:
+            weak = [f"the gain over {g.logger!r} is not" for g in self.gains if not g.shown]
+            raise NotShownError(f"{verdict} than every logger", weak or ["no gain is known"])
 
     @property
     def estimate(self) -> Estimate:
