@@ -125,3 +125,16 @@ def test_logs_in_which_nothing_differs_claim_little(kind: str) -> None:
         difference = pw.evaluate(log, {"new": "t"}, "calibrated").differences["new"]
         claims += difference.verdict in {"better", "worse"}
     assert claims <= 0.07 * SEEDS
+
+
+def test_rows_for_a_lift() -> None:
+    """Normal quantiles 1.959964 and 0.841621 add up to 2.801585."""
+    evaluation = pw.evaluate(digits_log(), TARGETS, baseline="large")
+    error = evaluation.differences["candidate"].std_error
+    rows = evaluation.rows_to_detect("candidate", lift=2.801585 * error)
+    assert rows == pytest.approx(10_500, rel=1e-5)
+    assert evaluation.rows_to_detect("candidate", lift=-error, power=0.5) == pytest.approx(
+        10_500 * 1.959964**2, rel=1e-5
+    )
+    with refused(UsageError):
+        evaluation.rows_to_detect("candidate", lift=0)

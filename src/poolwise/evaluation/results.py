@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.errors import RefusedError
+from poolwise.errors import RefusedError, UsageError
+from poolwise.moments.estimate import student_quantile
 from poolwise.report.sentence import answer
 from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables, main_table
 
@@ -226,6 +227,30 @@ class Evaluation(Result):
     def headline(self) -> str:
         """The result in one or two sentences: estimate, interval, difference, caution."""
         return answer(self._uncompared())
+
+    def rows_to_detect(self, target: str, lift: float, *, power: float = 0.8) -> float:
+        r"""Return the rows, of loggers mixed as now, that show a lift over the baseline.
+
+        $$n \left(\frac{(z_{(1 + level) / 2} + z_{power}) \, s}{lift}\right)^2$$
+
+        with the present number of rows n and standard error s of the difference.
+
+        Args:
+            target: Name of the target.
+            lift: True difference that the interval must exclude 0 for.
+            power: Probability of showing it.
+        """
+        if not (0 < abs(lift) < math.inf and 0 < power < 1):
+            raise UsageError(
+                "lift must be finite and not 0, power between 0 and 1, got "
+                f"{lift:g} and {power:g}"
+            )
+        quantiles = (
+            student_quantile((1 + self.level) / 2, math.inf),
+            student_quantile(power, math.inf),
+        )
+        error = self.differences[target].std_error
+        return sum(self.rows.values()) * (sum(quantiles) * error / lift) ** 2
 
     def __getitem__(self, target: str) -> TargetResult:
         return self.targets[target]
