@@ -40,6 +40,10 @@ from .learning.policy import LinearPolicy as LinearPolicy
 from .learning.policy import load_policy as load_policy
 from .log.crf import PairwiseCRF as PairwiseCRF
 from .log.crf import UnaryCRF as UnaryCRF
+from .log.densities import Density as Density
+from .log.densities import Gaussian as Gaussian
+from .log.densities import LogNormal as LogNormal
+from .log.densities import Range as Range
 from .log.log import Log as Log
 from .log.policies import Classifier as Classifier
 from .log.policies import EpsilonGreedy as EpsilonGreedy

@@ -282,7 +282,10 @@ def test_the_demo_as_json_has_the_truth(run: Run) -> None:
     assert target["truth"] == pytest.approx(digits_truth()["candidate"])
 
 
-ROLE_OPTIONS = ["reward", "logger", "propensity", "propensities", "target", "log-probabilities"]
+ROLE_OPTIONS = [
+    "reward", "logger", "propensity", "propensities", "target", "log-probabilities",
+    "densities",
+]  # fmt: skip
 ROW_OPTIONS = ["cluster", "trained-on", "on-fault", "reward-range"]
 READ_OPTIONS = ["action", "context", "trust", "reader-option"]
 ENGINE_OPTIONS = ["engine", "master"]

@@ -84,6 +84,10 @@ class RoleOptions:
     log_probabilities: Annotated[
         bool, typer.Option("--log-probabilities", help="Probabilities are logarithms.")
     ] = False
+    densities: Annotated[
+        bool,
+        typer.Option("--densities", help="Probabilities are densities of a continuous action."),
+    ] = False
 
     def targets(self, *, trust: bool = False, optional: bool = False) -> dict[str, PolicyLike]:
         """Return the targets by name; raise if there are none, unless they are optional."""
@@ -256,6 +260,7 @@ def build_log(
         trained_on=_lists(rows.trained_on or []),
         on_fault=rows.on_fault,
         log_probabilities=roles.log_probabilities,
+        densities=roles.densities,
         reward_range=_range(rows.reward_range),
     )
 
@@ -270,6 +275,7 @@ def scored_command(scored: ScoredLog, path: Path) -> str:
         words += ["--propensities", f"{label}={value}"]
     for name, value in targets.items():
         words += ["--target", f"{name}={value}"]
+    words += ["--densities"] * log.densities
     return shlex.join(words + ["--log-probabilities"] * log.log_probabilities)
 
 

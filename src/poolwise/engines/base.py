@@ -6,6 +6,7 @@ and checks rows by queries, for every engine that has rows.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from poolwise.rows.rules import (
     check_query,
     counts_query,
     example_query,
+    range_query,
     role_text,
     rules,
     without,
@@ -47,6 +49,15 @@ CHANGED = Fault(
 )
 LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
 ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
+AT_SOURCE = "Correct the rows at their source: too many break this rule to drop them."
+ROUNDED = 1.01  # a probability below this was rounded
+MOST_DROPPED = 0.05  # share of a logger's rows that may be dropped without another look
+LOGARITHMS = "Are they logarithms? Pass log_probabilities=True (--log-probabilities)."
+PERCENTAGES = "Are they percentages? Divide them by 100. "
+DENSITIES = (
+    "Are they densities of a continuous action, such as a price? Pass densities=True "
+    "(--densities)."
+)
 FORMS = {  # of texts that are not numbers
     r"[+-]?\d+,\d+": "For a CSV file with decimal commas, pass reader_options="
     "{'decimal_separator': ','} (--reader-option decimal_separator=,).",
@@ -201,8 +212,24 @@ class QueryRows(ABC):
         logger = line["logger"]
         example = self._lines(example_query(self.table, rule, logger))[0]
         values = {role_text(self.table, role): _example(example, role) for role in rule.role}
-        advice = next((a for form, a in FORMS.items() if _any_match(form, values)), ADVICE)
-        return Fault(rule.text, logger or "", int(line[f"rule_{number}"]), values, advice)
+        advice = next((a for form, a in FORMS.items() if _any_match(form, values)), "")
+        broken = int(line[f"rule_{number}"])
+        many = broken > max(1, MOST_DROPPED * int(line["rows"]))
+        if not advice and many and rule.scaled is not None:
+            advice = self._scale(rule.scaled)
+        return Fault(rule.text, logger or "", broken, values, advice or ADVICE)
+
+    def _scale(self, value: exp.Expr) -> str:
+        """Ask about the scale of probabilities, by what the numbers look like."""
+        (line,) = self._lines(range_query(self.table, value))
+        least, most = line["min"], line["max"]
+        if self.table.log_probabilities or self.table.densities:
+            return AT_SOURCE
+        if least < 0 and most <= 0:
+            return LOGARITHMS
+        if least < 0 or not ROUNDED < most < math.inf:
+            return AT_SOURCE
+        return PERCENTAGES + DENSITIES if most <= 100 else DENSITIES
 
     def without(self, logger: str) -> Self:
         """Exclude one logger from the rows and from the mixture."""

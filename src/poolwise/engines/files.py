@@ -112,7 +112,7 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
     False
     """
     logger = ONLY_LOGGER if log.logger is None else _text(log.logger)
-    rules = [log.log_probabilities, log.on_fault]
+    rules = [log.log_probabilities, log.on_fault, *["densities"] * log.densities]
     crossed = {k: _text(v) for k, v in log.by_label.items() if v is not None}
     own = None if log.propensity is None else _text(log.propensity)
     return Question(

@@ -83,6 +83,8 @@ class Log:
         mixture: Column of the loggers' average propensity, weighted by their rows, for logs
             that have it instead of `propensities`.
         log_probabilities: All probabilities are given as natural logarithms.
+        densities: All probabilities are densities of a continuous action (a price, a bid):
+            any positive, finite number.
         reward_range: Smallest and largest possible reward, if known.
         replay_tolerance: Largest difference between a logged propensity and the logger's own.
         on_fault: Reject a log with bad rows ("raise"), or drop and count them ("drop").
@@ -110,6 +112,7 @@ class Log:
     estimate_mixture: Any = False  # True, or any classifier
     mixture: str | None = None
     log_probabilities: bool = False
+    densities: bool = False
     reward_range: tuple[float, float] | None = None
     replay_tolerance: float = 1e-6
     on_fault: OnFault = "raise"

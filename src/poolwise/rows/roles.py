@@ -19,6 +19,7 @@ import numpy as np
 from sqlglot import exp
 
 from poolwise.errors import MissingColumnError, UsageError
+from poolwise.log.densities import DISCRETE, is_discrete
 from poolwise.log.log import ONLY_LOGGER, Log
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
@@ -93,6 +94,7 @@ class _Lookup:
     columns: Sequence[str] | None
     logs: bool
     filled: Sequence[str]  # columns that learners append later
+    densities: bool = False
     missing: dict[str, str] = field(default_factory=dict)
     needed: dict[str, None] = field(default_factory=dict)
     scored: dict[str, Policy] = field(default_factory=dict)
@@ -120,6 +122,8 @@ class _Lookup:
         if isinstance(wanted, str) and wanted in self.filled:
             return column(wanted)
         policy = as_policy(wanted, self.columns or ())
+        if self.densities and is_discrete(policy):
+            raise UsageError(f"{role}: {DISCRETE}")
         expression = expression_of(policy)
         if self.logs and not isinstance(wanted, str):
             expression = _logarithm(policy)
@@ -151,7 +155,7 @@ def assign(
             f"the pattern {log.propensities!r} requires the loggers of the rows, which a query "
             "without rows lacks: give `propensities` by label, as in {'v1': 'p_v1'}"
         )
-    look = _Lookup(columns, log.log_probabilities, extra.filled)
+    look = _Lookup(columns, log.log_probabilities, extra.filled, log.densities)
     known = log.by_label
     usable = log.crossed or extra.mixture
     crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
@@ -166,6 +170,7 @@ def assign(
             known or (map(str, log.source) if isinstance(log.source, Mapping) else ())
         ),
         log_probabilities=log.log_probabilities,
+        densities=log.densities,
         cluster=look.optional(log.cluster, "cluster"),
         tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",
@@ -249,6 +254,7 @@ class Layout:
         predicted: Whether there is a column ``predicted_reward``.
         mixture: Whether there is a column ``estimated_mixture``.
         logs: Whether probabilities are given as logarithms.
+        top: Largest probability, density or logarithm.
         tolerance: How far ``propensity`` may be from the row's own ``p_*``.
         buckets: Into how many each logger's rows are split: by a column ``bucket`` or
             ``cluster``, or one by one.
@@ -266,6 +272,7 @@ class Layout:
     predicted: bool = False
     mixture: bool = False
     logs: bool = False
+    top: float = 1.0
     tolerance: float = 1e-6
     buckets: int = 1
     clustered: bool = False
@@ -302,7 +309,8 @@ class Layout:
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
         """Least and largest value of each column: the rules of `rows.rules.good`."""
-        low, positive, top = (-np.inf, -LARGEST, 0.0) if self.logs else (0.0, SMALLEST, 1.0)
+        low, positive = (-np.inf, -LARGEST) if self.logs else (0.0, SMALLEST)
+        top = self.top
         limits = {}
         for name in self.columns:
             if name in {"propensity", "estimated_mixture"}:
@@ -327,6 +335,7 @@ def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
         predicted=table.predicted_reward is not None,
         mixture=table.mixture is not None,
         logs=table.log_probabilities,
+        top=table.top,
         tolerance=table.tolerance,
         clustered=table.cluster is not None,
         drop=table.drop,

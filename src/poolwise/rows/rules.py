@@ -37,6 +37,7 @@ class RoleColumns:
         cluster: Unit whose rows belong together.
         bucket: Integer that splits each logger's rows into groups, if wanted.
         log_probabilities: Probabilities are given as natural logarithms.
+        densities: Probabilities are densities, which may be above 1.
         tolerance: How far `propensity` may be from `propensities`.
         drop: Leave bad rows out instead of counting them.
         predicted_reward: Predicted reward of the logged action, if there is a reward model.
@@ -57,12 +58,18 @@ class RoleColumns:
     cluster: Expression | None = None
     bucket: Expression | None = None
     log_probabilities: bool = False
+    densities: bool = False
     tolerance: float = 1e-6
     drop: bool = False
     predicted_reward: Expression | None = None
     predicted_values: Mapping[str, Expression] = field(default_factory=dict)
     mixture: Expression | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def top(self) -> float:
+        """Largest probability, density or logarithm."""
+        return LARGEST_DOUBLE if self.densities else 0.0 if self.log_probabilities else 1.0
 
     @property
     def predictions(self) -> dict[str, Expression]:
@@ -100,11 +107,13 @@ class Rule:
         text: The fault of a row that breaks it.
         broken: Condition that is true of the rows that break it.
         role: Columns of `rows` worth showing in an example.
+        scaled: Number that may be on another scale, such as percentages.
     """
 
     text: str
     broken: Expression
     role: tuple[str, ...] = field(default=())
+    scaled: Expression | None = None
 
 
 def number(value: float) -> Expression:
@@ -182,7 +191,8 @@ def propensity(table: RoleColumns) -> Expression:
 
 def rules(table: RoleColumns) -> list[Rule]:
     """List the rules that a row must keep, in the order in which they are reported."""
-    scale = "log-probability" if table.log_probabilities else "probability"
+    scale = "density" if table.densities else "probability"
+    scale = f"log-{scale}" if table.log_probabilities else scale
     own_name = "the log-propensity" if table.log_probabilities else "the propensity"
     listed = [Rule("the logger is null", _missing("logger"), ("logger",))]
     if table.labels:
@@ -229,7 +239,7 @@ def _probability_rules(
     prob: Expression, what: str, role: str, table: RoleColumns
 ) -> list[Rule]:
     """Return rules for NULL, NaN, too small and too large: different mistakes."""
-    high, low = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
+    high, low = table.top, -LARGEST_DOUBLE if table.log_probabilities else 0.0
     too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
     below = prob < number(low) if table.log_probabilities else prob <= number(low)
     nan = _not_below(exp.func("abs", prob.copy()), LARGEST_DOUBLE)
@@ -238,23 +248,25 @@ def _probability_rules(
     null: Expression = prob.copy().is_(exp.null())
     if table.propensity is None:  # an unknown logger has none, and is reported as unknown
         null = exp.and_(null, column("logger").isin(*map(string, table.labels)))
-    return [
+    listed = [
         Rule(f"{what} is null or not a number", null, (role,)),
         Rule(f"{what} is infinite or NaN", is_nan, (role,)),
-        Rule(too_low, below, (role,)),
-        Rule(f"{what} is above {high:g}", over, (role,)),
+        Rule(too_low, below, (role,), prob),
+        Rule(f"{what} is above {high:g}", over, (role,), prob),
     ]
+    return listed[:3] if table.densities else listed
 
 
 def _range_rules(name: str, what: str, table: RoleColumns) -> list[Rule]:
+    outside = _not_below(column(name), table.top)
     if table.log_probabilities:  # -infinity is a probability of zero
-        outside, fault = _not_below(column(name), 0.0), "is above 0 or NaN"
+        fault = "is infinite or NaN" if table.densities else "is above 0 or NaN"
     else:
-        outside = exp.or_(column(name) < number(0.0), _not_below(column(name), 1.0))
-        fault = "is outside [0, 1]"
+        outside = exp.or_(column(name) < number(0.0), outside)
+        fault = "is negative, infinite or NaN" if table.densities else "is outside [0, 1]"
     return [
         Rule(f"{what} is null or not a number", _missing(name), (name,)),
-        Rule(f"{what} {fault}", outside, (name,)),
+        Rule(f"{what} {fault}", outside, (name,), column(name)),
     ]
 
 
@@ -275,7 +287,7 @@ def _replay_rule(table: RoleColumns) -> Rule:
 
 def good(table: RoleColumns) -> Expression:
     """Return a condition that holds for rows that keep every rule."""
-    top, bottom = (0.0, -LARGEST_DOUBLE) if table.log_probabilities else (1.0, 0.0)
+    top, bottom = table.top, -LARGEST_DOUBLE if table.log_probabilities else 0.0
     mine = propensity(table)
     above = mine >= number(bottom) if table.log_probabilities else mine > number(bottom)
     keep: list[Expression] = [
@@ -340,6 +352,12 @@ def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Sel
         if role in table.roles
     ]
     return select.with_("rows", as_=rows(table).select(*raw))
+
+
+def range_query(table: RoleColumns, value: Expression) -> exp.Select:
+    """Select the smallest and the largest value of a number of `rows`."""
+    least, most = (exp.func(f, value.copy()).as_(f, quoted=True) for f in ("min", "max"))
+    return exp.select(least, most).from_("rows").with_("rows", as_=rows(table))
 
 
 def role_text(table: RoleColumns, role: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,12 +105,14 @@ class Scorer:
         action: Column of the logged action; None if no policy needs it.
         context: Columns that the policies see.
         log_probabilities: Whether to append logarithms.
+        densities: Whether the policies give densities.
     """
 
     policies: Mapping[str, Policy]
     action: str | None
     context: tuple[str, ...]
     log_probabilities: bool = False
+    densities: bool = False
 
     def __call__(self, rows: pa.RecordBatch, first_row: int = 0) -> pa.RecordBatch:
         """Append a column for each policy; `first_row` is for error messages."""
@@ -126,7 +129,8 @@ class Scorer:
         logs = self.log_probabilities and hasattr(policy, "log_prob")
         ask = partial(log_prob, policy) if logs else policy.prob
         values = _ask(name, ask, batch, first_row)
-        values = checked(name, values, len(batch), first_row, logs=logs)
+        wide = self.densities
+        values = checked(name, values, len(batch), first_row, logs=logs, densities=wide)
         if self.log_probabilities and not logs:
             with np.errstate(divide="ignore"):
                 values = np.log(values)
@@ -152,7 +156,13 @@ def _ask(
 
 
 def checked(
-    name: str, values: object, length: int, first_row: int = 0, *, logs: bool = False
+    name: str,
+    values: object,
+    length: int,
+    first_row: int = 0,
+    *,
+    logs: bool = False,
+    densities: bool = False,
 ) -> FloatArray:
     """Return probabilities (or logarithms) as float64, or raise an error with the rows.
 
@@ -164,7 +174,8 @@ def checked(
     Traceback (most recent call last):
     poolwise.errors.PolicyError: policy 'v1' gives ... in 1 of the 2 rows ...: 101 (1.5)
     """
-    return _numbers(name, values, (length,), first_row, logs=logs)
+    top = sys.float_info.max if densities else 0.0 if logs else 1.0
+    return _numbers(name, values, (length,), first_row, (-math.inf if logs else 0.0, top))
 
 
 def checked_distribution(
@@ -179,7 +190,11 @@ def checked_distribution(
 
 
 def _numbers(
-    name: str, values: object, shape: tuple[int, ...], first_row: int, *, logs: bool = False
+    name: str,
+    values: object,
+    shape: tuple[int, ...],
+    first_row: int,
+    limits: tuple[float, float] = (0.0, 1.0),
 ) -> FloatArray:
     """Return values of the right shape, type and range."""
     array = np.asarray(values)
@@ -190,8 +205,9 @@ def _numbers(
         raise PolicyError(name, f"returns values of type {array.dtype}, not numbers")
     array = array.astype(np.float64, copy=False)
     _refuse(name, "gives NaN", array, np.isnan(array), first_row)
-    lower, upper = (-math.inf, 0.0) if logs else (0.0, 1.0)
-    what = "log-probabilities above 0" if logs else "probabilities outside [0, 1]"
+    lower, upper = limits
+    what = "probabilities outside [0, 1]" if upper else "log-probabilities above 0"
+    what = what if upper <= 1 else "densities that are negative or infinite"
     outside = (array < lower - EXCESS) | (array > upper + EXCESS)
     _refuse(name, f"gives {what}", array, outside, first_row)
     clipped: FloatArray = array.clip(lower, upper)
@@ -268,7 +284,8 @@ def _to_matrix(column: pa.Array) -> AnyArray:
 def scorer_of(roles: Roles) -> Scorer:
     """Return the scorer of all policies in Python."""
     logs = roles.table.log_probabilities
-    return Scorer(dict(roles.scored), roles.action, roles.context, log_probabilities=logs)
+    wide = roles.table.densities
+    return Scorer(dict(roles.scored), roles.action, roles.context, logs, wide)
 
 
 def scored_batches(
