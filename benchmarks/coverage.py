@@ -5,7 +5,8 @@ Rows are drawn as arrays (`benchmarks.draws`) and go through the package's own e
 intervals and comparisons.
 
 Run: python -m benchmarks.coverage [logs per cell, 4000]
-Prints a table, writes docs/figures/coverage.csv and coverage.svg.
+Prints the cells, writes docs/figures/coverage.csv, coverage.svg and the table of
+docs/which-estimator.md.  Clustered and compared cells draw fewer logs.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 LOGS, LEVEL = 4_000, 0.95
+START, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 ESTIMATORS: tuple[Estimator, ...] = (Balanced(), Calibrated())
 FREE = Limits(rows=1)
 DIRECTIONS = 5_000  # of the max-T distribution in each log
@@ -136,7 +138,7 @@ def measured(cell: Cell, logs: int) -> Iterator[dict[str, object]]:
             for k, interval in enumerate((student(estimate, LEVEL), skewed)):
                 totals[estimator.name][k] += outcome(interval, problem.value)
     for name, (by_student, by_skew) in totals.items():
-        yield line(cell, name, effective / used, by_student / used, by_skew / used)
+        yield line(cell, name, used, effective / used, by_student / used, by_skew / used)
 
 
 def outcome(interval: Interval, value: float) -> Array:
@@ -147,7 +149,12 @@ def outcome(interval: Interval, value: float) -> Array:
 
 
 def line(
-    cell: Cell, estimator: str, effective: float, by_student: Array, by_skew: Array
+    cell: Cell,
+    estimator: str,
+    logs: int,
+    effective: float,
+    by_student: Array,
+    by_skew: Array,
 ) -> dict[str, object]:
     """One line of the table."""
     return {
@@ -156,6 +163,7 @@ def line(
         "seed": cell.seed,
         "rows": cell.rows,
         "estimator": estimator,
+        "logs": logs,
         "effective": round(effective),
         "student": round(float(by_student[0]), 4),
         "skew": round(float(by_skew[0]), 4),
@@ -179,7 +187,6 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
     needs = unite([united(own, list(targets), crossed=True), *(own.bind(t) for t in targets)])
     writers = Drawing(problem, needs, targets).writers()
     rng = np.random.default_rng([20170813, cell.seed, cell.rows, cell.targets])
-    logs = logs if cell.targets == 2 else max(1, logs // 4)
     totals, effective = np.zeros((2, 4)), 0.0
     for _ in range(logs):
         moments = draw(writers, rng)
@@ -196,7 +203,7 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
             below, above = (gaps < lower).any(), (gaps > upper).any()
             width = float((upper - lower).mean())
             totals[k] += [not (below or above), below, above, width]
-    return line(cell, "calibrated", effective, *(totals / logs))
+    return line(cell, "calibrated", logs, effective, *(totals / logs))
 
 
 def policies(problem: FiniteProblem, number: int) -> list[Array]:
@@ -244,6 +251,53 @@ def chart(lines: list[dict[str, object]], path: Path) -> None:
 SHOWN = {"hard", "not claimed", "easy", "1,000 rows", "families", "lognormal"}
 
 
+def table(lines: list[dict[str, object]]) -> str:
+    """The table of the documentation: a line for each group of cells and estimator."""
+    text = [
+        (
+            "| cells | estimator | logs | Student, mean (lowest) | skew-score, mean (lowest) "
+            "| below / above | width |"
+        ),
+        "|---|---|--:|---|---|---|--:|",
+    ]
+    kinds = dict.fromkeys((row["group"], row["estimator"]) for row in lines)
+    for group, estimator in kinds:
+        cells = [r for r in lines if (r["group"], r["estimator"]) == (group, estimator)]
+
+        def numbers(name: str, cells: list[dict[str, object]] = cells) -> Array:
+            return np.array([float(str(row[name])) for row in cells])
+
+        shown = [
+            f"{numbers(kind).mean():.3f} ({numbers(kind).min():.3f})"
+            for kind in ("student", "skew")
+        ]
+        missed = " / ".join(f"{numbers(side).mean():.3f}" for side in ("below", "above"))
+        logs, width = int(numbers("logs").min()), numbers("width").mean()
+        columns = [str(group), str(estimator), f"{logs:,}", *shown, missed, f"{width:.2f}"]
+        text.append(f"| {' | '.join(columns)} |")
+    return "\n".join(text)
+
+
+def write(lines: list[dict[str, object]]) -> None:
+    """Write the CSV, the chart, and the table of the documentation."""
+    with (FIGURES / "coverage.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    chart(lines, FIGURES / "coverage.svg")
+    page = FIGURES.parent / "which-estimator.md"
+    head, rest = page.read_text(encoding="utf-8").split(START)
+    tail = rest.split(END)[1]
+    page.write_text(f"{head}{START}\n{table(lines)}\n{END}{tail}", encoding="utf-8")
+
+
+def logs_of(cell: Cell, logs: int) -> int:
+    """Logs of a cell: fewer where one takes long."""
+    return logs // {"1000 users": 13, "5 targets": 4, "20 targets": 16}.get(
+        cell.group, 2 if cell.users else 1
+    )
+
+
 def _work(job: tuple[Cell, int]) -> list[dict[str, object]]:
     return list(measured(*job))
 
@@ -253,16 +307,11 @@ def main() -> None:
     logs = int(sys.argv[1]) if len(sys.argv) > 1 else LOGS
     lines: list[dict[str, object]] = []
     with ProcessPoolExecutor(2) as pool:
-        for found in pool.map(_work, [(cell, logs) for cell in CELLS]):
+        for found in pool.map(_work, [(cell, logs_of(cell, logs)) for cell in CELLS]):
             for row in found:
                 print("  ".join(f"{value!s:>10}" for value in row.values()), flush=True)
             lines += found
-    FIGURES.mkdir(parents=True, exist_ok=True)
-    with (FIGURES / "coverage.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
-    chart(lines, FIGURES / "coverage.svg")
+    write(lines)
 
 
 if __name__ == "__main__":
