@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.draws import Array, Drawing, draw, draw_clustered
-from benchmarks.families import FAMILIES, draw_problem, softmax
+from benchmarks.families import FAMILIES, draw_problem
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.contrasts import Candidates, united
@@ -87,8 +87,7 @@ CELLS = [
     *(Cell("lognormal", "B mixed", 1, 300, tail=tail) for tail in (0.5, 1.0, 1.5)),
     *(Cell(f"{u} users", "F floor", 1, 20 * u, users=u) for u in (40, 100, 1000)),
     *(Cell("paired", family, 1, 300, targets=2) for family in ("A near", "D many", "F floor")),
-    Cell("paired", "B mixed", 1, 1000, targets=2),
-    Cell("paired, few rows", "B mixed", 1, 300, targets=2),
+    Cell("paired", "B mixed", 1, 300, targets=2),
     *(Cell(f"{k} targets", "F floor", 1, 1000, targets=k) for k in (5, 20)),
 ]
 
@@ -207,13 +206,11 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
 
 
 def policies(problem: FiniteProblem, number: int) -> list[Array]:
-    """The target, and softened mixtures of it with the uniform policy and each other."""
-    rng = np.random.default_rng(number)
-    shape = problem.target.shape
-    others = [
-        0.7 * problem.target + 0.3 * softmax(rng.normal(size=shape)) for _ in range(number - 1)
-    ]
-    return [problem.target, *others]
+    """The target, and mixtures of it with the loggers, each in another proportion."""
+    loggers = list(problem.loggers.values())
+    shares = [0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875]
+    mixed = [(1 - a) * problem.target + a * logger for a in shares for logger in loggers]
+    return [problem.target, *mixed][:number]
 
 
 def chart(lines: list[dict[str, object]], path: Path) -> None:
