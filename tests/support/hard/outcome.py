@@ -46,6 +46,7 @@ class Run:
 
     def __call__(self, *arguments: str, page: bool = True) -> Outcome:
         target = self.folder / "out" / "report.html"
+        target.parent.mkdir(exist_ok=True)
         words = [*arguments, *(["--html", str(target)] if page else [])]
         self.monkeypatch.setattr(sys, "argv", ["poolwise", *words])
         status: object = 0
