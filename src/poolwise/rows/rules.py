@@ -203,8 +203,9 @@ def rules(table: RoleColumns) -> list[Rule]:
         listed.append(Rule("the cluster is null", lacks, ("cluster",)))
     listed += _number_rules("reward", "reward")
     listed += _probability_rules(propensity(table), own_name, "propensity", table)
-    for k, label in enumerate(table.propensities):
-        listed += _range_rules(f"p_{k}", f"the {scale} under logger {label!r}", table)
+    for k, (label, crossed) in enumerate(table.propensities.items()):
+        if crossed != table.propensity:  # that of an only logger is checked above
+            listed += _range_rules(f"p_{k}", f"the {scale} under logger {label!r}", table)
     for k, label in enumerate(table.targets):
         listed += _range_rules(f"t_{k}", f"the {scale} of target {label!r}", table)
     if table.propensities and table.propensity is not None:
