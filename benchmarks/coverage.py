@@ -75,7 +75,8 @@ class Cell:
 
 CELLS = [
     *(Cell("hard", "B mixed", seed, 300) for seed in (2, 3, 6)),
-    *(Cell("hard", "C far", seed, 300) for seed in (4, 10)),
+    Cell("hard", "C far", 10, 300),
+    Cell("heavy tail", "C far", 4, 300),
     Cell("not claimed", "B mixed", 9, 300),
     Cell("not claimed", "C far", 1, 300),
     *(Cell("easy", "B mixed", seed, 300) for seed in (1, 4)),
@@ -234,7 +235,7 @@ def chart(lines: list[dict[str, object]], path: Path) -> None:
             ),
             y=alt.Y(
                 "coverage:Q",
-                scale=alt.Scale(domain=[0.84, 1.0]),
+                scale=alt.Scale(domain=[0.78, 1.0]),
                 title="coverage of nominal 95% intervals",
             ),
             color=alt.Color("interval:N", title=None),
@@ -245,7 +246,7 @@ def chart(lines: list[dict[str, object]], path: Path) -> None:
     (points + rule.encode(y="level:Q")).properties(width=520, height=300).save(path)
 
 
-SHOWN = {"hard", "not claimed", "easy", "1,000 rows", "families", "lognormal"}
+SHOWN = {"hard", "heavy tail", "not claimed", "easy", "1,000 rows", "families", "lognormal"}
 
 
 def table(lines: list[dict[str, object]]) -> str:
