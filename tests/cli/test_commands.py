@@ -265,7 +265,7 @@ def test_the_query_is_printed_for_other_dialects(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_demo_shows_the_truth_and_what_it_teaches() -> None:
-    found = start("demo")
+    found = start("demo", "--verbose")
     assert (found.returncode, found.stderr) == (0, "")
     assert ESCAPE not in found.stdout
     assert max(map(len, found.stdout.splitlines())) <= 80

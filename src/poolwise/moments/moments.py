@@ -112,7 +112,8 @@ class Moments:
         with_scatter = ~np.isnan(np.diag(self.scatter))
         with np.errstate(over="ignore"):  # rows may be equal, with a square out of range
             squares = self.means[: len(self.scatter)][with_scatter] ** 2
-        means = np.concatenate([self.means, squares])
+        used = [not term.is_cube for term in self.terms]  # guards do without cubes
+        means = np.concatenate([self.means[used], squares])
         return bool(np.isfinite(means).all() and not np.isinf(self.scatter).any())
 
     def max(self, term: Term) -> float:

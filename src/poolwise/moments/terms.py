@@ -85,6 +85,11 @@ class Term:
         """Sort key of plain values, which compare quickly."""
         return tuple((f.name, f.logger, f.target, f.rule, f.bound) for f in self.factors)
 
+    @property
+    def is_cube(self) -> bool:
+        """True for the third power of one column."""
+        return len(self.factors) == 3 and len(set(self.factors)) == 1
+
     def __mul__(self, other: Term) -> Term:
         return Term(tuple(sorted(self.factors + other.factors)))
 

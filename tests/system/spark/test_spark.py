@@ -166,8 +166,10 @@ def test_expressions_mean_what_they_mean_to_duckdb(
         log_of(table), source=str(folder), reward="reward / 4 + item", on_fault="drop"
     )
     targets = {"half": "t / 2", "some": "CASE WHEN user % 3 = 0 THEN t ELSE p END"}
-    expected = evaluate(log, targets, "calibrated", engine=DuckDB())
-    assert_same(evaluate(log, targets, "calibrated", engine=spark), expected)
+    # slices follow the order of the rows, which Spark changes
+    expected = evaluate(log, targets, "calibrated", engine=DuckDB(), interval="student")
+    found = evaluate(log, targets, "calibrated", engine=spark, interval="student")
+    assert_same(found, expected)
 
 
 def test_labels_may_hold_anything(spark: Spark) -> None:
@@ -230,8 +232,8 @@ def test_what_is_shown_does_not_depend_on_the_engine(
 ) -> None:
     log = replace(log_of(table), source=str(folder) if source == "file" else table)
     targets = {"target": "t", "half": "t / 2 + 0.25", "own": "p"}
-    expected = evaluate(log, targets, engine=DuckDB())
-    shown = evaluate(log, targets, engine=spark)
+    expected = evaluate(log, targets, engine=DuckDB(), interval="student")
+    shown = evaluate(log, targets, engine=spark, interval="student")
     assert_same(shown, expected)
     assert str(shown) == str(expected)
     assert shown.comparison is not None
@@ -249,11 +251,12 @@ def test_policies_in_python_are_scored_by_the_workers_once(
         return np.where(batch["user"] % 2 == batch.action, 0.75, 0.25)
 
     log = replace(log_of(table), action="item", context=["user"])
-    expected = evaluate(log, {"target": by_user}, engine=DuckDB())
+    expected = evaluate(log, {"target": by_user}, engine=DuckDB(), interval="student")
     for path in called.iterdir():
         path.unlink()
     parted = replace(log, source=session.createDataFrame(table).repartition(3))
-    assert_same(evaluate(parted, {"target": by_user}, engine=spark), expected)
+    found = evaluate(parted, {"target": by_user}, engine=spark, interval="student")
+    assert_same(found, expected)
     assert len(list(called.iterdir())) == 3
 
 
@@ -379,10 +382,12 @@ def test_a_lost_worker_changes_nothing_of_what_policies_give(
 
     frame = session.createDataFrame(table).repartition(8)
     log = replace(log_of(table), source=frame, action="item", context=["user"])
-    before = evaluate(replace(log, source=table), {"target": slow}, "naive", engine=DuckDB())
+    student: Any = {"interval": "student"}  # slices follow the order of the rows
+    here = replace(log, source=table)
+    before = evaluate(here, {"target": slow}, "naive", engine=DuckDB(), **student)
     after = while_a_worker_dies(
         cluster,
-        lambda: evaluate(log, {"target": slow}, "naive", engine=spark, which_logs=False),
+        lambda: evaluate(log, {"target": slow}, "naive", engine=spark, **student),
     )
     assert_same(after, before)
 
