@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from poolwise import evaluate
+from poolwise import compare, evaluate
 from poolwise.cli.commands import app
 from poolwise.errors import UsageError
 from poolwise.formats.labelled import digits_log, digits_path
@@ -315,6 +315,37 @@ def test_the_command_line_writes_the_report_and_how_to_repeat_it(tmp_path: Path)
     (line,) = [line for line in text.splitlines() if line.startswith("poolwise evaluate")]
     assert sorted(shlex.split(line)) == sorted(["poolwise", *command])  # in any order
     assert len(list(charts.iterdir())) == 8
+
+
+def test_a_comparison_has_a_report_that_begins_with_it(tmp_path: Path) -> None:
+    report, charts = tmp_path / "report.html", tmp_path / "charts"
+    targets = ["--target", "new=p_candidate", "--target", "old=p_medium"]
+    roles = ["--reward", "correct", "--logger", "policy"]
+    roles += ["--propensities", "small=p_small,medium=p_medium,large=p_large"]
+    command = ["compare", str(digits_path()), *roles, *targets, "--baseline", "large"]
+    run = CliRunner().invoke(app, [*command, "--html", str(report), "--charts", str(charts)])
+    assert run.exit_code == 0, run.output
+    comparison = compare(
+        digits_log(), {"new": "p_candidate", "old": "p_medium"}, baseline="large"
+    )
+    text = report.read_text("utf-8")
+    titles = re.findall(r"<h2>(.*?)</h2>", text.split("<script")[0])
+    assert titles[:2] == ["Targets side by side", "Estimates"]
+    assert comparison.sentence in html.unescape(text.split("<h2>")[0])
+    assert "difference of every other target from 'large'" in Seen(text).text
+    assert shlex.join(["poolwise", "compare"]) in Seen(text).text
+    assert len(list(charts.glob("*.svg"))) == 3 + 3 * 3
+    lines = drawn(comparison.charts()["differences"], "low")
+    assert {line["row"]: line["x"] for line in lines} == {
+        name: comparison.difference(name).value for name in ("new", "old")
+    }
+
+
+def test_a_comparison_into_a_folder_that_does_not_exist_reads_no_row(tmp_path: Path) -> None:
+    command = ["compare", "no.parquet", "--reward", "r", "--target", "a=p", "--target", "b=q"]
+    run = CliRunner().invoke(app, [*command, "--html", str(tmp_path / "no" / "report.html")])
+    assert isinstance(run.exception, UsageError)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["r.txt", "r.pdf", "r.json", "r"])

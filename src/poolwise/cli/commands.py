@@ -175,10 +175,12 @@ def compare(
     rows: RowOptions,
     read: ReadOptions,
     engine: EngineOptions,
+    report: ReportOptions,
     as_json: AsJson = False,
 ) -> None:
     """Compare several new policies, pair by pair, on the same rows."""
     log = build_log(logs, roles, rows, read)
+    check_outputs(report, log)
     targets = roles.targets(trust=read.trust)
     if require and baseline is None:
         raise UsageError("--require needs --baseline, the target or logger to compare with")
@@ -193,7 +195,9 @@ def compare(
             level=level,
             engine=engine.start(),
         )
-    print_result(comparison, as_json=as_json, question=_record(command, log, targets))
+    asked = _record(command, log, targets)
+    save_report(comparison, report, asked)
+    print_result(comparison, as_json=as_json, question=asked)
     if require:
         gate(partial(comparison.require, require, margin=margin))
 

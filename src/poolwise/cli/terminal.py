@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from poolwise.cli.options import ReportOptions
-    from poolwise.evaluation.results import Evaluation, Result
+    from poolwise.evaluation.results import Reported, Result
     from poolwise.log.log import Log
 
 
@@ -93,13 +93,11 @@ def refuse_new_folder(path: Path) -> None:
         raise UsageError(f"cannot write {path}: there is no folder {str(path.parent)!r}")
 
 
-def save_report(
-    evaluation: Evaluation, report: ReportOptions, asked: Mapping[str, object]
-) -> None:
+def save_report(result: Reported, report: ReportOptions, asked: Mapping[str, object]) -> None:
     """Write the report and the charts that the options name."""
     if report.html is not None:
-        evaluation.save(report.html, command=str(asked["command"]), question=asked)
+        result.save(report.html, command=str(asked["command"]), question=asked)
     if report.charts is not None:
         from poolwise.report.page import save_charts
 
-        save_charts(evaluation.charts(), report.charts)
+        save_charts(result.charts(), report.charts)

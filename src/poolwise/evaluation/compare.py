@@ -24,7 +24,7 @@ from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
 from poolwise.evaluation.incumbent import Difference, Requirement, doubts, verdict_of
 from poolwise.evaluation.read import named_targets, opened, request
-from poolwise.evaluation.results import Result, Row
+from poolwise.evaluation.results import Reported, Row
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval
@@ -123,7 +123,7 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Comparison(Result):
+class Comparison(Reported):
     """A ranking of targets, and their differences.
 
     Attributes:
@@ -136,6 +136,7 @@ class Comparison(Result):
         rows: Usable rows of each logger.
         findings: Findings of the log and of every target.
         doubted: Alarms of targets whose probabilities cannot be right, by target.
+        evaluation: The estimates and findings of each target, for the report.
     """
 
     ranking: tuple[Ranked, ...]
@@ -147,6 +148,7 @@ class Comparison(Result):
     rows: Mapping[str, int]
     findings: tuple[Finding, ...] = ()
     doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, target: str) -> Ranked:
         return {r.target: r for r in self.ranking}[target]
@@ -237,6 +239,21 @@ class Comparison(Result):
         """Return all tables, in reading order."""
         return comparison_tables(self.to_dict())
 
+    def facts(self) -> Row:
+        """Return the dictionary that the charts and the report read."""
+        if self.evaluation is None:
+            raise UsageError("a report needs the evaluation of the comparison, got None")
+        whole = replace(self.evaluation, baseline=self.baseline, pairs=None).to_dict()
+        return {**whole, "comparison": self.to_dict(), "warnings": self.warnings}
+
+    def page_opening(self) -> Mapping[str, str]:
+        """Return title, answer, severity and first section of the report."""
+        title = f"{len(self.ranking)} targets: comparison on the same rows"
+        severities = [f.severity for f in self.findings]
+        severity = next((s for s in ("alarm", "warning") if s in severities), "sound")
+        start = {"title": title, "begins_with": "comparison"}
+        return {**start, "answer": self.sentence, "severity": severity}
+
 
 def _from(other: str, pairs: Sequence[Difference]) -> tuple[Difference, ...]:
     """Return the differences of all targets from one of them."""
@@ -267,6 +284,7 @@ def ranked(evaluation: Evaluation, source: Pairs, baseline: str = "") -> Compari
         rows=evaluation.rows,
         findings=(*evaluation.findings, *evaluation.target_findings, *notes),
         doubted=targets.doubted,
+        evaluation=evaluation,
     )
 
 

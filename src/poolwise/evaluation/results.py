@@ -113,6 +113,46 @@ class Result:
         return as_html(self.brief(), self.warnings, self.sentences, self.opening)
 
 
+class Reported(Result):
+    """A result that has charts and a report."""
+
+    def facts(self) -> Row:
+        """Return the dictionary that the charts and the report read."""
+        return self.to_dict()
+
+    def page_opening(self) -> Mapping[str, str]:
+        """Return title, answer and severity of the report, where they differ from `facts`."""
+        return {}
+
+    def charts(self) -> dict[str, alt.LayerChart]:
+        """Return the charts of the report by name, as Altair objects."""
+        from poolwise.report.page import all_charts
+
+        return all_charts(self.facts())
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        command: str = "",
+        question: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write the report as one self-contained HTML file.
+
+        Args:
+            path: The file; an existing one is replaced as a whole.
+            command: Command that reproduces the numbers, shown in the report.
+            question: Date, log and targets for an audit, from `Question.record`.
+        """
+        from poolwise.report.page import page
+        from poolwise.rows.output import HTML, refuse_output, write_whole
+
+        refuse_output(path, HTML)
+        opening = self.page_opening()
+        text = page(self.facts(), command=command, question=question, opening=opening)
+        write_whole(Path(path), text.encode())
+
+
 def finite(value: object) -> object:
     """Replace infinities and NaN, which JSON lacks, by None at every depth."""
     if isinstance(value, Mapping):
@@ -176,7 +216,7 @@ class TargetResult:
 
 
 @dataclass(frozen=True)
-class Evaluation(Result):
+class Evaluation(Reported):
     """Estimated values of one or more targets.
 
     Attributes:
@@ -345,31 +385,3 @@ class Evaluation(Result):
     def brief(self) -> list[Grid]:
         """Return the table of the estimates."""
         return [main_table(self._uncompared())]
-
-    def charts(self) -> dict[str, alt.LayerChart]:
-        """Return the charts of the report by name, as Altair objects."""
-        from poolwise.report.page import all_charts
-
-        return all_charts(self.to_dict())
-
-    def save(
-        self,
-        path: str | PathLike[str],
-        *,
-        command: str = "",
-        question: Mapping[str, object] | None = None,
-    ) -> None:
-        """Write the report as one self-contained HTML file.
-
-        Args:
-            path: The file; an existing one is replaced as a whole.
-            command: Command that reproduces the numbers, shown in the report.
-            question: Date, log and targets for an audit, from `Question.record`.
-        """
-        from poolwise.report.page import page
-        from poolwise.rows.output import HTML, refuse_output, write_whole
-
-        refuse_output(path, HTML)
-        write_whole(
-            Path(path), page(self.to_dict(), command=command, question=question).encode()
-        )

@@ -69,7 +69,8 @@ def page(
         command: The command that reproduces the numbers.
         question: Date, log and targets for an audit, and the text of a question file.
         shown: Findings of one kind that are not folded away.
-        opening: Title, answer and severity, in place of those of the evaluation.
+        opening: Title, answer, severity and first section ("estimates" or "comparison"), in
+            place of those of the evaluation.
         first: Tables that come before all others.
     """
     best = recommended(leading(evaluation))
@@ -108,6 +109,7 @@ def _header(evaluation: Facts) -> dict[str, str]:
     origin = f"From {rows:,} rows of {counted(len(evaluation['loggers']), 'logger')}."
     return {
         "title": f"{subject}: off-policy evaluation",
+        "begins_with": "estimates",
         "answer": answer(evaluation),
         "severity": next((s for s in ("alarm", "warning") if s in severities), "sound"),
         "lead": " ".join(filter(None, [origin, rivals(evaluation), truth_text(target)])),
@@ -151,7 +153,7 @@ def _comparison(evaluation: Facts) -> dict[str, object] | None:
     return {
         "sentence": comparison["sentence"],
         "level": f"{100 * comparison['level']:g}%",
-        "best": repr(comparison["targets"][0]["target"]),
+        "other": repr(comparison["baseline"] or comparison["targets"][0]["target"]),
         "alarms": [a for a in alarms if not any(finding.endswith(a) for finding in findings)],
     }
 
