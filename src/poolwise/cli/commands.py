@@ -19,6 +19,7 @@ import typer
 
 from poolwise import __version__
 from poolwise.cli.init import init
+from poolwise.cli.keys import META, QuestionCommand, record
 from poolwise.cli.learning import LearnOptions
 from poolwise.cli.options import (
     AsJson,
@@ -41,7 +42,6 @@ from poolwise.cli.options import (
     grouped,
     scored_command,
 )
-from poolwise.cli.question import META, QuestionCommand, record
 from poolwise.cli.terminal import (
     check_outputs,
     console,

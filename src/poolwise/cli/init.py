@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poolwise.cli.keys import ENDING, relative
 from poolwise.cli.options import Sources  # noqa: TC001 - typer reads it
-from poolwise.cli.question import ENDING, relative
 from poolwise.errors import UsageError
 from poolwise.log.log import PATTERN, Log
 
@@ -28,7 +28,6 @@ NAMES = {
 }
 NUMERIC = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT|INTEGER|FLOAT|DOUBLE|DECIMAL|BOOLEAN)")
 TARGET = re.compile(r"(?:p_|prob_)?((?:target|candidate|new)\w*)", re.IGNORECASE)
-MOST_LABELS = 2_000
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ def _columns(logs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the type of each column, and the labels of the loggers."""
     import duckdb
 
+    from poolwise.engines.base import MOST_LOGGERS
     from poolwise.rows.guard import lock
     from poolwise.rows.sources import create_view, identifier
 
@@ -85,7 +85,7 @@ def _columns(logs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if logger is None:
             return types, []
         column = identifier(logger)
-        query = f"SELECT DISTINCT {column}::VARCHAR AS label FROM log ORDER BY label LIMIT {MOST_LABELS}"  # noqa: E501, S608
+        query = f"SELECT DISTINCT {column}::VARCHAR AS label FROM log ORDER BY label LIMIT {MOST_LOGGERS}"  # noqa: E501, S608
         labels = [label for (label,) in connection.execute(query).fetchall() if label]
     return types, labels
 
