@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from poolwise.moments.moments import Moments
 from poolwise.moments.tallies import SLICES, deal, powers_of
-from poolwise.moments.terms import OF_MODEL, OF_TARGET, UNSUPPORTED, Factor, Needs, Term
+from poolwise.moments.terms import OF_MODEL, OF_TARGET, UNSUPPORTED, Factor, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -199,8 +199,3 @@ def draw_clustered(
         for number, rows in zip(numbers, np.split(order, starts[1:]), strict=True):
             parts[number][i] = moments_of(values[:, rows], writer.needs)
     return [part for part in parts if part]
-
-
-def bound_terms(terms: Mapping[str, tuple[Term, ...]]) -> tuple[Term, ...]:
-    """Terms of several targets, each bound to its own."""
-    return tuple(t.bind(name) for name, of_target in terms.items() for t in of_target)

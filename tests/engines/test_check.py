@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,7 +92,8 @@ def test_each_fault_alone_is_named_and_counted(
         evaluate(log, TARGETS, engine=engine)
     assert counted(caught.value.faults) == {(rule, "a"): 2}
     assert "logger 'a': 2 rows" in str(caught.value)
-    assert re.search("drop|densities", str(caught.value))
+    advice = "densities" if row == {"p_b": 1.5} else "drop"  # 1.0001 may be rounding
+    assert advice in str(caught.value)
 
 
 @pytest.mark.slow

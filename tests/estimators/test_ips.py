@@ -19,8 +19,8 @@ from poolwise.intervals.student import (
     Limits,
     bernstein_half_width,
     check_level,
-    default_interval,
     student,
+    student_interval,
 )
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, second_moment
@@ -239,11 +239,11 @@ def test_the_golden_bernstein_width_of_the_catalogue() -> None:
 
 def test_without_spread_only_a_range_of_rewards_bounds_the_interval() -> None:
     flat = Estimate(0.25, 0.0, {})
-    free, (finding,) = default_interval(flat, 0.95, Limits(rows=100))
+    free, (finding,) = student_interval(flat, 0.95, Limits(rows=100))
     assert (free.lower, free.upper) == (-math.inf, math.inf)
     assert finding.code == "no-spread"
     limits = Limits(rows=100, reward_range=(0.0, 1.0), largest_weight=2.0)
-    bound, (finding,) = default_interval(flat, 0.95, limits)
+    bound, (finding,) = student_interval(flat, 0.95, limits)
     half = 7 * 2 * math.log(80) / (3 * 99)
     assert (bound.lower, bound.upper) == pytest.approx((0.25 - half, 0.25 + half))
     assert finding.code == "bounded-interval"
@@ -252,7 +252,7 @@ def test_without_spread_only_a_range_of_rewards_bounds_the_interval() -> None:
 @pytest.mark.parametrize("value", [-3.0, 0.0, 0.5, 1.0, 3.0])
 def test_a_bounded_interval_is_never_upside_down(value: float) -> None:
     limits = Limits(rows=1_000, reward_range=(0.0, 1.0), largest_weight=3.0)
-    found, _ = default_interval(Estimate(value, 0.0, {}), 0.95, limits)
+    found, _ = student_interval(Estimate(value, 0.0, {}), 0.95, limits)
     assert 0 <= found.lower <= found.upper <= 1
 
 

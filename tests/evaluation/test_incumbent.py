@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.special import ndtri
 
 import poolwise as pw
 from poolwise.errors import UsageError
 from poolwise.formats.labelled import TARGETS, digits_log
 from tests.support.messages import refused
+
+if TYPE_CHECKING:
+    from poolwise.evaluation.incumbent import Difference
 
 SEEDS = 200
 NUMBERS = (2, 5, 10, 30, 50)  # of loggers
@@ -97,6 +102,30 @@ def test_saved_moments_have_no_covariance_and_the_errors_add_up() -> None:
     difference = evaluation.differences["candidate"]
     assert difference.value == pytest.approx(estimate.value - mean, rel=1e-12)
     assert difference.std_error == pytest.approx(estimate.std_error + error, rel=1e-9)
+
+
+def apart(level: float, sides: Literal["two", "lower", "upper"] = "two") -> Difference:
+    """A difference from the mean reward: saved moments have no covariance with it."""
+    log = replace(digits_log(), reward="correct + 0.12 * (policy = 'large')::INT")
+    summary = pw.summarise(log, TARGETS)
+    options: Any = {"level": level, "sides": sides, "baseline": "large"}
+    return pw.evaluate(log, TARGETS, engine=summary, **options).differences["candidate"]
+
+
+def test_the_interval_apart_ends_at_zero_at_the_level_of_its_p_value() -> None:
+    p_value = apart(0.9).p_value
+    assert 0.001 < p_value < 0.9
+    assert 0.0 in apart(1 - 0.999 * p_value).interval
+    assert 0.0 not in apart(1 - 1.001 * p_value).interval
+
+
+def test_one_sided_intervals_leave_the_difference_apart_as_it_is() -> None:
+    """Each has 1% beyond its limits, so a critical value of 1 reaches as far."""
+    two, lower = apart(0.98), apart(0.99, "lower")
+    critical = [-ndtri(tail) for tail in (0.01, 0.005)]
+    reach = [d.value - d.interval.lower for d in (two, lower)]
+    assert reach[1] / critical[1] == pytest.approx(reach[0] / critical[0], rel=1e-9)
+    assert lower.interval.upper == np.inf
 
 
 def test_clusters_and_trained_loggers_are_compared_too() -> None:

@@ -23,15 +23,18 @@ from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.intervals.skew import (
     auto_interval,
     interval_needs,
+    known_columns,
+    reach_of,
     root,
     skew_multiples,
     skew_scores,
 )
 from poolwise.intervals.student import Limits, student
+from poolwise.moments.linear import Score
 from poolwise.moments.moments import pooled
-from poolwise.moments.shape import cumulants, shape_of
+from poolwise.moments.shape import cumulants, powers_of_estimate, pull_of, shape_of, units_of
 from poolwise.moments.tallies import add_slices, deal, powers_of, slice_rows
-from poolwise.moments.terms import BALANCED_REWARD, unite
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, unite
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
@@ -214,8 +217,6 @@ def test_slices_of_many_rows_give_the_shape_of_the_rows() -> None:
     rows = sum(m.count for m in moments.values())
     shares = {i: m.count / rows for i, m in moments.items()}
     assert set(estimate.linear.parts) == set(shares)
-    from poolwise.moments.shape import units_of
-
     units = units_of(estimate.linear, moments, ())
     assert units is not None
     assert [len(u) for u in units] == [509] * len(moments)
@@ -283,11 +284,20 @@ def test_a_root_and_none() -> None:
 
 
 def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
-    """Fieller: at each limit the interval of "reward - u weight" ends at 0."""
+    """Fieller: at each limit u the interval of "reward - u weight" ends at 0."""
     moments, _ = drawn()
     estimate = SelfNormalised().estimate(moments)
     interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
-    plain = replace(estimate, linear=replace(estimate.linear, ratio=None))
-    unlike, _ = auto_interval(plain, moments, (), 0.95, FREE)
+    columns, within = known_columns(estimate.linear, moments)
+    pull = pull_of(columns, moments, (), within=within)
+    powers = powers_of_estimate(Score({BALANCED_REWARD: 1.0}).over(moments), moments)
+    more = estimate.variance / estimate.linear.plain.variance(moments)[0]
     assert interval.lower < estimate.value < interval.upper
-    assert (interval.lower, interval.upper) != pytest.approx((unlike.lower, unlike.upper))
+    for limit in (interval.lower, interval.upper):
+        linear = Score({BALANCED_REWARD: 1.0, BALANCED_WEIGHT: -limit}).over(moments)
+        shape = shape_of(units_of(linear, moments, ()) or (), pull)
+        variance = more * linear.variance(moments)[0]
+        reach = reach_of(replace(estimate, variance=variance), shape, powers, 0.025)
+        value = linear.value(moments)
+        end = value - reach.below if value > 0 else value + reach.above
+        assert end == pytest.approx(0.0, abs=1e-10 * abs(value))

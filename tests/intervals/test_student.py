@@ -19,9 +19,9 @@ from poolwise.intervals.student import (
     Limits,
     bernstein_half_width,
     check_level,
-    default_interval,
     one_sided,
     student,
+    student_interval,
 )
 from poolwise.moments.estimate import Estimate
 from tests.support.messages import check_findings, refused
@@ -93,16 +93,16 @@ def test_rows_with_a_spread_get_students_interval_and_no_finding() -> None:
     estimate = Estimate(10.0, 4.0, {}, freedom=1.0)
     limits = Limits(rows=9, reward_range=(0.0, 1.0))
     for sides in ("two", "lower", "upper"):
-        found = default_interval(estimate, 0.9, limits, sides)
+        found = student_interval(estimate, 0.9, limits, sides)
         assert found == (student(estimate, 0.9, sides), ())
-    assert default_interval(estimate, 0.9, limits)[0] == student(estimate, 0.9)
+    assert student_interval(estimate, 0.9, limits)[0] == student(estimate, 0.9)
 
 
 @pytest.mark.parametrize("variance", [0.0, math.inf])
 def test_without_spread_or_range_the_interval_is_unbounded_and_says_why(
     variance: float,
 ) -> None:
-    found, findings = default_interval(Estimate(0.5, variance, {}), 0.9, Limits(rows=1234))
+    found, findings = student_interval(Estimate(0.5, variance, {}), 0.9, Limits(rows=1234))
     assert found == Interval(-math.inf, math.inf, 0.9)
     check_findings(findings, "no-spread")
 
@@ -118,7 +118,7 @@ def test_a_range_reaches_as_far_as_the_largest_of(
 ) -> None:
     middle = sum(reward_range) / 2
     limits = Limits(rows=701, reward_range=reward_range, largest_weight=2.0)
-    found, findings = default_interval(Estimate(middle, 0.0, {}), LEVEL, limits, sides)
+    found, findings = student_interval(Estimate(middle, 0.0, {}), LEVEL, limits, sides)
     half = 2 * reach * 7 / 700
     expected = one_sided(Interval(middle - half, middle + half, LEVEL), sides)
     assert (found.lower, found.upper) == pytest.approx((expected.lower, expected.upper))
@@ -127,21 +127,21 @@ def test_a_range_reaches_as_far_as_the_largest_of(
 
 
 def test_a_weight_that_nobody_told_is_one() -> None:
-    found, _ = default_interval(FLAT, LEVEL, Limits(rows=701, reward_range=(0.0, 1.0)))
+    found, _ = student_interval(FLAT, LEVEL, Limits(rows=701, reward_range=(0.0, 1.0)))
     assert (found.lower, found.upper) == pytest.approx((0.49, 0.51))
 
 
 def test_an_interval_stays_within_the_possible_rewards() -> None:
-    found, _ = default_interval(FLAT, 0.9, Limits(rows=2, reward_range=(-0.25, 1.0)))
+    found, _ = student_interval(FLAT, 0.9, Limits(rows=2, reward_range=(-0.25, 1.0)))
     assert found == Interval(-0.25, 1.0, 0.9)
-    one_row, _ = default_interval(FLAT, 0.9, Limits(rows=1, reward_range=(-0.25, 1.0)))
+    one_row, _ = student_interval(FLAT, 0.9, Limits(rows=1, reward_range=(-0.25, 1.0)))
     assert one_row == Interval(-0.25, 1.0, 0.9)
 
 
 def test_an_impossible_estimate_excludes_nothing_but_one_that_touches_the_range_does() -> None:
     limits = Limits(rows=701, reward_range=(0.0, 1.0))
-    outside, _ = default_interval(Estimate(9.0, 0.0, {}), 0.9, limits)
+    outside, _ = student_interval(Estimate(9.0, 0.0, {}), 0.9, limits)
     assert outside == Interval(0.0, 1.0, 0.9)
     half = bernstein_half_width(0.0, 1.0, 701, 0.9)
-    touching, _ = default_interval(Estimate(-half, 0.0, {}), 0.9, limits)
+    touching, _ = student_interval(Estimate(-half, 0.0, {}), 0.9, limits)
     assert touching == Interval(0.0, 0.0, 0.9)

@@ -223,6 +223,17 @@ def test_a_subset_of_the_actions_can_be_learned() -> None:
     assert tuple(result.policy.actions) == (0, 1)
 
 
+def test_actions_with_few_rows_are_named() -> None:
+    """Of the rows of action 2, all but 19 are left out; 20 would be enough."""
+    action = TABLE["action"].to_numpy()
+    kept = {n: np.flatnonzero((action != 2) | (np.cumsum(action == 2) <= n)) for n in (19, 20)}
+    few, enough = (
+        pw.learn(segments_log(TABLE.take(rows)), **FEW).findings for rows in kept.values()
+    )
+    check_findings([f for f in few if f.code == "rare-actions"], "rare-actions")
+    assert "rare-actions" not in {f.code for f in enough}
+
+
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_constant_rewards_leave_the_anchor(reward: float) -> None:
     table = TABLE.set_column(2, "reward", pa.array(np.full(3_000, reward)))

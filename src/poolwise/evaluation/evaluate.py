@@ -34,7 +34,7 @@ from poolwise.evaluation.read import opened, request, split_of
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.skew import auto_interval
-from poolwise.intervals.student import Interval, Limits, default_interval, one_sided
+from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
 from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
 from poolwise.moments.moments import fingerprint
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, unite
@@ -316,10 +316,10 @@ class _Target:
                 estimate, split.whole, split.buckets, asked.level, limits, asked.sides
             )
         else:
-            interval, notes = default_interval(estimate, asked.level, limits, asked.sides)
+            interval, notes = student_interval(estimate, asked.level, limits, asked.sides)
         if method == "bootstrap" and not notes:
             values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
-            tail = (1 - asked.level) / (2 if asked.sides == "two" else 1)
+            tail = tail_of(asked.level, asked.sides)
             lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
             interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
         self.estimates[name], self.intervals[name] = estimate, interval

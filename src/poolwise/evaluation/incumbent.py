@@ -20,7 +20,7 @@ from poolwise.engines.saved import SavedRows
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.student import Interval
+from poolwise.intervals.student import Interval, tail_of
 from poolwise.moments.estimate import estimated
 from poolwise.moments.linear import Linear
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
@@ -53,11 +53,11 @@ class Difference:
         other: The target that is subtracted.
         value: Estimated difference, paired by row.
         std_error: Standard error of `value`.
-        interval: Simultaneous interval over all pairs. It includes 0 where the ranking
-            contradicts `value`.
+        interval: Interval that holds for all reported differences together. In a comparison
+            it includes 0 where the ranking contradicts `value`.
         p_value: P-value of no difference, for this pair alone.
-        adjusted: P-value adjusted for all pairs (single-step max-T): below 1 - level if and
-            only if the interval excludes 0.
+        adjusted: P-value adjusted for all of them, by single-step max-T in a comparison and by
+            Bonferroni in an evaluation: below 1 - level if and only if the interval excludes 0.
         verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
             says that the probabilities of either target cannot be right.
     """
@@ -226,11 +226,12 @@ class Incumbent:
         bound = (own.max(REWARD) - mean) * (mean - own.min(REWARD))
         error = math.sqrt(max(0.0, bound) / (own.count - 1)) if own.count > 1 else math.inf
         value, both = estimate.value - mean, estimate.std_error + error
-        scale = critical / -float(ndtri((1 - interval.level) / 2))
-        lower = value - scale * (estimate.value - interval.lower) - critical * error
-        upper = value + scale * (interval.upper - estimate.value) + critical * error
-        p_value = 2 * float(ndtr(-abs(value / both))) if 0 < both < math.inf else 1.0
-        ends = Interval(lower, upper, interval.level)
+        normal = -float(ndtri(tail_of(interval.level, answers.request.sides)))
+        below = (estimate.value - interval.lower) / normal + error  # at a critical value of 1
+        above = (interval.upper - estimate.value) / normal + error
+        reach = below if value >= 0 else above
+        p_value = 2 * float(ndtr(-abs(value) / reach)) if 0 < reach < math.inf else 1.0
+        ends = Interval(value - critical * below, value + critical * above, interval.level)
         return Difference(target, self.name, value, both, ends, p_value, 1.0, "undecided")
 
 

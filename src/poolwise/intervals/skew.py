@@ -20,7 +20,14 @@ import numpy as np
 
 from poolwise.estimators.calibrated import Calibrated, Columns, many
 from poolwise.intervals.simultaneous import student_multiples
-from poolwise.intervals.student import BOUNDED, Interval, default_interval, one_sided, student
+from poolwise.intervals.student import (
+    BOUNDED,
+    Interval,
+    one_sided,
+    student,
+    student_interval,
+    tail_of,
+)
 from poolwise.moments.estimate import student_quantile
 from poolwise.moments.linear import Score
 from poolwise.moments.shape import (
@@ -31,6 +38,7 @@ from poolwise.moments.shape import (
     units_of,
     weight_of,
 )
+from poolwise.moments.tallies import LARGEST, NONZERO
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -158,7 +166,7 @@ def _far_guarded(
     """Return the limit on the side of the skew, widened by the two guards."""
     if powers is None:
         return float(_far(skew, student, normal))
-    largest = float(powers.weighted[5]) / powers.rows / math.sqrt(plain) if heavy else 0.0
+    largest = float(powers.weighted[LARGEST]) / powers.rows / math.sqrt(plain) if heavy else 0.0
     wider = 1 + heavy * largest**2  # one more row like the largest
     skew = (skew + heavy * largest**3) / wider**1.5
     spread, tilt = _ghosts(powers)
@@ -181,7 +189,7 @@ def _ghosts(powers: Powers) -> tuple[float, float]:
 
     They have the rewards that were seen and the weights of all rows, rewarded or not.
     """
-    rewarded, seen = powers.reward[0], powers.weighted[1:4]
+    rewarded, seen = powers.reward[NONZERO], powers.weighted[1:4]
     with np.errstate(all="ignore"):
         more = GHOSTS * powers.reward[1:4] / rewarded * powers.weight[1:4] / powers.rows
         rise = (seen + more) / seen
@@ -197,8 +205,7 @@ def without_rewards(powers: Powers, limits: Limits, level: float, sides: Sides) 
     Rows of one cluster count once: `limits` has the number of independent ones.
     """
     largest = limits.reward_range[1] if limits.reward_range else math.inf
-    alpha = (1 - level) / 2 if sides == "two" else 1 - level
-    normal = student_quantile(1 - alpha, math.inf)
+    normal = student_quantile(1 - tail_of(level, sides), math.inf)
     second, third = map(float, powers.weight[2:4])
     upper = normal**2 * third / second * largest / limits.rows if second > 0 else largest
     return one_sided(Interval(0.0, min(upper, largest), level), sides)
@@ -242,16 +249,16 @@ def auto_interval(
     powers = powers_of_estimate(estimate.linear, moments)
     if not 0 < estimate.variance < math.inf:
         lowest = limits.reward_range[0] if limits.reward_range else math.nan
-        if powers and powers.own and not powers.reward[0] and lowest == 0:
+        if powers and powers.own and not powers.reward[NONZERO] and lowest == 0:
             return without_rewards(powers, limits, level, sides), (BOUNDED,)
-        return default_interval(estimate, level, limits, sides)
+        return student_interval(estimate, level, limits, sides)
     linear = estimate.linear
     strata = units_of(linear, moments, buckets)
     if strata is None:
         return student(estimate, level, sides), ()
     columns, within = known_columns(linear, moments)
     pull = pull_of(columns, moments, buckets, within=within)
-    alpha = (1 - level) / 2 if sides == "two" else 1 - level
+    alpha = tail_of(level, sides)
     reach = reach_of(estimate, shape_of(strata, pull), powers, alpha)
     if linear.ratio is not None:
         reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha) or reach

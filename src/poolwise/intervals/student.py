@@ -1,8 +1,8 @@
-"""Student's interval, and its replacement if the rows have no variance.
+"""Student's interval: symmetric, from the variance and its degrees of freedom.
 
-It uses the stratified variance and Satterthwaite's degrees of freedom, and is symmetric;
-the default is `intervals.skew`.  If the rows do not vary, or are too few, it would have no
-width; then the interval is derived from a bound on the rewards.
+It is the interval of engines that compute no slices, and of ``interval="student"``; the
+default is `intervals.skew`.  Rows that do not vary would give it no width: the interval is
+then derived from a bound on the rewards, or is unbounded.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ def student(estimate: Estimate, level: float, sides: Sides = "two") -> Interval:
     return one_sided(Interval(estimate.value - half, estimate.value + half, level), sides)
 
 
+def tail_of(level: float, sides: Sides) -> float:
+    """Return the probability that the value lies outside each limit."""
+    return (1 - level) / 2 if sides == "two" else 1 - level
+
+
 def one_sided(interval: Interval, sides: Sides) -> Interval:
     """Replace the end that `sides` leaves out by infinity."""
     lower = -math.inf if sides == "upper" else interval.lower
@@ -98,7 +103,7 @@ def bernstein_half_width(variance: float, width: float, rows: int, level: float)
     return math.sqrt(2 * variance * logarithm / rows) + 7 * width * logarithm / (3 * (rows - 1))
 
 
-def default_interval(
+def student_interval(
     estimate: Estimate, level: float, limits: Limits, sides: Sides = "two"
 ) -> tuple[Interval, tuple[Finding, ...]]:
     """Return Student's interval, or one from `limits` if the rows have no variance."""

@@ -181,7 +181,7 @@ def _notes(data: LearningRows, outcomes: Sequence[Outcome], total: int) -> list[
     ]
     if rare:
         listed = ", ".join(rare[:5]) + (", ..." if len(rare) > 5 else "")
-        message = f"{len(rare)} actions have fewer than {RARE} rows: {listed}."
+        message = f"Actions with fewer than {RARE} rows ({len(rare)}): {listed}."
         notes.append(Finding("rare-actions", message, "Log them more often.", "note"))
     if not data.crossed:
         message = (
@@ -225,7 +225,7 @@ def _result(
     gains = (
         _paired(unseen, evaluation)
         if crossed
-        else _apart(evaluation[name].estimates, data, level)
+        else _over_means(evaluation[name].estimates, data, level)
     )
     alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
     factor = allowance(len(outcomes)) if crossed else 1.0  # estimates have it already
@@ -330,7 +330,9 @@ def careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
     return replace(gain, std_error=error, lower=lower, shown=shown)
 
 
-def _apart(estimates: Mapping[str, Estimate], data: LearningRows, level: float) -> list[Gain]:
+def _over_means(
+    estimates: Mapping[str, Estimate], data: LearningRows, level: float
+) -> list[Gain]:
     """Return gains over the mean rewards of loggers whose other propensities are unknown.
 
     The errors of both add up, which holds however the two depend on each other.

@@ -8,6 +8,7 @@ and `plan`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -184,7 +185,7 @@ def unseen_log(
 
     held = scored()
     first = next(held)
-    frame = keep_batches(_chained(first, held), path, first.schema.names)
+    frame = keep_batches(chain([first], held), path, first.schema.names)
     own = log.propensity is not None or not crossed
     columns = {label: f"p_{k}" for k, label in enumerate(loggers)} if crossed else {}
     narrow = replace(
@@ -208,13 +209,6 @@ def unseen_log(
     values = {learned: f"value_{LEARNED}", anchor: f"value_{ANCHOR}"}
     values |= {label: f"value_{k}" for k, label in enumerate(columns)}
     return UnseenLog(narrow, targets, GivenModel("predicted", values))
-
-
-def _chained(
-    first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from others
 
 
 def free_names(scoring: Scoring) -> tuple[str, str]:
