@@ -286,7 +286,7 @@ ROLE_OPTIONS = [
     "reward", "logger", "propensity", "propensities", "target", "log-probabilities",
     "densities",
 ]  # fmt: skip
-ROW_OPTIONS = ["cluster", "trained-on", "on-fault", "reward-range"]
+ROW_OPTIONS = ["cluster", "period", "trained-on", "on-fault", "reward-range"]
 READ_OPTIONS = ["action", "context", "trust", "reader-option"]
 ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {

@@ -151,6 +151,7 @@ def question_text(sources: Sequence[str], types: Mapping[str, str], roles: Guess
             line("propensities", "under every logger", roles.pattern or None, "p_" + PATTERN),
             line("action", "only for policies in Python", by_role("action"), "action"),
             line("cluster", "rows of one value depend on each other", None, cluster),
+            line("period", "if policies learn from earlier periods", None, "day"),
             "\n[targets]  # probability of the logged action under each new policy",
             *(_pair(name, column) for name, column in targets.items()),
             "\n[options]",

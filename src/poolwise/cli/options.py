@@ -123,6 +123,12 @@ class RowOptions:
     cluster: Annotated[
         str | None, typer.Option(help="Column that groups dependent rows, such as a user id.")
     ] = None
+    period: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the period, such as a day, if policies learn from earlier ones."
+        ),
+    ] = None
     trained_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -257,6 +263,7 @@ def build_log(
         context=[name for text in read.context or () for name in text.split(",")],
         reader_options=_reader_options(read.reader_option or []),
         cluster=rows.cluster,
+        period=rows.period,
         trained_on=_lists(rows.trained_on or []),
         on_fault=rows.on_fault,
         log_probabilities=roles.log_probabilities,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
+from poolwise.rows.periods import cells_of, cells_query
 from poolwise.rows.rules import (
     RoleColumns,
     check_query,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
 
@@ -184,6 +187,17 @@ class QueryRows(ABC):
         if set(counts) - set(labels) or (absent and not self.table.drop) or not counts:
             raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
         return {label: counts[label] for label in labels if label in counts}
+
+    @cached_property
+    def cells(self) -> dict[Cell, int]:
+        """Usable rows of each logger in each period, in the order of the periods."""
+        cells = cells_of(self._lines(cells_query(self.table)), list(self.counts), self.table)
+        by_logger = Counter[str]()
+        for cell, count in cells.items():
+            by_logger[cell.logger] += count
+        if by_logger != self.counts:
+            raise LogError(self.check() or (CHANGED,))
+        return cells
 
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger, with one example each."""

@@ -19,6 +19,7 @@ from poolwise.engines.workspace import ONE, factors_of, shrink
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal, powers_of
 from poolwise.moments.terms import REWARD, UNSUPPORTED, Factor
+from poolwise.rows.periods import PeriodMixtures
 from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
 
@@ -75,7 +76,9 @@ class Kernel:
         self.layout, self.workspace = layout, workspace
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._crossed = {label: k for k, label in enumerate(layout.crossed)}
-        self._names = (*layout.columns, "own", "mixture")
+        mixtures = ("mixture", "period_mixture") if layout.cells else ("mixture",)
+        self._names = (*layout.columns, "own", *mixtures)
+        self._periods = PeriodMixtures(layout.cells, layout.period_shares)
         self._limits = np.array(list(layout.limits.values())).T
         rows = workspace.rows
         self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
@@ -156,6 +159,8 @@ class Kernel:
             np.copyto(columns["mixture"], columns["estimated_mixture"])
         else:
             np.matmul(np.array(layout.shares), probs, out=columns["mixture"])
+        if layout.cells:
+            self._periods.fill(columns["period_mixture"], groups, ends, probs, columns["own"])
         return OrderedRows(ends, columns, probs, zeros=not probs.min(initial=1.0) > 0.0)
 
     def _set_own(
@@ -199,6 +204,8 @@ class Kernel:
         elif name == "balanced_weight":
             np.divide(columns[self._target(factor)], columns["mixture"], out=out)
             shrink(factor, out)
+        elif name == "period_weight":
+            np.divide(columns[self._target(factor)], columns["period_mixture"], out=out)
         elif name == "ratio":
             np.divide(rows.probs[self._crossed[factor.logger]], columns["mixture"], out=out)
         elif name == "overlap":
@@ -214,8 +221,11 @@ class Kernel:
         return f"t_{self.layout.targets.index(factor.target)}"
 
     def _of_logger(self, factor: Factor, rows: OrderedRows, out: FloatArray) -> None:
-        """Compute mixture over logger, or the indicator of a logger's zeros."""
-        prob = rows.probs[self._crossed[factor.logger]]
+        """Compute mixture over logger or period, or the indicator of a logger's zeros."""
+        if factor.name == "inverse_period":
+            prob = self._periods.mixture(factor.logger, rows.probs)
+        else:
+            prob = rows.probs[self._crossed[factor.logger]]
         if factor.name == "unsupported":
             np.equal(prob, 0.0, out=out, casting="unsafe")
             return

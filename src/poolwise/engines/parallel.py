@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import tempfile
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 import numpy as np
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.sums import Sums
     from poolwise.log.policy import AnyArray
+    from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.reader import Piece, Rows, Stream
@@ -204,7 +205,27 @@ class WeightedRewards:
 
 @dataclass(frozen=True, eq=False)
 class KernelRows(QueryRows):
-    """An open log whose rows go through the kernel; queries only check them."""
+    """An open log whose rows go through the kernel; queries only check them.
+
+    Attributes:
+        apart: Cells whose rows are summed apart, so that moments have cells for keys; None
+            where they are summed by logger.
+    """
+
+    apart: Mapping[Cell, int] | None = field(default=None, kw_only=True)
+
+    @property
+    def by_period(self) -> Self:
+        """The same rows, summed by period and logger."""
+        return replace(self, apart=self.cells, counted=self.counts)
+
+    @property
+    def _strata(self) -> dict[str, int]:
+        """Rows of each cell or logger whose rows are summed apart."""
+        return {key: count for key, count in (self.apart or self.counts).items()}  # noqa: C416
+
+    def _layout(self) -> Layout:
+        return layout_of(self.table, self.counts, self.apart)
 
     @abstractmethod
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
@@ -221,18 +242,19 @@ class KernelRows(QueryRows):
     def moments(self, needs: Needs) -> dict[str, Moments]:
         """Moments of each logger."""
         workspace = Workspace(needs, self.batch_rows)
-        sums = self._sums(layout_of(self.table, self.counts), workspace)
-        moments = moments_of(sums, workspace, self.counts)
+        sums = self._sums(self._layout(), workspace)
+        moments = moments_of(sums, workspace, self._strata)
         if moments is None:
             raise LogError([CHANGED])
         return moments
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Moments of each bucket and logger, without tails and histograms."""
-        layout = replace(layout_of(self.table, self.counts), buckets=buckets)
+        layout = replace(self._layout(), buckets=buckets)
         united = replace(unite(needs), tails=(), histograms=(), slices=())
         workspace = Workspace(united, self.batch_rows)
-        moments = bucketed_moments(self._sums(layout, workspace), workspace, needs, self.counts)
+        sums = self._sums(layout, workspace)
+        moments = bucketed_moments(sums, workspace, needs, self._strata)
         if moments is None:
             raise LogError([CHANGED])
         return moments

@@ -29,7 +29,11 @@ ALL_AT_ONCE = 12  # so few terms are multiplied with each other, wanted or not
 HALF = 40  # from this size on, computing half of a symmetric product is faster
 DOUBLES = 8_000_000  # of one thread: 64 MB
 MOST_ROWS, FEWEST_ROWS = 131_072, 1_024  # of a batch
-OF_LOGGER = ("inverse_ratio", "unsupported")  # factors that a mean has at most once
+OF_LOGGER = (
+    "inverse_ratio",
+    "inverse_period",
+    "unsupported",
+)  # factors that a mean has at most once
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,6 +75,9 @@ class Log:
         action: Column of the logged action; policies in Python require it.
         context: Columns that policies in Python see; empty means all other columns.
         cluster: Column that groups dependent rows (a user, a session).
+        period: Column or SQL expression of the period in which a row was logged (a day, a
+            version's life), if policies may have been trained on earlier periods. Periods are
+            ordered by value: dates, times and numbers by size, text by its characters.
         trained_on: Loggers (or targets) whose policy was trained on the logs of others, as
             ``{"v2": ["v1"]}``: their weights depend on rewards of those rows.
         estimate_mixture: Estimate the mixture if `propensities` are missing: True, or a
@@ -108,6 +111,7 @@ class Log:
     action: str | None = None
     context: Sequence[str] = ()
     cluster: str | None = None
+    period: str | None = None
     trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict)
     estimate_mixture: Any = False  # True, or any classifier
     mixture: str | None = None

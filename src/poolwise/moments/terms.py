@@ -9,8 +9,10 @@ The row columns, or factors:
 reward             delta
 weight             target / logger of the row
 balanced_weight    target / mixture of the loggers
+period_weight      target / mixture of the loggers of the row's period
 ratio[k]           logger k / mixture
 inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` if logger k is zero
+inverse_period[d]  mixture / mixture of period d; `UNSUPPORTED` if that is zero
 unsupported[k]     1 if logger k is zero, else 0
 overlap            smallest of all loggers / logger of the row
 predicted_reward   prediction of a reward model for the logged action
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNSUPPORTED = 1e100  # finite stand-in for infinity, so that moments merge
-OF_TARGET = frozenset({"weight", "balanced_weight", "predicted_value"})
+OF_TARGET = frozenset({"weight", "balanced_weight", "period_weight", "predicted_value"})
 OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
 
 
@@ -44,7 +46,7 @@ class Factor:
 
     Attributes:
         name: Kind of column, from the table above.
-        logger: Logger k of the table above, or empty.
+        logger: Logger k, or period d, of the table above, or empty.
         target: Target of the column, empty until bound.
         rule: Rule that shrinks a balanced weight, or empty.
         bound: Bound of that rule.
@@ -103,7 +105,9 @@ OVERLAP = Term((Factor("overlap"),))
 OVERLAP_REWARD = Term((Factor("overlap"), Factor("reward")))
 WEIGHT = Term((Factor("weight"),))
 BALANCED_WEIGHT = Term((Factor("balanced_weight"),))
+PERIOD_WEIGHT = Term((Factor("period_weight"),))
 WEIGHTED_REWARD = REWARD * WEIGHT
+PERIOD_REWARD = REWARD * PERIOD_WEIGHT
 BALANCED_REWARD = REWARD * BALANCED_WEIGHT
 PREDICTED_REWARD = Term((Factor("predicted_reward"),))
 PREDICTED_VALUE = Term((Factor("predicted_value"),))
@@ -127,6 +131,11 @@ def second_moment(logger: str) -> Term:
 def weight_moment(logger: str) -> Term:
     r"""Return the same without rewards; its expectation over the mixture is $E_i[w_i^2]$."""
     return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_ratio", logger),))
+
+
+def period_moment(period: str) -> Term:
+    r"""Return the term whose expectation is $E_x \sum_y \bar\pi^2 / \pi_d$ of one period."""
+    return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_period", period),))
 
 
 def residual_moment(logger: str) -> Term:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlglot import exp
 
-from poolwise.rows.roles import LARGEST, SMALLEST
+from poolwise.rows.roles import EXCLUDED, LARGEST, SMALLEST, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,6 @@ Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
 TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
-UNKNOWN, EXCLUDED = -1, -2  # codes of rows that belong to no logger of the layout
 
 
 class BadRowsError(Exception):
@@ -168,9 +167,10 @@ def _has(schema: pa.Schema, columns: Mapping[str, str]) -> bool:
         if schema.names.count(source) != 1 or "." in source:
             return False
         kind = schema.field(source).type
-        if name in {"logger", "cluster"}:
+        if name in {"logger", "cluster", "period"}:
             kind = kind.value_type if is_a.is_dictionary(kind) else kind
             fits = is_a.is_string(kind) or is_a.is_large_string(kind)
+            fits |= name == "period" and is_a.is_date32(kind)
         else:
             fits = is_a.is_floating(kind) or is_a.is_boolean(kind)
         if not (fits or is_a.is_integer(kind)):
@@ -266,12 +266,13 @@ def to_rows(
         size: Rows of one result.
     """
     for table in tables:
-        codes = _codes(table.column("logger"), layout)
+        codes = _codes(table.column("logger"), layout.codes)
         columns = {name: _numbers(table.column(name)) for name in layout.columns}
-        groups, used = _groups(table, codes, layout, first_row)
+        strata = _strata(table, codes, layout)
+        groups, used = _groups(table, strata, layout, first_row)
         if layout.drop:
-            used &= (codes >= 0) & good_rows(codes, columns, layout)
-        elif not used.all() or (codes == UNKNOWN).any():
+            used &= (strata >= 0) & good_rows(codes, columns, layout)
+        elif not used.all() or (strata == UNKNOWN).any():
             raise BadRowsError
         elif layout.excluded:
             used = codes != EXCLUDED
@@ -303,16 +304,25 @@ def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray
         yield [*texts, None], np.from_dlpack(indices)
 
 
-def _codes(labels: pa.ChunkedArray, layout: Layout) -> AnyArray:
-    """Return the number of each row's logger in the layout."""
-    code: dict[str | None, int] = {label: k for k, label in enumerate(layout.loggers)}
-    code |= dict.fromkeys(layout.excluded, EXCLUDED)
-    kind = np.min_scalar_type(-max(len(layout.loggers), -EXCLUDED))
+def _codes(labels: pa.ChunkedArray, code: Mapping[str | None, int]) -> AnyArray:
+    """Return the code of each row's label; `UNKNOWN` without one."""
+    kind = np.min_scalar_type(-max(len(code), -EXCLUDED))
     parts = []
     for texts, indices in _coded(labels):
         by_index = np.array([code.get(text, UNKNOWN) for text in texts], dtype=kind)
         parts.append(by_index.take(indices))
     return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+
+def _strata(table: pa.Table, codes: AnyArray, layout: Layout) -> AnyArray:
+    """Return the number of each row's cell, or of its logger where periods do not matter."""
+    if "period" not in layout.names:
+        return codes
+    if not layout.cells:
+        known = table.column("period").is_valid().to_numpy()
+        return np.where(known | (codes < 0), codes, UNKNOWN)
+    periods = _codes(table.column("period"), layout.period_codes)
+    return np.where(codes < 0, codes, layout.cell_numbers[periods, codes])
 
 
 def _numbers(column: pa.ChunkedArray) -> AnyArray:
@@ -346,7 +356,7 @@ def _groups(
         buckets = cluster_buckets(table.column("cluster"), layout.buckets)
     else:
         buckets = (first_row + np.cumsum(codes != EXCLUDED)) % layout.buckets
-    return buckets.astype(np.int64) * len(layout.loggers) + codes, known
+    return buckets.astype(np.int64) * len(layout.strata) + codes, known
 
 
 def cluster_buckets(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,18 @@ from poolwise.log.log import ONLY_LOGGER, Log
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.rows.periods import period_shares
 from poolwise.rows.rules import RoleColumns, column, number, string
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.log.policy import PolicyLike
+    from poolwise.log.policy import IntArray, PolicyLike
     from poolwise.rows.learn import Learner
 
 PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
+UNKNOWN, EXCLUDED = -1, -2  # codes of rows that belong to no logger or cell of a layout
 LARGEST = sys.float_info.max
 SMALLEST = float(np.nextafter(0.0, 1.0))  # positive double
 
@@ -172,6 +175,7 @@ def assign(
         log_probabilities=log.log_probabilities,
         densities=log.densities,
         cluster=look.optional(log.cluster, "cluster"),
+        period=look.optional(log.period, "period"),
         tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",
         predicted_reward=look.optional(extra.predicted_reward, "predicted_reward"),
@@ -261,6 +265,9 @@ class Layout:
         clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
         excluded: Loggers whose rows are left out.
         drop: Leave bad rows out instead of raising an error.
+        periodic: Whether there is a column ``period``.
+        cells: Cells whose rows are summed apart; empty where those of a logger are summed.
+        period_shares: Share of each of `crossed` in the mixture of each period.
     """
 
     loggers: tuple[str, ...]
@@ -278,11 +285,38 @@ class Layout:
     clustered: bool = False
     excluded: tuple[str, ...] = ()
     drop: bool = False
+    periodic: bool = False
+    cells: tuple[Cell, ...] = ()
+    period_shares: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """Keys of the moments: the cells, or the loggers."""
+        return self.cells or self.loggers
+
+    @property
+    def codes(self) -> dict[str | None, int]:
+        """Number of each logger, and `EXCLUDED` for those that are left out."""
+        numbers: dict[str | None, int] = {label: k for k, label in enumerate(self.loggers)}
+        return numbers | dict.fromkeys(self.excluded, EXCLUDED)
+
+    @cached_property
+    def period_codes(self) -> dict[str | None, int]:
+        """Number of each period of the cells."""
+        return {period: k for k, period in enumerate(periods_of(self.cells))}
+
+    @cached_property
+    def cell_numbers(self) -> IntArray:
+        """Number of the cell of each period and logger; the last line is of no period."""
+        numbers = np.full((len(self.period_codes) + 1, len(self.loggers)), UNKNOWN)
+        for k, cell in enumerate(self.cells):
+            numbers[self.period_codes[cell.period], self.codes[cell.logger]] = k
+        return numbers
 
     @property
     def groups(self) -> tuple[str, ...]:
         """The logger of each group of rows that is summed: bucket after bucket."""
-        return self.loggers * self.buckets
+        return tuple(c.logger for c in self.cells) * self.buckets or self.loggers * self.buckets
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -303,8 +337,11 @@ class Layout:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all columns that a pass reads."""
-        clustered = self.clustered and (self.drop or self.buckets > 1)
-        return ("logger", *self.columns, *(("cluster",) if clustered else ()))
+        labels = {
+            "cluster": self.clustered and (self.drop or self.buckets > 1),
+            "period": bool(self.cells) or (self.periodic and self.drop),
+        }
+        return ("logger", *self.columns, *(name for name, read in labels.items() if read))
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
@@ -321,8 +358,11 @@ class Layout:
         return limits
 
 
-def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
-    """Return the layout of a table whose rows have been counted."""
+def layout_of(
+    table: RoleColumns, counts: Mapping[str, int], cells: Mapping[Cell, int] | None = None
+) -> Layout:
+    """Return the layout of a table whose rows have been counted, perhaps by period."""
+    cells = cells or {}
     parts = table.shares or counts
     total = sum(parts.values()) or 1  # none of them good
     return Layout(
@@ -339,4 +379,7 @@ def layout_of(table: RoleColumns, counts: Mapping[str, int]) -> Layout:
         tolerance=table.tolerance,
         clustered=table.cluster is not None,
         drop=table.drop,
+        periodic=table.period is not None,
+        cells=tuple(cells),
+        period_shares=period_shares(cells, tuple(table.propensities)),
     )

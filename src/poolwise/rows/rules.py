@@ -35,6 +35,7 @@ class RoleColumns:
         targets: Probability under each target.
         labels: Loggers that may occur; empty where any may.
         cluster: Unit whose rows belong together.
+        period: Period in which the row was logged, if loggers change over time.
         bucket: Integer that splits each logger's rows into groups, if wanted.
         log_probabilities: Probabilities are given as natural logarithms.
         densities: Probabilities are densities, which may be above 1.
@@ -56,6 +57,7 @@ class RoleColumns:
     targets: Mapping[str, Expression]
     labels: tuple[str, ...] = ()
     cluster: Expression | None = None
+    period: Expression | None = None
     bucket: Expression | None = None
     log_probabilities: bool = False
     densities: bool = False
@@ -95,7 +97,7 @@ class RoleColumns:
     @property
     def roles(self) -> dict[str, Expression]:
         """Expressions of labels and numbers, by name."""
-        labels = {"logger": self.logger, "cluster": self.cluster}
+        labels = {"logger": self.logger, "cluster": self.cluster, "period": self.period}
         return self.numbers | {name: v for name, v in labels.items() if v is not None}
 
 
@@ -142,6 +144,8 @@ def rows(table: RoleColumns) -> exp.Select:
     """Select the roles under fixed names, as text and doubles."""
     columns = [exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True)]
     columns += [double(value).as_(name, quoted=True) for name, value in table.numbers.items()]
+    if table.period is not None:
+        columns.append(exp.cast(table.period.copy(), "varchar").as_("period", quoted=True))
     if table.cluster is not None:
         lacks = case(table.cluster.copy().is_(exp.null()), number(1.0), number(0.0))
         columns.append(lacks.as_("no_cluster", quoted=True))
@@ -198,6 +202,8 @@ def rules(table: RoleColumns) -> list[Rule]:
     if table.labels:
         unknown = exp.Not(this=column("logger").isin(*map(string, table.labels)))
         listed.append(Rule("the logger is unknown", unknown, ("logger",)))
+    if table.period is not None:
+        listed.append(Rule("the period is null", _missing("period"), ("period",)))
     if table.cluster is not None:
         lacks = column("no_cluster") > number(0.0)
         listed.append(Rule("the cluster is null", lacks, ("cluster",)))
@@ -313,6 +319,8 @@ def good(table: RoleColumns) -> Expression:
         keep.append(exp.Not(this=column("logger").is_(exp.null())))
     if table.cluster is not None:
         keep.append(column("no_cluster") <= number(0.0))
+    if table.period is not None:
+        keep.append(exp.Not(this=_missing("period")))
     return exp.func("coalesce", exp.and_(*keep), exp.false())
 
 

@@ -1,0 +1,109 @@
+"""Periods: rows by period and logger, in the order of the periods.
+
+Policies that are retrained have rows in some periods only.  One query counts the rows of
+each logger in each period; the counts give every period the mixture of the loggers that were
+live in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlglot import exp
+
+from poolwise.errors import UsageError
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.rows.rules import column, good, role_text, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.rows.rules import RoleColumns
+
+MOST_PERIODS = 1_000  # more distinct values suggest a time stamp of single rows
+
+
+def cells_query(table: RoleColumns) -> exp.Select:
+    """Count the rows of each logger in each period, with a value that sorts the periods."""
+    if table.period is None:
+        raise ValueError("the log has no periods")
+    order = table.period.copy().as_("period_order", quoted=True)
+    if table.drop:
+        names = [column(name) for name in ("period", "logger", "period_order")]
+        labels = exp.select(*names).from_("rows").with_("rows", as_=rows(table).select(order))
+        labels = labels.where(good(table))
+    else:
+        texts = {"period": table.period, "logger": table.logger}
+        casts = [exp.cast(v.copy(), "varchar").as_(n, quoted=True) for n, v in texts.items()]
+        labels = exp.select(*casts, order).from_(table.relation.copy())
+    first = exp.Min(this=column("period_order")).as_("period_order", quoted=True)
+    count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
+    query = exp.select(column("period"), column("logger"), first, count)
+    return query.from_(labels.subquery("labels")).group_by(column("period"), column("logger"))
+
+
+def cells_of(
+    lines: Iterable[Mapping[str, Any]], loggers: Sequence[str], table: RoleColumns
+) -> dict[Cell, int]:
+    """Return the rows of each cell: periods in the order of their values, then loggers.
+
+    Rows without a period or with an unknown logger have no cell; the pass reports them.
+    """
+    place = {label: k for k, label in enumerate(loggers)}
+    usable = [line for line in lines if line["period"] is not None and line["logger"] in place]
+    usable.sort(key=lambda line: (line["period_order"], place[line["logger"]]))
+    cells = {Cell(line["period"], line["logger"]): int(line["rows"]) for line in usable}
+    periods = periods_of(cells)
+    if len(periods) > MOST_PERIODS:
+        raise UsageError(
+            f"the period {role_text(table, 'period')!r} must have at most {MOST_PERIODS:,} "
+            f"values, got {len(periods):,}: name a coarser period, such as "
+            "date_trunc('day', time)"
+        )
+    return cells
+
+
+def period_shares(
+    cells: Mapping[Cell, int], crossed: Sequence[str]
+) -> tuple[tuple[float, ...], ...]:
+    """Return each logger's share of the rows of each period, shape (periods, crossed)."""
+    shares = []
+    for period in periods_of(cells):
+        counts = {cell.logger: n for cell, n in cells.items() if cell.period == period}
+        total = sum(counts.values())
+        shares.append(tuple(counts.get(label, 0) / total for label in crossed))
+    return tuple(shares)
+
+
+class PeriodMixtures:
+    """Computes the mixture of the loggers that were live in a period.
+
+    Args:
+        cells: Cells in the order of the groups of rows.
+        shares: Share of each crossed logger in each period.
+    """
+
+    def __init__(self, cells: Sequence[Cell], shares: Sequence[Sequence[float]]) -> None:
+        self._row = {period: k for k, period in enumerate(periods_of(cells))}
+        self._of_cell = [self._row[cell.period] for cell in cells]
+        self._shares = np.array(shares)
+
+    def mixture(self, period: str, probs: FloatArray) -> FloatArray:
+        """Return the mixture of one period at rows with these probabilities."""
+        mixture: FloatArray = self._shares[self._row[period]] @ probs
+        return mixture
+
+    def fill(
+        self, out: FloatArray, groups: slice, ends: IntArray, probs: FloatArray, own: FloatArray
+    ) -> None:
+        """Set the mixture of each row's own period; without cross-propensities its own."""
+        if not len(probs):
+            np.copyto(out, own)
+            return
+        for group, first, last in zip(
+            range(groups.start, groups.stop), ends[:-1], ends[1:], strict=True
+        ):
+            shares = self._shares[self._of_cell[group % len(self._of_cell)]]
+            np.matmul(shares, probs[:, first:last], out=out[first:last])
