@@ -92,7 +92,7 @@ def test_json_has_the_shape_that_is_promised(run: Run, path: str) -> None:
     text = json.loads(found.out)
     assert set(text) == {
         "headline", "baseline", "targets", "loggers", "warnings", "comparison", "fingerprint",
-        "question",
+        "question", "schema_version", "result",
     }  # fmt: skip
     assert [t["target"] for t in text["targets"]] == ["new", "old"]
     for target in text["targets"]:
@@ -233,7 +233,8 @@ def test_checking_a_good_log(run: Run, path: str) -> None:
     assert found.status == 0
     assert found.out == "no faults in 100 rows ('a' 60, 'b' 40)\n"
     text = json.loads(run("check", path, *CROSSED, *TARGET, "--json").out)
-    assert text == {"faults": [], "rows": {"a": 60, "b": 40}}
+    numbers = {"faults": [], "rows": {"a": 60, "b": 40}}
+    assert text == {"schema_version": 1, "result": "check", **numbers}
 
 
 def test_checking_a_bad_log_reports_and_fails(run: Run, path: str) -> None:
@@ -298,7 +299,7 @@ OPTIONS = {
     "compare": [
         *ROLE_OPTIONS, "baseline", "require", "margin", "estimator", "level", *ROW_OPTIONS,
         *READ_OPTIONS,
-        *ENGINE_OPTIONS, "json",
+        *ENGINE_OPTIONS, "html", "charts", "json",
     ],
     "plan": [
         *ROLE_OPTIONS, "half-width", "level", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS,

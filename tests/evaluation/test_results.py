@@ -72,8 +72,9 @@ def test_the_truth_stands_beside_the_target_that_has_one(evaluation: Evaluation)
 
 
 def test_json_says_the_same_as_the_dictionary(evaluation: Evaluation) -> None:
-    assert json.loads(evaluation.to_json()) == evaluation.to_dict()
-    assert json.loads(evaluation.to_json(indent=None)) == evaluation.to_dict()
+    versioned = {"schema_version": 1, "result": "evaluation", **evaluation.to_dict()}
+    assert json.loads(evaluation.to_json()) == versioned
+    assert json.loads(evaluation.to_json(indent=None)) == versioned
 
 
 def test_what_is_infinite_is_null_in_json(hostile: Evaluation) -> None:

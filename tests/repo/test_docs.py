@@ -69,7 +69,8 @@ def commands() -> Iterator[Command]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_of_python_is_a_doctest(page: Path) -> None:
     for language, text in fences(page):
-        assert language in {"pycon", "python", "sh", "text", "toml"}, language
+        # tests/repo/test_recipes.py runs files of Python (py) and YAML
+        assert language in {"pycon", "python", "py", "sh", "text", "toml", "yaml"}, language
         if language in {"pycon", "python"}:
             assert text.startswith(">>> "), text
             assert text.endswith("\n\n"), f"a blank line must end the output:\n{text}"

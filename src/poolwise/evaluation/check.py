@@ -6,7 +6,6 @@ is scored once: `score_log` writes the probabilities as columns of a file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
 from poolwise.evaluation.read import Request, named_targets, open_rows, served
+from poolwise.evaluation.results import json_text
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs
 from poolwise.moments.terms import unite
@@ -57,7 +57,7 @@ class CheckReport:
             {**vars(f), "example": {k: str(v) for k, v in f.example.items()}}
             for f in self.faults
         ]
-        return json.dumps({"faults": faults, "rows": dict(self.rows)}, indent=2)
+        return json_text("check", {"faults": faults, "rows": dict(self.rows)})
 
     def __str__(self) -> str:
         if self.faults:

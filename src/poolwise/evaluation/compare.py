@@ -139,6 +139,7 @@ class Comparison(Reported):
         evaluation: The estimates and findings of each target, for the report.
     """
 
+    kind = "comparison"
     ranking: tuple[Ranked, ...]
     differences: tuple[Difference, ...]
     pairs: tuple[Difference, ...]

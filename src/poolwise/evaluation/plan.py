@@ -178,6 +178,7 @@ class Plan(Result):
         findings: Findings of the log and of the target.
     """
 
+    kind = "plan"
     target: str
     half_width: float
     level: float

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from poolwise.errors import RefusedError, UsageError
 from poolwise.moments.estimate import student_quantile
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Term
 
 Row = dict[str, object]
+SCHEMA_VERSION = 1  # of docs/schema/poolwise-1.json, which describes the JSON of every result
 
 
 class Result:
     """A result with its findings, as dictionaries, frames, JSON, text and HTML."""
 
+    kind: ClassVar[str]  # in the schema of the JSON
     findings: tuple[Finding, ...]
 
     @property
@@ -82,7 +84,7 @@ class Result:
     ) -> str:
         """Return the nested dictionary as JSON, perhaps with the question; no infinities."""
         whole = self.to_dict() | ({"question": question} if question else {})
-        return json.dumps(finite(whole), indent=indent, ensure_ascii=False)
+        return json_text(self.kind, whole, indent=indent)
 
     def to_arrow(self) -> pa.Table:
         """Return the flat dictionaries as an Arrow table."""
@@ -151,6 +153,12 @@ class Reported(Result):
         opening = self.page_opening()
         text = page(self.facts(), command=command, question=question, opening=opening)
         write_whole(Path(path), text.encode())
+
+
+def json_text(kind: str, whole: Row, *, indent: int | None = 2) -> str:
+    """Return a result as JSON, with the version of its schema and its kind."""
+    versioned = {"schema_version": SCHEMA_VERSION, "result": kind, **whole}
+    return json.dumps(finite(versioned), indent=indent, ensure_ascii=False)
 
 
 def finite(value: object) -> object:
@@ -234,6 +242,7 @@ class Evaluation(Reported):
             the engine would have to read more for it.
     """
 
+    kind = "evaluation"
     targets: Mapping[str, TargetResult]
     rows: Mapping[str, int]
     mean_reward: Mapping[str, float]

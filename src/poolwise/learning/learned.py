@@ -78,6 +78,7 @@ class Learned(Result):
         findings: Findings about learning, the log and every target.
     """
 
+    kind = "learned"
     policy: LinearPolicy | LearnedMixture
     evaluation: Evaluation
     comparison: Comparison | None
