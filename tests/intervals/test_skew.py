@@ -283,6 +283,18 @@ def test_a_root_and_none() -> None:
     assert root(lambda _: -1.0, 1.0) == math.inf
 
 
+def test_a_root_takes_few_steps() -> None:
+    values = []
+
+    def function(x: float) -> float:
+        values.append(x)
+        return x - 1 + x**2 / 100
+
+    exact = 50 * (math.sqrt(1.04) - 1)
+    assert root(function, 1.3) == pytest.approx(exact, abs=1e-12)
+    assert len(values) <= 8
+
+
 def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
     """Fieller: at each limit u the interval of "reward - u weight" ends at 0."""
     moments, _ = drawn()

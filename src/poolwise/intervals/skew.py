@@ -31,6 +31,7 @@ from poolwise.intervals.student import (
 from poolwise.moments.estimate import student_quantile
 from poolwise.moments.linear import Score
 from poolwise.moments.shape import (
+    ShapeLine,
     cube,
     powers_of_estimate,
     pull_of,
@@ -281,7 +282,9 @@ def _reach_of_ratio(
     estimate.
     """
     top, bottom = (Score({t: 1.0}).over(moments) for t in estimate.linear.ratio or ())
-    units = [units_of(linear, moments, buckets) or [] for linear in (top, bottom)]
+    scored = top - bottom * estimate.value
+    units, slopes = (units_of(linear, moments, buckets) or [] for linear in (scored, bottom))
+    line = ShapeLine(units, slopes, pull)
     powers = powers_of_estimate(top, moments)
     mean = bottom.value(moments)
     flat, _ = estimate.linear.plain.variance(moments)
@@ -295,9 +298,8 @@ def _reach_of_ratio(
         variance = above + u * (slope + u * below)
         if not variance > 0:
             return math.inf
-        strata = [a - u * b for a, b in zip(*units, strict=True)]
         at_value = replace(estimate, variance=variance * estimate.variance / flat)
-        reach = reach_of(at_value, shape_of(strata, pull), powers, alpha)
+        reach = reach_of(at_value, line.shape(side * distance), powers, alpha)
         return mean * distance - (reach.below if side < 0 else reach.above)
 
     start = 2 * estimate.std_error
@@ -308,9 +310,10 @@ def _reach_of_ratio(
 def root(function: Callable[[float], float], start: float) -> float:
     """Return where an increasing function, negative at 0, crosses 0; infinity if nowhere.
 
-    False position after Illinois, within an interval that grows from `start`.
+    False position after Illinois, within an interval that grows from `start`: an end that
+    stays in place for a second step counts half.
     """
-    left, right, middle = 0.0, start, start
+    left, right, middle, last = 0.0, start, start, 0.0
     below, above = function(left), function(right)
     while above <= 0:
         left, below, right = right, above, 2 * right
@@ -322,10 +325,12 @@ def root(function: Callable[[float], float], start: float) -> float:
         value = function(middle)
         if abs(value) <= CLOSE * start or right - left <= CLOSE * start:
             return middle
+        half = 0.5 if value * last > 0 else 1.0
         if value < 0:
-            left, below, above = middle, value, above / 2
+            left, below, above = middle, value, above * half
         else:
-            right, above, below = middle, value, below / 2
+            right, above, below = middle, value, below * half
+        last = value
     return middle
 
 

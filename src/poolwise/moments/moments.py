@@ -7,7 +7,7 @@ and diagnosis work on these and never read a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from hashlib import sha256
@@ -22,7 +22,7 @@ from poolwise.moments.tallies import add_slices, added_powers
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 STEPS = 2**26  # of a fingerprint to each doubling: eight digits
@@ -204,40 +204,38 @@ def pooled(groups: Iterable[Moments]) -> Moments:
         lowest=reduce(np.minimum, (m.lowest for m in parts)),
         largest=reduce(np.maximum, (m.largest for m in parts)),
         ddof=first.ddof,
-        tails=_Tails(tuple(part for m in parts for part in _tail_parts(m))),
+        tails=_Merged([(m.tails, m.count) for m in parts], _merged_tails),
         histograms={t: np.sum(h, axis=0) for t, h in _shared([m.histograms for m in parts])},
         slices=_merged_slices(parts),
         powers={t: reduce(added_powers, p) for t, p in _shared([m.powers for m in parts])},
     )
 
 
-TailPart = tuple[Mapping["Term", FloatArray], int]  # tails and row count of one group
+Part = tuple[Mapping["Term", FloatArray], int]  # tails or slices, and row count, of one group
+Merge = Callable[[Sequence[tuple[FloatArray, int]]], FloatArray]
 
 
-class _Tails(Mapping["Term", FloatArray]):
-    """Largest values of several groups, merged on first access."""
+class _Merged(Mapping["Term", FloatArray]):
+    """Tails or slices of several groups, merged on first access: few of them are read."""
 
-    def __init__(self, parts: tuple[TailPart, ...]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Iterable[Part], merge: Merge) -> None:
+        self.parts: list[Part] = []
+        for part in parts:
+            self.parts += part[0].parts if isinstance(part[0], _Merged) else [part]
+        self._merge = merge
         self._cache: dict[Term, FloatArray] = {}
 
     def __getitem__(self, term: Term) -> FloatArray:
         if term not in self._cache:
-            self._cache[term] = _merged_tails([(t[term], n) for t, n in self.parts])
+            self._cache[term] = self._merge([(values[term], n) for values, n in self.parts])
         return self._cache[term]
 
     def __iter__(self) -> Iterator[Term]:
         (first, _), *rest = self.parts
-        return (t for t in first if all(t in tails for tails, _ in rest))
+        return (t for t in first if all(t in values for values, _ in rest))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def _tail_parts(moments: Moments) -> tuple[TailPart, ...]:
-    """Return the groups that were merged into these moments, as a flat tuple."""
-    tails = moments.tails
-    return tails.parts if isinstance(tails, _Tails) else ((tails, moments.count),)
 
 
 def _merged_tails(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
@@ -257,19 +255,20 @@ def _shared(values: Sequence[Mapping[Term, Any]]) -> list[tuple[Term, list[Any]]
     return [(t, [of_group[t] for of_group in values]) for t in terms]
 
 
-def _merged_slices(groups: Sequence[Moments]) -> dict[Term, FloatArray]:
-    """Return the sums of the slices, each group continuing where the last one ended.
+def _merged_slices(groups: Sequence[Moments]) -> Mapping[Term, FloatArray]:
+    """Return the sums of the slices; groups with different numbers of them share none."""
+    merged = _Merged([(m.slices, m.count) for m in groups], _added_slices)
+    sizes = {len(sums) for slices, _ in merged.parts for sums in slices.values()}
+    return merged if len(sizes) <= 1 else {}
 
-    Groups with different numbers of slices have none in common.
-    """
-    before = np.cumsum([0, *(m.count for m in groups)])
-    merged = {}
-    for term, sums in _shared([m.slices for m in groups]):
-        if len({len(values) for values in sums}) == 1:
-            merged[term] = np.zeros_like(sums[0])
-            for values, rows in zip(sums, before, strict=False):
-                add_slices(merged[term], values, int(rows))
-    return merged
+
+def _added_slices(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
+    """Return the sums of the slices, each group continuing where the last one ended."""
+    total, rows = np.zeros_like(groups[0][0]), 0
+    for sums, count in groups:
+        add_slices(total, sums, rows)
+        rows += count
+    return total
 
 
 def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.moments.linear import Linear, Score
-    from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger
+    from poolwise.moments.moments import FloatArray, IntArray, Moments, MomentsByLogger
 
 NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
 
@@ -65,19 +65,22 @@ def cumulants(units: FloatArray) -> FloatArray:
     Args:
         units: What each unit of one stratum adds, centred, units on the last axis.
     """
-    size = units.shape[-1]
     squares = units**2
-    second, fourth = squares.mean(axis=-1), (squares**2).mean(axis=-1)
-    third = (squares * units).sum(axis=-1)
-    if size < 2:
-        return np.zeros((3, *units.shape[:-1]))
-    return np.array(
-        [
-            second * size**2 / (size - 1),
-            third * size**2 / ((size - 1) * (size - 2)) if size > 2 else 0 * third,
-            size * (fourth - second**2 * (size - 3) / (size - 1)),
+    sums = squares.sum(axis=-1), (squares * units).sum(axis=-1), (squares**2).sum(axis=-1)
+    return _cumulants(np.array(units.shape[-1]), *sums)
+
+
+def _cumulants(
+    size: FloatArray | IntArray, squares: FloatArray, cubes: FloatArray, fourths: FloatArray
+) -> FloatArray:
+    """Return the cumulants of sums of so many units from the sums of their powers."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # of one or two units
+        of_sum = [
+            squares * size / (size - 1),
+            np.where(size > 2, cubes * size**2 / ((size - 1) * (size - 2)), 0.0),
+            fourths - squares**2 * (size - 3) / (size * (size - 1)),
         ]
-    )
+    return np.where(size > 1, of_sum, 0.0)
 
 
 def in_range(strata: Sequence[FloatArray]) -> list[FloatArray]:
@@ -101,13 +104,68 @@ def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Sh
         strata: What each unit adds to the sum, centred, for each stratum.
         pull: What each unit's square adds to the corrected variance, from `pull_of`.
     """
-    strata = in_range(strata) if strata else ()
-    variance, third, noise = sum(map(cumulants, strata), np.zeros(3)).tolist()
+    if not strata:
+        return Shape()
+    strata = in_range(strata)
+    squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
+    rise = float(np.sum(pull * np.concatenate(squares)))
+    return _shape(np.sum([cumulants(units) for units in strata], axis=0), rise)
+
+
+def _shape(total: FloatArray, rise: float) -> Shape:
+    """Return the shape of a sum with these cumulants, which the pull raises by `rise`."""
+    variance, third, noise = total.tolist()
     if not 0 < variance < math.inf:
         return Shape()
-    squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
-    rise = float(np.sum(pull * np.concatenate(squares))) / variance
-    return Shape(third / variance**1.5, noise / variance**2, 1.0 + max(0.0, rise))
+    more = max(0.0, rise / variance)
+    return Shape(third / variance**1.5, noise / variance**2, 1.0 + more)
+
+
+class ShapeLine:
+    """Shapes of the sums of `units - distance * slopes`, at any distance.
+
+    Powers of these are polynomials of the distance, whose coefficients are summed once.
+    """
+
+    def __init__(
+        self,
+        strata: Sequence[FloatArray],
+        slopes: Sequence[FloatArray],
+        pull: FloatArray | float = 0.0,
+    ) -> None:
+        """Add up the products of units and slopes, both centred, by stratum."""
+        sizes = [max(map(_largest, parts)) or 1.0 for parts in (strata, slopes)]
+        self._scale = sizes[1] / sizes[0]
+        pairs = [(a / sizes[0], b / sizes[1]) for a, b in zip(strata, slopes, strict=True)]
+        self._sizes = np.array([units.size for units in strata])
+        self._squares, self._cubes, self._fourths = (
+            np.array([_expanded(a, b, power) for a, b in pairs]) for power in (2, 3, 4)
+        )
+        free = np.concatenate([np.full(n, n / max(1, n - 1)) for n in self._sizes])
+        units, along = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        self._rise = _expanded(units, along, 2, pull * free)
+
+    def shape(self, distance: float) -> Shape:
+        """Return the shape at a distance."""
+        powers = (-distance * self._scale) ** np.arange(5)
+        sums = self._squares @ powers[:3], self._cubes @ powers[:4], self._fourths @ powers
+        total = _cumulants(self._sizes, *sums).sum(axis=-1)
+        return _shape(total, float(self._rise @ powers[:3]))
+
+
+def _largest(units: FloatArray) -> float:
+    return float(np.abs(units).max(initial=0.0))
+
+
+def _expanded(
+    units: FloatArray, slopes: FloatArray, power: int, factor: FloatArray | float = 1.0
+) -> list[float]:
+    """Return the coefficients of the sum of `factor * (units + x slopes)` to a power of x."""
+    terms = range(power + 1)
+    return [
+        math.comb(power, k) * float(np.sum(factor * units ** (power - k) * slopes**k))
+        for k in terms
+    ]
 
 
 def pull_of(
@@ -128,76 +186,102 @@ def pull_of(
         buckets: Moments per bucket, if rows are clustered.
         within: Whether columns are centred by logger instead of over all rows.
     """
-    means = [c.over(moments) for c in columns]
-    sums = [units_of(m, moments, buckets, pooled=not within) for m in means]
-    usable = [(s, m.value(moments)) for s, m in zip(sums, means, strict=True) if s is not None]
-    if not usable:
+    means = [m for c in columns if _has_units(m := c.over(moments), moments, buckets)]
+    if not means:
         return 0.0
-    matrix = np.array([np.concatenate(units) for units, _ in usable])
-    spread = np.sqrt(np.vecdot(matrix, matrix))
-    varies = spread > 0
-    matrix = matrix[varies] / spread[varies, None]
-    known = np.array([mean for _, mean in usable])[varies] / spread[varies]
-    values, vectors = np.linalg.eigh(matrix @ matrix.T)
+    strata = _units(means, moments, buckets, pooled=not within)
+    gram = sum((units @ units.T for units in strata), np.zeros((len(means), len(means))))
+    spread = np.sqrt(np.diag(gram))
+    varies = np.flatnonzero(spread > 0)
+    spread = spread[varies]
+    known = np.array([mean.value(moments) for mean in means])[varies] / spread
+    values, vectors = np.linalg.eigh(gram[np.ix_(varies, varies)] / np.outer(spread, spread))
     large = values > NULL_EIGENVALUE * max(1, len(values))
-    rotated = vectors[:, large].T
-    pull: FloatArray = -((rotated @ known) / values[large]) @ (rotated @ matrix)
-    return pull
+    rotated = vectors[:, large]
+    slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
+    return np.concatenate([-slopes @ units[varies] for units in strata])
 
 
 def units_of(
-    linear: Linear,
+    linear: Linear, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
+) -> list[FloatArray] | None:
+    """Return what each unit adds to a combination, centred by logger, for each stratum.
+
+    None if the pass has no slices of its terms.
+    The strata are the loggers, or all buckets together.
+    """
+    if not _has_units(linear, moments, buckets):
+        return None
+    return [units[0] for units in _units([linear], moments, buckets)]
+
+
+def _has_units(
+    linear: Linear, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
+) -> bool:
+    """Test if there are buckets, or slices of every term of a combination."""
+    if len(buckets) > 1:
+        return True
+    used = {i: [t for t, c in parts.items() if c] for i, parts in linear.parts.items()}
+    return all(
+        m.slices and all(t in m.slices for t in used.get(i, ())) for i, m in moments.items()
+    )
+
+
+def _units(
+    linears: Sequence[Linear],
     moments: MomentsByLogger,
     buckets: Sequence[MomentsByLogger],
     *,
     pooled: bool = False,
-) -> list[FloatArray] | None:
-    """Return what each unit adds to a combination, centred, for each stratum.
+) -> list[FloatArray]:
+    """Return what each unit adds to combinations, shape (combinations, units), by stratum.
 
-    None if the pass has no slices of its terms.
-    The strata are the loggers, or all buckets together.  Sums are centred by logger, or by
-    the mean over all rows if `pooled`.
+    Sums are centred by logger, or by the mean over all rows if `pooled`.
     """
     rows = sum(m.count for m in moments.values())
-    overall = linear.value(moments) - linear.constant
-    means = {i: _mean(linear.parts.get(i, {}), m) for i, m in moments.items()}
-    gaps = {i: m * rows / moments[i].count - overall for i, m in means.items()}
-    if len(buckets) > 1:
-        sums = [linear.bucket_sum(bucket, moments) for bucket in buckets]
-        if pooled:
-            counts = [{i: bucket[i].count for i in gaps if i in bucket} for bucket in buckets]
-            sums = [
-                s + sum(n * gaps[i] for i, n in c.items()) / rows
-                for s, c in zip(sums, counts, strict=True)
-            ]
-        return [np.array(sums)]
+    parts = {i: _coefficients([linear.parts.get(i, {}) for linear in linears]) for i in moments}
+    means = {i: c @ [moments[i].mean(t) for t in terms] for i, (terms, c) in parts.items()}
+    overall = sum(means.values(), np.zeros(len(linears)))
     strata = []
-    for i, of_logger in moments.items():
-        units = _slice_sums(linear.parts.get(i, {}), of_logger)
-        if units is None:
-            return None
+    for i, (terms, coefficients) in parts.items():
+        counts, sums = _centred(terms, i, moments[i], buckets)
+        units = coefficients @ sums
         if pooled:
-            units += slice_rows(of_logger.count, _size(of_logger)) * gaps[i] / rows
+            gaps = means[i] * (rows / moments[i].count) - overall
+            units += np.outer(gaps, counts) / rows
         strata.append(units)
-    return strata
+    return [sum(strata[1:], strata[0])] if len(buckets) > 1 else strata
 
 
-def _mean(parts: Mapping[Term, float], moments: Moments) -> float:
-    return sum(c * moments.mean(t) for t, c in parts.items())
+def _coefficients(parts: Sequence[Mapping[Term, float]]) -> tuple[list[Term], FloatArray]:
+    """Return the terms of combinations, and the coefficients, shape (combinations, terms)."""
+    used = [(k, t, c) for k, of_one in enumerate(parts) for t, c in of_one.items() if c]
+    column = {t: k for k, t in enumerate(dict.fromkeys(t for _, t, _ in used))}
+    matrix = np.zeros((len(parts), len(column)))
+    for k, term, coefficient in used:
+        matrix[k, column[term]] = coefficient
+    return list(column), matrix
+
+
+def _centred(
+    terms: Sequence[Term], logger: str, moments: Moments, buckets: Sequence[MomentsByLogger]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the rows of each unit, and what it adds to the mean of each term, centred."""
+    if len(buckets) <= 1:
+        return slice_rows(moments.count, _size(moments)), centred_slices(terms, moments)
+    means = np.array([moments.mean(t) for t in terms])
+    counts, sums = np.zeros(len(buckets)), np.zeros((len(terms), len(buckets)))
+    for k, bucket in enumerate(buckets):
+        if logger in bucket:
+            part = bucket[logger]
+            counts[k] = part.count
+            gaps = np.array([part.mean(t) for t in terms]) - means
+            sums[:, k] = part.count / moments.count * gaps
+    return counts, sums
 
 
 def _size(moments: Moments) -> int:
     return len(next(iter(moments.slices.values())))
-
-
-def _slice_sums(parts: Mapping[Term, float], moments: Moments) -> FloatArray | None:
-    """Return what each slice of a logger adds to a combination, centred by logger."""
-    used = {t: c for t, c in parts.items() if c}
-    if not moments.slices or not all(t in moments.slices for t in used):
-        return None
-    if not used:
-        return np.zeros(min(moments.count, _size(moments)))
-    return np.array(list(used.values())) @ centred_slices(list(used), moments)
 
 
 def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
@@ -205,7 +289,7 @@ def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
     rows = slice_rows(moments.count, _size(moments))
     sums = np.array([moments.slices[t][: len(rows)] for t in terms])
     means = np.array([moments.mean(t) for t in terms])
-    return (sums - np.outer(means, rows)) / moments.count
+    return (sums.reshape(len(terms), len(rows)) - np.outer(means, rows)) / moments.count
 
 
 def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | None:
