@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +14,7 @@ from scipy import optimize, special
 
 from poolwise.errors import UsageError
 from poolwise.intervals.bounds import (
-    Batch,
     WeightSums,
-    betting,
     empirical_bernstein,
     euclidean_likelihood,
 )
@@ -28,9 +24,7 @@ if TYPE_CHECKING:
     from poolwise.intervals.student import Interval
 
 FloatArray = NDArray[np.float64]
-A_MILLIONTH = 1.01e-6  # of the mean of the rows: how far out a betting end is rounded
 
-# multiples of 1/64, so that a floor is added without rounding
 amounts = st.lists(st.integers(0, 3200).map(lambda k: k / 64), min_size=2, max_size=30)
 
 
@@ -38,267 +32,8 @@ def eighths(most: int) -> st.SearchStrategy[float]:
     return st.integers(0, most).map(lambda k: k / 8)
 
 
-def batch(values: list[float], loggers: list[int] | None = None) -> list[Batch]:
-    own = np.zeros(len(values), np.int64) if loggers is None else np.array(loggers, np.int64)
-    return [(own, np.array(values, np.float64))]
-
-
-def in_turn(values: list[float]) -> list[Batch]:
-    return batch(values, [k % 2 for k in range(len(values))])
-
-
 def ends(interval: Interval) -> FloatArray:
     return np.array([interval.lower, interval.upper])
-
-
-# Betting
-
-
-def test_betting_on_two_rows_is_worked_out_by_hand() -> None:
-    # Rows 1 and 1, rewards up to 2, an error of 1/e.  The prior variance is (2/2)² = 1, so
-    # the first bet is sqrt(2 ln(e)/(2 · 1)) = 1; the second, from (1 + 0)/(1 + 1), is
-    # sqrt 2, cut at 1/(2m) where m > 0.354.  Capital (2 - m)(1 + (1 - m)/(2m)) is e where
-    # m² + (2e - 1) m - 2 = 0, at m = 0.41245.
-    found = betting(batch([1, 1]), 1 - math.exp(-1), upper_bound=2.0, sides="lower")
-    half = math.e - 0.5
-    assert found.lower == pytest.approx(math.sqrt(half**2 + 2) - half, abs=A_MILLIONTH)
-    assert found.lower == pytest.approx(0.41245, abs=1e-5)
-    assert found.upper == 2.0
-
-
-def plain_betting(rows: list[Batch], error: float, largest_reward: float) -> float:
-    """The definition, row by row, with the capital of one point at a time."""
-    loggers = np.concatenate([i for i, _ in rows]).tolist()
-    values = np.concatenate([z for _, z in rows]).tolist()
-
-    def log_capital(point: float) -> float:
-        earlier: dict[int, list[float]] = {}
-        total = 0.0
-        for logger, value in zip(loggers, values, strict=True):
-            own = earlier.setdefault(logger, [])
-            mean = math.fsum(own) / len(own) if own else 0.0
-            first = largest_reward**2 / 4 if largest_reward < math.inf else mean**2
-            variance = (first + math.fsum((z - mean) ** 2 for z in own)) / (len(own) + 1)
-            aim = math.sqrt(2 * math.log(1 / error) / len(values) / variance) if variance else 0
-            total += math.log1p(min(aim, 0.5 / point) * (value - point))
-            own.append(value)
-        return total
-
-    low, high = 1e-12, float(np.mean(values))
-    for _ in range(40):
-        middle = (low + high) / 2
-        won = log_capital(middle) >= math.log(1 / error)
-        low, high = (middle, high) if won else (low, middle)
-    return low
-
-
-@pytest.mark.parametrize("largest", [1.0, math.inf])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_betting_is_its_definition(seed: int, largest: float) -> None:
-    rng = np.random.default_rng(seed)
-    rows: list[Batch] = [
-        (rng.integers(0, 3, 40), rng.exponential(size=40) * (rng.random(40) < 0.7))
-        for _ in range(2)
-    ]
-    known = None if math.isinf(largest) else largest
-    found = betting(rows, 0.9, upper_bound=known, sides="lower").lower
-    expected = min(largest, plain_betting(rows, 0.1, largest))
-    assert expected > 0.2
-    assert found <= expected + 1e-9
-    assert found == pytest.approx(expected, abs=2 * A_MILLIONTH)
-
-
-@pytest.mark.slow
-def test_betting_misses_no_more_often_than_it_says_by_enumeration() -> None:
-    # Two loggers whose rows are 2 with chance 1/2 or 0, and 5 with chance 1/5 or 0: every
-    # row has mean 1.  All 2¹⁰ logs of five rows each, with their exact chances.
-    missed = Fraction(0)
-    rare = Fraction(1, 5)
-    for hits in product([0, 1], repeat=10):
-        rows = batch(
-            [2.0 * h for h in hits[:5]] + [5.0 * h for h in hits[5:]], [0] * 5 + [1] * 5
-        )
-        if betting(rows, 0.7, sides="lower").lower > 1:
-            hit = sum(hits[5:])
-            missed += Fraction(1, 32) * rare**hit * (1 - rare) ** (5 - hit)
-    assert Fraction(1, 50) < missed <= Fraction(3, 10)
-
-
-@pytest.mark.slow
-def test_betting_holds_on_skewed_rows_where_the_normal_interval_does_not() -> None:
-    rng = np.random.default_rng(5)
-    chance, missed, normal = 0.01, 0, 0
-    for _ in range(600):  # weights of 100, one row in a hundred; the value is 1/2
-        weights = (rng.random(120) < chance) / chance
-        rewards = (rng.random(120) < 0.5).astype(np.float64)
-        loggers = np.arange(120) % 2
-        found = betting(
-            [(loggers, weights * rewards)],
-            0.9,
-            mirrored=[(loggers, weights * (1 - rewards))],
-            upper_bound=1.0,
-        )
-        missed += 0.5 not in found
-        rows = weights * rewards
-        normal += abs(rows.mean() - 0.5) > 1.645 * rows.std(ddof=1) / math.sqrt(120)
-    assert missed <= 60
-    assert normal > 180  # the tail was often not sampled
-
-
-def test_betting_is_about_as_wide_as_the_normal_interval_of_naive() -> None:
-    # Two contexts, three actions, 40 and 60 rows: naive's normal interval is 0.333 wide.
-    rng = np.random.default_rng(2)
-    context = np.array([0.4, 0.6])[:, None]
-    reward = np.array([[0.8, 0.3, 0.1], [0.2, 0.5, 0.6]])
-    target = np.array([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
-    first = np.array([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]])
-    second = np.array([[0.6, 0.3, 0.1], [0.1, 0.3, 0.6]])
-    widths, covered = [], 0
-    for _ in range(100):
-        rows: list[Batch] = []
-        mirrored: list[Batch] = []
-        for logger, (policy, count) in enumerate([(first, 40), (second, 60)]):
-            cells = rng.choice(6, size=count, p=(context * policy).ravel())
-            weights = (target / policy).ravel()[cells]
-            seen = rng.random(count) < reward.ravel()[cells]
-            own = np.full(count, logger)
-            rows.append((own, weights * seen))
-            mirrored.append((own, weights * ~seen))
-        found = betting(rows, 0.95, mirrored=mirrored, upper_bound=1.0)
-        widths.append(found.upper - found.lower)
-        covered += 0.576 in found
-    assert np.mean(widths) == pytest.approx(0.335, abs=0.02)
-    assert covered >= 95
-
-
-@pytest.mark.slow
-@given(amounts, st.integers(0, 30))
-def test_batches_and_the_turns_of_loggers_do_not_matter(values: list[float], cut: int) -> None:
-    loggers = np.arange(len(values)) % 2
-    rows = np.array(values)
-    whole = betting([(loggers, rows)], 0.9, sides="lower").lower
-    split = betting(
-        [(loggers[:cut], rows[:cut]), (loggers[cut:], rows[cut:])], 0.9, sides="lower"
-    )
-    order = np.argsort(loggers, kind="stable")  # all rows of one logger, then the other's
-    by_logger = betting([(7 - loggers[order], rows[order])], 0.9, sides="lower")
-    near = pytest.approx(whole, abs=2 * A_MILLIONTH * float(rows.mean()) + 1e-12)
-    assert split.lower == near
-    assert by_logger.lower == near
-
-
-@given(amounts, st.floats(0.01, 100), st.integers(-20, 20).map(float))
-def test_betting_moves_with_scale_and_floor(
-    values: list[float], factor: float, floor: float
-) -> None:
-    plain = betting(in_turn(values), 0.9, sides="lower").lower
-    scaled = betting(in_turn([factor * z for z in values]), 0.9, sides="lower").lower
-    moved = betting(
-        in_turn([floor + z for z in values]), 0.9, lower_bound=floor, sides="lower"
-    ).lower
-    slack = 3 * A_MILLIONTH * float(np.mean(values)) + 1e-12
-    assert scaled == pytest.approx(factor * plain, abs=factor * slack)
-    assert moved == pytest.approx(floor + plain, abs=slack + 1e-9)
-
-
-@given(amounts, st.floats(0.3, 0.98), st.floats(0.001, 0.01))
-def test_a_higher_level_bets_its_way_to_a_wider_interval(
-    values: list[float], level: float, step: float
-) -> None:
-    # Rewards up to 5,000 keep every bet below its cut, and then it is a theorem: bets grow
-    # with the root of the limit, log capital is concave in them, and the limit grows more.
-    narrow, wide = (
-        betting(in_turn(values), at, upper_bound=5000.0, sides="lower").lower
-        for at in (level, level + step)
-    )
-    assert wide <= narrow + 2 * A_MILLIONTH * float(np.mean(values))
-
-
-def test_wider_levels_are_wider_on_skewed_rows() -> None:
-    rng = np.random.default_rng(14)
-    rows: list[Batch] = [(rng.integers(0, 2, 300), rng.exponential(size=300) ** 2)]
-    found = [betting(rows, at, sides="lower").lower for at in (0.5, 0.8, 0.9, 0.99, 0.9999)]
-    assert found == sorted(found, reverse=True)
-    assert 0.2 < found[-1] < found[0] - 0.2
-
-
-@given(amounts)
-def test_a_lower_end_lies_below_the_mean_and_two_ends_share_the_error(
-    values: list[float],
-) -> None:
-    rows = in_turn(values)
-    mirrored = [(loggers, 50 - z) for loggers, z in rows]
-    both = betting(rows, 0.9, mirrored=mirrored, upper_bound=50.0)
-    lower = betting(rows, 0.95, upper_bound=50.0, sides="lower")
-    upper = betting(rows, 0.95, mirrored=mirrored, upper_bound=50.0, sides="upper")
-    assert ends(both) == pytest.approx([lower.lower, upper.upper])
-    assert 0 <= lower.lower <= np.mean(values) + 1e-9 <= upper.upper + 2e-9
-    assert (lower.upper, upper.lower) == (50.0, 0.0)
-
-
-@given(st.lists(st.integers(-64, 64).map(lambda k: k / 64), min_size=1, max_size=30))
-def test_losses_mirror_gains(values: list[float]) -> None:
-    def within_one(z: list[float]) -> Interval:
-        mirrored = in_turn([1 - v for v in z])
-        return betting(in_turn(z), 0.9, mirrored=mirrored, lower_bound=-1.0, upper_bound=1.0)
-
-    gains, losses = within_one(values), within_one([-v for v in values])
-    assert ends(gains) == pytest.approx(-ends(losses)[::-1], abs=4 * A_MILLIONTH)
-    assert sum(values) / len(values) in gains
-
-
-def test_without_support_the_mirrored_rows_only_widen() -> None:
-    # With chance 1/2 the target plays an action of reward 1 that is never logged: weights
-    # have mean 1/2 and the value is 1/2 + 1/2 · 0.3.  The upper end must stay above it.
-    rng = np.random.default_rng(3)
-    rewards = (rng.random(2000) < 0.3).astype(np.float64)
-    loggers = np.zeros(2000, np.int64)
-    mirrored = [(loggers, 0.5 * (1 - rewards))]
-    found = betting([(loggers, 0.5 * rewards)], 0.95, mirrored=mirrored, upper_bound=1.0)
-    assert found.lower < 0.15
-    assert found.upper > 0.65
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [],
-        [0.0],
-        [0.0] * 50,
-        [1e-300, 1e300],
-        [5e-324] * 3,
-        [1e308, 1e308],
-        [1.0] * 10_000,
-        [0.0] * 999 + [1e9],
-    ],
-)
-def test_betting_is_finite_on_odd_rows(values: list[float]) -> None:
-    found = betting(batch(values), 0.95, sides="lower")
-    mean = float(np.mean(np.array(values) / 4)) * 4 if values else 0.0
-    assert 0 <= found.lower <= mean * (1 + 1e-9)
-    assert found.upper == math.inf
-
-
-def test_ten_thousand_equal_rows_leave_no_doubt() -> None:
-    assert betting(batch([1.0] * 10_000), 0.95, sides="lower").lower > 0.99
-
-
-def test_what_betting_cannot_use_is_refused() -> None:
-    rows = batch([1.0, 2.0])
-    with refused(UsageError):
-        betting(iter(rows), 0.95, sides="lower")
-    with refused(UsageError):
-        betting(batch([1.0, -2.0]), 0.95, sides="lower")
-    with refused(UsageError):
-        betting(batch([1.0, math.nan]), 0.95, sides="lower")
-    with refused(UsageError):
-        betting(rows, 0.95)
-    with refused(UsageError):
-        betting(rows, 0.95, lower_bound=3.0, upper_bound=2.0, sides="lower")
-    with refused(UsageError):
-        betting(rows, 95, sides="lower")
-    with refused(UsageError):
-        betting(rows, 0.95, sides="left")  # type: ignore[arg-type]
 
 
 # Empirical Bernstein

@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pytest
 
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.intervals.bounds import (
-    WeightSums,
-    betting,
-    empirical_bernstein,
-    euclidean_likelihood,
-)
+from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
 from tests.support.messages import refused
 from tests.support.toys import toy
 
@@ -53,20 +47,14 @@ def columns(log: Log) -> dict[str, np.typing.NDArray[np.float64]]:
     return {"own": own, "balanced": balanced, "reward": np.array(table["reward"]), "i": logger}
 
 
-@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
-def test_betting_reads_the_rows_in_an_order_of_its_own(sides: str) -> None:
+@pytest.mark.parametrize("sides", ["lower", "upper"])
+def test_one_sided_bets_spend_their_error_on_one_side(sides: str) -> None:
     log = drawn()
-    c = columns(log)
-    numbers = f"SELECT range + 1 AS k FROM range({len(c['i'])})"
-    shuffled = duckdb.execute(f"SELECT k FROM ({numbers}) ORDER BY hash(k)").fetchall()
-    order = np.array(shuffled)[:, 0] - 1
-    c = {name: values[order] for name, values in c.items()}
-    rows = [(c["i"].astype(np.int64), c["own"] * c["reward"])]
-    mirrored = [(c["i"].astype(np.int64), c["own"] * (1 - c["reward"]))]
-    expected = betting(rows, LEVEL, mirrored=mirrored, upper_bound=1.0, sides=sides)  # type: ignore[arg-type]
-    found = interval(log, "betting", sides)
-    assert (found.lower, found.upper) == pytest.approx(
-        (expected.lower, expected.upper), abs=1e-9
+    both = interval(log, "betting")
+    one = evaluate(log, "target_prob", level=0.95, interval="betting", sides=sides)["target"]  # type: ignore[arg-type]
+    end = one.intervals["balanced"]
+    assert (end.lower, end.upper) == pytest.approx(
+        (both.lower, 1.0) if sides == "lower" else (0.0, both.upper), abs=1e-11
     )
 
 

@@ -71,6 +71,8 @@ CHANGED: dict[str, str] = {
     "tiny/*/group": "likewise",
     "tiny/*/differences/*/6": "likewise",
     "others/policy_words/targets/*/[12]": "limits of the skew-score interval",
+    "*/interval betting*": "bets are placed on blocks, with weights against a block's mixture",
+    "*/lower betting*": "likewise",
     "*/checks/columns/statistic": "of two loggers the columns tie, and so do their signs",
 }
 # Findings whose thresholds and severities follow the default interval, now the skew-score one.

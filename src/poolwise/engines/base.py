@@ -29,15 +29,16 @@ from poolwise.rows.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from sqlglot import exp
 
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.moments.blocks import Payoff, Settled
     from poolwise.moments.cells import Cell
-    from poolwise.moments.moments import FloatArray, IntArray, Moments
+    from poolwise.moments.moments import FloatArray, Moments
     from poolwise.moments.terms import Needs, Term
 
 # An engine, its name, or a SparkSession, whose type is not ours to import.
@@ -113,14 +114,23 @@ class Rows(Protocol):
 
 
 @runtime_checkable
+class BlockRows(Protocol):
+    """Rows whose payoffs can be sorted into histograms: those that go through the kernel."""
+
+    def settle(self, payoffs: Sequence[Payoff], *, pooled: bool) -> Settled:
+        """Return the histograms of payoffs, by block.
+
+        Args:
+            payoffs: Values of each row.
+            pooled: Whether rows are weighed against the mixture of their block, which requires
+                all cross-propensities; otherwise against their own logger.
+        """
+        ...
+
+
+@runtime_checkable
 class SingleRows(Protocol):
     """Rows that can be read one by one: those of the default engine."""
-
-    def weighted_rewards(
-        self, target: str, base: float = 0.0, sign: float = 1.0
-    ) -> Iterable[tuple[IntArray, FloatArray]]:
-        """Batches of logger numbers and of w sign (r - base), shuffled; can be read again."""
-        ...
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Values of terms in at most about `most` rows, and the share of each row.

@@ -24,10 +24,9 @@ from sqlglot import exp
 from poolwise.engines.base import CHANGED
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
-    MOST_ROWS,
     KernelRows,
     Pass,
-    WeightedRewards,
+    fold,
     good_counts,
     read_rows,
     sample_rows,
@@ -49,6 +48,7 @@ from poolwise.rows.sources import create_view, literal, plain_files
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
     from poolwise.errors import Finding
     from poolwise.log.log import Log
@@ -293,13 +293,10 @@ class DuckDBRows(KernelRows):
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
 
-    def weighted_rewards(
-        self, target: str, base: float = 0.0, sign: float = 1.0
-    ) -> WeightedRewards:
-        """Return shuffled batches of logger codes and w sign (r - base); can be reread."""
-        layout = layout_of(self.table, self.counts)
-        read = partial(self._rows, layout, MOST_ROWS)
-        return WeightedRewards(read, layout, target, base, sign, self.engine.limits)
+    def _fold(self, work: Folding[Added]) -> Added:
+        with _reading():
+            stream, layout = self._stream(work.layout)
+            return fold(stream, work, layout, self._threads)
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Return values of terms in at most about `most` rows, and the share of each row."""

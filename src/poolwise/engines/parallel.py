@@ -7,18 +7,24 @@ same bits.
 from __future__ import annotations
 
 import os
-import tempfile
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 from threadpoolctl import threadpool_limits
 
 from poolwise.engines.base import CHANGED, QueryRows
+from poolwise.engines.blocks import (
+    BlockKernel,
+    GroupCounts,
+    by_period,
+    by_slot,
+    counting_layout,
+    slot_layout,
+)
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.sums import bucketed_moments, fresh_floors, moments_of, raise_floors
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
@@ -31,8 +37,9 @@ from poolwise.rows.roles import layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
-    from poolwise.log.policy import AnyArray
+    from poolwise.moments.blocks import Payoff, Settled
     from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
@@ -145,62 +152,19 @@ def sample_rows(
     return np.concatenate(codes), np.concatenate(values, axis=1)
 
 
-@dataclass(frozen=True, eq=False)
-class WeightedRewards:
-    """Batches of logger codes and weighted rewards w sign (r - base), in shuffled order.
+def fold(stream: Stream, work: Folding[Added], layout: Layout, threads: int) -> Added:
+    """Add up all rows of a stream, in threads and in their order."""
+    reader = PerThread(stream.reader)
 
-    Iterating again reads the rows again.
+    def part(item: tuple[Piece, int]) -> Added:
+        piece, first_row = item
+        tables = reader.value(piece, layout.names)
+        return work.together(to_rows(tables, layout, first_row, work.rows))
 
-    Attributes:
-        read: Reads batches of rows, in order.
-        layout: Their columns.
-        target: Name of the target.
-        base: Subtracted from each reward.
-        sign: 1, or -1 to reverse rewards.
-        limits: Settings of DuckDB, which sorts on disk if it must.
-    """
-
-    read: Callable[[], Iterable[Rows]]
-    layout: Layout
-    target: str
-    base: float
-    sign: float
-    limits: Mapping[str, Any]
-
-    def __iter__(self) -> Iterator[tuple[IntArray, FloatArray]]:
-        schema = pa.schema({"number": pa.int64(), "code": pa.int64(), "value": pa.float64()})
-        reader = pa.RecordBatchReader.from_batches(schema, self._batches(schema))
-        query = "SELECT code, value FROM weighted ORDER BY hash(number)"
-        with (
-            tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
-            duckdb.connect(config={**self.limits, "temp_directory": folder}) as connection,
-        ):
-            connection.register("weighted", reader)
-            shuffled: Any = connection.sql(query).to_arrow_reader(MOST_ROWS)
-            for batch in shuffled:
-                yield batch.column("code").to_numpy(), batch.column("value").to_numpy()
-
-    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        first = 1
-        for codes, columns in self.read():
-            numbers = np.arange(first, first + len(codes))
-            reward = self.sign * (np.asarray(columns["reward"], dtype=np.float64) - self.base)
-            value = self._weights(codes, columns) * reward
-            arrays = [numbers, codes.astype(np.int64), value]
-            yield pa.record_batch([pa.array(a) for a in arrays], schema=schema)
-            first += len(codes)
-
-    def _weights(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> FloatArray:
-        """The target's probability over that of the logger that wrote the row."""
-        layout = self.layout
-        target = np.asarray(columns[f"t_{layout.targets.index(self.target)}"], dtype=np.float64)
-        if layout.propensity:
-            own = columns["propensity"]
-        else:
-            crossed = np.array([layout.crossed.index(label) for label in layout.loggers])
-            probs = np.stack([columns[f"p_{k}"] for k in range(len(layout.crossed))])
-            own = probs[crossed[codes], np.arange(len(codes))]
-        return np.exp(target - own) if layout.logs else target / own
+    total = work.together(())
+    for more in in_order(part, numbered(stream, layout, threads), threads):
+        total = total + more
+    return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +195,10 @@ class KernelRows(QueryRows):
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows; None if there are none."""
 
+    @abstractmethod
+    def _fold(self, work: Folding[Added]) -> Added:
+        """Return the sum over all rows."""
+
     by_kernel = True
     shaped = True
 
@@ -258,3 +226,18 @@ class KernelRows(QueryRows):
         if moments is None:
             raise LogError([CHANGED])
         return moments
+
+    def settle(self, payoffs: Sequence[Payoff], *, pooled: bool) -> Settled:
+        """Return the histograms of payoffs, by period or by random block."""
+        if self.table.period is not None:
+            layout = layout_of(self.table, self.counts, self.cells)
+            cut = by_period(self.cells, layout.loggers)
+        else:
+            layout = slot_layout(layout_of(self.table, self.counts))
+            slots = self._fold(GroupCounts(counting_layout(layout)))
+            cut = by_slot(slots.reshape(layout.buckets, -1))
+        kernel = BlockKernel(layout, cut, tuple(payoffs), pooled)
+        sums = self._fold(kernel)
+        if not np.array_equal(sums.counts, cut.counts):
+            raise LogError([CHANGED])
+        return kernel.settled(sums)

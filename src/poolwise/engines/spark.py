@@ -23,6 +23,7 @@ from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
 from poolwise.engines.base import CHANGED
+from poolwise.engines.blocks import Folding
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
 from poolwise.engines.spark_sources import (
@@ -34,7 +35,6 @@ from poolwise.engines.spark_sources import (
     spark_text,
     viewed,
 )
-from poolwise.engines.sums import Sums
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.tallies import BINS
@@ -47,10 +47,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from poolwise.engines.blocks import Added
+    from poolwise.engines.sums import Sums
     from poolwise.engines.workspace import Workspace
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.reader import Files, Stream
+    from poolwise.rows.reader import Files, Rows, Stream
     from poolwise.rows.roles import Layout
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
@@ -101,17 +103,36 @@ class Failure(NamedTuple):
 
 
 FileWork = tuple[int, list[RowGroup]]  # row groups, after the number of their first row
-Outcome = Sums | Failure | None  # None for a task without rows
+Outcome = Any  # the sum of a task's rows, a Failure, or None without rows
 
 
-def sum_groups(
-    layout: Layout, workspace: Workspace, columns: Mapping[str, str], work: FileWork
-) -> Outcome:
-    """Read row groups on a worker and sum them.
+@dataclass(frozen=True, eq=False)
+class KernelWork(Folding[Any]):
+    """Work of a task: the sums of its rows.
+
+    Attributes:
+        workspace: Rows and products to compute.
+    """
+
+    workspace: Workspace
+
+    @property
+    def rows(self) -> int:
+        return Kernel(self.layout, self.workspace).rows
+
+    def together(self, batches: Iterable[Rows]) -> Sums:
+        """Sum at least one batch; drop values that are too many to be among the largest."""
+        sums = Kernel(self.layout, self.workspace).together(batches)
+        for tails in sums.tails:
+            tails[:] = [np.sort(values)[-LONGEST_TAIL:] for values in tails]
+        return sums
+
+
+def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -> Outcome:
+    """Read row groups on a worker and add them up.
 
     Args:
-        layout: The columns that batches have.
-        workspace: Rows and products to compute from them.
+        task: What is added up.
         columns: Column of the files for each column of the layout.
         work: The row groups.
     """
@@ -120,37 +141,34 @@ def sum_groups(
     if hidden:
         return Failure(socket.gethostname(), hidden[0])
     reader = Reader(columns)
-    tables = chain.from_iterable(reader(p, layout.names) for p in pieces)
-    return _total(Kernel(layout, workspace), tables, first_row)
+    tables = chain.from_iterable(reader(p, task.layout.names) for p in pieces)
+    return _total(task, task.rows, tables, first_row)
 
 
 def sum_partition(
-    layout: Layout, workspace: Workspace, batches: Iterator[pa.RecordBatch]
+    task: Folding[Any], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Sum rows that Spark reads; yield the partition's number and its pickled outcome."""
+    """Add up rows that Spark reads; yield the partition's number and its pickled outcome."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
-    kernel = Kernel(layout, workspace)
-    outcome = _total(kernel, _tables(batches, kernel.rows), partition * PARTITION_ROWS)
+    rows = task.rows
+    outcome = _total(task, rows, _tables(batches, rows), partition * PARTITION_ROWS)
     yield pa.record_batch({"partition": [partition], "outcome": [pickle.dumps(outcome)]})
 
 
-def _total(kernel: Kernel, tables: Iterable[pa.Table], first_row: int) -> Outcome:
-    """Sum all tables, in their order."""
-    batches = to_rows(tables, kernel.layout, first_row, kernel.rows)
+def _total(
+    task: Folding[Any], size: int, tables: Iterable[pa.Table], first_row: int
+) -> Outcome:
+    """Add up all tables, in their order."""
+    batches = to_rows(tables, task.layout, first_row, size)
     try:
         with threadpool_limits(limits=1):
             first = next(batches, None)
-            if first is None:
-                return None
-            sums = kernel.together(chain([first], batches))
+            return None if first is None else task.together(chain([first], batches))
     except BadRowsError:
         return Failure(socket.gethostname())
-    for tails in sums.tails:  # drop the values that are too many to be among the largest
-        tails[:] = [np.sort(values)[-LONGEST_TAIL:] for values in tails]
-    return sums
 
 
 def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
@@ -221,24 +239,36 @@ class SparkRows(KernelRows):
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows, added in the order of the tasks."""
-        stream = self._stream()
+        total: Sums | None = None
         most = most_tasks(layout, workspace)
+        for sums in self._outcomes(KernelWork(layout, workspace), most):
+            total = sums if total is None else total.add(sums, workspace)
+        return total
+
+    def _fold(self, work: Folding[Added]) -> Added:
+        total = work.together(())
+        for part in self._outcomes(work, MOST_TASKS):
+            total = total + part
+        return total
+
+    def _outcomes(self, work: Folding[Any], most: int) -> Iterator[Any]:
+        """Yield the outcome of each task that has rows, in the order of the tasks."""
+        stream = self._stream()
         if stream is None:
-            outcomes = self._run_on_rows(layout, workspace, most)
+            outcomes = self._run_on_rows(work, most)
         else:
             tasks = tasks_of(list(stream.pieces), self.task_rows, most)
-            layout = replace(layout, excluded=self.excluded)
-            run = partial(sum_groups, layout, workspace, stream.columns)
+            layout = replace(work.layout, excluded=self.excluded)
+            work = replace(work, layout=layout)
+            run = partial(sum_groups, work, stream.columns)
             with spark_errors("reading Parquet in tasks"):
-                work = self.session.sparkContext.parallelize(tasks, len(tasks))
-                outcomes = work.map(run).collect()
-        total: Sums | None = None
+                pieces = self.session.sparkContext.parallelize(tasks, len(tasks))
+                outcomes = pieces.map(run).collect()
         for outcome in outcomes:
             if isinstance(outcome, Failure):
                 raise self._error(outcome)
             if outcome is not None:
-                total = outcome if total is None else total.add(outcome, workspace)
-        return total
+                yield outcome
 
     def _stream(self) -> Stream | None:
         """The files, where tasks can read them as they are."""
@@ -247,15 +277,15 @@ class SparkRows(KernelRows):
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
 
-    def _run_on_rows(self, layout: Layout, workspace: Workspace, most: int) -> list[Outcome]:
+    def _run_on_rows(self, work: Folding[Any], most: int) -> list[Outcome]:
         table = self.table
-        if layout.buckets > 1 and table.cluster is not None:
+        if work.layout.buckets > 1 and table.cluster is not None:
             table = replace(table, bucket=exp.cast(table.cluster.copy(), "varchar"))
         query = exp.select("*").from_(rows_name(table))
         for name, step in row_steps(table):
             query = query.with_(name, as_=step)
         text = spark_text(query)
-        run = partial(sum_partition, layout, workspace)
+        run = partial(sum_partition, work)
         with spark_errors(text):
             # fewer partitions only: their results must fit into this process
             frame = self.session.sql(text).coalesce(most)

@@ -24,7 +24,7 @@ from poolwise.diagnosis.trained import (
     target_on_log,
 )
 from poolwise.engines import with_loggers
-from poolwise.engines.base import SingleRows
+from poolwise.engines.base import BlockRows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted
@@ -137,16 +137,17 @@ def _compared(rows: OpenLog, *, always: bool) -> str:
 
 
 def _bets(rows: OpenLog) -> dict[str, Interval]:
-    """Return the betting interval of each target, which reads single rows."""
+    """Return the betting interval of each target, from histograms of the rows."""
     asked = rows.request
-    if not isinstance(rows.rows, SingleRows):
+    if not isinstance(rows.rows, BlockRows):
         raise UsageError(
-            "interval='betting' reads single rows, which requires the DuckDB engine"
+            "interval='betting' reads the rows in blocks, which requires the DuckDB or the "
+            "Spark engine; saved moments and databases have interval='smoothed'"
         )
-    return {
-        name: by_betting(rows.rows, name, asked.log, asked.level, asked.sides)
-        for name in asked.names
-    }
+    trained = bool(on_own(asked.log.trained_on, tuple(rows.rows.counts)))
+    return by_betting(
+        rows.rows, asked.names, asked.log, asked.level, asked.sides, trained=trained
+    )
 
 
 def _without(rows: OpenLog) -> dict[str, dict[str, Errors]]:

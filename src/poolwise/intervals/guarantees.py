@@ -10,13 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import Finding, UsageError
-from poolwise.intervals.bounds import (
-    WeightSums,
-    betting,
-    empirical_bernstein,
-    euclidean_likelihood,
-)
-from poolwise.intervals.student import Interval
+from poolwise.intervals.betting import Bets, errors_of, interval_of
+from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
+from poolwise.intervals.student import check_level
+from poolwise.moments.blocks import Payoff
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -28,8 +25,10 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.engines.base import SingleRows
-    from poolwise.intervals.student import Sides
+    from collections.abc import Sequence
+
+    from poolwise.engines.base import BlockRows
+    from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.moments.moments import Moments, MomentsByLogger
     from poolwise.moments.terms import Term
@@ -93,18 +92,49 @@ def from_moments(
     return interval, (_observed_only(heaviest),)
 
 
-def by_betting(rows: SingleRows, target: str, log: Log, level: float, sides: Sides) -> Interval:
-    """Return the interval by betting, valid for any number of rows and any weights."""
-    lower, upper = known_range(log, "betting")
-    base = min(lower, 0.0)  # weighted negative rewards are unbounded: subtract the lowest
-    interval = betting(
-        rows.weighted_rewards(target, base),
-        level,
-        mirrored=rows.weighted_rewards(target, upper, sign=-1.0),
-        upper_bound=upper - base,
-        sides=sides,
-    )
-    return Interval(max(lower, interval.lower + base), min(upper, interval.upper + base), level)
+def by_betting(
+    rows: BlockRows,
+    targets: Sequence[str],
+    log: Log,
+    level: float,
+    sides: Sides,
+    *,
+    trained: bool = False,
+) -> dict[str, Interval]:
+    """Return the betting interval of each target, valid for any number of rows and weights.
+
+    With `trained` loggers, which saw rows of others, weights and bets are those of each
+    logger alone: the capital is then a product over loggers, each a fair bet given the rows
+    that it was trained on, but only after the last row.
+    """
+    limits = known_range(log, "betting")
+    errors = errors_of(check_level(level), sides)
+    payoffs = {name: payoffs_of(name, limits) for name in targets}
+    pooled = log.crossed and not trained
+    settled = rows.settle([p for both in payoffs.values() for p in both], pooled=pooled)
+    bets = [
+        Bets(
+            histogram,
+            error,
+            len(settled.sums.counts),
+            settled.strata,
+            anytime=not trained,
+        )
+        if error
+        else None
+        for histogram, error in zip(settled.sums.histograms, errors * len(payoffs), strict=True)
+    ]
+    return {
+        name: interval_of(bets[2 * k], bets[2 * k + 1], limits, level)
+        for k, name in enumerate(payoffs)
+    }
+
+
+def payoffs_of(target: str, limits: tuple[float, float]) -> tuple[Payoff, Payoff]:
+    """Return gains over the smallest reward, or 0, and losses from the largest one."""
+    base, largest = min(limits[0], 0.0), limits[1]  # weighted negative rewards are unbounded
+    scale = largest - base
+    return Payoff(target, base, 1.0, scale), Payoff(target, largest, -1.0, scale)
 
 
 def _sums(together: Moments, reward: Term, weight: Term) -> WeightSums:

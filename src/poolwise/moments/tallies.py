@@ -19,6 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray, IntArray
 
+SLOTS = 4_096  # of rows by a hash of their number, for random blocks
 SLICES = (509, 251, 127, 61, 31, 13)  # primes: no period of the log has one of them in it
 MOST_SUMS = 4_000_000  # of all loggers and terms: 32 MB
 POWERS = 6  # numbers of each term
@@ -67,6 +68,18 @@ def slice_rows(rows: int, slices: int) -> FloatArray:
     """
     counts = rows // slices + (np.arange(min(rows, slices)) < rows % slices)
     return counts.astype(np.float64)
+
+
+def slots_of(numbers: IntArray) -> IntArray:
+    """Return the slot of each row, by a hash of its number (Steele, Lea & Flood, 2014).
+
+    >>> slots_of(np.array([1, 2, 3])).tolist()
+    [3503, 1524, 1359]
+    """
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(SLOTS)).astype(np.int64)
 
 
 def powers_of(values: FloatArray) -> FloatArray:

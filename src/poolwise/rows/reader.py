@@ -355,7 +355,7 @@ def _groups(
     elif "cluster" in names:
         buckets = cluster_buckets(table.column("cluster"), layout.buckets)
     else:
-        buckets = (first_row + np.cumsum(codes != EXCLUDED)) % layout.buckets
+        buckets = layout.deal(first_row + np.cumsum(codes != EXCLUDED))
     return buckets.astype(np.int64) * len(layout.strata) + codes, known
 
 

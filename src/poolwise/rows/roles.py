@@ -25,6 +25,7 @@ from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
 from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.tallies import slots_of
 from poolwise.rows.periods import period_shares
 from poolwise.rows.rules import RoleColumns, column, number, string
 
@@ -262,6 +263,8 @@ class Layout:
         tolerance: How far ``propensity`` may be from the row's own ``p_*``.
         buckets: Into how many each logger's rows are split: by a column ``bucket`` or
             ``cluster``, or one by one.
+        shuffled: Whether rows go to buckets by a hash of their number; there are
+            `moments.tallies.SLOTS` buckets then.
         clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
         excluded: Loggers whose rows are left out.
         drop: Leave bad rows out instead of raising an error.
@@ -282,6 +285,7 @@ class Layout:
     top: float = 1.0
     tolerance: float = 1e-6
     buckets: int = 1
+    shuffled: bool = False
     clustered: bool = False
     excluded: tuple[str, ...] = ()
     drop: bool = False
@@ -342,6 +346,10 @@ class Layout:
             "period": bool(self.cells) or (self.periodic and self.drop),
         }
         return ("logger", *self.columns, *(name for name, read in labels.items() if read))
+
+    def deal(self, numbers: IntArray) -> IntArray:
+        """Return the buckets of rows with these numbers."""
+        return slots_of(numbers) if self.shuffled else numbers % self.buckets
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:

@@ -1,0 +1,251 @@
+"""Blocks of rows: what each row is worth to a bet, against the mixture of its own block.
+
+Blocks are the periods of a log; without periods they are random, by a hash of the row's
+number, and each has about the same share of every logger's rows.  A first pass counts the
+rows of each logger in `SLOTS` hash values, from which blocks are put together; a second one
+sorts the rows' payoffs into histograms, which add up over batches, threads and workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from poolwise.moments.blocks import NO_BLOCKS, Blocks, BlockSums, Settled
+from poolwise.moments.cells import periods_of
+from poolwise.moments.tallies import SLOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from poolwise.log.policy import AnyArray
+    from poolwise.moments.blocks import Payoff
+    from poolwise.moments.cells import Cell
+    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.rows.reader import Rows
+    from poolwise.rows.roles import Layout
+
+SIZES = ((30, 2), (300, 10), (2_000, 40), (20_000, 100))  # blocks for so many rows
+MOST_ROWS = 65_536  # of a batch
+
+
+def blocks_for(rows: int) -> int:
+    """Return the number of random blocks: more rows, more and larger blocks.
+
+    >>> [blocks_for(n) for n in (5, 300, 1_000, 2_000, 20_000, 10_000_000)]
+    [2, 10, 24, 40, 100, 100]
+    """
+    sizes, numbers = np.log(np.array(SIZES, dtype=np.float64)).T
+    return round(float(np.exp(np.interp(np.log(max(rows, 1)), sizes, numbers))))
+
+
+class Addable(Protocol):
+    """A sum over rows."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
+
+Added = TypeVar("Added", bound=Addable)
+
+
+@dataclass(frozen=True, eq=False)
+class Folding(ABC, Generic[Added]):
+    """Adds up batches of rows; picklable, so that Spark's tasks can do it.
+
+    Attributes:
+        layout: Columns of the batches.
+    """
+
+    layout: Layout
+
+    @property
+    def rows(self) -> int:
+        """Largest number of rows of a batch."""
+        return MOST_ROWS
+
+    @abstractmethod
+    def together(self, batches: Iterable[Rows]) -> Added:
+        """Return the sum over batches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The blocks of a layout.
+
+    Attributes:
+        block: Block of each group of the layout.
+        logger: Number of the logger of each group.
+        counts: Rows of each block and logger, shape (blocks, loggers).
+        names: Name of each block, where blocks are periods.
+    """
+
+    block: IntArray
+    logger: IntArray
+    counts: IntArray
+    names: tuple[str, ...] = ()
+
+
+def by_slot(slots: IntArray) -> Cut:
+    """Put slots together to random blocks, stratified by logger.
+
+    Args:
+        slots: Rows of each slot and logger, shape (slots, loggers).
+    """
+    number = blocks_for(int(slots.sum()))
+    before = np.cumsum(slots, axis=0) - slots
+    block = before * number // np.maximum(slots.sum(axis=0), 1)
+    block = np.minimum(block, number - 1)  # of slots after a logger's last row
+    logger = np.broadcast_to(np.arange(slots.shape[1]), slots.shape)
+    counts = np.zeros((number, slots.shape[1]), dtype=np.int64)
+    np.add.at(counts, (block, logger), slots)
+    return Cut(block.ravel(), logger.ravel(), counts)
+
+
+def by_period(cells: Mapping[Cell, int], loggers: Sequence[str]) -> Cut:
+    """Return periods as blocks; the groups of the layout are the cells, in their order."""
+    names = periods_of(cells)
+    number = {name: k for k, name in enumerate(names)}
+    block = np.array([number[cell.period] for cell in cells], dtype=np.int64)
+    logger = np.array([loggers.index(cell.logger) for cell in cells], dtype=np.int64)
+    counts = np.zeros((len(names), len(loggers)), dtype=np.int64)
+    counts[block, logger] = list(cells.values())
+    return Cut(block, logger, counts, names)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCounts(Folding[Any]):
+    """Counts the rows of each group."""
+
+    def together(self, batches: Iterable[Rows]) -> IntArray:
+        """Return the rows of each group, over all batches."""
+        total = np.zeros(len(self.layout.groups), dtype=np.int64)
+        for groups, _ in batches:
+            total += np.bincount(groups, minlength=len(total))
+        return total
+
+
+def slot_layout(layout: Layout) -> Layout:
+    """Return the layout of random slots."""
+    return replace(layout, buckets=SLOTS, shuffled=True, clustered=False)
+
+
+def counting_layout(layout: Layout) -> Layout:
+    """Return the layout with only the columns that decide whether a row counts."""
+    if layout.drop:
+        return layout
+    few = replace(layout, crossed=(), shares=(), targets=(), valued=(), propensity=False)
+    return replace(few, predicted=False, mixture=False)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockKernel(Folding[BlockSums]):
+    """Turns batches of rows into histograms of their payoffs.
+
+    Attributes:
+        cut: The blocks.
+        payoffs: Values of each row.
+        pooled: Whether weights are those against the block's mixture, and bets those on a
+            block; otherwise weights and bets are those of the row's own logger.
+    """
+
+    cut: Cut
+    payoffs: tuple[Payoff, ...]
+    pooled: bool
+
+    @property
+    def strata(self) -> int:
+        """Strata of a block."""
+        return 1 if self.pooled else len(self.layout.loggers)
+
+    @cached_property
+    def shares(self) -> FloatArray:
+        """Share of each crossed logger in the mixture of each block."""
+        counts, loggers = self.cut.counts, self.layout.loggers
+        known = [loggers.index(i) if i in loggers else -1 for i in self.layout.crossed]
+        padded = np.column_stack([counts, np.zeros(len(counts), dtype=np.int64)])
+        return np.asarray(padded[:, known] / np.maximum(counts.sum(axis=1), 1)[:, None])
+
+    def together(self, batches: Iterable[Rows]) -> BlockSums:
+        """Return the histograms of all batches."""
+        total = BlockSums((NO_BLOCKS,) * len(self.payoffs), np.zeros_like(self.cut.counts))
+        for groups, columns in batches:
+            total += self(groups, columns)
+        return total
+
+    def __call__(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> BlockSums:
+        """Return the histograms of one batch."""
+        block, logger = self.cut.block[groups], self.cut.logger[groups]
+        doubles = {n: np.asarray(c, dtype=np.float64) for n, c in columns.items()}
+        blocks, loggers = self.cut.counts.shape
+        counts = np.bincount(block * loggers + logger, minlength=blocks * loggers)
+        key = block if self.pooled else block * self.strata + logger
+        with np.errstate(all="ignore"):  # weights that overflow are cut
+            ratios = self._ratios(logger, block, doubles)
+            values = [self._values(p, block, doubles["reward"], ratios) for p in self.payoffs]
+        histograms = []
+        for payoff, value in zip(self.payoffs, values, strict=True):
+            used = np.isfinite(self.shifts(payoff))[block]
+            histograms.append(Blocks.of(key[used], value[used]))
+        return BlockSums(tuple(histograms), counts.reshape(blocks, loggers))
+
+    def _ratios(
+        self, logger: IntArray, block: IntArray, columns: Mapping[str, FloatArray]
+    ) -> dict[str, FloatArray]:
+        """Return targets and crossed loggers over the probability that rows are weighed by."""
+        layout = self.layout
+        names = [f"p_{k}" for k in range(len(layout.crossed))]
+        targets = [f"t_{k}" for k in range(len(layout.targets))]
+        probs = {name: columns[name] for name in (*names, *targets)}
+        own = self._own(logger, columns)
+        if layout.logs:
+            top = np.max([own, *(columns[name] for name in names)], axis=0)
+            probs = {name: np.exp(prob - top) for name, prob in probs.items()}
+            own = np.exp(own - top)
+        if self.pooled:
+            own = np.zeros(len(block))
+            for k, name in enumerate(names):
+                own += self.shares[block, k] * probs[name]
+        return {name: prob / own for name, prob in probs.items()}
+
+    def _own(self, logger: IntArray, columns: Mapping[str, FloatArray]) -> FloatArray:
+        """Return the probability under the logger that wrote the row."""
+        if self.layout.propensity:
+            return columns["propensity"]
+        crossed = np.array([self.layout.crossed.index(i) for i in self.layout.loggers])
+        probs = np.stack([columns[f"p_{k}"] for k in range(len(self.layout.crossed))])
+        return np.asarray(probs[crossed[logger], np.arange(len(logger))])
+
+    def _values(
+        self,
+        payoff: Payoff,
+        block: IntArray,
+        reward: FloatArray,
+        ratios: Mapping[str, FloatArray],
+    ) -> FloatArray:
+        """Return the payoff of each row plus the shift of its block."""
+        weight = ratios[f"t_{self.layout.targets.index(payoff.target)}"]
+        if payoff.against:
+            weight = weight - ratios[f"p_{self.layout.crossed.index(payoff.against)}"]
+        gain = np.maximum(payoff.sign * (reward - payoff.zero) / payoff.scale, 0.0)
+        values = np.where(gain > 0, weight * gain, 0.0) + self.shifts(payoff)[block]
+        return np.asarray(np.maximum(values, 0.0))
+
+    def shifts(self, payoff: Payoff) -> FloatArray:
+        """Return the shift of each block that makes its payoffs non-negative.
+
+        The logger's ratio to a mixture in which it has a share is at most one over this share.
+        """
+        if not payoff.against:
+            return np.zeros(len(self.cut.counts))
+        share = self.shares[:, self.layout.crossed.index(payoff.against)]
+        shifts: FloatArray = np.full(len(share), np.inf)
+        return np.divide(1.0, share, out=shifts, where=share > 0)
+
+    def settled(self, sums: BlockSums) -> Settled:
+        """Return the sums of all rows with what a bet must know about the blocks."""
+        shifts = tuple(self.shifts(payoff) for payoff in self.payoffs)
+        return Settled(sums, shifts, self.strata, self.cut.names)
