@@ -159,6 +159,29 @@ def test_evaluations_are_those_of_duckdb(
         assert_same(evaluate(log, TARGETS, engine=spark), expected)
 
 
+def test_bets_are_those_of_duckdb(
+    session: SparkSession, spark: Spark, table: pa.Table, folder: Path
+) -> None:
+    table = table.append_column(
+        "day", pa.array(np.arange(table.num_rows) * 5 // table.num_rows)
+    )
+    log = replace(log_of(table), reward_range=(-50.0, 50.0))
+
+    def limits(log: Log, engine: Engine) -> list[float]:
+        result = evaluate(log, TARGETS, "balanced", engine=engine, interval="betting")
+        interval = next(iter(result.targets.values())).intervals["balanced"]
+        return [interval.lower, interval.upper]
+
+    files = replace(log, source=str(folder))  # rows of files have numbers, and so random blocks
+    expected = limits(files, DuckDB())
+    assert limits(files, spark) == pytest.approx(expected, rel=1e-10)
+    # rows of a table have none, but they have periods
+    by_day = replace(log, source=session.createDataFrame(table), period="day")
+    expected = limits(replace(log, source=table, period="day"), DuckDB())
+    assert limits(by_day, spark) == pytest.approx(expected, rel=1e-10)
+    assert -50 < expected[0] < expected[1] < 50
+
+
 def test_expressions_mean_what_they_mean_to_duckdb(
     spark: Spark, table: pa.Table, folder: Path
 ) -> None:
