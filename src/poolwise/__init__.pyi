@@ -17,6 +17,8 @@ from .estimators.ips import Naive as Naive
 from .estimators.ips import Weighted as Weighted
 from .estimators.model import DirectMethod as DirectMethod
 from .estimators.model import DoublyRobust as DoublyRobust
+from .estimators.period import PeriodBalanced as PeriodBalanced
+from .estimators.period import PeriodDoublyRobust as PeriodDoublyRobust
 from .estimators.shrink import Shrink as Shrink
 from .estimators.shrink import tuned as tuned
 from .evaluation.check import check as check

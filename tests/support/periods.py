@@ -59,3 +59,12 @@ def period_mixture(columns: dict[str, Any]) -> FloatArray:
         for i in np.unique(logger[rows]):
             mixture[rows] += np.mean(logger[rows] == i) * columns[f"p_{i}"][rows]
     return mixture
+
+
+def daily_unplayed() -> dict[str, Any]:
+    """Return a log whose last policy never plays one of the target's actions."""
+    columns = daily(control=0.0)
+    action = np.unique(columns["t"], return_inverse=True)[1]
+    columns["p_v2"] = np.where(action == 3, 0.0, columns["p_v2"])
+    kept = ~((columns["day"] == 2) & (action == 3))
+    return {name: values[kept] for name, values in columns.items()}

@@ -206,8 +206,9 @@ class Kernel:
             shrink(factor, out)
         elif name == "period_weight":
             np.divide(columns[self._target(factor)], columns["period_mixture"], out=out)
-        elif name == "ratio":
-            np.divide(rows.probs[self._crossed[factor.logger]], columns["mixture"], out=out)
+        elif name in {"ratio", "period_ratio"}:
+            mixture = columns[name.replace("ratio", "mixture")]
+            np.divide(rows.probs[self._crossed[factor.logger]], mixture, out=out)
         elif name == "overlap":
             np.divide(rows.probs.min(axis=0, out=out), columns["own"], out=out)
         elif name == "predicted_value":

@@ -181,7 +181,8 @@ class KernelRows(QueryRows):
     @property
     def by_period(self) -> Self:
         """The same rows, summed by period and logger."""
-        return replace(self, apart=self.cells, counted=self.counts)
+        apart = self.apart is not None
+        return self if apart else replace(self, apart=self.cells, counted=self.counts)
 
     @property
     def _strata(self) -> dict[str, int]:

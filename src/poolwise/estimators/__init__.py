@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DirectMethod, DoublyRobust
+from poolwise.estimators.period import PeriodBalanced, PeriodDoublyRobust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,3 +31,15 @@ WITH_MODEL: Mapping[str, Callable[[], Estimator]] = {
     "doubly-robust-naive": partial(DoublyRobust, weights="naive"),
     "doubly-robust-weighted": partial(DoublyRobust, weights="weighted"),
 }
+OF_PERIODS: Mapping[str, Callable[[], Estimator]] = {
+    "period-dr": PeriodDoublyRobust,
+    "period-balanced": PeriodBalanced,
+}
+ALL: Mapping[str, Callable[[], Estimator]] = {**WITH_MODEL, **OF_PERIODS}
+
+
+def by_default(*, modelled: bool, periods: bool) -> Mapping[str, Callable[[], Estimator]]:
+    """Return the estimators of an evaluation that names none, the recommended one first."""
+    usable = WITH_MODEL if modelled else BY_NAME
+    of_periods = OF_PERIODS if modelled else {"period-balanced": PeriodBalanced}
+    return {**of_periods, **usable} if periods else usable

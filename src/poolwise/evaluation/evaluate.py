@@ -30,6 +30,7 @@ from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.incumbent import incumbent_of
+from poolwise.evaluation.periods import fixed_beforehand, is_periodic, suited
 from poolwise.evaluation.read import opened, request, split_of
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.intervals.guarantees import by_betting, from_moments
@@ -37,7 +38,15 @@ from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
 from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
 from poolwise.moments.moments import fingerprint
-from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Needs, unite
+from poolwise.moments.terms import (
+    BALANCED_WEIGHT,
+    PERIOD_WEIGHT,
+    REWARD,
+    WEIGHT,
+    Needs,
+    unite,
+)
+from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +61,6 @@ if TYPE_CHECKING:
     from poolwise.rows.reward_model import ModelLike
 
 MOST = 30  # targets that an evaluation compares by itself: 435 pairs
-RECOMMENDED = "calibrated"
 NONE: Mapping[str, Any] = {}
 LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
 Errors = dict[str, float]
@@ -133,7 +141,8 @@ def _compared(rows: OpenLog, *, always: bool) -> str:
     names, targets = rows.served.estimators, len(rows.request.targets)
     if targets < 2 or not (always or (targets <= MOST and rows.rows.by_kernel)):
         return ""
-    return next((n for n in names if n.startswith(RECOMMENDED)), next(iter(names), ""))
+    plain = {n.removesuffix("-estimated"): n for n in names}
+    return plain.get(preferred(plain), "")
 
 
 def _bets(rows: OpenLog) -> dict[str, Interval]:
@@ -213,7 +222,13 @@ def results_of(
         rows={i: first[i].count for i in loggers},
         mean_reward={i: first[i].mean(REWARD) for i in loggers},
         level=asked.level,
-        findings=(*answers.findings, *lacking, *served.refused, *asked.findings),
+        findings=(
+            *answers.findings,
+            *fixed_beforehand(answers),
+            *lacking,
+            *served.refused,
+            *asked.findings,
+        ),
         fingerprint=fingerprint(wholes, crossed=asked.log.crossed),
     )
 
@@ -221,6 +236,7 @@ def results_of(
 def pairs_of(answers: Answers) -> Pairs:
     """Return the moments from which the targets are compared, without any row."""
     asked, terms = answers.request, {t: t for t in answers.pairs.terms}
+    answers = suited(answers, answers.served.estimators[answers.compared])
     return Pairs(
         estimator=answers.compared,
         moments={
@@ -300,7 +316,8 @@ class _Target:
 
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""
-        asked, split, method = self.asked, self.split, self.asked.method
+        asked, method = self.asked, self.asked.method
+        split = suited(self.answers, estimator).splits[self.name]
         if isinstance(estimator, CrossFitted):
             estimate = estimator.estimate_folds(split.buckets)
             if method == "jackknife" or asked.clustered:
@@ -335,7 +352,8 @@ class _Target:
         if not trained or not self.asked.log.crossed:
             return findings
         usable = self.answers.served.estimators
-        pooling = [n for n in self.intervals if pools(usable[n], loggers)]
+        fixed = [n for n in self.intervals if not is_periodic(usable[n])]
+        pooling = [n for n in fixed if pools(usable[n], loggers)]
         try:
             notes = self._add(HONEST.name, HONEST)
         except RefusedError:
@@ -357,8 +375,9 @@ class _Target:
 
 def _limits(asked: Request, split: Split) -> Limits:
     """Return the bounds on the rows of a target, for intervals without spread."""
-    weights = (WEIGHT, BALANCED_WEIGHT) if asked.log.crossed else (WEIGHT,)
     whole = split.whole.values()
+    weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
+    weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
     rows = sum(m.count for m in whole)
     return Limits(
         rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # independent ones

@@ -19,11 +19,12 @@ from poolwise.diagnosis.trained import on_own
 from poolwise.engines.saved import SavedRows
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
+from poolwise.evaluation.periods import at_first, is_periodic, own_mean, strata_of, suited
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.student import Interval, tail_of
 from poolwise.moments.estimate import estimated
-from poolwise.moments.linear import Linear
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
+from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,10 +39,10 @@ Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
 Requirement = Literal["better", "not-worse"]
 FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
-RECOMMENDED = "calibrated"
 TARGET, INCUMBENT = "target", "incumbent"  # names of the two sides in a contrast
 NOTHING = Needs()
-OF_POLICY = frozenset({"reward", "balanced_weight", "ratio"})  # known for a logger too
+OF_POLICY = frozenset({"reward", "ratio", "balanced_weight", "period_weight"})  # of loggers too
+RATIOS = {"balanced_weight": "ratio", "period_weight": "period_ratio"}  # of a logger's policy
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class Incumbent:
         self, answers: Answers, target: str, estimate: Estimate, critical: float
     ) -> Difference:
         """Return the difference with the covariance of both sides."""
+        answers = suited(answers, answers.served.estimators[self.estimator])
         split, clustered = answers.splits[target], answers.request.clustered
         whole = self._sides(split.whole)
         sides = {TARGET: estimate, INCUMBENT: self._own(answers, split.whole)}
@@ -201,10 +203,10 @@ class Incumbent:
     def _own(self, answers: Answers, moments: MomentsByLogger) -> Estimate:
         """Return the incumbent's own value: that of its policy, or its mean reward."""
         if not self.joins:
-            return estimated(Linear({self.name: {REWARD: 1.0}}), moments)
+            return estimated(own_mean(self.name, moments), moments)
         estimator = answers.served.estimators[self.estimator]
-        own = estimator.needs(answers.loggers, crossed=True)
-        terms = {t: _of_logger(t, self.name) for t in (*own.scattered, BALANCED_WEIGHT)}
+        own = estimator.needs(tuple(moments), crossed=True)
+        terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
         return estimator.estimate({i: m.select(terms) for i, m in moments.items()})
 
     def _apart(
@@ -237,9 +239,8 @@ class Incumbent:
 
 def _of_logger(term: Term, logger: str) -> Term:
     """Return the term with the logger's policy in place of the target's."""
-    own = Factor("ratio", logger)
-    factors = (own if f.name == "balanced_weight" else f for f in term.factors)
-    return Term(tuple(sorted(factors)))
+    ratios = {weight: Factor(name, logger) for weight, name in RATIOS.items()}
+    return Term(tuple(sorted(ratios.get(f.name, f) for f in term.factors)))
 
 
 def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
@@ -252,7 +253,7 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
     name = max(counts, key=lambda i: counts[i]) if baseline is None else baseline
     default = "largest logger" if len(counts) > 1 else "only logger"
     usable = rows.served.estimators
-    estimator = RECOMMENDED if RECOMMENDED in usable else next(iter(usable), "")
+    estimator = preferred(usable)
     incumbent = Incumbent(name, "" if baseline else default, estimator)
     trained = asked.log.crossed and on_own(asked.log.trained_on, tuple(counts))
     if not estimator or trained or isinstance(rows.rows, SavedRows):
@@ -262,13 +263,16 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
 
 def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> Incumbent:
     """Return the incumbent with the moments of its differences."""
-    asked, loggers = rows.request, tuple(rows.rows.counts)
-    own = estimator.needs(loggers, crossed=asked.log.crossed).scattered
+    asked, strata = rows.request, tuple(rows.rows.counts)
+    strata = strata_of(rows.rows, asked.log) if is_periodic(estimator) else strata
+    wanted = estimator.needs(strata, crossed=asked.log.crossed)
+    own, means = wanted.scattered, wanted.means
     factors = [factor for term in own for factor in term.factors]
     joins = (
         asked.log.crossed
         and not asked.extra.mixture
         and all(f.name in OF_POLICY and not f.rule for f in factors)
+        and incumbent.name in at_first(strata)
     )
     if joins:
         weights = (BALANCED_WEIGHT, ratio(incumbent.name))
@@ -277,5 +281,6 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
         terms = {*own, REWARD}
     group = tuple(sorted(terms))
     shaped = asked.method == "skew" and rows.rows.shaped
-    needs = Needs(groups=(group,), slices=group if shaped else ())
+    crossed = tuple(_of_logger(t, incumbent.name) for t in means) if joins else ()
+    needs = Needs(crossed, (group,), slices=group if shaped else ())
     return replace(incumbent, joins=joins, needs=needs)

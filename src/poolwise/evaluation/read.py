@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.diagnosis.findings import cluster_findings
-from poolwise.diagnosis.overlap import shown
-from poolwise.diagnosis.trained import HONEST, check_names, on_own
+from poolwise.diagnosis.trained import check_names, on_own
 from poolwise.engines import as_engine
 from poolwise.engines.base import only_crossed
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
-from poolwise.estimators import BY_NAME, WITH_MODEL
+from poolwise.estimators import ALL, by_default
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.ips import require_crossed
 from poolwise.estimators.model import with_mixture
 from poolwise.evaluation.contrasts import united
+from poolwise.evaluation.periods import by_period, is_periodic, merged, strata_of
+from poolwise.evaluation.served import Served, served
 from poolwise.intervals.guarantees import (
     GUARANTEES,
     Guarantee,
@@ -31,7 +31,6 @@ from poolwise.intervals.guarantees import (
     known_range,
     refuse_outside,
 )
-from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
@@ -113,7 +112,8 @@ def request(
     named = named_targets(targets)
     strict = estimators is not None
     extra, findings = _extra(log, named, model, strict=strict)
-    by_name = WITH_MODEL if extra.predicted_reward else BY_NAME
+    modelled, periods = bool(extra.predicted_reward), log.period is not None
+    by_name = by_default(modelled=modelled, periods=periods)
     if estimators is None:
         estimators = tuple(by_name)
     elif isinstance(estimators, str) or not isinstance(estimators, Sequence):
@@ -164,10 +164,10 @@ def _estimator(
 ) -> Estimator:
     if not isinstance(wanted, str):
         return wanted
-    if wanted in WITH_MODEL:  # without a model, `served` refuses it with its reason
-        return by_name.get(wanted, WITH_MODEL[wanted])()
-    hint = did_you_mean(wanted, WITH_MODEL)
-    raise UsageError(f"estimators are {', '.join(WITH_MODEL)}; got {wanted!r}{hint}")
+    if wanted in ALL:  # without a model or a period, `served` refuses it with its reason
+        return by_name.get(wanted, ALL[wanted])()
+    hint = did_you_mean(wanted, ALL)
+    raise UsageError(f"estimators are {', '.join(ALL)}; got {wanted!r}{hint}")
 
 
 def _extra(
@@ -187,79 +187,6 @@ def _extra(
     return replace(modelled, mixture=mixed.mixture, learners=learners), ()
 
 
-@dataclass(frozen=True)
-class Served:
-    """Estimators that a log can serve, and their needs.
-
-    Attributes:
-        estimators: Usable estimators by name.
-        needs: Needs of the estimators and of the tables, for one target.
-        refused: Reasons why others are not used.
-        uncrossed: Names of estimators that lack nothing but cross-propensities.
-    """
-
-    estimators: Mapping[str, Estimator]
-    needs: Needs
-    refused: tuple[Finding, ...] = ()
-    uncrossed: tuple[str, ...] = ()
-
-
-def served(asked: Request, loggers: Sequence[str], *, shaped: bool = False) -> Served:
-    """Unite the needs of the estimators that a log with these loggers can serve.
-
-    Those of skewed intervals are among them if `shaped`.
-    """
-    crossed = asked.log.crossed
-    ratios = loggers if crossed and not asked.extra.mixture else ()
-    needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
-    if shaped and crossed and asked.log.trained_on:
-        needs |= interval_needs(HONEST.needs(loggers, crossed=True))
-    usable: dict[str, Estimator] = {}
-    for estimator in asked.estimators:
-        try:
-            own = _needs(estimator, loggers, asked)
-            needs |= own | interval_needs(own, ratios) if shaped else own
-        except RefusedError as reason:
-            only_crossing = not crossed and _lacks_only_crossing(estimator, loggers)
-            missing = asked.log.uncrossed(loggers)
-            if asked.strict and only_crossing and len(missing) < len(loggers):
-                require_crossed(estimator.name, missing, crossed=False)
-            if asked.strict:
-                raise
-            if not only_crossing:
-                refused.append(Finding(reason.code, str(reason)))
-            else:
-                uncrossed.append(estimator.name)
-        else:
-            usable[_free_name(estimator.name, usable)] = estimator
-    return Served(usable, needs, tuple(refused), tuple(uncrossed))
-
-
-def _needs(estimator: Estimator, loggers: Sequence[str], asked: Request) -> Needs:
-    needs, name = estimator.needs(loggers, crossed=asked.log.crossed), estimator.name
-    if needs.modelled and not asked.extra.predicted_reward:
-        raise RefusedError(
-            f"{name}-refused",
-            f"{name} needs a reward model: give `model`, a scikit-learn regressor or "
-            "classifier, or GivenModel(...) for predictions that are columns already.",
-        )
-    return needs
-
-
-def _lacks_only_crossing(estimator: Estimator, loggers: Sequence[str]) -> bool:
-    try:
-        estimator.needs(loggers, crossed=True)
-    except RefusedError:
-        return False
-    return True
-
-
-def _free_name(name: str, taken: Mapping[str, object]) -> str:
-    """Return the name, numbered where the caller gave the same estimator twice."""
-    names = [name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))]
-    return next(n for n in names if n not in taken)
-
-
 @dataclass(frozen=True, eq=False)
 class Answers:
     """Moments that a pass over the rows gave.
@@ -275,6 +202,7 @@ class Answers:
         pairs: Needs of a comparison: terms of all targets together.
         means: Means of each bucket for these terms.
         findings: Findings about the rows as a whole.
+        apart: The same by period and logger, if the log has periods.
     """
 
     request: Request
@@ -286,6 +214,7 @@ class Answers:
     pairs: Needs
     means: Buckets
     findings: tuple[Finding, ...]
+    apart: Answers | None = None
 
     def view(self, target: str) -> dict[str, Moments]:
         """Return one target's moments, with the tails and histograms of its weights."""
@@ -309,10 +238,12 @@ class OpenLog:
 
     def read(self, compared: str = "") -> Answers:
         """Make the pass; `compared` names the estimator that targets are compared in."""
-        asked, rows, needs, pairs = self.request, self.rows, self.served.needs, Needs()
-        loggers, crossed = tuple(rows.counts), asked.log.crossed
+        asked, needs, pairs = self.request, self.served.needs, Needs()
+        rows, crossed = by_period(self.rows, asked.log), asked.log.crossed
         if compared:
-            own = self.served.estimators[compared].needs(loggers, crossed=crossed)
+            chosen = self.served.estimators[compared]
+            strata = strata_of(rows, asked.log) if is_periodic(chosen) else tuple(rows.counts)
+            own = chosen.needs(strata, crossed=crossed)
             pairs = united(own, asked.names, crossed=crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
@@ -341,7 +272,8 @@ class OpenLog:
             *getattr(rows, "notes", ()),
         )
         moments = (splits, whole, compared, pairs, means)
-        return Answers(asked, self.served, loggers, *moments, findings)
+        answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)
+        return answers if asked.log.period is None else merged(answers)
 
 
 @contextmanager
@@ -352,7 +284,8 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
         asked, loggers = replace(asked, log=log), tuple(rows.counts)
         check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
         shaped = asked.method == "skew" and rows.shaped
-        usable = served(asked, loggers, shaped=shaped)
+        cells = () if log.period is None else strata_of(rows, log)
+        usable = served(asked, loggers, cells, shaped=shaped)
         if asked.method in GUARANTEES:
             trained = on_own(log.trained_on, loggers)
             if trained and log.crossed and asked.method != "betting":

@@ -11,6 +11,7 @@ weight             target / logger of the row
 balanced_weight    target / mixture of the loggers
 period_weight      target / mixture of the loggers of the row's period
 ratio[k]           logger k / mixture
+period_ratio[k]    logger k / mixture of the loggers of the row's period
 inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` if logger k is zero
 inverse_period[d]  mixture / mixture of period d; `UNSUPPORTED` if that is zero
 unsupported[k]     1 if logger k is zero, else 0

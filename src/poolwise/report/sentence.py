@@ -21,20 +21,30 @@ from poolwise.text import (
 )
 
 Facts = Mapping[str, Any]  # the dictionary of a result, or one nested in it
-RECOMMENDED = "calibrated"
+RECOMMENDED = ("period-dr", "period-balanced", "calibrated")  # the first that is there
 FEW = 5  # names that a sentence lists; more are counted
 CARRIED = 0.9  # logs carry an answer if their shares sum to this
 
 
 def recommended(target: Facts) -> Facts | None:
-    """Return the estimate to quote: calibrated, else the first; None if there is none.
+    """Return the estimate to quote: see `preferred`; None if there is none.
 
     >>> recommended({"estimates": [{"estimator": "naive"}, {"estimator": "calibrated"}]})
     {'estimator': 'calibrated'}
     """
-    estimates: Sequence[Facts] = target["estimates"]
-    named = [e for e in estimates if e["estimator"] == RECOMMENDED]
-    return next(iter([*named, *estimates]), None)
+    by_name: dict[str, Facts] = {e["estimator"]: e for e in target["estimates"]}
+    return by_name.get(preferred(by_name))
+
+
+def preferred(names: Iterable[str]) -> str:
+    """Return the estimator to rely on: of periods, calibrated, else the first; "" of none.
+
+    >>> preferred(["naive", "calibrated"]), preferred(["naive", "weighted"])
+    ('calibrated', 'naive')
+    """
+    listed_names = list(names)
+    chosen = [name for name in RECOMMENDED if name in listed_names]
+    return next(iter([*chosen, *listed_names]), "")
 
 
 def leading(evaluation: Facts) -> Facts:

@@ -2,9 +2,7 @@
 
 The rows are read twice, in the same order: once for the sample, once for the columns.
 A row's fold follows from its number among the rows of its logger, or from its cluster, so
-that both passes agree and each fold has its share of each logger.  In the matrix of a model
-numbers stay unchanged; text and the action become one column per frequent label, so that a
-model can predict actions that were not logged.
+that both passes agree and each fold has its share of each logger.
 """
 
 from __future__ import annotations
@@ -17,29 +15,30 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.errors import Fault, LogError, ModelError, UsageError, optional_module
+from poolwise.errors import Fault, LogError, ModelError, optional_module
 from poolwise.log.policy import index_of
 from poolwise.rows.roles import Extra
 from poolwise.rows.rules import double
 from poolwise.rows.score import scorer_of, to_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import duckdb
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.errors import Finding
-    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, Labels
+    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray
     from poolwise.rows.roles import Roles
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"
 NUMBER, FOLD = "poolwise_number", "poolwise_fold"
+PERIOD, PERIOD_NUMBER = "poolwise_period", "poolwise_period_number"
+MOST_FITS = 50  # models of periods
 OWN, CROSS = "poolwise_own", "poolwise_cross"  # propensities; a cross one has a number
 FOLDS = 5
 FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
 MOST_FOLDS = 2**62  # so many that each row, or cluster, has its own
-ONE_HOT_COLUMNS = 64  # at most, of a column of text or of the action
 BATCH_ROWS = 65_536  # of the pass that takes the sample
 SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
 T = TypeVar("T")
@@ -58,6 +57,7 @@ class LearnerRows:
         propensity: Log-probability under the row's own logger, shape (n,).
         propensities: Log-probabilities under the loggers that have them.
         logs: True if the log holds logarithms, so that filled probabilities must be too.
+        period: Number of each row's period, shape (n,); empty where the log has none.
     """
 
     batch: Batch
@@ -68,9 +68,15 @@ class LearnerRows:
     propensity: FloatArray
     propensities: Mapping[str, FloatArray]
     logs: bool = False
+    period: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.batch)
+
+    @property
+    def units(self) -> IntArray:
+        """Periods of the rows, or their folds: a model must not have seen its own unit."""
+        return self.period if len(self.period) else self.fold
 
 
 class Fitted(Protocol):
@@ -105,6 +111,19 @@ def fit_folds(fold: IntArray, fit: Callable[[IntArray], T]) -> dict[int, T]:
     return {k: fit(np.flatnonzero(fold != k)) for k in np.unique(fold).tolist()}
 
 
+def fit_earlier(
+    period: IntArray, fit: Callable[[IntArray], T], most: int = MOST_FITS
+) -> dict[int, T]:
+    """Return the model for each period: the result of `fit` with rows of earlier periods.
+
+    Of more than `most` periods, neighbours share the model of the first of them.
+    """
+    periods = range(int(period.max(initial=0)) + 1)
+    step = -(-len(periods) // most)
+    models = {k: fit(np.flatnonzero(period < k)) for k in periods[::step]}
+    return {k: models[k - k % step] for k in periods}
+
+
 def rows_by_fold(fold: IntArray) -> Iterator[tuple[int, IntArray]]:
     """Yield each fold with its rows."""
     return ((k, np.flatnonzero(fold == k)) for k in np.unique(fold).tolist())
@@ -117,99 +136,6 @@ def fit_clone(kind: str, model: SklearnModel, matrix: FloatArray, y: AnyArray) -
         return fresh.fit(matrix, y)
     except Exception as error:
         raise ModelError(kind, f"could not be fitted: {error}") from error
-
-
-# Features.
-
-
-@dataclass(frozen=True, eq=False)
-class Features:
-    """Turns rows into a matrix; fitted to a sample, so that all batches get the same columns.
-
-    Attributes:
-        columns: Context columns in use.
-        labels: The frequent labels of each column of text.
-        actions: Actions of the sample; all others get zeros.
-        interactions: Add the product of every context column with every action.
-    """
-
-    columns: tuple[str, ...]
-    labels: Mapping[str, tuple[Hashable, ...]]
-    actions: tuple[Hashable, ...]
-    interactions: bool = False
-
-    def context(self, batch: Batch) -> FloatArray:
-        """Return the context alone, shape (n, D)."""
-        blocks = [self._block(name, batch[name]) for name in self.columns]
-        return np.hstack([np.empty((len(batch), 0)), *blocks])
-
-    def _block(self, name: str, values: AnyArray) -> FloatArray:
-        if name in self.labels:
-            return one_hot(index_of(self.labels[name], values), len(self.labels[name]))
-        return values.reshape(len(values), -1).astype(np.float64)
-
-    def index(self, actions: Labels) -> IntArray:
-        """Return the index of each action among those of the sample; -1 if it is missing."""
-        return index_of(self.actions, actions)
-
-    def join(self, context: FloatArray, action: IntArray) -> FloatArray:
-        """Append the columns of one action per row, by its index, to the context."""
-        size = len(self.actions)
-        if size > ONE_HOT_COLUMNS:  # trees can split the index; linear models cannot use it
-            return np.column_stack([context, action])
-        played = one_hot(action, size)
-        if not self.interactions:
-            return np.hstack([context, played])
-        crossed = context[:, :, None] * played[:, None, :]
-        return np.hstack([context, played, crossed.reshape(len(context), -1)])
-
-    def matrix(self, batch: Batch) -> FloatArray:
-        """Return context and logged action, one line per row."""
-        return self.join(self.context(batch), self.index(batch.action))
-
-
-def fit_features(
-    batch: Batch, columns: Sequence[str], *, interactions: bool = False
-) -> Features:
-    """Collect labels and actions from a sample of rows.
-
-    >>> from poolwise.log.policy import Batch
-    >>> rows = Batch(np.array(["a", "b"]), {"age": np.array([30, 40])})
-    >>> fit_features(rows, ["age"]).matrix(rows).tolist()
-    [[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]]
-    """
-    labels = {}
-    for name in columns:
-        kind = batch[name].dtype.kind
-        if kind in "OUSb" and batch[name].ndim == 1:
-            labels[name] = _frequent(batch[name])
-        elif kind not in "iuf":
-            raise UsageError(
-                f"a model needs columns of numbers or text, got {name!r}: name the columns of "
-                "`context` to use"
-            )
-    if batch.action.ndim != 1:
-        raise UsageError("a model needs one label per action, got lists")
-    actions = tuple(sorted(set(batch.action.tolist()), key=str))
-    return Features(tuple(columns), labels, actions, interactions)
-
-
-def _frequent(values: AnyArray) -> tuple[Hashable, ...]:
-    rows = Counter(values.tolist())
-    ranked = sorted(rows, key=lambda label: (-rows[label], str(label)))
-    return tuple(ranked[:ONE_HOT_COLUMNS])
-
-
-def one_hot(index: IntArray, size: int) -> FloatArray:
-    """Return a matrix with a 1 at the index of each row; a row of zeros for -1.
-
-    >>> one_hot(np.array([1, -1]), 2).tolist()
-    [[0.0, 1.0], [0.0, 0.0]]
-    """
-    matrix = np.zeros((len(index), size))
-    rows = np.flatnonzero(index >= 0)
-    matrix[rows, index[rows]] = 1.0
-    return matrix
 
 
 # Folds.
@@ -226,6 +152,7 @@ class Folds:
         folds: Number of folds.
         stride: Rows of a logger per sampled row.
         seen: Rows of each logger so far.
+        periods: Periods of the log as text, in their order.
 
     Examples:
         >>> folds = Folds(5)
@@ -236,6 +163,7 @@ class Folds:
     folds: int
     stride: int = 1
     seen: Counter[str] = field(default_factory=Counter)
+    periods: tuple[str, ...] = ()
 
     def numbers(self, label: AnyArray) -> IntArray:
         """Return the number of each row among those of its logger."""
@@ -255,7 +183,13 @@ class Folds:
             unit = rows.column(UNIT).to_numpy() if clustered else number // self.stride
             fold = np.asarray(unit % self.folds, dtype=np.int64)
             numbered = rows.append_column(NUMBER, pa.array(number))
-            yield numbered.append_column(FOLD, pa.array(fold))
+            numbered = numbered.append_column(FOLD, pa.array(fold))
+            if self.periods:
+                period = index_of(
+                    self.periods, rows.column(PERIOD).to_numpy(zero_copy_only=False)
+                )
+                numbered = numbered.append_column(PERIOD_NUMBER, pa.array(period))
+            yield numbered
 
 
 def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> Fill:
@@ -263,9 +197,20 @@ def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> 
     total = int(connection.execute("SELECT count(*) FROM log").fetchall()[0][0])
     stride = -(-total // min(learner.rows for learner in extra.learners))
     folds = Folds(max(learner.folds for learner in extra.learners), max(1, stride))
+    folds.periods = _periods(connection, roles)
     sample = _sample(connection, roles, folds)
     fitted = tuple(learner.fit(sample, folds.seen) for learner in extra.learners)
-    return Fill(fitted, roles, Folds(folds.folds, folds.stride))
+    return Fill(fitted, roles, Folds(folds.folds, folds.stride, periods=folds.periods))
+
+
+def _periods(connection: duckdb.DuckDBPyConnection, roles: Roles) -> tuple[str, ...]:
+    """Return the periods of the log as text, in the order of their values."""
+    if roles.table.period is None:
+        return ()
+    value = roles.table.period.sql(dialect="duckdb")
+    query = f"SELECT CAST({value} AS VARCHAR) FROM log GROUP BY {value} ORDER BY {value}"
+    lines = connection.execute(query).fetchall()
+    return tuple(text for (text,) in lines if text is not None)
 
 
 def _sample(connection: duckdb.DuckDBPyConnection, roles: Roles, folds: Folds) -> LearnerRows:
@@ -290,6 +235,8 @@ def _batches(
     if table.cluster is not None:
         unit = exp.cast(table.cluster.copy(), "varchar")
         values[UNIT] = exp.Anonymous(this="hash", expressions=[unit])
+    if table.period is not None:
+        values[PERIOD] = exp.cast(table.period.copy(), "varchar")
     in_sql = {n: e for n, e in _propensities(roles).items() if n != e.name}
     values |= {name: double(e) for name, e in in_sql.items()}
     names = dict.fromkeys([*roles.needed, roles.action, *roles.context])
@@ -343,7 +290,15 @@ def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
         propensity=own,
         propensities=dict(zip(table.propensities, logs, strict=True)),
         logs=table.log_probabilities,
+        period=_period_numbers(rows),
     )
+
+
+def _period_numbers(rows: pa.RecordBatch) -> IntArray:
+    """Return the number of each row's period; none where the log has no periods."""
+    if PERIOD_NUMBER not in rows.schema.names:
+        return np.empty(0, dtype=np.int64)
+    return np.asarray(rows.column(PERIOD_NUMBER).to_numpy(), dtype=np.int64)
 
 
 def _floats(rows: pa.RecordBatch, name: str) -> FloatArray:

@@ -18,12 +18,11 @@ import numpy as np
 
 from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
+from poolwise.rows.features import Features, fit_features
 from poolwise.rows.learn import (
-    Features,
     Learner,
     SklearnModel,
     fit_clone,
-    fit_features,
     fit_folds,
     rows_by_fold,
 )

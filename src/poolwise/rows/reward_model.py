@@ -1,8 +1,10 @@
 """Reward models: the predicted reward of every action, cross-fitted.
 
 A model is fitted to a sample of the rows, fold by fold, and predicts the rows of the fold
-that it was not fitted to, which makes doubly robust estimates unbiased for any model.  A
-target's distribution over actions is computed batch by batch and not stored.
+that it was not fitted to, which makes doubly robust estimates unbiased for any model.  Where
+the log has periods, the model of a period is fitted to earlier periods only, since policies
+may depend on all of them; that of the first period predicts 0.  A target's distribution over
+actions is computed batch by batch and not stored.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import numpy as np
 from poolwise.errors import Finding, ModelError, RefusedError, UsageError
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import Batch, Distribution, FloatArray, IntArray, is_distribution
+from poolwise.rows.features import Features, fit_features
 from poolwise.rows.learn import (
     FITTED_ROWS,
     FOLDS,
-    Features,
     Learner,
     SklearnModel,
     fit_clone,
-    fit_features,
+    fit_earlier,
     fit_folds,
     rows_by_fold,
 )
@@ -139,7 +141,7 @@ def fit_reward(
     sample: LearnerRows,
     counts: Mapping[str, int],
 ) -> FittedReward:
-    """Fit a model for each fold; `targets` are named by the column of their value."""
+    """Fit a model for each fold or period; `targets` are named by the column of their value."""
     interactions, reward = settings.interactions, sample.reward
     features = fit_features(sample.batch, sample.features, interactions=interactions)
     for policy in targets.values():
@@ -150,11 +152,13 @@ def fit_reward(
                 f"{_few(actions)}, and the log has {_few(features.actions)}"
             )
     matrix = features.matrix(sample.batch)
-    models = fit_folds(
-        sample.fold, lambda rows: fit_one(settings.model, matrix[rows], reward[rows])
+    by_period = bool(len(sample.period))
+    models = (fit_earlier if by_period else fit_folds)(
+        sample.units, lambda rows: fit_one(settings.model, matrix[rows], reward[rows])
     )
     total = sum(counts.values())
-    return FittedReward(features, models, _constant(reward), targets, len(sample), total)
+    default = _constant(reward[:0] if by_period else reward)
+    return FittedReward(features, models, default, targets, len(sample), total)
 
 
 def _few(labels: Sequence[Hashable]) -> str:
@@ -188,8 +192,9 @@ class FittedReward:
 
     Attributes:
         features: Turns rows into a matrix.
-        models: Model for the rows of each fold, fitted to the others.
-        default: Model for folds that the sample does not have.
+        models: Model for the rows of each fold, fitted to the others; or for those of each
+            period, fitted to earlier ones.
+        default: Model for folds or periods that the sample does not have.
         targets: Policies by the column of their predicted value.
         sampled: Rows that the models were fitted to.
         total: All rows.
@@ -204,8 +209,8 @@ class FittedReward:
 
     def __call__(self, rows: LearnerRows) -> dict[str, FloatArray]:
         columns = {name: np.zeros(len(rows)) for name in (PREDICTED_REWARD, *self.targets)}
-        for fold, chosen in rows_by_fold(rows.fold):
-            model = self.models.get(fold, self.default)
+        for unit, chosen in rows_by_fold(rows.units):
+            model = self.models.get(unit, self.default)
             for name, values in self._predict(model, _take(rows.batch, chosen)).items():
                 columns[name][chosen] = values
         return columns

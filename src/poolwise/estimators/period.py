@@ -1,0 +1,196 @@
+r"""Period-balanced: balanced within a period, weighted across periods.
+
+Policies that are retrained on their own logs depend on earlier rewards.  A mixture over all
+rows then depends on the future of a row, and every estimate that divides by it is biased.
+Within a period the live policies are fixed, so the balanced estimate with the *period's*
+mixture is unbiased given the past; periods are combined with weights that do not depend on
+rewards.
+
+Agarwal, Basu, Schnabel & Joachims (KDD 2017) for both weightings; Hadad, Hirshberg, Zhan,
+Wager & Athey (PNAS 2021) and Zhan, Hadad, Hirshberg & Athey (KDD 2021) for one logger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.estimators.ips import supported
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.estimate import Estimate, estimated
+from poolwise.moments.linear import Linear, shares
+from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.terms import (
+    BALANCED_WEIGHT,
+    PERIOD_REWARD,
+    PERIOD_WEIGHT,
+    PREDICTED_VALUE,
+    RESIDUAL,
+    Needs,
+    Term,
+    period_moment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Across = Literal["stable", "minimum"]
+PERIOD_RESIDUAL = PERIOD_WEIGHT * RESIDUAL
+
+
+@dataclass(frozen=True)
+class PeriodBalanced:
+    r"""Balanced IPS in each period, with weights across periods that ignore rewards.
+
+    $$\hat U = \sum_d \frac{g_d}{\sum_e g_e} \frac1{n_d} \sum_{j \in d} \delta_j
+      \frac{\bar\pi(y_j|x_j)}{\pi_d(y_j|x_j)}, \qquad
+      \pi_d = \sum_i \frac{n_{di}}{n_d} \pi_i, \qquad g_d = \frac{n_d}{\sqrt{v_d}}$$
+
+    with $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ from the rows of all periods.  Valid if policies
+    that are live in a period are fixed before it, however they depend on earlier periods.
+    Where the probabilities of a row are known only for policies of its own period, $v_d$
+    cannot be estimated without the weights that it combines, and $g_d = n_d$.
+
+    Attributes:
+        across: "stable" is the above; "minimum" is $g_d = n_d / v_d$, better where concurrent
+            control traffic keeps the $v_d$ comparable.
+
+    Examples:
+        >>> PeriodBalanced().name, PeriodBalanced("minimum").name
+        ('period-balanced', 'period-balanced-minimum')
+    """
+
+    across: Across = "stable"
+
+    def __post_init__(self) -> None:
+        if self.across not in get_args(Across):
+            raise UsageError(f"across must be 'stable' or 'minimum', got {self.across!r}")
+
+    @property
+    def name(self) -> str:
+        return "period-balanced" + self._suffix
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.across == "stable" else f"-{self.across}"
+
+    @property
+    def _terms(self) -> tuple[Term, ...]:
+        """Terms of a row whose sum has the target's value as expectation."""
+        return (PERIOD_REWARD,)
+
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+        """Return the moments to compute; `loggers` are the cells of the log."""
+        periods = periods_of(loggers)
+        if not periods:
+            raise RefusedError(
+                f"{self.name}-refused",
+                f"{self.name} requires the period in which each row was logged: give `period` "
+                "(--period), a column such as the day.",
+            )
+        alone = Needs(groups=(self._terms, (PERIOD_WEIGHT,)), extremes=(PERIOD_WEIGHT,))
+        if crossed:
+            return alone | Needs(tuple(map(period_moment, periods)), ((BALANCED_WEIGHT,),))
+        refuse_shared(self.name, loggers)
+        return alone
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        """Return the estimate from the moments of cells."""
+        second = second_moments(moments)
+        outside = [period for period, v in second.items() if math.isinf(v)]
+        if len(outside) == len(second):
+            raise RefusedError(
+                f"{self.name}-refused",
+                f"{self.name} requires a period whose policies together can play every action "
+                "of the target, and each period lacks some. Log such actions first.",
+            )
+        rows = _rows(moments)
+        power = 0.5 if self.across == "stable" else 1.0
+        across = shares({d: rows[d] * second[d] ** -power for d in second})
+        share = {c: across[_period(c)] * m.count / rows[_period(c)] for c, m in moments.items()}
+        linear = Linear({c: dict.fromkeys(self._terms, s) for c, s in share.items()})
+        findings = (_unsupported(outside, len(second)),) if outside else ()
+        return estimated(linear, moments, _by_logger(share), findings)
+
+
+@dataclass(frozen=True)
+class PeriodDoublyRobust(PeriodBalanced):
+    r"""`PeriodBalanced`, with a reward model of earlier periods.
+
+    $$\hat U = \sum_d \frac{g_d}{\sum_e g_e} \frac1{n_d} \sum_{j \in d} \Big( \sum_y
+      \bar\pi(y|x_j) \hat q_{d-1}(x_j, y) + \frac{\bar\pi(y_j|x_j)}{\pi_d(y_j|x_j)}
+      \big(\delta_j - \hat q_{d-1}(x_j, y_j)\big) \Big)$$
+
+    The model of a period is fitted to the rows of earlier periods only; that of the first
+    period predicts 0.
+    """
+
+    @property
+    def name(self) -> str:
+        return "period-dr" + self._suffix
+
+    @property
+    def _terms(self) -> tuple[Term, ...]:
+        return PREDICTED_VALUE, PERIOD_RESIDUAL
+
+
+def refuse_shared(name: str, cells: Sequence[str]) -> None:
+    """Raise RefusedError if a period has several loggers, without cross-propensities."""
+    live = Counter(_period(cell) for cell in cells)
+    shared = [period for period, loggers in live.items() if loggers > 1]
+    if shared:
+        raise RefusedError(
+            f"{name}-refused",
+            f"{name} requires the probability of each row's action under every logger of its "
+            f"period, and period {shared[0]} has {live[shared[0]]} loggers. Give "
+            "`propensities` (--propensities): a column, an expression or a policy for each "
+            "logger.",
+        )
+
+
+def second_moments(moments: MomentsByLogger) -> dict[str, float]:
+    r"""Return $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ of each period, from the rows of all.
+
+    Infinite if the loggers of the period never play an action of the target; 1 where
+    cross-propensities between periods are missing.
+    """
+    periods = periods_of(moments)
+    together = pooled(moments.values())
+    if not all(together.has(period_moment(d)) for d in periods):
+        return dict.fromkeys(periods, 1.0)
+    square = together.mean_square(BALANCED_WEIGHT)
+    return supported({d: together.mean(period_moment(d)) for d in periods}, square)
+
+
+def _period(cell: str) -> str:
+    return cell.period if isinstance(cell, Cell) else ""
+
+
+def _rows(moments: MomentsByLogger) -> Mapping[str, int]:
+    """Return the rows of each period."""
+    rows = Counter[str]()
+    for cell, of_cell in moments.items():
+        rows[_period(cell)] += of_cell.count
+    return rows
+
+
+def _by_logger(share: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each logger over all periods."""
+    total: dict[str, float] = {}
+    for cell, part in share.items():
+        logger = cell.logger if isinstance(cell, Cell) else cell
+        total[logger] = total.get(logger, 0.0) + part
+    return total
+
+
+def _unsupported(periods: Sequence[str], total: int) -> Finding:
+    return Finding(
+        "period-unsupported",
+        f"In {len(periods)} of {total} periods (the first is {periods[0]}) the loggers gave "
+        "probability 0 to actions of the target; these periods are left out of "
+        "period-balanced.",
+        "Keep some traffic on a policy that plays every action.",
+    )

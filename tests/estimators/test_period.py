@@ -1,0 +1,276 @@
+"""Period-balanced: unbiased for policies that learn, by enumeration of all histories."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.dummy import DummyRegressor
+
+from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators.ips import Balanced, Weighted
+from poolwise.estimators.period import PeriodBalanced, second_moments
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.log.log import Log
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.rows.learn import fit_earlier
+from tests.support.histories import (
+    LIVE,
+    TARGET,
+    continued,
+    histories,
+    mixture,
+    period_mean,
+    policies,
+    value,
+)
+from tests.support.messages import refused
+from tests.support.periods import daily, daily_log, daily_unplayed, period_mixture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolwise.log.policy import Batch
+    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.moments import Moments
+    from tests.support.histories import History
+
+TARGETS = {"t": "t"}
+
+
+def cells_of(log: Log, estimator: PeriodBalanced) -> Mapping[str, Moments]:
+    """Return the moments of each cell that an estimator needs."""
+    with DuckDB().open(log, TARGETS) as rows:
+        strata = tuple(rows.cells)
+        needs = estimator.needs(strata, crossed=log.crossed)
+        bound = {term: term.bind("t") for term in needs.terms}
+        sums = rows.by_period.moments(needs.bind("t"))
+    return {cell: m.select(bound) for cell, m in sums.items()}
+
+
+def estimated(log: Log, estimator: Estimator) -> Estimate:
+    (estimate,) = evaluate(log, TARGETS, [estimator])["t"].estimates.values()
+    return estimate
+
+
+# Enumeration.
+
+
+def test_a_period_is_unbiased_given_every_past() -> None:
+    pasts: list[History] = [(), *(first for first, _ in continued((), 0))]
+    for past in pasts:
+        period = 1 if past else 0
+        known = policies(past)
+        rows = list(continued(past, period))
+        assert sum(chance for _, chance in rows) == 1
+        assert sum(c * period_mean(r, known) for r, c in rows) == value()
+
+
+def test_the_mean_of_periods_is_unbiased_and_balanced_is_not() -> None:
+    plain, pooled = Fraction(0), Fraction(0)
+    for rows, chance in histories():
+        known = policies(rows)
+        parts = [[r for r in rows if r.period == d] for d in (0, 1)]
+        plain += chance * sum(period_mean(part, known) for part in parts) / 2
+        pooled += chance * period_mean(rows, known)
+    assert plain == value()
+    assert pooled < value() * Fraction(99, 100)
+
+
+def log_of(rows: History, *, crossed: bool) -> Log:
+    known = policies(rows)
+    columns = {
+        "day": [r.period for r in rows],
+        "logger": [r.logger for r in rows],
+        "reward": [float(r.reward) for r in rows],
+        "t": [float(TARGET[r.context][r.action]) for r in rows],
+        **{f"p_{i}": [float(p[r.context][r.action]) for r in rows] for i, p in known.items()},
+    }
+    log = daily_log({k: np.array(v) for k, v in columns.items()})
+    if crossed:
+        return log
+    live = [float(mixture(LIVE[r.period], known, r)) for r in rows]  # as one logger's
+    labels = [f"all {r.period}" for r in rows]
+    table = pa.table(columns | {"p": live, "logger": labels})
+    return Log(table, logger="logger", reward="reward", propensity="p", period="day")
+
+
+def test_the_code_agrees_with_the_fractions() -> None:
+    every = [rows for rows, _ in histories()]
+    for rows in every[:: len(every) // 12]:
+        known = policies(rows)
+        parts = [[r for r in rows if r.period == d] for d in (0, 1)]
+        means = [period_mean(part, known) for part in parts]
+        live = [[r.logger for r in part] for part in parts]
+        second = [
+            sum(
+                TARGET[r.context][r.action] ** 2
+                / mixture(live[d], known, r)
+                / mixture([*live[0], *live[1]], known, r)
+                for r in rows
+            )
+            / len(rows)
+            for d in (0, 1)
+        ]
+        for across, power in (("stable", 0.5), ("minimum", 1.0)):
+            estimator = PeriodBalanced(across)  # type: ignore[arg-type]
+            estimate = estimator.estimate(cells_of(log_of(rows, crossed=True), estimator))
+            mass = [float(v) ** -power for v in second]
+            expected = sum(g * float(u) for g, u in zip(mass, means, strict=True)) / sum(mass)
+            assert estimate.value == pytest.approx(expected, rel=1e-12)
+        plain = PeriodBalanced()
+        estimate = plain.estimate(cells_of(log_of(rows, crossed=False), plain))
+        assert estimate.value == pytest.approx(float(sum(means) / 2), rel=1e-12)
+
+
+# Laws.
+
+
+def test_one_period_is_balanced() -> None:
+    columns = daily()
+    log = daily_log(columns | {"day": np.zeros(900, dtype=int)})
+    result = evaluate(log, TARGETS, [PeriodBalanced(), Balanced()])["t"]
+    one, other = result.estimates.values()
+    assert one.value == pytest.approx(other.value, rel=1e-12)
+    assert one.variance == pytest.approx(other.variance, rel=1e-12)
+    assert one.freedom == pytest.approx(other.freedom, rel=1e-12)
+    assert dict(one.shares) == pytest.approx(dict(other.shares))
+
+
+def test_one_logger_a_period_is_weighted_without_rewards() -> None:
+    log = daily_log(daily(control=0.0))
+    free = estimated(log, Weighted(divergence="reward-free"))
+    ours = estimated(log, PeriodBalanced("minimum"))
+    assert ours.value == pytest.approx(free.value, rel=1e-12)
+    assert dict(ours.shares) == pytest.approx(dict(free.shares))
+
+
+def test_value_and_variance_are_those_of_the_definition() -> None:
+    columns = daily()
+    log = daily_log(columns)
+    estimator = PeriodBalanced()
+    moments = cells_of(log, estimator)
+    second = second_moments(moments)
+    score = columns["t"] / period_mixture(columns) * columns["reward"]
+    day, logger = columns["day"], columns["logger"]
+    mass = np.array([np.sum(day == d) / np.sqrt(second[str(d)]) for d in range(3)])
+    across = mass / mass.sum()
+    expected, variance = 0.0, 0.0
+    for d in range(3):
+        rows = day == d
+        expected += across[d] * score[rows].mean()
+        for i in np.unique(logger[rows]):
+            mine = rows & (logger == i)
+            share = across[d] * mine.sum() / rows.sum()
+            variance += share**2 * score[mine].var(ddof=1) / mine.sum()
+    estimate = estimator.estimate(moments)
+    assert estimate.value == pytest.approx(expected, rel=1e-12)
+    assert estimate.variance == pytest.approx(variance, rel=1e-12)
+
+
+def test_moments_of_days_that_are_read_apart_merge() -> None:
+    lone, estimator, days = daily(control=0.0), PeriodBalanced(), []
+    for d in range(3):
+        rows = {k: v[lone["day"] == d] for k, v in lone.items()}
+        days.append(cells_of(daily_log(rows, propensities=None, propensity="p"), estimator))
+    together = daily_log(lone, propensities=None, propensity="p")
+    joined = estimator.estimate({cell: m for day in days for cell, m in day.items()})
+    assert joined.value == pytest.approx(estimated(together, estimator).value, rel=1e-12)
+
+
+def test_a_period_with_one_row_takes_the_variance_of_all_rows() -> None:
+    columns = daily(control=0.0)
+    columns["day"][-1] = 9
+    columns["logger"][-1] = "v9"
+    columns["p_v9"] = columns["p_v2"]
+    estimate = estimated(daily_log(columns), PeriodBalanced())
+    assert 0 < estimate.shares["v9"] < 0.01
+    assert np.isfinite(estimate.variance)
+
+
+def test_a_period_that_cannot_play_the_target_is_left_out() -> None:
+    log = daily_log(daily_unplayed())
+    estimate = estimated(log, PeriodBalanced())
+    assert estimate.shares["v2"] == 0
+    assert [f.code for f in estimate.findings] == ["period-unsupported"]
+    assert sum(estimate.shares.values()) == pytest.approx(1)
+
+
+def test_estimates_of_periods_require_periods() -> None:
+    log = daily_log(daily(), period=None)
+    with refused(RefusedError) as error:
+        evaluate(log, TARGETS, "period-balanced")
+    assert error.value.code == "period-balanced-refused"
+
+
+def test_several_loggers_of_a_period_require_cross_propensities() -> None:
+    log = daily_log(daily(), propensities=None, propensity="p")
+    with refused(RefusedError) as error:
+        evaluate(log, TARGETS, PeriodBalanced())
+    assert error.value.code == "period-balanced-refused"
+    assert "period-balanced" not in evaluate(log, TARGETS)["t"].estimates
+
+
+def test_across_has_two_values() -> None:
+    with refused(UsageError):
+        PeriodBalanced("least")  # type: ignore[arg-type]
+
+
+def test_periods_of_moments_are_in_order() -> None:
+    assert periods_of(cells_of(daily_log(daily()), PeriodBalanced())) == ("0", "1", "2")
+    assert Cell("0", "v0") in cells_of(daily_log(daily()), PeriodBalanced())
+
+
+# With a reward model.
+
+
+class Shares:
+    """A target that plays four actions with fixed probabilities."""
+
+    actions = (0, 1, 2, 3)
+
+    def __init__(self, probs: np.ndarray) -> None:
+        self.probs = probs
+
+    def prob(self, batch: Batch) -> np.ndarray:
+        return self.probs[np.asarray(batch.action, dtype=int)]
+
+    def distribution(self, batch: Batch) -> np.ndarray:
+        return np.tile(self.probs, (len(batch), 1))
+
+
+def test_the_model_of_a_period_is_fitted_to_earlier_periods_only() -> None:
+    columns = daily(300, control=0.3, seed=2)
+    probs = np.unique(columns["t"])
+    columns["action"] = np.unique(columns["t"], return_inverse=True)[1]
+    log = daily_log(columns, action="action", context=["t"])
+    target, model = {"t": Shares(probs / probs.sum())}, DummyRegressor()
+    result = evaluate(log, target, ["period-dr", "period-balanced"], model=model)["t"]
+    day, reward = columns["day"], columns["reward"]
+    predicted = np.array([reward[day < d].mean() if d else 0.0 for d in range(3)])[day]
+    weight = (probs / probs.sum())[columns["action"]] / period_mixture(columns)
+    score = predicted + weight * (reward - predicted)
+    shares = result.estimates["period-balanced"].linear.parts
+    across = {
+        d: sum(sum(p.values()) for c, p in shares.items() if c.period == str(d))  # type: ignore[attr-defined]
+        for d in range(3)
+    }
+    expected = sum(across[d] * score[day == d].mean() for d in range(3))
+    assert result.estimates["period-dr"].value == pytest.approx(expected, rel=1e-12)
+
+
+def test_neighbouring_periods_share_a_model_if_there_are_many() -> None:
+    period = np.arange(7)
+    models = fit_earlier(period, lambda rows: rows.tolist(), most=3)
+    assert models == {k: list(range(k - k % 3)) for k in range(7)}
+
+
+def test_a_model_without_periods_is_not_enough() -> None:
+    log = daily_log(daily(), period=None)
+    with refused(RefusedError) as error:
+        evaluate(log, TARGETS, "period-dr")
+    assert error.value.code == "period-dr-refused"
