@@ -255,10 +255,10 @@ def test_the_model_of_a_period_is_fitted_to_earlier_periods_only() -> None:
     weight = (probs / probs.sum())[columns["action"]] / period_mixture(columns)
     score = predicted + weight * (reward - predicted)
     shares = result.estimates["period-balanced"].linear.parts
-    across = {
-        d: sum(sum(p.values()) for c, p in shares.items() if c.period == str(d))  # type: ignore[attr-defined]
-        for d in range(3)
-    }
+    across = np.zeros(3)
+    for cell, part in shares.items():
+        assert isinstance(cell, Cell)
+        across[int(cell.period)] += sum(part.values())
     expected = sum(across[d] * score[day == d].mean() for d in range(3))
     assert result.estimates["period-dr"].value == pytest.approx(expected, rel=1e-12)
 
