@@ -34,7 +34,7 @@ from tests.support.periods import daily, daily_log, daily_unplayed, period_mixtu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.log.policy import Batch
+    from poolwise.log.policy import Batch, FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments
     from tests.support.histories import History
@@ -233,13 +233,13 @@ class Shares:
 
     actions = (0, 1, 2, 3)
 
-    def __init__(self, probs: np.ndarray) -> None:
+    def __init__(self, probs: FloatArray) -> None:
         self.probs = probs
 
-    def prob(self, batch: Batch) -> np.ndarray:
-        return self.probs[np.asarray(batch.action, dtype=int)]
+    def prob(self, batch: Batch) -> FloatArray:
+        return self.probs.take(np.asarray(batch.action, dtype=int))
 
-    def distribution(self, batch: Batch) -> np.ndarray:
+    def distribution(self, batch: Batch) -> FloatArray:
         return np.tile(self.probs, (len(batch), 1))
 
 
