@@ -14,6 +14,7 @@ from benchmarks import (
     data,
     learners,
     limits,
+    periods,
     policies,
     rivals,
     run,
@@ -302,3 +303,13 @@ def test_the_chart_has_a_panel_for_each_size_and_quantity() -> None:
     panels = [panel for row in chart["vconcat"] for panel in row["hconcat"]]
     shown = [len(chart["datasets"][panel["data"]["name"]]) for panel in panels]
     assert shown == [2, 2, 1] * 2  # by rows, by targets, by loggers
+
+
+@pytest.mark.parametrize("control", [0.0, periods.CONTROL])
+def test_a_log_of_periods_in_memory_is_what_an_evaluation_reads(control: float) -> None:
+    setting = periods.Setting("thompson", control, 3, 40)
+    periods.checked(setting, 0)
+    lines = list(periods.measured(setting, 0, 2))
+    assert {(line["target"], line["estimator"]) for line in lines} == {
+        (target, name) for target in periods.TARGETS for name in periods.ESTIMATORS
+    }

@@ -37,7 +37,7 @@ from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
 from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
-from poolwise.moments.moments import fingerprint
+from poolwise.moments.moments import fingerprint, selected
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PERIOD_WEIGHT,
@@ -240,8 +240,8 @@ def pairs_of(answers: Answers) -> Pairs:
     return Pairs(
         estimator=answers.compared,
         moments={
-            i: replace(m.select(terms), tails={}, histograms={})
-            for i, m in answers.whole.items()
+            i: replace(m, tails={}, histograms={})
+            for i, m in selected(answers.whole, terms).items()
         },
         clusters=answers.means if asked.clustered else (),
         weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,

@@ -23,6 +23,7 @@ from poolwise.evaluation.periods import at_first, is_periodic, own_mean, strata_
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.student import Interval, tail_of
 from poolwise.moments.estimate import estimated
+from poolwise.moments.moments import selected
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
 from poolwise.report.sentence import preferred
 
@@ -198,7 +199,7 @@ class Incumbent:
         if self.joins:
             named = {t: _of_logger(t, self.name) for t in self.needs.scattered}
             terms |= {t.bind(INCUMBENT): own for t, own in named.items()}
-        return {i: m.select(terms) for i, m in moments.items()}
+        return selected(moments, terms)
 
     def _own(self, answers: Answers, moments: MomentsByLogger) -> Estimate:
         """Return the incumbent's own value: that of its policy, or its mean reward."""
@@ -207,7 +208,7 @@ class Incumbent:
         estimator = answers.served.estimators[self.estimator]
         own = estimator.needs(tuple(moments), crossed=True)
         terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
-        return estimator.estimate({i: m.select(terms) for i, m in moments.items()})
+        return estimator.estimate(selected(moments, terms))
 
     def _apart(
         self, answers: Answers, target: str, result: TargetResult, critical: float

@@ -53,14 +53,15 @@ def strata_of(rows: Rows, log: Log) -> tuple[str, ...]:
 
 def merged(answers: Answers) -> Answers:
     """Return answers by logger, which keep those by cell as `apart`."""
+    loggers = answers.loggers
     return replace(
         answers,
         splits={
-            name: Split([by_logger(bucket) for bucket in split.buckets])
+            name: Split([by_logger(bucket, loggers) for bucket in split.buckets])
             for name, split in answers.splits.items()
         },
-        whole=by_logger(answers.whole),
-        means=[by_logger(bucket) for bucket in answers.means],
+        whole=by_logger(answers.whole, loggers),
+        means=[by_logger(bucket, loggers) for bucket in answers.means],
         apart=answers,
     )
 

@@ -33,6 +33,7 @@ from poolwise.intervals.guarantees import (
 )
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.moments.buckets import BUCKETS, Split
+from poolwise.moments.moments import selected
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.reward_model import model_extra
@@ -315,7 +316,7 @@ def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows
 def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:
     """Return the moments of one target, under the names that estimators use."""
     terms = {term: term.bind(target) for term in needs.terms}
-    return Split([{i: m.select(terms) for i, m in bucket.items()} for bucket in buckets])
+    return Split([selected(bucket, terms) for bucket in buckets])
 
 
 def _refuse_unlogged(splits: Mapping[str, Split]) -> None:

@@ -45,9 +45,9 @@ def periods_of(cells: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell.period for cell in cells if isinstance(cell, Cell)))
 
 
-def by_logger(moments: Mapping[str, Moments]) -> dict[str, Moments]:
-    """Return the moments of each logger over all periods."""
-    cells: dict[str, list[Moments]] = {}
+def by_logger(moments: Mapping[str, Moments], loggers: Iterable[str]) -> dict[str, Moments]:
+    """Return the moments of each logger over all periods, in the order of these loggers."""
+    cells: dict[str, list[Moments]] = {logger: [] for logger in loggers}
     for cell, of_cell in moments.items():
-        cells.setdefault(cell.logger if isinstance(cell, Cell) else cell, []).append(of_cell)
-    return {logger: pooled(parts) for logger, parts in cells.items()}
+        cells[cell.logger if isinstance(cell, Cell) else cell].append(of_cell)
+    return {logger: pooled(parts) for logger, parts in cells.items() if parts}

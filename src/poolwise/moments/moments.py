@@ -130,23 +130,7 @@ class Moments:
 
     def select(self, terms: Mapping[Term, Term]) -> Moments:
         """Return the moments of a mapping's values, renamed to its keys."""
-        size = len(self.scatter)
-        names = sorted(terms, key=lambda new: self._index[terms[new]] >= size)
-        indices = [self._index[terms[new]] for new in names]
-        with_scatter = [k for k in indices if k < size]
-        return Moments(
-            terms=tuple(names),
-            count=self.count,
-            means=self.means[indices],
-            scatter=self.scatter[np.ix_(with_scatter, with_scatter)],
-            lowest=self.lowest[indices],
-            largest=self.largest[indices],
-            ddof=self.ddof,
-            tails=_renamed(self.tails, terms),
-            histograms=_renamed(self.histograms, terms),
-            slices=_renamed(self.slices, terms),
-            powers=_renamed(self.powers, terms),
-        )
+        return _Selection(self, terms)(self)
 
     def recounted(self, count: int) -> Moments:
         """Return the moments of another number of rows with the same distribution."""
@@ -157,11 +141,56 @@ class Moments:
         return pooled((self, other))
 
 
-def _renamed(values: Mapping[Term, Any], terms: Mapping[Term, Term]) -> dict[Term, Any]:
-    return {new: values[old] for new, old in terms.items() if old in values}
+class _Selection:
+    """Selects and renames terms, of any moments with the terms of the first."""
+
+    def __init__(self, first: Moments, terms: Mapping[Term, Term]) -> None:
+        index, size = first._index, len(first.scatter)  # noqa: SLF001 - of this module
+        names = sorted(terms, key=lambda new: index[terms[new]] >= size)
+        self.names = tuple(names)
+        self.index = {name: k for k, name in enumerate(names)}
+        self.places = np.array([index[terms[new]] for new in names], dtype=np.int64)
+        with_scatter = self.places[self.places < size]
+        self.block = np.ix_(with_scatter, with_scatter)
+        tallies = (first.tails, first.histograms, first.slices, first.powers)
+        self.tallies = [
+            [(new, terms[new]) for new in names if terms[new] in t] for t in tallies
+        ]
+
+    def __call__(self, moments: Moments) -> Moments:
+        tallies = (moments.tails, moments.histograms, moments.slices, moments.powers)
+        renamed: list[dict[Term, Any]] = [
+            {new: values[old] for new, old in names if old in values}
+            for values, names in zip(tallies, self.tallies, strict=True)
+        ]
+        selected = Moments(
+            self.names,
+            moments.count,
+            moments.means[self.places],
+            moments.scatter[self.block],
+            moments.lowest[self.places],
+            moments.largest[self.places],
+            moments.ddof,
+            *renamed,
+        )
+        selected.__dict__["_index"] = self.index  # of the cached property
+        return selected
 
 
 MomentsByLogger = Mapping[str, Moments]
+
+
+def selected(moments: MomentsByLogger, terms: Mapping[Term, Term]) -> dict[str, Moments]:
+    """Return `Moments.select` of each group; groups with the same terms share its work."""
+    selections: dict[tuple[object, ...], _Selection] = {}
+    results = {}
+    for key, of_group in moments.items():
+        tallied = (of_group.tails, of_group.histograms, of_group.slices, of_group.powers)
+        kind = (id(of_group.terms), *(len(tally) for tally in tallied))
+        if kind not in selections:
+            selections[kind] = _Selection(of_group, terms)
+        results[key] = selections[kind](of_group)
+    return results
 
 
 def refuse_infinite(moments: MomentsByLogger) -> None:
