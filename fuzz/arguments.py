@@ -70,6 +70,7 @@ WORDS = (
     "calibrated",
     "student",
     "betting",
+    "smoothed",
     "lower",
     "spark",
     "new=least(t, 1)",

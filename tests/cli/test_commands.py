@@ -307,7 +307,7 @@ OPTIONS = {
     ],
     "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
     "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
-    "sql": [*ROLE_OPTIONS, "dialect", "on-fault"],
+    "sql": [*ROLE_OPTIONS, "dialect", "on-fault", "interval", "reward-range"],
     "demo": ["html", "charts", "verbose", "json"],
     "reproduce": ["data", "out"],
     "init": ["out"],

@@ -32,6 +32,7 @@ from poolwise.cli.options import (
     OptionalSources,
     ReadOptions,
     ReportOptions,
+    RewardRange,
     RoleOptions,
     RowOptions,
     Sides,
@@ -135,7 +136,8 @@ def evaluate(
         from poolwise.engines import with_loggers
         from poolwise.evaluation.summarise import from_files
 
-        reader = summary = from_files(moments, log, targets)
+        printed: IntervalMethod = "smoothed" if interval == "smoothed" else "auto"
+        reader = summary = from_files(moments, log, targets, interval=printed)
         log = with_loggers(log, summary)
         log = log if summary.crossed else summary.narrowed(log)
     with progress():
@@ -310,12 +312,18 @@ def sql(
         str, typer.Option(help="duckdb, spark, postgres, bigquery, snowflake, ...")
     ] = "duckdb",
     on_fault: OnFaultOption = "raise",
+    interval: Annotated[
+        Literal["auto", "smoothed"],
+        typer.Option(help="smoothed adds the sums of that interval; needs --reward-range."),
+    ] = "auto",
+    reward_range: RewardRange = None,
 ) -> None:
     """Print the query whose result is all that an evaluation needs."""
-    log = build_log((), roles, RowOptions(on_fault=on_fault), moments=True)
+    rows = RowOptions(on_fault=on_fault, reward_range=reward_range)
+    log = build_log((), roles, rows, moments=True)
     from poolwise.evaluation.check import query_text
 
-    typer.echo(query_text(log, table, roles.targets(), dialect))
+    typer.echo(query_text(log, table, roles.targets(), dialect, interval))
 
 
 @app.command()

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB
 IntervalMethod = Literal[
-    "auto", "skew", "student", "jackknife", "bootstrap", "bernstein", "betting", "likelihood"
+    "auto",
+    "skew",
+    "student",
+    "jackknife",
+    "bootstrap",
+    "bernstein",
+    "betting",
+    "likelihood",
+    "smoothed",
 ]
 Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]
@@ -42,6 +50,10 @@ OptionalSources = Annotated[
     ),
 ]
 OnFaultOption = Annotated[OnFault, typer.Option(help="Reject bad rows, or drop them.")]
+RewardRange = Annotated[
+    str | None,
+    typer.Option(metavar="LOWER,UPPER", help="Smallest and largest possible reward."),
+]
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 Baseline = Annotated[
     str | None, typer.Option(help="Logger or target that the others are compared with.")
@@ -137,10 +149,7 @@ class RowOptions:
         ),
     ] = None
     on_fault: OnFaultOption = "raise"
-    reward_range: Annotated[
-        str | None,
-        typer.Option(metavar="LOWER,UPPER", help="Smallest and largest possible reward."),
-    ] = None
+    reward_range: RewardRange = None
 
 
 @dataclass(frozen=True, kw_only=True)

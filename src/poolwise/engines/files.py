@@ -131,7 +131,10 @@ def _text(value: PolicyLike) -> str:
 
 
 def _factors(term: Term) -> list[list[str]]:
-    return [[f.name, f.logger, f.target, f.rule, repr(f.bound)] for f in term.factors]
+    return [
+        [f.name, f.logger, f.target, f.rule, repr(f.bound), *([repr(f.zero)] if f.zero else ())]
+        for f in term.factors
+    ]
 
 
 def _hash(value: object) -> str:
@@ -231,7 +234,9 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
 def _decoded(table: pa.Table, meta: Header) -> dict[str, Moments]:
     _require(table.schema.equals(SCHEMA) and table.num_rows > 0)
     terms = tuple(Term(tuple(Factor(**f) for f in factors)) for factors in meta["terms"])
-    _require(all(isinstance(f.bound, float) for t in terms for f in t.factors))
+    _require(
+        all(isinstance(x, float) for t in terms for f in t.factors for x in (f.bound, f.zero))
+    )
     _require(len(set(terms)) == len(terms) > 0)
     moments = {line["logger"]: _moments(line, terms, meta) for line in table.to_pylist()}
     _require(len(moments) == table.num_rows and None not in moments)

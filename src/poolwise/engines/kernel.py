@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.sums import ROUNDED, Sums, fresh_floors, no_sums, raise_floors
-from poolwise.engines.workspace import ONE, factors_of, shrink
+from poolwise.engines.workspace import ONE, factors_of, shrink, smooth
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal, powers_of
-from poolwise.moments.terms import REWARD, UNSUPPORTED, Factor
+from poolwise.moments.terms import LOG_GAINS, REWARD, UNSUPPORTED, Factor
 from poolwise.rows.periods import PeriodMixtures
 from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
@@ -204,6 +204,13 @@ class Kernel:
         elif name == "balanced_weight":
             np.divide(columns[self._target(factor)], columns["mixture"], out=out)
             shrink(factor, out)
+        elif name in LOG_GAINS:
+            below = columns["own" if name == "log_gain" else "mixture"]
+            smooth(
+                factor,
+                np.divide(columns[self._target(factor)], below, out=out),
+                columns["reward"],
+            )
         elif name == "period_weight":
             np.divide(columns[self._target(factor)], columns["period_mixture"], out=out)
         elif name in {"ratio", "period_ratio"}:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs, Term
 
 SAME_SHARE = 1e-12  # shares that differ by less give the same weights
-OF_MIXTURE = frozenset({"balanced_weight", "ratio", "inverse_ratio"})
+OF_MIXTURE = frozenset({"balanced_weight", "ratio", "inverse_ratio", "balanced_log_gain"})
 NARROW = (
     "Estimators that do not use the mixture (naive, and weighted or self-normalised with own "
     "propensities) are available now: evaluate summary.narrowed(log) instead of the log."

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, Factor, Needs, Term
+from poolwise.moments.terms import LOG_GAINS, OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 from poolwise.rows.rules import (
     RoleColumns,
     case,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sqlglot.expressions import Expr as Expression
+
+WEIGHTS = LOG_GAINS | {"weight", "balanced_weight"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +171,11 @@ def _ratios(request: MomentsRequest) -> exp.Select:
 
 def _factor(factor: Factor, table: RoleColumns) -> Expression:
     mixed = column("mixture")
-    if factor.name in {"weight", "balanced_weight"}:
+    if factor.name in WEIGHTS:
         prob = column(f"t_{list(table.targets).index(factor.target)}")
-        below = column("own") if factor.name == "weight" else mixed
-        return _shrunk(prob / _not_zero(below), factor)
+        own = factor.name in {"weight", "log_gain"}
+        weight = prob / _not_zero(column("own") if own else mixed)
+        return (_smoothed if factor.name in LOG_GAINS else _shrunk)(weight, factor)
     if factor.name in OF_MODEL:
         return _of_model(factor, table)
     if factor.name == "overlap":
@@ -207,6 +210,14 @@ def _shrunk(weight: Expression, factor: Factor) -> Expression:
     return bound * weight / square
 
 
+def _smoothed(weight: Expression, factor: Factor) -> Expression:
+    """The logarithm of 1 plus the weighted gain over the factor's bound."""
+    ends = column("reward"), number(factor.zero)
+    distance = ends[0] - ends[1] if factor.rule == "gain" else ends[1] - ends[0]
+    gain = exp.func("greatest", exp.paren(distance), number(0.0))
+    return exp.func("ln", number(1.0) + exp.paren(weight) * gain / number(factor.bound))
+
+
 def _of_all(function: str, values: Sequence[Expression]) -> Expression:
     """The least or the greatest of several values, or the only one."""
     return exp.func(function, *values) if len(values) > 1 else values[0]
@@ -222,6 +233,7 @@ def factor_name(factor: Factor, table: RoleColumns) -> str:
         return factor.name
     if factor.target:
         rule = f"_{factor.rule}_{factor.bound!r}" if factor.rule else ""
+        rule += f"_{factor.zero!r}" if factor.name in LOG_GAINS else ""
         return f"{factor.name}_{list(table.targets).index(factor.target)}{rule}"
     return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
 

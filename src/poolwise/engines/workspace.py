@@ -249,3 +249,11 @@ def shrink(factor: Factor, weight: FloatArray) -> None:
         weight[weight > bound] = 0.0
     elif factor.rule == "optimistic":
         weight *= bound / (weight * weight + bound)
+
+
+def smooth(factor: Factor, weight: FloatArray, reward: FloatArray) -> None:
+    """Replace the weight by the logarithm of 1 plus its gain over the bound, in place."""
+    gain = reward - factor.zero if factor.rule == "gain" else factor.zero - reward
+    weight *= np.maximum(gain, 0.0, out=gain)
+    weight /= factor.bound
+    np.log1p(weight, out=weight)

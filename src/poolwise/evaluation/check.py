@@ -77,30 +77,47 @@ def check(
         return CheckReport(rows.check(), rows.all_counts)
 
 
-def query_text(log: Log, table: str, targets: Mapping[str, PolicyLike], dialect: str) -> str:
-    """Return the query whose result an evaluation of a table can use instead of the rows."""
+def query_text(
+    log: Log,
+    table: str,
+    targets: Mapping[str, PolicyLike],
+    dialect: str,
+    interval: str = "auto",
+) -> str:
+    """Return the query whose result an evaluation of a table can use instead of the rows.
+
+    The sums of interval="smoothed" are among it if requested.
+    """
     from poolwise.engines.files import standalone_query
 
     if not targets:
         raise UsageError(
             "at least one --target is required, e.g. --target candidate=p_candidate"
         )
-    return standalone_query(log, table, targets, needs_of(log, targets), dialect)
+    needs = needs_of(log, targets, interval=interval)
+    return standalone_query(log, table, targets, needs, dialect)
 
 
 def needs_of(
-    log: Log, targets: Iterable[str], also: Sequence[Estimator] = (), *, shaped: bool = False
+    log: Log,
+    targets: Iterable[str],
+    also: Sequence[Estimator] = (),
+    *,
+    shaped: bool = False,
+    interval: str = "auto",
 ) -> Needs:
     """Return what evaluations with the default and some other estimators need.
 
-    Slices and powers of skewed intervals are among it if `shaped`.
+    Slices and powers of skewed intervals are among it if `shaped`, the sums of
+    interval="smoothed" if that is the interval.
     """
     loggers = tuple(log.by_label)
     estimators = (*(make() for make in BY_NAME.values()), *also)
     request = Request(log, {}, estimators, strict=False)
     usable = served(request, loggers, shaped=shaped)
-    bounded = guarantee_needs(crossed=log.crossed) | guarantee_needs(crossed=False)
-    needs = usable.needs | bounded
+    needs = usable.needs
+    for crossed in {log.crossed, False}:
+        needs |= guarantee_needs(log, interval, crossed=crossed)
     if shaped:  # a sum of parts may keep only what does not depend on the mixture
         needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
     return unite(needs.bind(name) for name in targets)

@@ -94,8 +94,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         interval: "auto" is "skew", which allows for few effective rows, rare and heavy
             rewards, and clusters if the log names a `cluster`. "student" is symmetric
             (stratified, Satterthwaite); "jackknife" and "bootstrap" resample buckets.
-            "bernstein", "betting" and "likelihood" bound the value itself, the same for
-            every estimator; they need the log's `reward_range`.
+            "betting", "smoothed", "bernstein" and "likelihood" bound the value itself, the
+            same for every estimator; they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
         engine: "duckdb" (the default, in this process), "spark", a SparkSession, or an
             object such as ``DuckDB(threads=4)``.
@@ -364,7 +364,7 @@ class _Target:
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
         asked, interval = self.asked, bets.get(self.name)
-        if asked.method in {"bernstein", "likelihood"}:
+        if asked.method in {"bernstein", "likelihood", "smoothed"}:
             interval, findings = from_moments(
                 asked.method, self.split.whole, asked.log, asked.level, asked.sides
             )

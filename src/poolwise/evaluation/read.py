@@ -29,6 +29,7 @@ from poolwise.intervals.guarantees import (
     Guarantee,
     guarantee_needs,
     known_range,
+    refuse_adaptive,
     refuse_outside,
 )
 from poolwise.intervals.student import SIDES, Sides, check_level
@@ -288,15 +289,9 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
         cells = () if log.period is None else strata_of(rows, log)
         usable = served(asked, loggers, cells, shaped=shaped)
         if asked.method in GUARANTEES:
-            trained = on_own(log.trained_on, loggers)
-            if trained and log.crossed and asked.method != "betting":
-                raise UsageError(
-                    f"interval={asked.method!r} pools the rows of all loggers, and "
-                    f"{next(iter(trained))!r} was trained on a log of these: use "
-                    "interval='auto', which remains valid in that case"
-                )
-            needs = usable.needs | guarantee_needs(crossed=log.crossed)
-            usable = replace(usable, needs=needs)
+            refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
+            needs = guarantee_needs(log, asked.method, crossed=log.crossed)
+            usable = replace(usable, needs=usable.needs | needs)
         yield OpenLog(asked, rows, usable)
 
 

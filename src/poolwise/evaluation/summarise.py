@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.engines.base import EngineLike, Rows
+    from poolwise.evaluation.read import IntervalMethod
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
@@ -32,6 +33,7 @@ def summarise(
     *,
     counts: Mapping[str, float] | None = None,
     also: Sequence[Estimator] = (),
+    interval: IntervalMethod = "auto",
     engine: EngineLike = None,
 ) -> Summary:
     """Reduce a log to moments that can be saved, added and evaluated without its rows.
@@ -43,6 +45,8 @@ def summarise(
             default the rows of this log do, and only terms without the mixture can be added
             to those of other parts.
         also: Estimators besides the default ones.
+        interval: "smoothed" adds the sums of that interval for the log's `reward_range`;
+            those of the other intervals are saved in any case.
         engine: The engine that reads the rows, as for `evaluate`.
     """
     if log.estimate_mixture:
@@ -56,7 +60,9 @@ def summarise(
         else:
             manifest = dict(rows.counts) if log.crossed else {}
             weighted = rows
-        moments = weighted.moments(needs_of(log, named, also, shaped=rows.shaped))
+        moments = weighted.moments(
+            needs_of(log, named, also, shaped=rows.shaped, interval=interval)
+        )
     return Summary(moments, question(log, named), manifest)
 
 
@@ -91,6 +97,7 @@ def from_result(
     targets: Mapping[str, PolicyLike] | PolicyLike,
     *,
     also: Sequence[Estimator] = (),
+    interval: IntervalMethod = "auto",
 ) -> Summary:
     """Read the exported answer of the query that `poolwise sql` printed.
 
@@ -99,9 +106,11 @@ def from_result(
         log: The log as passed to `poolwise sql`; only its roles are read.
         targets: The targets passed to `poolwise sql`.
         also: Estimators besides the default ones that the query was printed for.
+        interval: Interval that the query was printed for.
     """
     named = named_targets(targets)
-    moments = read_answer(Path(path), log, named, needs_of(log, named, also))
+    needs = needs_of(log, named, also, interval=interval)
+    moments = read_answer(Path(path), log, named, needs)
     counts = {label: m.count for label, m in moments.items()}
     return Summary(moments, question(log, named), counts if log.crossed else {})
 
@@ -110,6 +119,8 @@ def from_files(
     paths: Sequence[str | Path],
     log: Log,
     targets: Mapping[str, PolicyLike] | PolicyLike,
+    *,
+    interval: IntervalMethod = "auto",
 ) -> Summary:
     """Read saved summaries and answers of warehouses, and add them up.
 
@@ -118,11 +129,14 @@ def from_files(
             a glob matches several.
         log: The log; only its roles are read.
         targets: The targets that the files were made for.
+        interval: Interval that queries were printed for.
     """
     if not paths:
         raise UsageError("at least one file of moments is required")
     parts = (
-        Summary.load(path) if holds_moments(path) else from_result(path, log, targets)
+        Summary.load(path)
+        if holds_moments(path)
+        else from_result(path, log, targets, interval=interval)
         for path in named_files(paths)
     )
     return reduce(add, parts)

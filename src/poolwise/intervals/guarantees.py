@@ -1,7 +1,7 @@
 """Guarantees: intervals for the target's value, independent of the estimator.
 
-Student's interval uses the sample variance.  These three do not rely on it: empirical
-Bernstein and betting are valid for any number of rows, and the likelihood allows for large
+Student's interval uses the sample variance.  These do not rely on it: empirical Bernstein,
+betting and smoothing are valid for any number of rows, and the likelihood allows for large
 weights that were not observed.  All of them require the range of the rewards.
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from poolwise.errors import Finding, UsageError
 from poolwise.intervals.betting import Bets, errors_of, interval_of
 from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
+from poolwise.intervals.smoothed import smoothed_interval, smoothed_needs
 from poolwise.intervals.student import check_level
 from poolwise.moments.blocks import Payoff
 from poolwise.moments.moments import pooled
@@ -25,7 +26,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from poolwise.engines.base import BlockRows
     from poolwise.intervals.student import Interval, Sides
@@ -33,13 +34,35 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import Moments, MomentsByLogger
     from poolwise.moments.terms import Term
 
-Guarantee = Literal["bernstein", "betting", "likelihood"]
-GUARANTEES = ("bernstein", "betting", "likelihood")
+Guarantee = Literal["bernstein", "betting", "likelihood", "smoothed"]
+GUARANTEES = ("bernstein", "betting", "likelihood", "smoothed")
 
 
-def guarantee_needs(*, crossed: bool) -> Needs:
-    """Return weight and weighted reward, balanced if there are cross-propensities."""
-    return Needs(groups=(_pair(crossed=crossed),))
+def guarantee_needs(log: Log, method: str, *, crossed: bool) -> Needs:
+    """Return weight and weighted reward, balanced if `crossed`, and what the method adds."""
+    needs = Needs(groups=(_pair(crossed=crossed),))
+    if method != "smoothed":
+        return needs
+    return needs | smoothed_needs(known_range(log, method), crossed=crossed)
+
+
+def refuse_adaptive(method: str, log: Log, trained: Collection[str]) -> None:
+    """Raise UsageError if a bound for fixed policies is requested of policies that learned.
+
+    Args:
+        method: Kind of interval.
+        log: The log.
+        trained: Loggers that were trained on rows of this log.
+    """
+    if method == "betting" or not (log.period or (trained and log.crossed)):
+        return
+    cause = "`period` says that policies learned from earlier rows"
+    if not log.period:
+        cause = f"{next(iter(trained))!r} was trained on a log of these"
+    raise UsageError(
+        f"interval={method!r} pools the rows of all loggers, and {cause}: use "
+        "interval='betting' or 'auto', which remain valid in that case"
+    )
 
 
 def _pair(*, crossed: bool) -> tuple[Term, Term]:
@@ -77,8 +100,11 @@ def known_range(log: Log, method: str) -> tuple[float, float]:
 def from_moments(
     method: Guarantee, view: MomentsByLogger, log: Log, level: float, sides: Sides
 ) -> tuple[Interval, tuple[Finding, ...]]:
-    """Return the interval by empirical Bernstein or likelihood, for one target."""
+    """Return the interval by empirical Bernstein, likelihood or smoothing, for one target."""
     lower, upper = known_range(log, method)
+    if method == "smoothed":
+        limits = lower, upper
+        return smoothed_interval(view, limits, level, sides, crossed=log.crossed), ()
     reward, weight = _pair(crossed=log.crossed)
     together = pooled(view.values())
     if method == "likelihood":

@@ -10,6 +10,8 @@ reward             delta
 weight             target / logger of the row
 balanced_weight    target / mixture of the loggers
 period_weight      target / mixture of the loggers of the row's period
+log_gain           ln(1 + weight * gain / bound)
+balanced_log_gain  ln(1 + balanced_weight * gain / bound)
 ratio[k]           logger k / mixture
 period_ratio[k]    logger k / mixture of the loggers of the row's period
 inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` if logger k is zero
@@ -23,7 +25,8 @@ residual           reward - predicted_reward
 
 A balanced weight may be shrunk by a rule with a bound: "clip" cuts it at the bound,
 "switch" makes it 0 above the bound, "optimistic" turns w into
-bound * w / (w * w + bound).
+bound * w / (w * w + bound).  A gain is the reward's distance from `zero`: above it with the
+rule "gain", below it with the rule "loss".
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNSUPPORTED = 1e100  # finite stand-in for infinity, so that moments merge
-OF_TARGET = frozenset({"weight", "balanced_weight", "period_weight", "predicted_value"})
+LOG_GAINS = frozenset({"log_gain", "balanced_log_gain"})
+OF_TARGET = LOG_GAINS | {"weight", "balanced_weight", "period_weight", "predicted_value"}
 OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
 
 
@@ -49,8 +53,9 @@ class Factor:
         name: Kind of column, from the table above.
         logger: Logger k, or period d, of the table above, or empty.
         target: Target of the column, empty until bound.
-        rule: Rule that shrinks a balanced weight, or empty.
+        rule: Rule that shrinks a balanced weight, or that of a gain; or empty.
         bound: Bound of that rule.
+        zero: Reward from which gains count.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Factor:
     target: str = ""
     rule: str = ""
     bound: float = 0.0
+    zero: float = 0.0
 
     def bind(self, target: str) -> Factor:
         return replace(self, target=target) if self.name in OF_TARGET else self
@@ -86,7 +92,9 @@ class Term:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Sort key of plain values, which compare quickly."""
-        return tuple((f.name, f.logger, f.target, f.rule, f.bound) for f in self.factors)
+        return tuple(
+            (f.name, f.logger, f.target, f.rule, f.bound, f.zero) for f in self.factors
+        )
 
     @property
     def is_cube(self) -> bool:

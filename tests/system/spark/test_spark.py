@@ -167,14 +167,16 @@ def test_bets_are_those_of_duckdb(
     )
     log = replace(log_of(table), reward_range=(-50.0, 50.0))
 
-    def limits(log: Log, engine: Engine) -> list[float]:
-        result = evaluate(log, TARGETS, "balanced", engine=engine, interval="betting")
+    def limits(log: Log, engine: Engine, interval: Any = "betting") -> list[float]:  # noqa: ANN401 - a literal
+        result = evaluate(log, TARGETS, "balanced", engine=engine, interval=interval)
         interval = next(iter(result.targets.values())).intervals["balanced"]
         return [interval.lower, interval.upper]
 
     files = replace(log, source=str(folder))  # rows of files have numbers, and so random blocks
     expected = limits(files, DuckDB())
     assert limits(files, spark) == pytest.approx(expected, rel=1e-10)
+    expected = limits(files, DuckDB(), "smoothed")
+    assert limits(files, spark, "smoothed") == pytest.approx(expected, abs=1e-12 * 100)
     # rows of a table have none, but they have periods
     by_day = replace(log, source=session.createDataFrame(table), period="day")
     expected = limits(replace(log, source=table, period="day"), DuckDB())
