@@ -292,7 +292,8 @@ READ_OPTIONS = ["action", "context", "trust", "reader-option"]
 ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {
     "evaluate": [
-        *ROLE_OPTIONS, "estimator", "baseline", "level", "interval", "sides", *ROW_OPTIONS,
+        *ROLE_OPTIONS, "estimator", "baseline", "by", "level", "interval", "sides",
+        *ROW_OPTIONS,
         "which-logs", "moments", *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts", "verbose",
         "json",
     ],

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import poolwise as pw
-from poolwise.evaluation.results import json_text
+from poolwise.evaluation.output import json_text
 from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
 
 ROOT = Path(__file__).parents[2]
@@ -223,6 +223,10 @@ def test_the_schema_describes_every_result() -> None:
     validate(pw.evaluate(log, targets, baseline="old").to_json())
     validate(pw.compare(log, targets, baseline="large").to_json())
     validate(pw.compare(log, targets).to_json())
+    by_half = pw.evaluate(log, targets, "calibrated", by="digit < 5")
+    validate(by_half.to_json())
+    assert by_half.segments is not None
+    validate(by_half.segments.to_json())
     validate(pw.plan(log, TARGETS, half_width=0.005).to_json())
     validate(pw.check(log, TARGETS).to_json())
     faulty = pw.Log(

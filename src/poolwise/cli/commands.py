@@ -99,6 +99,13 @@ def evaluate(
         ),
     ] = None,
     baseline: Baseline = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Segments: the same question for each value, such as country.",
+        ),
+    ] = None,
     level: Level = 0.95,
     interval: Annotated[
         IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")
@@ -151,6 +158,7 @@ def evaluate(
             which_logs=which_logs,
             engine=reader,
             baseline=baseline,
+            by=by,
         )
     asked = _record(command, log, targets)
     save_report(evaluation, report, asked)

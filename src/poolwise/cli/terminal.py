@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from poolwise.cli.options import ReportOptions
-    from poolwise.evaluation.results import Reported, Result
+    from poolwise.evaluation.output import Reported, Result
     from poolwise.log.log import Log
 
 

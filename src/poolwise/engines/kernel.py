@@ -157,6 +157,8 @@ class Kernel:
             _take_exp(columns, np.maximum(columns["own"], probs.max(axis=0, initial=-np.inf)))
         if layout.mixture:
             np.copyto(columns["mixture"], columns["estimated_mixture"])
+        elif layout.segmented:
+            self._periods.fill(columns["mixture"], groups, ends, probs, columns["own"])
         else:
             np.matmul(np.array(layout.shares), probs, out=columns["mixture"])
         if layout.cells:

@@ -17,8 +17,8 @@ from poolwise.engines import with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
+from poolwise.evaluation.output import json_text
 from poolwise.evaluation.read import Request, named_targets, open_rows
-from poolwise.evaluation.results import json_text
 from poolwise.evaluation.served import served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs

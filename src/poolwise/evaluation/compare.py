@@ -23,8 +23,8 @@ from poolwise.errors import Finding, NotShownError, RefusedError, UsageError, di
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
 from poolwise.evaluation.incumbent import Difference, Requirement, doubts, verdict_of
+from poolwise.evaluation.output import Reported, Row
 from poolwise.evaluation.read import named_targets, opened, request
-from poolwise.evaluation.results import Reported, Row
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +32,10 @@ from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.periods import fixed_beforehand, is_periodic, suited
-from poolwise.evaluation.read import opened, request, split_of
+from poolwise.evaluation.read import request, split_of
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
+from poolwise.evaluation.segment_rows import opened_by
+from poolwise.evaluation.segments import segments_of
 from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.engines.base import EngineLike
+    from poolwise.evaluation.incumbent import Incumbent
     from poolwise.evaluation.read import Answers, IntervalMethod, OpenLog, Request
     from poolwise.intervals.student import Sides
     from poolwise.log.log import Log
@@ -80,6 +84,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     which_logs: bool = False,
     model: ModelLike | None = None,
     baseline: str | None = None,
+    by: str | None = None,
 ) -> Evaluation:
     """Estimate the value of each target with each estimator, in one pass over the log.
 
@@ -106,29 +111,52 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
         baseline: Label of a logger, or name of a target, that the headline compares with. By
             default the logger with the most rows.
+        by: Column or SQL expression of segments, such as a country: the same question for
+            each, with intervals that hold together, in one more pass over the rows.
     """
     log = with_loggers(log, engine)
     asked = request(
         log, targets, estimators, level=level, interval=interval, sides=sides, model=model
     )
     among = baseline if baseline in asked.names else ""
-    with opened(asked, engine) as rows:
+    with opened_by(asked, engine, by) as rows:
         incumbent = incumbent_of(rows, None if among else baseline)
-        needs = rows.served.needs | (Needs() if among else incumbent.needs)
-        wider = replace(rows, served=replace(rows.served, needs=needs))
-        answers = wider.read(_compared(rows, always=bool(among)))
+        answer = partial(_answered, incumbent=incumbent, among=among)
+        compared = _compared(rows, always=bool(among))
         bets = _bets(rows) if asked.method == "betting" else {}
         without = _without(rows) if which_logs and log.crossed else {}
-    pairs = pairs_of(answers) if answers.compared else None
+        evaluation = answer(rows, compared, bets, without)
+        segments = None
+        if by is not None:
+            segments = segments_of(
+                rows, by, partial(answer, compared=compared if among else "")
+            )
+    return replace(evaluation, truth=truth or {}, segments=segments)
+
+
+def _answered(
+    rows: OpenLog,
+    compared: str,
+    bets: Mapping[str, Interval] = NONE,
+    without: Mapping[str, Mapping[str, Errors]] = NONE,
+    *,
+    incumbent: Incumbent,
+    among: str,
+) -> Evaluation:
+    """Make the pass over rows and estimate; `among` is the target that is the baseline."""
+    needs = rows.served.needs | (Needs() if among else incumbent.needs)
+    wider = replace(rows, served=replace(rows.served, needs=needs))
+    answers = wider.read(compared)
     evaluation = replace(
         results_of(answers, bets, without),
-        truth=truth or {},
-        pairs=pairs,
+        pairs=pairs_of(answers) if answers.compared else None,
         baseline=among or incumbent.name,
         baseline_reason="" if among else incumbent.reason,
     )
     if among:
         return evaluation.against(among)
+    if incumbent.name not in answers.loggers:  # of a segment
+        return evaluation
     return replace(evaluation, differences=incumbent.differences(answers, evaluation.targets))
 
 

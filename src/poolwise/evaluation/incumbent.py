@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from poolwise.errors import Finding
+    from poolwise.evaluation.output import Row
     from poolwise.evaluation.read import Answers, OpenLog
-    from poolwise.evaluation.results import Row, TargetResult
+    from poolwise.evaluation.results import TargetResult
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
 

@@ -15,8 +15,8 @@ from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
 from poolwise.evaluation.evaluate import results_of, without_training
+from poolwise.evaluation.output import Result, Row
 from poolwise.evaluation.read import named_targets, opened, request
-from poolwise.evaluation.results import Result, Row
 from poolwise.intervals.student import student
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.report.tables import Grid, needed_rows, plan_tables

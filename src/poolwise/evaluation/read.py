@@ -281,18 +281,23 @@ class OpenLog:
 @contextmanager
 def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     """Open the log of a request; refuse what its loggers cannot serve before the pass."""
-    with open_rows(asked, engine) as rows_of_log:
-        rows, log = only_crossed(rows_of_log, asked.log)
-        asked, loggers = replace(asked, log=log), tuple(rows.counts)
-        check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
-        shaped = asked.method == "skew" and rows.shaped
-        cells = () if log.period is None else strata_of(rows, log)
-        usable = served(asked, loggers, cells, shaped=shaped)
-        if asked.method in GUARANTEES:
-            refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
-            needs = guarantee_needs(log, asked.method, crossed=log.crossed)
-            usable = replace(usable, needs=usable.needs | needs)
-        yield OpenLog(asked, rows, usable)
+    with open_rows(asked, engine) as rows:
+        yield settled(asked, rows)
+
+
+def settled(asked: Request, rows_of_log: Rows) -> OpenLog:
+    """Settle which estimators the rows can serve."""
+    rows, log = only_crossed(rows_of_log, asked.log)
+    asked, loggers = replace(asked, log=log), tuple(rows.counts)
+    check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
+    shaped = asked.method == "skew" and rows.shaped
+    cells = () if log.period is None else strata_of(rows, log)
+    usable = served(asked, loggers, cells, shaped=shaped)
+    if asked.method in GUARANTEES:
+        refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
+        needs = guarantee_needs(log, asked.method, crossed=log.crossed)
+        usable = replace(usable, needs=usable.needs | needs)
+    return OpenLog(asked, rows, usable)
 
 
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:

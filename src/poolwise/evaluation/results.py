@@ -1,182 +1,32 @@
-"""Results: an evaluation and its tables, frames, JSON, text and HTML.
-
-A result gives its rows (`to_dicts`), its whole content (`to_dict`) and its tables (`grids`);
-everything else follows from these.
-"""
+"""Results: an evaluation, with the results of its targets and of its segments."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError, UsageError
+from poolwise.evaluation.output import Reported, Row, listed_findings
 from poolwise.moments.estimate import student_quantile
 from poolwise.report.sentence import answer
-from poolwise.report.tables import Grid, as_html, as_text, evaluation_tables, main_table
+from poolwise.report.tables import Grid, evaluation_tables, main_table
 
 if TYPE_CHECKING:
-    from os import PathLike
-
-    import altair as alt
-    import pandas as pd
-    import polars as pl
-    import pyarrow as pa
+    from collections.abc import Mapping, Sequence
 
     from poolwise.diagnosis.overlap import Diagnosis, Overlap
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.errors import Finding
     from poolwise.evaluation.compare import Comparison
     from poolwise.evaluation.incumbent import Difference
+    from poolwise.evaluation.segments import Segments
     from poolwise.intervals.student import Interval, Limits
     from poolwise.moments.buckets import Buckets, Split
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
     from poolwise.moments.terms import Term
-
-Row = dict[str, object]
-SCHEMA_VERSION = 1  # of docs/schema/poolwise-1.json, which describes the JSON of every result
-
-
-class Result:
-    """A result with its findings, as dictionaries, frames, JSON, text and HTML."""
-
-    kind: ClassVar[str]  # in the schema of the JSON
-    findings: tuple[Finding, ...]
-
-    @property
-    def warnings(self) -> list[Row]:
-        """All findings, most serious first."""
-        return _listed(self.findings)
-
-    @property
-    def opening(self) -> Sequence[str]:
-        """Sentences above the tables."""
-        return ()
-
-    @property
-    def sentences(self) -> Sequence[str]:
-        """Sentences below the tables."""
-        return ()
-
-    def to_dicts(self) -> list[Row]:
-        """Return flat dictionaries with unrounded numbers."""
-        raise NotImplementedError
-
-    def to_dict(self) -> Row:
-        """Return the whole result, nested; the names are public."""
-        raise NotImplementedError
-
-    def grids(self) -> list[Grid]:
-        """Return all tables, in reading order."""
-        raise NotImplementedError
-
-    def brief(self) -> list[Grid]:
-        """Return the tables that a terminal and a notebook show."""
-        return self.grids()
-
-    def to_json(
-        self, *, indent: int | None = 2, question: Mapping[str, object] | None = None
-    ) -> str:
-        """Return the nested dictionary as JSON, perhaps with the question; no infinities."""
-        whole = self.to_dict() | ({"question": question} if question else {})
-        return json_text(self.kind, whole, indent=indent)
-
-    def to_arrow(self) -> pa.Table:
-        """Return the flat dictionaries as an Arrow table."""
-        import pyarrow as pa
-
-        return pa.Table.from_pylist(self.to_dicts())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return the flat dictionaries as a pandas frame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_dicts())
-
-    def to_polars(self) -> pl.DataFrame:
-        """Return the flat dictionaries as a Polars frame."""
-        import polars as pl
-
-        return pl.DataFrame(self.to_dicts())
-
-    def to_text(self) -> str:
-        """Return all tables, findings and sentences as plain text."""
-        return as_text(self.grids(), self.warnings, self.sentences, self.opening)
-
-    def __str__(self) -> str:
-        return as_text(self.brief(), self.warnings, self.sentences, self.opening)
-
-    def _repr_html_(self) -> str:
-        return as_html(self.brief(), self.warnings, self.sentences, self.opening)
-
-
-class Reported(Result):
-    """A result that has charts and a report."""
-
-    def facts(self) -> Row:
-        """Return the dictionary that the charts and the report read."""
-        return self.to_dict()
-
-    def page_opening(self) -> Mapping[str, str]:
-        """Return title, answer and severity of the report, where they differ from `facts`."""
-        return {}
-
-    def charts(self) -> dict[str, alt.LayerChart]:
-        """Return the charts of the report by name, as Altair objects."""
-        from poolwise.report.page import all_charts
-
-        return all_charts(self.facts())
-
-    def save(
-        self,
-        path: str | PathLike[str],
-        *,
-        command: str = "",
-        question: Mapping[str, object] | None = None,
-    ) -> None:
-        """Write the report as one self-contained HTML file.
-
-        Args:
-            path: The file; an existing one is replaced as a whole.
-            command: Command that reproduces the numbers, shown in the report.
-            question: Date, log and targets for an audit, from `Question.record`.
-        """
-        from poolwise.report.page import page
-        from poolwise.rows.output import HTML, refuse_output, write_whole
-
-        refuse_output(path, HTML)
-        opening = self.page_opening()
-        text = page(self.facts(), command=command, question=question, opening=opening)
-        write_whole(Path(path), text.encode())
-
-
-def json_text(kind: str, whole: Row, *, indent: int | None = 2) -> str:
-    """Return a result as JSON, with the version of its schema and its kind."""
-    versioned = {"schema_version": SCHEMA_VERSION, "result": kind, **whole}
-    return json.dumps(finite(versioned), indent=indent, ensure_ascii=False)
-
-
-def finite(value: object) -> object:
-    """Replace infinities and NaN, which JSON lacks, by None at every depth."""
-    if isinstance(value, Mapping):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _listed(findings: Sequence[Finding]) -> list[Row]:
-    return [
-        {"code": finding.code, "severity": finding.severity, "message": str(finding)}
-        for finding in sorted(findings, key=lambda f: f.rank)
-    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +90,7 @@ class Evaluation(Reported):
         fingerprint: Hash of the rows, independent of the engine and of their order.
         pairs: Moments for the comparison; None for one target, for more than 30, and where
             the engine would have to read more for it.
+        segments: Results by segment; None without `by`.
     """
 
     kind = "evaluation"
@@ -254,6 +105,7 @@ class Evaluation(Reported):
     baseline_reason: str = ""
     differences: Mapping[str, Difference] = field(default_factory=dict)
     pairs: Pairs | None = field(default=None, repr=False, compare=False)
+    segments: Segments | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -308,9 +160,10 @@ class Evaluation(Reported):
     def warnings(self) -> list[Row]:
         """All findings, most serious first, those of the log before those of targets."""
         findings, several = [*self.findings], len(self.targets) > 1
+        findings += self.segments.findings if self.segments else ()
         for name, result in self.targets.items():
             findings += [f.of_target(name) if several else f for f in result.findings]
-        return _listed(findings)
+        return listed_findings(findings)
 
     @property
     def target_findings(self) -> list[Finding]:
@@ -347,6 +200,7 @@ class Evaluation(Reported):
     def to_dict(self) -> Row:
         """Return the whole result, nested; the names are public."""
         row = {"headline": self.headline, **self._uncompared()}
+        row |= {"segments": self.segments.to_dict()} if self.segments else {}
         return (
             row if self.comparison is None else row | {"comparison": self.comparison.to_dict()}
         )
@@ -389,8 +243,15 @@ class Evaluation(Reported):
 
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
-        return evaluation_tables(self._uncompared())
+        return [*evaluation_tables(self._uncompared()), *self._by_segment()]
 
     def brief(self) -> list[Grid]:
         """Return the table of the estimates."""
-        return [main_table(self._uncompared())]
+        return [main_table(self._uncompared()), *self._by_segment()]
+
+    def _by_segment(self) -> list[Grid]:
+        return self.segments.grids() if self.segments else []
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return self.segments.sentences if self.segments else ()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import NotShownError
-from poolwise.evaluation.results import Result, Row
+from poolwise.evaluation.output import Result, Row
 from poolwise.report.tables import Grid, as_html
 from poolwise.text import count_text, interval_text, short, with_error
 

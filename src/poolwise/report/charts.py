@@ -73,12 +73,15 @@ def side_by_side(evaluation: Facts) -> Chart:
 
 def differences(evaluation: Facts) -> Chart:
     """Draw each target's difference from the best; significant ones are coloured."""
-    pairs = [{**d, "value": d["difference"]} for d in evaluation["comparison"]["differences"]]
-    name = _paired(evaluation)
-    points = [
-        _point(d["target"], name, d["value"], d, strong=d["verdict"] in {"better", "worse"})
-        for d in pairs
-    ]
+    pairs = evaluation["comparison"]["differences"]
+    entries = [(d["target"], d, d["verdict"] in {"better", "worse"}) for d in pairs]
+    return forest_of(entries, _paired(evaluation))
+
+
+def forest_of(entries: Sequence[tuple[str, Facts, bool]], name: str) -> Chart:
+    """Draw differences, each with its label and whether it is significant."""
+    pairs = [{**d, "value": d["difference"]} for _, d, _ in entries]
+    points = [_point(row, name, d["difference"], d, strong=shown) for row, d, shown in entries]
     rows = [str(p["row"]) for p in points]
     return _forest(
         points,

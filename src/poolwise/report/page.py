@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolwise.report import charts, tables
 from poolwise.report.charts import PALETTE
+from poolwise.report.segments import segment_tables, segments_chart
 from poolwise.report.sentence import (
     Facts,
     answer,
@@ -85,6 +86,7 @@ def page(
         truth_known=any("truth" in t for t in evaluation["targets"]),
         targets=_targets(evaluation),
         comparison=_comparison(evaluation),
+        segments=_segments(evaluation),
         side_by_side=tables.comparison_tables(evaluation["comparison"])
         if "comparison" in evaluation
         else [tables.side_by_side(evaluation)],
@@ -158,6 +160,16 @@ def _comparison(evaluation: Facts) -> dict[str, object] | None:
     }
 
 
+def _segments(evaluation: Facts) -> dict[str, object] | None:
+    """Return the sentence and the tables of the segments."""
+    if "segments" not in evaluation:
+        return None
+    segments = evaluation["segments"]
+    level = f"{100 * segments['level']:g}%"
+    grids = segment_tables(segments)
+    return {**segments, "level": level, "grids": grids}
+
+
 def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
     """Group findings of one kind; of many, most are folded away."""
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -191,6 +203,8 @@ def all_charts(evaluation: Facts) -> dict[str, Chart]:
     targets: Sequence[Facts] = evaluation["targets"]
     if len(targets) > 1:
         by_name["targets"] = charts.side_by_side(evaluation)
+    if "segments" in evaluation:
+        by_name["segments"] = segments_chart(evaluation["segments"])
     if "comparison" in evaluation:
         by_name["differences"] = charts.differences(evaluation)
     for number, target in enumerate(targets, 1):

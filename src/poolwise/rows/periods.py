@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray, IntArray
     from poolwise.rows.rules import RoleColumns
 
+MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
 MOST_PERIODS = 1_000  # more distinct values suggest a time stamp of single rows
 
 
@@ -56,6 +57,11 @@ def cells_of(
     usable.sort(key=lambda line: (line["period_order"], place[line["logger"]]))
     cells = {Cell(line["period"], line["logger"]): int(line["rows"]) for line in usable}
     periods = periods_of(cells)
+    if table.segmented and len(periods) > MOST_SEGMENTS:
+        raise UsageError(
+            f"`by` must have at most {MOST_SEGMENTS} segments, got {len(periods):,} values of "
+            f"{role_text(table, 'period')!r}: name a coarser column or expression"
+        )
     if len(periods) > MOST_PERIODS:
         raise UsageError(
             f"the period {role_text(table, 'period')!r} must have at most {MOST_PERIODS:,} "

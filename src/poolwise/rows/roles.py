@@ -271,6 +271,7 @@ class Layout:
         periodic: Whether there is a column ``period``.
         cells: Cells whose rows are summed apart; empty where those of a logger are summed.
         period_shares: Share of each of `crossed` in the mixture of each period.
+        segmented: Whether the mixture of a row is that of its own period.
     """
 
     loggers: tuple[str, ...]
@@ -292,6 +293,7 @@ class Layout:
     periodic: bool = False
     cells: tuple[Cell, ...] = ()
     period_shares: tuple[tuple[float, ...], ...] = ()
+    segmented: bool = False
 
     @property
     def strata(self) -> tuple[str, ...]:
@@ -390,4 +392,5 @@ def layout_of(
         periodic=table.period is not None,
         cells=tuple(cells),
         period_shares=period_shares(cells, tuple(table.propensities)),
+        segmented=table.segmented and bool(cells),
     )

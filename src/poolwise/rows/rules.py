@@ -36,6 +36,7 @@ class RoleColumns:
         labels: Loggers that may occur; empty where any may.
         cluster: Unit whose rows belong together.
         period: Period in which the row was logged, if loggers change over time.
+        segmented: The period is a segment: its mixture is that of its own rows.
         bucket: Integer that splits each logger's rows into groups, if wanted.
         log_probabilities: Probabilities are given as natural logarithms.
         densities: Probabilities are densities, which may be above 1.
@@ -58,6 +59,7 @@ class RoleColumns:
     labels: tuple[str, ...] = ()
     cluster: Expression | None = None
     period: Expression | None = None
+    segmented: bool = False
     bucket: Expression | None = None
     log_probabilities: bool = False
     densities: bool = False
@@ -203,7 +205,8 @@ def rules(table: RoleColumns) -> list[Rule]:
         unknown = exp.Not(this=column("logger").isin(*map(string, table.labels)))
         listed.append(Rule("the logger is unknown", unknown, ("logger",)))
     if table.period is not None:
-        listed.append(Rule("the period is null", _missing("period"), ("period",)))
+        text = f"the {'segment' if table.segmented else 'period'} is null"
+        listed.append(Rule(text, _missing("period"), ("period",)))
     if table.cluster is not None:
         lacks = column("no_cluster") > number(0.0)
         listed.append(Rule("the cluster is null", lacks, ("cluster",)))

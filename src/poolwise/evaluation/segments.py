@@ -1,0 +1,309 @@
+"""Segments: the same question for each value of a column, with intervals that hold together.
+
+One pass sums the rows by segment and logger.  The mixture of a row is that of the loggers in
+its own segment, so the estimate of a segment is the one that its rows alone would give.
+Segments share no row: the largest of their S errors has the distribution of the largest of S
+independent ones, and an interval at level $l^{1/S}$ for each covers all of them at level l.
+Rows of one cluster may be in several segments; the intervals remain valid for dependent
+errors (Šidák's inequality).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import ndtri
+
+from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.evaluation.incumbent import Difference, verdict_of
+from poolwise.evaluation.output import Result, Row
+from poolwise.evaluation.read import OpenLog
+from poolwise.evaluation.segment_rows import Parts, SegmentRows
+from poolwise.evaluation.served import served
+from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
+from poolwise.intervals.student import Interval
+from poolwise.report.segments import segment_tables, segments_sentence
+from poolwise.text import listed
+
+if TYPE_CHECKING:
+    from poolwise.evaluation.read import Request
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import FloatArray
+    from poolwise.report.tables import Grid
+
+RECOMMENDED = "calibrated"
+SEED = 20170813  # the same rows give the same intervals
+NAMED = 5  # segments that a finding lists
+REST = "(the other segments)"
+Ask = Callable[[OpenLog], "Evaluation"]
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    """One target in one segment.
+
+    Attributes:
+        segment: Value of the column.
+        target: Name of the target.
+        rows: Usable rows of the segment.
+        estimate: Recommended estimate of the target's value.
+        interval: Interval that holds for all segments together.
+        difference: The target less the baseline; None where the baseline has no rows.
+        contrast: This difference less its mean over the other segments; None without it.
+    """
+
+    segment: str
+    target: str
+    rows: int
+    estimate: Estimate
+    interval: Interval
+    difference: Difference | None = None
+    contrast: Difference | None = None
+
+    def to_dict(self) -> Row:
+        """Return the numbers under flat names."""
+        row: Row = {"segment": self.segment, "target": self.target, "rows": self.rows}
+        row |= {"value": self.estimate.value, "std_error": self.estimate.std_error}
+        row |= {"lower": self.interval.lower, "upper": self.interval.upper}
+        for name, pair in (("difference", self.difference), ("contrast", self.contrast)):
+            if pair is not None:
+                row[name] = {k: v for k, v in pair.to_dict().items() if k != "target"}
+        return row
+
+
+@dataclass(frozen=True)
+class Segments(Result):
+    """Results of each segment, with intervals that hold together.
+
+    Attributes:
+        by: Column or expression of the segments.
+        baseline: Policy that targets are compared with.
+        estimator: Name of the estimator.
+        level: Simultaneous level of the intervals.
+        results: One per segment and target, in the order of the segments.
+        findings: Findings of segments, of each kind together.
+    """
+
+    kind = "segments"
+    by: str
+    baseline: str
+    estimator: str
+    level: float
+    results: tuple[SegmentResult, ...]
+    findings: tuple[Finding, ...] = ()
+
+    def __getitem__(self, segment: str) -> dict[str, SegmentResult]:
+        return {r.target: r for r in self.results if r.segment == segment}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Segments with an estimate, in the order of their values."""
+        return tuple(dict.fromkeys(r.segment for r in self.results))
+
+    @property
+    def differing(self) -> tuple[SegmentResult, ...]:
+        """Results whose difference from the baseline is not that of the other segments."""
+        shown = {"better", "worse"}
+        return tuple(r for r in self.results if r.contrast and r.contrast.verdict in shown)
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion in words."""
+        return str(self.to_dict()["sentence"])
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence,)
+
+    def to_dicts(self) -> list[Row]:
+        """Return one dictionary per segment and target, with unrounded numbers."""
+        rows = []
+        for result in self.results:
+            row = result.to_dict()
+            for name in ("difference", "contrast"):
+                pair = row.pop(name, None)
+                parts: Mapping[str, object] = pair if isinstance(pair, Mapping) else {}
+                row |= {name: parts["difference"]} if parts else {}
+                own = {k: v for k, v in parts.items() if k not in {"difference", "other"}}
+                row |= {f"{name}_{k}": v for k, v in own.items()}
+            rows.append(row)
+        return rows
+
+    def to_dict(self) -> Row:
+        """Return the whole result, nested; the names are public."""
+        row: Row = {"by": self.by, "baseline": self.baseline, "estimator": self.estimator}
+        row |= {"level": self.level, "results": [r.to_dict() for r in self.results]}
+        return {**row, "sentence": segments_sentence(row), "warnings": self.warnings}
+
+    def grids(self) -> list[Grid]:
+        """Return all tables, in reading order."""
+        return segment_tables(self.to_dict())
+
+
+def segments_of(rows: OpenLog, by: str, ask: Ask) -> Segments:
+    """Ask the same question in each segment of a log that was opened with segments."""
+    parts = Parts.of(rows.rows)
+    small = [segment for segment, count in parts.sizes.items() if count < 2]
+    if small:
+        raise UsageError(
+            f"a segment needs at least 2 rows, got 1 in {_named(small)}: put small segments "
+            "together in the expression of `by`"
+        )
+    asked = _one_estimator(rows)
+    level = asked.level ** (1 / len(parts.sizes))
+    usable = served(asked, tuple(rows.rows.counts), shaped=rows.rows.shaped)
+    evaluations, refused = {}, {}
+    for segment in parts.sizes:
+        own = OpenLog(replace(asked, level=level), SegmentRows(parts, segment), usable)
+        try:
+            evaluations[segment] = ask(own)
+        except RefusedError as reason:
+            refused[segment] = Finding(reason.code, str(reason))
+    results = []
+    for target in asked.names:
+        own_results = _results(evaluations, target, parts.sizes, asked.level)
+        results += _contrasted(own_results, _Multiples(level, len(asked.names)))
+    order = {segment: k for k, segment in enumerate(parts.sizes)}
+    baseline = next((e.baseline for e in evaluations.values()), "")
+    return Segments(
+        by=by,
+        baseline=baseline,
+        estimator=next(iter(usable.estimators), ""),
+        level=asked.level,
+        results=tuple(sorted(results, key=lambda r: order[r.segment])),
+        findings=_findings(evaluations, refused),
+    )
+
+
+def _one_estimator(rows: OpenLog) -> Request:
+    """Return the question with the recommended estimator only."""
+    by_name = rows.served.estimators
+    name = RECOMMENDED if RECOMMENDED in by_name else next(iter(by_name), "")
+    if not name:
+        raise UsageError("`by` requires an estimator that the log can serve")
+    return replace(rows.request, estimators=(by_name[name],), strict=False)
+
+
+def _results(
+    evaluations: Mapping[str, Evaluation], target: str, sizes: Mapping[str, int], level: float
+) -> list[SegmentResult]:
+    """Return the results of one target in the segments that have an estimate."""
+    results = []
+    for segment, evaluation in evaluations.items():
+        result, difference = evaluation[target], evaluation.differences.get(target)
+        if not result.estimates:
+            continue
+        (name,) = result.estimates
+        if difference is not None:
+            together = 1 - (1 - difference.adjusted) ** len(sizes)
+            interval = replace(difference.interval, level=level)
+            difference = replace(difference, adjusted=together, interval=interval)
+        interval = replace(result.intervals[name], level=level)
+        estimate = result.estimates[name]
+        results.append(
+            SegmentResult(segment, target, sizes[segment], estimate, interval, difference)
+        )
+    return results
+
+
+@dataclass(frozen=True)
+class _Multiples:
+    """Multiple of the standard error in the intervals of differences.
+
+    Attributes:
+        level: Level of each segment.
+        targets: Number of targets, whose differences hold together (Bonferroni).
+    """
+
+    level: float
+    targets: int
+
+    def error(self, difference: Difference | None) -> float:
+        """Return the error that an interval implies, which allows for skewness; 0 without."""
+        if difference is None or difference.verdict == "identical":
+            return 0.0
+        multiple = -float(ndtri((1 - self.level) / self.targets / 2))
+        width = difference.interval.upper - difference.interval.lower
+        error = max(difference.std_error, width / (2 * multiple))
+        return error if np.isfinite(error) else 0.0
+
+
+def _contrasted(results: list[SegmentResult], multiples: _Multiples) -> list[SegmentResult]:
+    r"""Return the results of one target with the contrasts of its differences.
+
+    $$c_s = d_s - \sum_{t \ne s} \frac{n_t}{n - n_s} d_t$$
+
+    Segments are independent, so the covariance of the contrasts follows from the errors of
+    the differences.  Several targets are allowed for as if they were independent.
+    """
+    usable = [r for r in results if multiples.error(r.difference) > 0]
+    pairs = [r.difference for r in usable if r.difference is not None]
+    if len(usable) < 2:
+        return results
+    sizes = np.array([r.rows for r in usable], dtype=np.float64)
+    rest = sizes / (sizes.sum() - sizes)[:, None]
+    np.fill_diagonal(rest, 0.0)
+    matrix = np.eye(len(usable)) - rest
+    errors = np.array([multiples.error(pair) for pair in pairs])
+    numbers = _together(
+        matrix @ np.array([pair.value for pair in pairs]),
+        (matrix * errors**2) @ matrix.T,
+        pairs[0].interval.level,
+        multiples.targets,
+    )
+    contrasts = {}
+    for result, pair, (value, error, low, high, p, adjusted) in zip(
+        usable, pairs, numbers, strict=True
+    ):
+        interval = Interval(low, high, pair.interval.level)
+        verdict = verdict_of(interval, doubted=pair.verdict == "unreliable")
+        contrasts[result.segment] = Difference(
+            result.target, REST, value, error, interval, p, adjusted, verdict
+        )
+    return [replace(r, contrast=contrasts.get(r.segment)) for r in results]
+
+
+def _together(
+    values: FloatArray, covariance: FloatArray, level: float, families: int
+) -> list[list[float]]:
+    """Return value, error, limits and both p-values of each contrast, which hold together."""
+    errors = np.sqrt(np.diag(covariance))
+    together = max_t(factor_of(covariance), np.random.default_rng(SEED))
+    reach = together.critical(level ** (1 / families)) * errors
+    scores = np.abs(values) / errors
+    adjusted = 1 - (1 - together.p_values(scores)) ** families
+    columns = [values, errors, values - reach, values + reach, ALONE.p_values(scores), adjusted]
+    numbers: list[list[float]] = np.column_stack(columns).tolist()
+    return numbers
+
+
+def _findings(
+    evaluations: Mapping[str, Evaluation], refused: Mapping[str, Finding]
+) -> tuple[Finding, ...]:
+    """Return the warnings and alarms of segments, one for each code."""
+    by_code: dict[str, tuple[Finding, list[str]]] = {}
+    for segment, evaluation in evaluations.items():
+        for finding in evaluation.target_findings:
+            if finding.severity != "note":
+                by_code.setdefault(finding.code, (finding, []))[1].append(segment)
+    for segment, finding in refused.items():
+        by_code.setdefault(finding.code, (finding, []))[1].append(segment)
+    return tuple(
+        replace(finding, message=f"In {_named(list(dict.fromkeys(names)))}: {finding.message}")
+        for finding, names in by_code.values()
+    )
+
+
+def _named(segments: Sequence[str]) -> str:
+    """Return the names of segments, or the first of them and their number.
+
+    >>> _named(["de"]), _named(["de", "fr"])
+    ("segment 'de'", "segments 'de' and 'fr'")
+    """
+    if len(segments) > NAMED:
+        return f"{len(segments)} segments, {segments[0]!r} for example"
+    return f"segment{'s' * (len(segments) > 1)} {listed(list(map(repr, segments)))}"
