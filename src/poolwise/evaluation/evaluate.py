@@ -6,8 +6,6 @@ reports the same findings.
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,19 +25,18 @@ from poolwise.diagnosis.trained import (
 from poolwise.engines import with_loggers
 from poolwise.engines.base import BlockRows
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.incumbent import incumbent_of
+from poolwise.evaluation.left_out import errors_of, without_each
 from poolwise.evaluation.periods import fixed_beforehand, is_periodic, suited
-from poolwise.evaluation.read import request, split_of
+from poolwise.evaluation.read import request
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.evaluation.segment_rows import opened_by
 from poolwise.evaluation.segments import segments_of
 from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
-from poolwise.moments.buckets import BUCKETS, Split, bootstrap, jackknife
+from poolwise.moments.buckets import Split, bootstrap, jackknife
 from poolwise.moments.moments import fingerprint, selected
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
@@ -47,7 +44,6 @@ from poolwise.moments.terms import (
     REWARD,
     WEIGHT,
     Needs,
-    unite,
 )
 from poolwise.report.sentence import preferred
 
@@ -57,6 +53,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.engines.base import EngineLike
     from poolwise.evaluation.incumbent import Incumbent
+    from poolwise.evaluation.left_out import Errors
     from poolwise.evaluation.read import Answers, IntervalMethod, OpenLog, Request
     from poolwise.intervals.student import Sides
     from poolwise.log.log import Log
@@ -66,8 +63,6 @@ if TYPE_CHECKING:
 
 MOST = 30  # targets that an evaluation compares by itself: 435 pairs
 NONE: Mapping[str, Any] = {}
-LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
-Errors = dict[str, float]
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
@@ -124,7 +119,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         answer = partial(_answered, incumbent=incumbent, among=among)
         compared = _compared(rows, always=bool(among))
         bets = _bets(rows) if asked.method == "betting" else {}
-        without = _without(rows) if which_logs and log.crossed else {}
+        without = without_each(rows) if which_logs and log.crossed else {}
         evaluation = answer(rows, compared, bets, without)
         segments = None
         if by is not None:
@@ -185,42 +180,6 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
     return by_betting(
         rows.rows, asked.names, asked.log, asked.level, asked.sides, trained=trained
     )
-
-
-def _without(rows: OpenLog) -> dict[str, dict[str, Errors]]:
-    """Return standard errors by target and left-out logger.
-
-    Leaving a logger out changes the mixture and so every weight: the rows are read again,
-    once per logger.
-    """
-    targets, loggers = rows.request.names, tuple(rows.rows.counts)
-    by_target: dict[str, dict[str, Errors]] = {name: {} for name in targets}
-    for logger in loggers if len(loggers) > 1 else ():
-        others = tuple(i for i in loggers if i != logger)
-        kinds = [e.needs(others, crossed=True) for e in LEFT_OUT.values()]
-        needs = unite([*kinds, Needs(extremes=(WEIGHT,))])
-        bound = [needs.bind(name) for name in targets]
-        rest = rows.rows.without(logger)
-        if rows.request.clustered:
-            parts = rest.bucketed(bound, BUCKETS)
-        else:
-            parts = [[rest.moments(unite(bound))]] * len(targets)
-        for name, buckets in zip(targets, parts, strict=True):
-            by_target[name][logger] = _errors(split_of(buckets, needs, name))
-    return by_target
-
-
-def _errors(split: Split) -> Errors:
-    """Return the standard errors of `LEFT_OUT`; infinite if the target is uncovered."""
-    errors = dict.fromkeys(LEFT_OUT, math.inf)
-    if not any(m.max(WEIGHT) for m in split.whole.values()) or uncovered(split.whole):
-        return errors
-    for name, estimator in LEFT_OUT.items():
-        with suppress(RefusedError):
-            lone = len(split.buckets) == 1
-            estimate = estimator.estimate(split.whole) if lone else jackknife(estimator, split)
-            errors[name] = estimate.std_error
-    return errors
 
 
 def results_of(
@@ -332,7 +291,7 @@ class _Target:
         mixed = mixed_overlap(view, buckets) if crossed else None
         diagnosis = diagnose(view, buckets, self.asked.level, crossed=crossed)
         if without:
-            diagnosis = replace(diagnosis, with_all=_errors(self.split), without=without)
+            diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
         codes = {f.code for f in self.findings}
         rows = {i: m.count for i, m in view.items()}
         judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed)

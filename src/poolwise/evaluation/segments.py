@@ -26,6 +26,7 @@ from poolwise.evaluation.served import served
 from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
 from poolwise.intervals.student import Interval
 from poolwise.report.segments import segment_tables, segments_sentence
+from poolwise.report.sentence import preferred
 from poolwise.text import listed
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray
     from poolwise.report.tables import Grid
 
-RECOMMENDED = "calibrated"
 SEED = 20170813  # the same rows give the same intervals
 NAMED = 5  # segments that a finding lists
 REST = "(the other segments)"
@@ -182,7 +182,7 @@ def segments_of(rows: OpenLog, by: str, ask: Ask) -> Segments:
 def _one_estimator(rows: OpenLog) -> Request:
     """Return the question with the recommended estimator only."""
     by_name = rows.served.estimators
-    name = RECOMMENDED if RECOMMENDED in by_name else next(iter(by_name), "")
+    name = preferred(by_name)
     if not name:
         raise UsageError("`by` requires an estimator that the log can serve")
     return replace(rows.request, estimators=(by_name[name],), strict=False)
