@@ -24,6 +24,7 @@ from poolwise.cli.learning import LearnOptions
 from poolwise.cli.options import (
     AsJson,
     Baseline,
+    By,
     EngineOptions,
     Experiment,
     IntervalMethod,
@@ -99,13 +100,7 @@ def evaluate(
         ),
     ] = None,
     baseline: Baseline = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Segments: the same question for each value, such as country.",
-        ),
-    ] = None,
+    by: By = None,
     level: Level = 0.95,
     interval: Annotated[
         IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")

@@ -58,6 +58,7 @@ Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")
 Baseline = Annotated[
     str | None, typer.Option(help="Logger or target that the others are compared with.")
 ]
+By = Annotated[str | None, typer.Option(help="Column of segments: the question for each.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

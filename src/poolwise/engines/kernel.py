@@ -76,12 +76,7 @@ class Kernel:
         self.layout, self.workspace = layout, workspace
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._crossed = {label: k for k, label in enumerate(layout.crossed)}
-        self._names = (
-            *layout.columns,
-            "own",
-            "mixture",
-            *["period_mixture"][: len(layout.cells)],
-        )
+        self._names = (*layout.columns, "own", "mixture", "period_mixture")
         self._periods = PeriodMixtures(layout.cells, layout.period_shares)
         self._limits = np.array(list(layout.limits.values())).T
         rows = workspace.rows
