@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.sums import ROUNDED, Sums, fresh_floors, no_sums, raise_floors
-from poolwise.engines.workspace import ONE, factors_of, shrink, smooth
+from poolwise.engines.workspace import ONE, adjacent, factors_of, runs_of, shrink, smooth
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal, powers_of
-from poolwise.moments.terms import LOG_GAINS, REWARD, UNSUPPORTED, Factor
+from poolwise.moments.terms import LOG_GAINS, REWARD, UNSUPPORTED, Factor, Term
 from poolwise.rows.periods import PeriodMixtures
 from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
@@ -82,12 +82,16 @@ class Kernel:
         rows = workspace.rows
         self._factors = [(t.factors[0], row) for t, row in rows.items() if len(t.factors) == 1]
         self._terms = [factors_of(t, rows) for t in rows if len(t.factors) > 1]
-        self._stems = [_adjacent([rows[s] for s in c.stems]) for c in workspace.crosses]
-        self._extremes = _runs_of([rows[t] for t in workspace.needs.extremes])
+        self._stems = [adjacent([rows[s] for s in c.stems]) for c in workspace.crosses]
+        self._extremes = runs_of([rows[t] for t in workspace.needs.extremes])
         self._tails = [rows[t] for t in workspace.needs.tails]
         self._histograms = [rows[t] for t in workspace.needs.histograms]
-        self._slices = _runs_of([rows[t] for t in workspace.needs.slices])
-        self._powers = _runs_of([rows[t] for t in workspace.needs.powers])
+        self._slices = runs_of([rows[t] for t in workspace.needs.slices])
+        self._powers = runs_of([rows[t] for t in workspace.needs.powers])
+        sides = [[rows[Term(t.factors[:n])] for t in workspace.cubes] for n in (1, 2)]
+        self._cubes = list(zip(*sides, strict=True))
+        sliced = {rows[t] for t in workspace.needs.slices}
+        self._unsliced = runs_of([k for k in range(len(workspace.singles)) if k not in sliced])
         self._columns = _matrix(len(self._names), self.rows)
         self._work = _matrix(len(rows), self.rows)
         self._work[rows[ONE]] = 1.0
@@ -275,12 +279,14 @@ class Kernel:
         return out
 
     def _add_raw(self, sums: Sums, group: int, work: FloatArray) -> None:
-        """Add the extremes, tails, slices and powers of the rows of one logger."""
+        """Add the extremes, tails, cubes, slices and powers of the rows of one logger."""
         for places, rows in self._extremes:
             work[rows].min(axis=1, out=sums.lowest[group, places])
             work[rows].max(axis=1, out=sums.largest[group, places])
         for k, row in enumerate(self._tails):
             sums.tails[k][group] = self._tail(k, group, work[row])
+        for k, (column, square) in enumerate(self._cubes):
+            sums.cubes[group, k] = work[column] @ work[square]
         for places, rows in self._slices:
             deal(work[rows], sums.slices[group, places])
         if self._powers:
@@ -288,8 +294,9 @@ class Kernel:
 
     def _add_powers(self, sums: Sums, group: int, work: FloatArray) -> None:
         """Add the powers of the rewards and their products, which are 0 without a reward."""
-        rewarded = np.flatnonzero(work[self.workspace.rows[REWARD]] != 0.0)
-        few = SPARSE * len(rewarded) < work.shape[1]
+        seen = work[self.workspace.rows[REWARD]] != 0.0
+        few = SPARSE * np.count_nonzero(seen) < len(seen)
+        rewarded = np.flatnonzero(seen) if few else ()
         for places, rows in self._powers:
             values = work[rows].take(rewarded, axis=1) if few else work[rows]
             sums.powers[group, places] = powers_of(values)
@@ -317,7 +324,12 @@ class Kernel:
         """Add the means and products of the rows of one logger; centres them in place."""
         workspace, n = self.workspace, singles.shape[1]
         ones = workspace.rows[ONE]
-        means = multiply(singles, singles[ones : ones + 1])[:, 0] / n
+        means = np.empty(len(singles))
+        for places, rows in self._slices:
+            means[rows] = sums.slices[group, places].sum(axis=1)
+        for _, rows in self._unsliced:
+            means[rows] = multiply(singles[rows], singles[ones : ones + 1])[:, 0]
+        means /= n
         means[ones] = 0.0
         singles -= means[:, None]
         _settle(singles, means)
@@ -326,8 +338,8 @@ class Kernel:
             left, right = singles[product.rows], singles[product.columns]
             result = np.vecdot(left, right) if product.each else multiply(left, right)
             products[product.pairs] = result.ravel()[product.entries]
-        pairs, rows = workspace.sums
-        sums.means[group], sums.rest[group, rows] = means, products[pairs] / n
+        pairs, others = workspace.sums
+        sums.means[group], sums.rest[group, others] = means, products[pairs] / n
 
 
 def order_of(codes: AnyArray, groups: int) -> tuple[IntArray | None, IntArray]:
@@ -378,19 +390,6 @@ def _settle(centred: FloatArray, means: FloatArray) -> None:
         if np.ptp(centred[k]) <= ROUNDED * abs(means[k]):
             means[k] += centred[k, 0]
             centred[k] = 0.0
-
-
-def _runs_of(rows: list[int]) -> list[tuple[slice, slice]]:
-    """Split a list of rows where the next is not adjacent: places in the list, and rows."""
-    starts = [k for k, row in enumerate(rows) if not k or row != rows[k - 1] + 1]
-    ends = zip(starts, [*starts[1:], len(rows)], strict=False)
-    return [(slice(a, b), slice(rows[a], rows[a] + b - a)) for a, b in ends]
-
-
-def _adjacent(rows: list[int]) -> slice | list[int]:
-    """Adjacent rows as a slice, which makes no copy of them."""
-    first, last = rows[0], rows[-1] + 1
-    return slice(first, last) if rows == list(range(first, last)) else rows
 
 
 def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:

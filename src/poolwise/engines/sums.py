@@ -47,6 +47,7 @@ class Sums:
         largest: Largest value of these.
         crossed: Sums of products of stems and loggers' columns, each of shape
             (g, stems, loggers).
+        cubes: Sums of the cubes of the workspace, shape (g, cubes).
         tails: The largest values of a term in each group.
         histograms: Rows in each bin, shape (terms, g, bins).
         slices: Sum of each term over each slice of the rows, shape (g, terms, slices).
@@ -60,6 +61,7 @@ class Sums:
     lowest: FloatArray
     largest: FloatArray
     crossed: list[FloatArray]
+    cubes: FloatArray
     tails: list[list[FloatArray]]
     histograms: IntArray
     slices: FloatArray
@@ -77,6 +79,7 @@ class Sums:
             self.products += moved[:, left] * moved[:, right]
             for k, crossed in enumerate(other.crossed):
                 self.crossed[k] += crossed
+            self.cubes += other.cubes
             step = gap * part[:, None]
             moved_to = self.means + step
             self.rest += (self.means - moved_to) + step
@@ -106,6 +109,7 @@ def no_sums(count: IntArray, workspace: Workspace) -> Sums:
         lowest=np.full((g, extremes), np.inf),
         largest=np.full((g, extremes), -np.inf),
         crossed=[np.zeros((g, len(c.stems), len(c.factors))) for c in crosses],
+        cubes=np.zeros((g, len(workspace.cubes))),
         tails=[[np.empty(0)] * g for _ in needs.tails],
         histograms=np.zeros((len(needs.histograms), g, BINS), dtype=np.int64),
         slices=np.zeros((g, len(needs.slices), slices_for(g * len(needs.slices)))),
@@ -231,6 +235,9 @@ def _means(sums: Sums, workspace: Workspace, needs: Needs) -> FloatArray:
         for term, (stem, column) in cross.terms.items():
             if term in place:
                 means[:, place[term]] = totals[:, stem, column] / count
+    for k, term in enumerate(workspace.cubes):
+        if term in place:
+            means[:, place[term]] = sums.cubes[:, k] / count
     return means
 
 

@@ -101,10 +101,13 @@ class Workspace:
 
     def _split(self, term: Term, kind: str) -> Factor | None:
         """The factor of a logger, if a term is a mean of one such factor and a stem."""
-        needs = self.needs
         mine = [f for f in term.factors if f.logger]
         if len(mine) != 1 or len(term.factors) == 1 or mine[0].name != kind:
             return None
+        return mine[0] if self._only_mean(term) else None
+
+    def _only_mean(self, term: Term) -> bool:
+        needs = self.needs
         more = (
             needs.scattered,
             needs.extremes,
@@ -113,7 +116,13 @@ class Workspace:
             needs.slices,
             needs.powers,
         )
-        return None if any(term in terms for terms in more) else mine[0]
+        return not any(term in terms for terms in more)
+
+    @cached_property
+    def cubes(self) -> tuple[Term, ...]:
+        """Third powers that only need a mean: sums of a column times its square."""
+        cubes = (t for t in self.needs.terms if t.is_cube and self._only_mean(t))
+        return tuple(sorted(cubes, key=_order))
 
     @cached_property
     def _dense(self) -> set[Term]:
@@ -129,13 +138,14 @@ class Workspace:
         """Terms with a row of their own, in the order of the rows; `ONE` is among them."""
         crossed = {t for cross in self.crosses for t in cross.terms}
         dense = self._dense
-        rest = {t for t in self.needs.terms if t not in crossed} - dense
+        rest = {t for t in self.needs.terms if t not in crossed} - dense - set(self.cubes)
         return (*sorted(dense, key=_order), ONE, *sorted(rest, key=_order))
 
     @cached_property
     def rows(self) -> dict[Term, int]:
-        """Row of each single term, factor and stem."""
+        """Row of each single term, factor and stem; the square of a cube is a stem."""
         stems = [stem for cross in self.crosses for stem in cross.stems]
+        stems += [Term(cube.factors[1:]) for cube in self.cubes]
         factors = {Term((f,)) for t in (*self.singles, *stems) for f in t.factors}
         terms = [*self.singles, *stems, *sorted(factors, key=_order)]
         return {term: row for row, term in enumerate(dict.fromkeys(terms))}
@@ -257,3 +267,16 @@ def smooth(factor: Factor, weight: FloatArray, reward: FloatArray) -> None:
     weight *= np.maximum(gain, 0.0, out=gain)
     weight /= factor.bound
     np.log1p(weight, out=weight)
+
+
+def runs_of(rows: list[int]) -> list[tuple[slice, slice]]:
+    """Split a list of rows where the next is not adjacent: places in the list, and rows."""
+    starts = [k for k, row in enumerate(rows) if not k or row != rows[k - 1] + 1]
+    ends = zip(starts, [*starts[1:], len(rows)], strict=False)
+    return [(slice(a, b), slice(rows[a], rows[a] + b - a)) for a, b in ends]
+
+
+def adjacent(rows: list[int]) -> slice | list[int]:
+    """Return adjacent rows as a slice, which makes no copy of them."""
+    first, last = rows[0], rows[-1] + 1
+    return slice(first, last) if rows == list(range(first, last)) else rows

@@ -84,17 +84,20 @@ def slots_of(numbers: IntArray) -> IntArray:
 
 def powers_of(values: FloatArray) -> FloatArray:
     """Return the powers of terms with these values, shape (terms, n), as (terms, 6)."""
-    sizes = np.abs(values)
-    squares = sizes * sizes
-    columns = (
-        [np.count_nonzero(of_term) for of_term in sizes],
-        sizes.sum(axis=1),
-        squares.sum(axis=1),
-        np.vecdot(sizes, squares),
-        np.vecdot(squares, squares),
-        sizes.max(axis=1, initial=0.0),
-    )
-    return np.stack(columns, axis=1)
+    powers = np.empty((len(values), POWERS))
+    room = np.empty((2, values.shape[1]))  # one term at a time stays in the cache
+    for of_term, numbers in zip(values, powers, strict=True):
+        sizes = np.abs(of_term, out=room[0])
+        squares = np.multiply(sizes, sizes, out=room[1])
+        numbers[:] = (
+            np.count_nonzero(sizes != 0.0),
+            sizes.sum(),
+            sizes @ sizes,
+            sizes @ squares,
+            squares @ squares,
+            sizes.max(initial=0.0),
+        )
+    return powers
 
 
 def added_powers(left: FloatArray, right: FloatArray) -> FloatArray:
