@@ -303,8 +303,8 @@ OPTIONS = {
         *ENGINE_OPTIONS, "html", "charts", "json",
     ],
     "plan": [
-        *ROLE_OPTIONS, "half-width", "level", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS,
-        "json",
+        *ROLE_OPTIONS, "half-width", "lift", "power", "baseline", "level", *ROW_OPTIONS,
+        *READ_OPTIONS, *ENGINE_OPTIONS, "json",
     ],
     "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
     "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from poolwise import Log
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError, UsageError
@@ -33,6 +34,7 @@ from poolwise.evaluation.design import (
 )
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.plan import plan
+from poolwise.formats.labelled import digits_log
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
 from tests.support.messages import refused
@@ -410,3 +412,72 @@ def test_many_loggers_are_planned_from_fewer_rows(monkeypatch: pytest.MonkeyPatc
     (said,) = (s for s in found.assumptions if "of 20,000 rows" in s)
     taken = int(said.split("from ")[1].split(" of")[0].replace(",", ""))
     assert 1_500 < taken < 2_500  # a sample of 2,000 has an error of 42
+
+
+def test_a_lift_needs_the_rows_of_its_formula() -> None:
+    targets = {"candidate": "p_candidate"}
+    outlook = plan(digits_log(), targets, lift=0.002, baseline="large")
+    assert outlook.detection is not None
+    evaluation = evaluate(digits_log(), targets, baseline="large")
+    error = evaluation.differences["candidate"].std_error
+    exact = 10_500 * ((1.959963984540054 + 0.8416212335729143) * error / 0.002) ** 2
+    assert outlook.detection.rows == pytest.approx(exact, rel=1e-9)
+    assert outlook.options == ()
+    assert json.loads(outlook.to_json())["detection"]["rows"] == outlook.detection.rows
+    double = plan(digits_log(), targets, lift=-0.004, baseline="large").detection
+    assert double is not None
+    assert double.rows == pytest.approx(exact / 4, rel=1e-9)
+
+
+def test_a_plan_for_both_is_that_of_each() -> None:
+    targets = {"candidate": "p_candidate"}
+    both = plan(digits_log(), targets, half_width=0.005, lift=0.02)
+    assert both.options == plan(digits_log(), targets, half_width=0.005).options
+    assert both.detection == plan(digits_log(), targets, lift=0.02).detection
+    assert both.detection is not None
+    assert (both.detection.baseline, both.detection.reason) == ("small", "largest logger")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lift": 0.0}, {"lift": math.nan}, {"lift": 0.1, "power": 1.0}],
+    ids=str,
+)
+def test_a_plan_for_nothing(options: dict[str, float]) -> None:
+    with refused(UsageError):
+        plan(digits_log(), "p_candidate", **options)  # type: ignore[arg-type]
+
+
+def test_a_baseline_that_does_not_exist() -> None:
+    with refused(UsageError):
+        plan(digits_log(), "p_candidate", lift=0.1, baseline="larg")
+
+
+def test_rows_without_spread_show_no_lift() -> None:
+    log = Log({"r": [1.0] * 9, "p": [0.5] * 9, "t": [0.5] * 9}, reward="r", propensity="p")
+    outlook = plan(log, "t", lift=0.1)
+    assert outlook.detection is not None
+    assert outlook.detection.rows == 0
+    assert "unknown" in outlook.sentence
+
+
+@pytest.mark.slow
+def test_the_planned_rows_show_the_lift_with_the_planned_power() -> None:
+    """Rewards of two actions differ by 0.1; the target plays the better one more often."""
+
+    def draw(rows: int, seed: int) -> Log:
+        rng = np.random.default_rng(seed)
+        first = rng.random(rows) < 0.5
+        reward = rng.random(rows) < np.where(first, 0.4, 0.3)
+        columns = {"r": reward.astype(float), "p": np.full(rows, 0.5)}
+        return Log({**columns, "t": np.where(first, 0.9, 0.1)}, reward="r", propensity="p")
+
+    lift = 0.04  # (0.9 - 0.5) * (0.4 - 0.3)
+    outlook = plan(draw(20_000, 0), {"t": "t"}, lift=lift)
+    assert outlook.detection is not None
+    rows, seeds = round(outlook.detection.rows), range(1, 201)
+    shown = [
+        evaluate(draw(rows, seed), {"t": "t"}, "calibrated").differences["t"].verdict
+        for seed in seeds
+    ]
+    assert shown.count("better") / len(seeds) == pytest.approx(0.8, abs=0.08)

@@ -227,7 +227,8 @@ def test_the_schema_describes_every_result() -> None:
     validate(by_half.to_json())
     assert by_half.segments is not None
     validate(by_half.segments.to_json())
-    validate(pw.plan(log, TARGETS, half_width=0.005).to_json())
+    validate(pw.plan(log, TARGETS, half_width=0.005, lift=0.01).to_json())
+    validate(pw.plan(log, TARGETS, lift=0.01).to_json())
     validate(pw.check(log, TARGETS).to_json())
     faulty = pw.Log(
         {"r": [1.0, 0.0], "p": [0.5, 2.0], "t": [0.5, 0.5]}, reward="r", propensity="p"

@@ -11,6 +11,7 @@ import errno
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,6 +32,7 @@ from poolwise.cli.options import (
     Level,
     OnFaultOption,
     OptionalSources,
+    PlanOptions,
     ReadOptions,
     ReportOptions,
     RewardRange,
@@ -214,14 +216,14 @@ def plan(
     command: typer.Context,
     logs: Sources,
     roles: RoleOptions,
-    half_width: Annotated[float, typer.Option(help="Required half-width of the interval.")],
+    wanted: PlanOptions,
     level: Level = 0.95,
     rows: RowOptions,
     read: ReadOptions,
     engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Compute how many more rows, from which logger, reach a required precision."""
+    """Compute how many more rows reach a required precision, or show a lift."""
     log = build_log(logs, roles, rows, read)
     targets = roles.targets(trust=read.trust)
     if len(targets) > 1:
@@ -230,7 +232,7 @@ def plan(
 
     reader = engine.start()
     with progress():
-        outlook = run(log, targets, half_width=half_width, level=level, engine=reader)
+        outlook = run(log, targets, **asdict(wanted), level=level, engine=reader)
     print_result(outlook, as_json=as_json, question=_record(command, log, targets))
 
 

@@ -205,6 +205,20 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options that say what a plan must reach."""
+
+    half_width: Annotated[
+        float | None, typer.Option(help="Required half-width of the interval.")
+    ] = None
+    lift: Annotated[
+        float | None, typer.Option(help="Difference from --baseline that the rows must show.")
+    ] = None
+    power: Annotated[float, typer.Option(help="Probability of showing --lift.")] = 0.8
+    baseline: Baseline = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """Options that name the files of the report."""
 

@@ -1,4 +1,4 @@
-"""Plan: how many new rows, and from which loggers, reach a wanted half-width."""
+"""Plan: how many new rows, and from which loggers, reach a half-width or show a lift."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
 from poolwise.evaluation.evaluate import results_of, without_training
+from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.output import Result, Row
 from poolwise.evaluation.read import named_targets, opened, request
+from poolwise.evaluation.results import check_lift
 from poolwise.intervals.student import student
-from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, Needs, ratio
 from poolwise.report.tables import Grid, needed_rows, plan_tables
-from poolwise.text import listed, percent, short
+from poolwise.text import count_text, listed, percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from poolwise.engines.base import EngineLike, Rows
     from poolwise.errors import Finding
     from poolwise.evaluation.design import Option
+    from poolwise.evaluation.read import OpenLog
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimate
@@ -43,31 +46,42 @@ FEWEST_ROWS = 5_000  # of them with many loggers
 SAMPLE_WORK = SAMPLE_ROWS * 40**2  # rows times pairs of loggers: under a minute
 
 
-def plan(
+def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,
     target: Mapping[str, PolicyLike] | PolicyLike,
     *,
-    half_width: float,
+    half_width: float | None = None,
+    lift: float | None = None,
+    power: float = 0.8,
+    baseline: str | None = None,
     estimators: Sequence[str] | None = None,
     level: float = 0.95,
     engine: EngineLike = None,
 ) -> Plan:
-    """Return how many new rows bring the interval of a target to a wanted half-width.
+    """Return how many rows bring an interval to a half-width, or show a lift.
 
-    For each estimator: with new rows from the loggers as now, from one logger alone, or in
-    the best split over the loggers.
+    For a half-width, for each estimator: with new rows from the loggers as now, from one
+    logger alone, or in the best split over the loggers.  For a lift: rows of the loggers as
+    now, so that the interval of the difference from the baseline excludes 0.
 
     Args:
         log: The rows and what their columns mean.
         target: Probability of the logged action under the new policy, or one such by name.
         half_width: Wanted distance from the estimate to either end of its interval.
+        lift: True difference from the baseline that the rows must show.
+        power: Probability of showing it.
+        baseline: Label of the logger to compare with; by default the one with the most rows.
         estimators: Names among calibrated, balanced, weighted and naive; by default all
             that the log can serve.
         level: Level of the interval.
         engine: As for `evaluate`.
     """
-    if not 0 < half_width < math.inf:
+    if half_width is None and lift is None:
+        raise UsageError("plan needs a half_width (--half-width), a lift (--lift) or both")
+    if half_width is not None and not 0 < half_width < math.inf:
         raise UsageError(f"half_width must be positive and finite, got {half_width:g}")
+    if lift is not None:
+        check_lift(lift, power)
     log = with_loggers(log, engine)
     named = named_targets(target)
     if len(named) != 1:
@@ -78,40 +92,62 @@ def plan(
         )
     asked = request(log, named, _wanted(estimators, log), level=level)
     asked = replace(asked, strict=estimators is not None)
-    (name,) = named
     with opened(asked, engine) as rows:
-        only = rows.request.log
-        if only.crossed and not log.crossed:  # one logger, whose propensity is the mixture
+        if rows.request.log.crossed and not log.crossed:  # one logger: it is the mixture
             return plan(
-                only,
+                rows.request.log,
                 target,
                 half_width=half_width,
+                lift=lift,
+                power=power,
+                baseline=baseline,
                 estimators=estimators,
                 level=level,
                 engine=engine,
             )
-        answers = rows.read()
-        rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
-        sample = _sample(rows.rows, name) if rowwise else None
+        return _planned(rows, half_width, None if lift is None else (lift, power), baseline)
+
+
+def _planned(
+    rows: OpenLog,
+    half_width: float | None,
+    wanted: tuple[float, float] | None,
+    baseline: str | None,
+) -> Plan:
+    """Make the pass, and plan for a half-width, or for a lift with its power."""
+    asked, log = rows.request, rows.request.log
+    (name,) = asked.names
+    incumbent = incumbent_of(rows, baseline)
+    needs = rows.served.needs | (incumbent.needs if wanted else Needs())
+    answers = replace(rows, served=replace(rows.served, needs=needs)).read()
+    rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
+    sample = _sample(rows.rows, name) if rowwise and half_width is not None else None
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
     result, view = evaluation[name], answers.splits[name].whole
-    outlook = Outlook(view, sample, half_width, level, crossed=log.crossed)
     estimates = {
         e: result.estimates[e] for e in rows.served.estimators if e in result.estimates
     }
+    outlook = Outlook(view, sample, half_width or math.nan, asked.level, crossed=log.crossed)
     options = []
     with threadpool_limits(limits=1):  # thousands of small products: threads only wait
-        for estimator, estimate in estimates.items():
+        for estimator, estimate in estimates.items() if half_width is not None else ():
             options += outlook.options(estimator, estimate)
+    detection = None
+    if wanted and result.estimates:
+        differences = incumbent.differences(answers, evaluation.targets)
+        compared = replace(evaluation, differences=differences)
+        needed = compared.rows_to_detect(name, wanted[0], power=wanted[1])
+        detection = Detection(*wanted, incumbent.name, incumbent.reason, needed)
     return Plan(
         target=name,
-        half_width=half_width,
-        level=level,
+        half_width=outlook.half_width,
+        level=asked.level,
         rows=evaluation.rows,
         estimates=estimates,
         options=tuple(options),
         assumptions=_assumptions(log, outlook, len(view)),
         findings=(*evaluation.findings, *result.findings),
+        detection=detection,
     )
 
 
@@ -164,18 +200,54 @@ def _assumptions(log: Log, outlook: Outlook, loggers: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class Detection:
+    """Rows that show a lift over the baseline.
+
+    Attributes:
+        lift: True difference from the baseline.
+        power: Probability of showing it.
+        baseline: Label of the logger to compare with.
+        reason: Reason for it, "largest logger" for example; empty if it was named.
+        rows: Rows in all, of loggers mixed as now.
+    """
+
+    lift: float
+    power: float
+    baseline: str
+    reason: str
+    rows: float
+
+    def sentence(self, now: int) -> str:
+        """Return the number of rows in words, where the log has so many `now`."""
+        which = f"{self.baseline!r}{f', the {self.reason},' if self.reason else ''}"
+        wanted = f"A lift of {short(self.lift)} over {which} is shown with probability"
+        if not self.rows > 0 or math.isinf(self.rows):
+            return (
+                f"{wanted} {self.power:g} by an unknown number of rows: these show no spread."
+            )
+        start = f"{wanted} {self.power:g} by {count_text(math.ceil(self.rows))} rows in all, "
+        more = math.ceil(self.rows) - now
+        if more <= 0:
+            return f"{start}and the log has {count_text(now)} already."
+        return (
+            f"{start}{count_text(more)} more than now, if the loggers stay mixed as they are."
+        )
+
+
+@dataclass(frozen=True)
 class Plan(Result):
-    """Numbers of new rows that reach a wanted half-width.
+    """Numbers of rows that reach a half-width, or show a lift.
 
     Attributes:
         target: Name of the target.
-        half_width: Wanted half-width.
+        half_width: Wanted half-width; NaN without one.
         level: Level of the interval.
         rows: Rows of each logger now.
         estimates: Estimate of each estimator now.
-        options: Options of each estimator.
+        options: Options of each estimator; empty without a half-width.
         assumptions: Assumptions of the plan, as sentences.
         findings: Findings of the log and of the target.
+        detection: Rows that show a lift; None without one.
     """
 
     kind = "plan"
@@ -187,6 +259,7 @@ class Plan(Result):
     options: tuple[Option, ...]
     assumptions: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+    detection: Detection | None = None
 
     def option(self, estimator: str, source: str = BEST) -> Option:
         """Return one option; by default the best split."""
@@ -202,6 +275,13 @@ class Plan(Result):
     @property
     def sentence(self) -> str:
         """The recommendation in words."""
+        total = sum(self.rows.values())
+        detected = "" if self.detection is None else self.detection.sentence(total)
+        reached = "" if math.isnan(self.half_width) else self._reached()
+        return " ".join(filter(None, [reached, detected]))
+
+    def _reached(self) -> str:
+        """Return how the half-width is reached, in words."""
         wanted = f"a half-width of {short(self.half_width)}"
         if not self.estimates:
             return f"No estimator can be planned for {self.target!r}."
@@ -249,6 +329,7 @@ class Plan(Result):
             "target": self.target,
             "half_width": self.half_width,
             "level": self.level,
+            "detection": None if self.detection is None else vars(self.detection),
             "options": options,
             "loggers": [{"logger": i, "rows": n} for i, n in self.rows.items()],
             "assumptions": list(self.assumptions),
@@ -262,4 +343,4 @@ class Plan(Result):
 
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
-        return plan_tables(self.to_dict())
+        return plan_tables(self.to_dict()) if self.options else []

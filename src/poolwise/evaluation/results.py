@@ -141,11 +141,7 @@ class Evaluation(Reported):
             lift: True difference that the interval must exclude 0 for.
             power: Probability of showing it.
         """
-        if not (0 < abs(lift) < math.inf and 0 < power < 1):
-            raise UsageError(
-                "lift must be finite and not 0, power between 0 and 1, got "
-                f"{lift:g} and {power:g}"
-            )
+        check_lift(lift, power)
         quantiles = (
             student_quantile((1 + self.level) / 2, math.inf),
             student_quantile(power, math.inf),
@@ -255,3 +251,11 @@ class Evaluation(Reported):
     @property
     def sentences(self) -> Sequence[str]:
         return self.segments.sentences if self.segments else ()
+
+
+def check_lift(lift: float, power: float) -> None:
+    """Reject a lift that no rows show, and a power that is no probability."""
+    if not (0 < abs(lift) < math.inf and 0 < power < 1):
+        raise UsageError(
+            f"lift must be finite and not 0, power between 0 and 1, got {lift:g} and {power:g}"
+        )
