@@ -254,7 +254,7 @@ class Evaluation(Reported):
 
 
 def check_lift(lift: float, power: float) -> None:
-    """Reject a lift that no rows show, and a power that is no probability."""
+    """Reject a lift of 0, and a power that is not a probability."""
     if not (0 < abs(lift) < math.inf and 0 < power < 1):
         raise UsageError(
             f"lift must be finite and not 0, power between 0 and 1, got {lift:g} and {power:g}"
