@@ -31,6 +31,8 @@ from .evaluation.plan import plan as plan
 from .evaluation.results import Evaluation as Evaluation
 from .evaluation.summarise import from_result as from_result
 from .evaluation.summarise import summarise as summarise
+from .evaluation.watch import Watched as Watched
+from .evaluation.watch import watch as watch
 from .formats.labelled import bandit_log as bandit_log
 from .formats.obd import from_obd as from_obd
 from .formats.obp import from_obp as from_obp

@@ -306,6 +306,10 @@ OPTIONS = {
         *ROLE_OPTIONS, "half-width", "lift", "power", "baseline", "level", *ROW_OPTIONS,
         *READ_OPTIONS, *ENGINE_OPTIONS, "json",
     ],
+    "watch": [
+        *ROLE_OPTIONS, "state", "above", "better-than", "planned", "level", *ROW_OPTIONS,
+        *READ_OPTIONS, *ENGINE_OPTIONS, "json",
+    ],
     "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
     "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
     "sql": [*ROLE_OPTIONS, "dialect", "on-fault", "interval", "reward-range"],

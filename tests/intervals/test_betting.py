@@ -110,6 +110,7 @@ VALUE = sum(t * r for t, r in zip(TARGET, REWARD, strict=True))
 UNIFORM = (Fraction(1, 2), Fraction(1, 2))
 FIRST = (Fraction(4, 5), Fraction(1, 5))
 Row = tuple[int, int]  # action and reward
+Values = list[list[Fraction]]  # of the rows of each block
 
 
 def greedy(block: Sequence[Row]) -> tuple[Fraction, Fraction]:
@@ -119,16 +120,16 @@ def greedy(block: Sequence[Row]) -> tuple[Fraction, Fraction]:
     return 1 - best, best
 
 
-def histories() -> Iterator[tuple[Fraction, list[list[Fraction]], list[list[Fraction]]]]:
+def histories() -> Iterator[tuple[Fraction, Values, Values, Values]]:
     """All logs of two blocks of two rows, by a new policy and by a uniform one.
 
-    Yields their chance, and the rows' weighted rewards and losses against the mixture of their
-    block.
+    Yields their chance, and the rows' weighted rewards, losses, and differences of rewards from
+    those of the uniform policy, against the mixture of their block.
     """
     rows: list[Row] = [(action, reward) for action in (0, 1) for reward in (0, 1)]
     for first, second in product(product(rows, repeat=2), repeat=2):
         chance = Fraction(1)
-        gains, losses = [], []
+        gains, losses, differences = [], [], []
         for block, policy in ((first, FIRST), (second, greedy(first))):
             mixture = [(a + b) / 2 for a, b in zip(policy, UNIFORM, strict=True)]
             for (action, reward), logger in zip(block, (policy, UNIFORM), strict=True):
@@ -137,13 +138,15 @@ def histories() -> Iterator[tuple[Fraction, list[list[Fraction]], list[list[Frac
             rewards = [reward for _, reward in block]
             gains.append([w * r for w, r in zip(weights, rewards, strict=True)])
             losses.append([w * (1 - r) for w, r in zip(weights, rewards, strict=True)])
-        yield chance, gains, losses
+            ratios = [(TARGET[a] - UNIFORM[a]) / mixture[a] for a, _ in block]
+            differences.append([w * r for w, r in zip(ratios, rewards, strict=True)])
+        yield chance, gains, losses, differences
 
 
 def test_the_capital_is_a_supermartingale_in_fractions() -> None:
     # bets of 1/2 and then of 1/4 after a loss, 3/4 after a gain: predictable
     first = second = mean = Fraction(0)
-    for chance, gains, _ in histories():
+    for chance, gains, *_ in histories():
         one = math.prod(1 + (z - VALUE) / 2 for z in gains[0])
         bet = Fraction(3, 4) if sum(gains[0]) > 2 * VALUE else Fraction(1, 4)
         first += chance * one
@@ -159,14 +162,31 @@ def test_the_capital_is_a_supermartingale_in_fractions() -> None:
 def test_bets_are_fair_by_enumeration(error: float) -> None:
     capital = np.zeros((2, 2))
     missed = np.zeros(2)
-    for chance, *sides in histories():
-        for k, (blocks, value) in enumerate(zip(sides, (VALUE, 1 - VALUE), strict=True)):
+    for chance, gains, losses, _ in histories():
+        for k, (blocks, value) in enumerate(((gains, VALUE), (losses, 1 - VALUE))):
             bets = bets_on([[float(z) for z in block] for block in blocks], error)
             capital[k] += float(chance) * np.exp(bets.log_capital(float(value)))
             missed[k] += float(chance) * (bets.lower() > float(value))
     assert (capital <= 1 + 1e-12).all()
     assert (capital > 0.9).all()
     assert (missed <= error).all()
+
+
+def test_bets_on_a_difference_are_fair_by_enumeration() -> None:
+    # to the uniform logger, which writes half of each block: its ratio is at most 2
+    gap = VALUE - sum(r / 2 for r in REWARD)
+    shifts = np.array([2.0, 2.0])
+    capital, mean, missed = np.zeros(2), Fraction(0), 0.0
+    for chance, *_, differences in histories():
+        raised = [[float(z) + 2 for z in block] for block in differences]
+        bets = Bets(bets_on(raised, 0.2).blocks, 0.2, 2, shifts=shifts)
+        capital += float(chance) * np.exp(bets.log_capital(float(gap)))
+        mean += chance * sum(map(sum, differences)) / 4
+        missed += float(chance) * (bets.lower(-1.0) > float(gap))
+    assert mean == gap == Fraction(1, 5)
+    assert (capital > 0.9).all()
+    assert (capital <= 1 + 1e-12).all()
+    assert missed <= 0.2
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -215,8 +216,11 @@ def test_the_schema_is_a_schema() -> None:
     assert schema()["title"].endswith("version 1")
 
 
-def test_the_schema_describes_every_result() -> None:
+def test_the_schema_describes_every_result(tmp_path: Path) -> None:
     log = digits_log()
+    ranged = replace(log, reward_range=(0.0, 1.0))
+    watched = pw.watch(tmp_path / "s.npz", ranged, TARGETS, above=0.1, better_than="large")
+    validate(watched.to_json())
     targets = {**TARGETS, "old": "p_medium"}
     evaluation = pw.evaluate(log, targets, truth=digits_truth(), which_logs=True)
     validate(evaluation.to_json())

@@ -54,6 +54,7 @@ from poolwise.cli.terminal import (
     progress,
     save_report,
 )
+from poolwise.cli.watch import watch
 from poolwise.errors import LogError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
@@ -355,6 +356,7 @@ def demo(
 
 
 app.command()(init)
+app.command(cls=QuestionCommand)(grouped(watch))
 
 
 @app.command()

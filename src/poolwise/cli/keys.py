@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
 
 Values = dict[str, Any]  # of options, as TOML or the command line gives them
-VERBS = ("evaluate", "compare", "plan", "check")
+VERBS = ("evaluate", "compare", "plan", "check", "watch")
 ENDING = ".toml"
 META = "poolwise.question"  # of a command's context: the file that it reads
 NOT_IN_FILES = {
@@ -165,6 +165,8 @@ def _located(folder: Path, name: str, value: Any) -> Any:  # noqa: ANN401 - any 
     """Return paths of a question file from the current folder."""
     if name == "logs":
         return [_from(folder, source) for source in value]
+    if name == "state":
+        return _from(folder, value)
     if name in {"target", "propensities"}:
         return [_policy_from(folder, text) for text in value]
     return value

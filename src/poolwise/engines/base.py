@@ -117,13 +117,19 @@ class Rows(Protocol):
 class BlockRows(Protocol):
     """Rows whose payoffs can be sorted into histograms: those that go through the kernel."""
 
-    def settle(self, payoffs: Sequence[Payoff], *, pooled: bool) -> Settled:
+    def settle(
+        self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
+    ) -> Settled:
         """Return the histograms of payoffs, by block.
+
+        Blocks are the periods of the log; without periods they are random.
 
         Args:
             payoffs: Values of each row.
             pooled: Whether rows are weighed against the mixture of their block, which requires
                 all cross-propensities; otherwise against their own logger.
+            watched: Whether other blocks will follow: rows without periods are one block then,
+                and the rows of each block are hashed.
         """
         ...
 

@@ -12,15 +12,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from zlib import crc32
 
 import numpy as np
 
-from poolwise.moments.blocks import NO_BLOCKS, Blocks, BlockSums, Settled
+from poolwise.moments.blocks import NO_BLOCKS, Blocks, BlockSums, Settled, marks_of
 from poolwise.moments.cells import periods_of
 from poolwise.moments.tallies import SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from poolwise.log.policy import AnyArray
     from poolwise.moments.blocks import Payoff
@@ -105,6 +108,13 @@ def by_slot(slots: IntArray) -> Cut:
     return Cut(block.ravel(), logger.ravel(), counts)
 
 
+def as_one(counts: Mapping[str, int]) -> Cut:
+    """Return all rows as one block; the groups of the layout are the loggers."""
+    rows = np.array([list(counts.values())], dtype=np.int64)
+    loggers = np.arange(len(counts))
+    return Cut(np.zeros_like(loggers), loggers, rows)
+
+
 def by_period(cells: Mapping[Cell, int], loggers: Sequence[str]) -> Cut:
     """Return periods as blocks; the groups of the layout are the cells, in their order."""
     names = periods_of(cells)
@@ -150,16 +160,19 @@ class BlockKernel(Folding[BlockSums]):
         payoffs: Values of each row.
         pooled: Whether weights are those against the block's mixture, and bets those on a
             block; otherwise weights and bets are those of the row's own logger.
+        watched: Whether blocks will be followed by others: bets are those on a block then, and
+            its rows are hashed.
     """
 
     cut: Cut
     payoffs: tuple[Payoff, ...]
     pooled: bool
+    watched: bool = False
 
     @property
     def strata(self) -> int:
         """Strata of a block."""
-        return 1 if self.pooled else len(self.layout.loggers)
+        return 1 if self.pooled or self.watched else len(self.layout.loggers)
 
     @cached_property
     def shares(self) -> FloatArray:
@@ -171,7 +184,9 @@ class BlockKernel(Folding[BlockSums]):
 
     def together(self, batches: Iterable[Rows]) -> BlockSums:
         """Return the histograms of all batches."""
-        total = BlockSums((NO_BLOCKS,) * len(self.payoffs), np.zeros_like(self.cut.counts))
+        counts = np.zeros_like(self.cut.counts)
+        marks = np.zeros(len(counts), dtype=np.uint64)
+        total = BlockSums((NO_BLOCKS,) * len(self.payoffs), counts, marks)
         for groups, columns in batches:
             total += self(groups, columns)
         return total
@@ -182,7 +197,7 @@ class BlockKernel(Folding[BlockSums]):
         doubles = {n: np.asarray(c, dtype=np.float64) for n, c in columns.items()}
         blocks, loggers = self.cut.counts.shape
         counts = np.bincount(block * loggers + logger, minlength=blocks * loggers)
-        key = block if self.pooled else block * self.strata + logger
+        key = block if self.strata == 1 else block * self.strata + logger
         with np.errstate(all="ignore"):  # weights that overflow are cut
             ratios = self._ratios(logger, block, doubles)
             values = [self._values(p, block, doubles["reward"], ratios) for p in self.payoffs]
@@ -190,7 +205,16 @@ class BlockKernel(Folding[BlockSums]):
         for payoff, value in zip(self.payoffs, values, strict=True):
             used = np.isfinite(self.shifts(payoff))[block]
             histograms.append(Blocks.of(key[used], value[used]))
-        return BlockSums(tuple(histograms), counts.reshape(blocks, loggers))
+        marks = np.zeros(blocks, dtype=np.uint64)
+        if self.watched:
+            values = [doubles[name] for name in sorted(doubles)]
+            marks = marks_of(block, self._labels[logger], values, blocks)
+        return BlockSums(tuple(histograms), counts.reshape(blocks, loggers), marks)
+
+    @cached_property
+    def _labels(self) -> NDArray[np.uint64]:
+        """Hash of the label of each logger."""
+        return np.array([crc32(i.encode()) for i in self.layout.loggers], dtype=np.uint64)
 
     def _ratios(
         self, logger: IntArray, block: IntArray, columns: Mapping[str, FloatArray]

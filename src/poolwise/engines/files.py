@@ -111,18 +111,19 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
     >>> question(day[0], {"new": "t"}) == question(day[1], {"new": "u"})
     False
     """
-    logger = ONLY_LOGGER if log.logger is None else _text(log.logger)
+    logger = ONLY_LOGGER if log.logger is None else policy_text(log.logger)
     rules = [log.log_probabilities, log.on_fault, *["densities"] * log.densities]
-    crossed = {k: _text(v) for k, v in log.by_label.items() if v is not None}
-    own = None if log.propensity is None else _text(log.propensity)
+    crossed = {k: policy_text(v) for k, v in log.by_label.items() if v is not None}
+    own = None if log.propensity is None else policy_text(log.propensity)
     return Question(
-        _hash([logger, _text(log.reward), rules]),
-        {str(name): _hash(_text(policy)) for name, policy in targets.items()},
+        _hash([logger, policy_text(log.reward), rules]),
+        {str(name): _hash(policy_text(policy)) for name, policy in targets.items()},
         _hash([crossed, own]) if log.crossed else "",
     )
 
 
-def _text(value: PolicyLike) -> str:
+def policy_text(value: PolicyLike) -> str:
+    """Return the SQL of a policy, or the name of its class."""
     policy = as_policy(value)
     expression = expression_of(policy)
     if expression is None:  # a policy in Python: its code cannot be hashed

@@ -20,6 +20,7 @@ from poolwise.engines.base import CHANGED, QueryRows
 from poolwise.engines.blocks import (
     BlockKernel,
     GroupCounts,
+    as_one,
     by_period,
     by_slot,
     counting_layout,
@@ -228,16 +229,21 @@ class KernelRows(QueryRows):
             raise LogError([CHANGED])
         return moments
 
-    def settle(self, payoffs: Sequence[Payoff], *, pooled: bool) -> Settled:
-        """Return the histograms of payoffs, by period or by random block."""
+    def settle(
+        self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
+    ) -> Settled:
+        """Return the histograms of payoffs, by period, by random block or of all rows."""
+        layout = layout_of(self.table, self.counts)
         if self.table.period is not None:
             layout = layout_of(self.table, self.counts, self.cells)
             cut = by_period(self.cells, layout.loggers)
+        elif watched:
+            cut = as_one(self.counts)
         else:
-            layout = slot_layout(layout_of(self.table, self.counts))
+            layout = slot_layout(layout)
             slots = self._fold(GroupCounts(counting_layout(layout)))
             cut = by_slot(slots.reshape(layout.buckets, -1))
-        kernel = BlockKernel(layout, cut, tuple(payoffs), pooled)
+        kernel = BlockKernel(layout, cut, tuple(payoffs), pooled, watched)
         sums = self._fold(kernel)
         if not np.array_equal(sums.counts, cut.counts):
             raise LogError([CHANGED])

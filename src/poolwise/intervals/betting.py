@@ -54,7 +54,8 @@ class Bets:
         error: Probability of a wrong bound.
         number: Number of blocks.
         strata: Strata of a block; bets on a stratum follow its own earlier rows.
-        shifts: Added to the values of each block, which are not negative then; empty for 0.
+        shifts: Added to the values of each block, which are not negative then; infinite for a
+            block without a bet, None for 0 in all blocks.
         horizons: Numbers of rows for which bets are sized; the capital is their average.
             Empty means the number of rows.
         anytime: Whether the best block end counts, which requires that the rows of a block
@@ -79,7 +80,7 @@ class Bets:
     def _shifts(self) -> FloatArray:
         """Shift of each group."""
         shifts = np.zeros(self.number) if self.shifts is None else self.shifts
-        return np.repeat(shifts, self.strata)
+        return np.repeat(np.where(np.isfinite(shifts), shifts, 0.0), self.strata)
 
     @cached_property
     def _moments(self) -> FloatArray:

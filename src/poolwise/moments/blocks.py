@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.moments.tallies import mixed_bits
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
     from poolwise.log.policy import FloatArray, IntArray
 
 BITS = 5  # of the fraction of a double: 32 bins for each power of two
@@ -87,6 +93,11 @@ class Blocks:
         sums[:, where[len(self.keys) :]] += other.sums
         return Blocks(keys, sums)
 
+    def until(self, groups: int) -> Blocks:
+        """Return the histograms of the first groups."""
+        end = int(np.searchsorted(self.keys, groups * BINS))
+        return Blocks(self.keys[:end], self.sums[:, :end])
+
     def moved(self, groups: int) -> Blocks:
         """Return the same histograms with the number of each group raised."""
         return Blocks(self.keys + groups * BINS, self.sums)
@@ -142,14 +153,18 @@ class BlockSums:
     Attributes:
         histograms: Histogram of each payoff.
         counts: Rows of each block and logger, shape (blocks, loggers).
+        marks: Sum of the hashes of the rows of each block, modulo 2**64; the same for the same
+            rows in any order.  0 where it was not requested.
     """
 
     histograms: tuple[Blocks, ...]
     counts: IntArray
+    marks: NDArray[np.uint64]
 
     def __add__(self, other: BlockSums) -> BlockSums:
         pairs = zip(self.histograms, other.histograms, strict=True)
-        return BlockSums(tuple(a + b for a, b in pairs), self.counts + other.counts)
+        histograms = tuple(a + b for a, b in pairs)
+        return BlockSums(histograms, self.counts + other.counts, self.marks + other.marks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,3 +195,22 @@ def _edges(numbers: IntArray) -> FloatArray:
     """Return the lower edge of each bin; 0 for the first."""
     edges = ((numbers + (FIRST - 1)) << SHIFT).view(np.float64)
     return np.where(numbers > 0, edges, 0.0)
+
+
+def marks_of(
+    block: IntArray, label: NDArray[np.uint64], columns: Iterable[FloatArray], blocks: int
+) -> NDArray[np.uint64]:
+    """Return the sum of the hashes of the rows of each block, shape (blocks,).
+
+    Args:
+        block: Block of each row.
+        label: Hash of the label of its logger.
+        columns: Its numbers, in a fixed order.
+        blocks: Number of blocks.
+    """
+    hashes = label
+    for column in columns:
+        hashes = mixed_bits(hashes ^ np.ascontiguousarray(column + 0.0).view(np.uint64))
+    marks = np.zeros(blocks, dtype=np.uint64)
+    np.add.at(marks, block, hashes)
+    return marks

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from poolwise.log.policy import FloatArray, IntArray
 
 SLOTS = 4_096  # of rows by a hash of their number, for random blocks
@@ -76,10 +78,15 @@ def slots_of(numbers: IntArray) -> IntArray:
     >>> slots_of(np.array([1, 2, 3])).tolist()
     [3503, 1524, 1359]
     """
-    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed_bits(numbers.astype(np.uint64)) % np.uint64(SLOTS)).astype(np.int64)
+
+
+def mixed_bits(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a hash of each number."""
+    mixed = numbers * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(SLOTS)).astype(np.int64)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def powers_of(values: FloatArray) -> FloatArray:

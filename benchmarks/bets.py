@@ -1,0 +1,265 @@
+"""Bets on blocks: width against bets on rows, and coverage at every block end.
+
+Fixed logs are those of the families; their rows are cut into random blocks, and go through
+the package's own weights, histograms and bets.  Rivals on the same rows: bets on single rows
+with own weights (`benchmarks.row_bets`), and the smoothed bound.  Adaptive logs have a new
+policy in each period, trained on all earlier ones.  Coverage means that no block end rejects
+the true value, in either direction, at an error of 5% together.
+
+Run: python -m benchmarks.bets [logs per problem, 50] [adaptive logs per setting, 500]
+Prints the tables and writes docs/figures/bets.csv and the tables of docs/watch.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.families import FAMILIES, draw_problem, softmax
+from benchmarks.row_bets import betting
+from poolwise.engines.blocks import BlockKernel, by_slot
+from poolwise.intervals.betting import Bets
+from poolwise.intervals.guarantees import payoffs_of
+from poolwise.intervals.smoothed import SCALES, smoothed_bound
+from poolwise.moments.blocks import Blocks
+from poolwise.moments.tallies import SLOTS, slots_of
+from poolwise.rows.roles import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poolwise.engines.exact import FiniteProblem
+
+Array = NDArray[np.float64]
+Line = dict[str, object]
+DOCS = Path(__file__).parent.parent / "docs"
+START, END = "<!-- bets: begin -->", "<!-- bets: end -->"
+LEVEL, ERROR, LIMITS = 0.95, 0.025, (0.0, 1.0)
+PROBLEMS = 12
+SIZES = (300, 2_000)
+CONTEXTS, ACTIONS = 5, 4
+PERIODS, PERIOD_ROWS = 20, 60
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Rows of one log: codes of loggers, rewards, and probabilities of target and loggers."""
+
+    logger: NDArray[np.int64]
+    reward: Array
+    target: Array
+    probs: Array  # shape (loggers, rows)
+
+
+def drawn(problem: FiniteProblem, rng: np.random.Generator) -> Drawn:
+    """Draw a log, in random order."""
+    labels = list(problem.loggers)
+    logger = np.repeat(np.arange(len(labels)), [problem.counts[i] for i in labels])
+    logger = rng.permutation(logger)
+    context = rng.choice(len(problem.context_prob), size=len(logger), p=problem.context_prob)
+    policies = np.stack([problem.loggers[i] for i in labels])
+    below = np.cumsum(policies[logger, context], axis=1)
+    action = np.minimum(
+        (rng.random(len(logger))[:, None] > below).sum(axis=1), below.shape[1] - 1
+    )
+    reward = (rng.random(len(logger)) < problem.reward[context, action]).astype(np.float64)
+    return Drawn(logger, reward, problem.target[context, action], policies[:, context, action])
+
+
+def block_bets(log: Drawn) -> tuple[Bets, Bets]:
+    """Bets on gains and on losses of random blocks, by the code of the engines."""
+    labels = tuple(map(str, range(len(log.probs))))
+    layout = Layout(labels, labels, (), ("new",), propensity=False, buckets=SLOTS)
+    groups = slots_of(np.arange(1, len(log.logger) + 1)) * len(labels) + log.logger
+    slots = np.bincount(groups, minlength=SLOTS * len(labels)).reshape(SLOTS, -1)
+    kernel = BlockKernel(layout, by_slot(slots), payoffs_of("new", LIMITS), pooled=True)
+    columns = {"reward": log.reward, "t_0": log.target}
+    columns |= {f"p_{k}": prob for k, prob in enumerate(log.probs)}
+    sums = kernel(groups, columns)
+    gains, losses = (Bets(h, ERROR, len(sums.counts)) for h in sums.histograms)
+    return gains, losses
+
+
+def covers(bets: tuple[Bets, Bets], value: float) -> bool:
+    """Test that no block end rejects the value."""
+    limit = math.log(1 / ERROR)
+    return all(
+        bool(b.log_capital(v).max() < limit)
+        for b, v in zip(bets, (value, 1 - value), strict=True)
+    )
+
+
+def row_width(log: Drawn) -> float:
+    """Width of the interval by bets on rows, with own weights."""
+    own = log.target / log.probs[log.logger, np.arange(len(log.logger))]
+    gains, losses = own * log.reward, own * (1 - log.reward)
+    mirrored = [(log.logger, losses)]
+    interval = betting([(log.logger, gains)], LEVEL, mirrored=mirrored, upper_bound=1.0)
+    return interval.upper - interval.lower
+
+
+def smoothed_width(log: Drawn) -> float:
+    """Width of the smoothed interval, from balanced weights."""
+    shares = np.bincount(log.logger, minlength=len(log.probs)) / len(log.logger)
+    weight = log.target / (shares @ log.probs)
+    ends = []
+    for values in (weight * log.reward, weight * (1 - log.reward)):
+        sums = np.array([np.log1p(values / s).sum() for s in SCALES])
+        ends.append(smoothed_bound(sums, len(values), ERROR))
+    return 1 - sum(ends)
+
+
+def fixed(family: str, rows: int, logs: int) -> Line:
+    """Median widths relative to bets on rows, over problems, and coverage."""
+    block, smooth, covered = [], [], 0
+    for seed in range(PROBLEMS):
+        problem = draw_problem(FAMILIES[family], rows, np.random.default_rng(500 + seed))
+        value = float((problem.context_prob[:, None] * problem.target * problem.reward).sum())
+        rng = np.random.default_rng([20170813, seed, rows])
+        widths = []
+        for _ in range(logs):
+            log = drawn(problem, rng)
+            bets = block_bets(log)
+            covered += covers(bets, value)
+            width = 1 - bets[0].lower() - bets[1].lower()
+            widths.append((row_width(log), width, smoothed_width(log)))
+        old, new, other = np.median(widths, axis=0)
+        block.append(new / old)
+        smooth.append(other / old)
+    return {
+        "kind": "fixed",
+        "name": family,
+        "rows": rows,
+        "logs": PROBLEMS * logs,
+        "width": float(np.median(block)),
+        "widest": float(np.max(block)),
+        "smoothed": float(np.median(smooth)),
+        "coverage": covered / (PROBLEMS * logs),
+    }
+
+
+def learned(
+    kind: str, count: Array, reward: Array, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """A policy learned from numbers and sums of rewards of each context and action."""
+    if kind == "greedy":
+        mean = (reward + 0.5) / (count + 1)
+        best = np.eye(ACTIONS)[mean.argmax(axis=1)]
+        return np.asarray(0.9 * best + 0.1 / ACTIONS)
+    draws = rng.beta(1 + reward, 1 + count - reward, size=(200, CONTEXTS, ACTIONS))
+    best = np.eye(ACTIONS)[draws.argmax(axis=2)].mean(axis=0)
+    return np.asarray(0.95 * best + 0.05 / ACTIONS)
+
+
+def adaptive_log(
+    kind: str, control: float, target: Array, chance: Array, rng: np.random.Generator
+) -> tuple[Blocks, Blocks]:
+    """Histograms of gains and losses of a log of periods, a new policy in each."""
+    count, total = np.zeros((2, CONTEXTS, ACTIONS))
+    policy = np.full((CONTEXTS, ACTIONS), 1 / ACTIONS)
+    uniform = policy.copy()
+    fixed_rows = round(control * PERIOD_ROWS)
+    gains, losses = [], []
+    for _ in range(PERIODS):
+        context = rng.integers(0, CONTEXTS, PERIOD_ROWS)
+        live = np.where(
+            np.arange(PERIOD_ROWS)[:, None] < fixed_rows, uniform[context], policy[context]
+        )
+        action = (rng.random(PERIOD_ROWS)[:, None] > live.cumsum(axis=1)).sum(axis=1)
+        action = np.minimum(action, ACTIONS - 1)
+        reward = (rng.random(PERIOD_ROWS) < chance[context, action]).astype(np.float64)
+        share = fixed_rows / PERIOD_ROWS
+        mixture = share * uniform + (1 - share) * policy
+        weight = (target / mixture)[context, action]
+        gains.append(weight * reward)
+        losses.append(weight * (1 - reward))
+        np.add.at(count, (context, action), 1.0)
+        np.add.at(total, (context, action), reward)
+        policy = learned(kind, count, total, rng)
+    block = np.repeat(np.arange(PERIODS), PERIOD_ROWS)
+    return Blocks.of(block, np.concatenate(gains)), Blocks.of(block, np.concatenate(losses))
+
+
+def adaptive(kind: str, control: float, logs: int) -> Line:
+    """Share of adaptive logs in which no block end rejects the value; horizons unknown."""
+    rng = np.random.default_rng([14, len(kind), round(100 * control)])
+    covered, widths = 0, []
+    for _ in range(logs):
+        scores = rng.normal(size=(CONTEXTS, ACTIONS))
+        chance = 1 / (1 + np.exp(1 - scores))
+        target = softmax(scores)
+        value = float((target * chance).sum() / CONTEXTS)
+        pair = adaptive_log(kind, control, target, chance, rng)
+        bets = tuple(Bets(h, ERROR, PERIODS) for h in pair)
+        covered += covers((bets[0], bets[1]), value)
+        widths.append(1 - bets[0].lower() - bets[1].lower())
+    return {
+        "kind": "adaptive",
+        "name": f"{kind}, {control:.0%} control",
+        "rows": PERIODS * PERIOD_ROWS,
+        "logs": logs,
+        "width": float(np.median(widths)),
+        "coverage": covered / logs,
+    }
+
+
+def measured(logs: int, adaptive_logs: int) -> Iterator[Line]:
+    """All lines of the table."""
+    for rows in SIZES:
+        for family in FAMILIES:
+            if FAMILIES[family].noisy:
+                yield fixed(family, rows, logs)
+    for kind in ("greedy", "thompson"):
+        for control in (0.0, 0.2):
+            yield adaptive(kind, control, adaptive_logs)
+
+
+def tables(lines: list[Line]) -> str:
+    """The lines as two tables in Markdown."""
+    text = [
+        "| family | rows | width, of bets on rows | widest problem | smoothed | covered |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    text += [
+        f"| {x['name']} | {x['rows']:,} | {x['width']:.2f} | {x['widest']:.2f} | "
+        f"{x['smoothed']:.2f} | {x['coverage']:.3f} |"
+        for x in lines
+        if x["kind"] == "fixed"
+    ]
+    text += ["", "| policies that learn | logs | width | covered at every block end |"]
+    text += ["|---|--:|--:|--:|"]
+    text += [
+        f"| {x['name']} | {x['logs']:,} | {x['width']:.2f} | {x['coverage']:.3f} |"
+        for x in lines
+        if x["kind"] == "adaptive"
+    ]
+    return "\n".join(text)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    logs, adaptive_logs = [*map(int, sys.argv[1:]), *(50, 500)[len(sys.argv) - 1 :]]
+    lines = []
+    for line in measured(logs, adaptive_logs):
+        print(line, flush=True)
+        lines.append(line)
+    names = list(lines[0])
+    with (DOCS / "figures" / "bets.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    page = DOCS / "watch.md"
+    head, rest = page.read_text(encoding="utf-8").split(START)
+    _, tail = rest.split(END)
+    page.write_text(f"{head}{START}\n{tables(lines)}\n{END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Watch: add rows to a state, and say which claims may be made now.
+
+The bounds of a watch hold at all block ends together, so they may be looked at after each
+block, and a claim may be made at the first block end that shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from poolwise.engines import with_loggers
+from poolwise.engines.base import BlockRows
+from poolwise.engines.files import policy_text
+from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
+from poolwise.evaluation.evaluate import results_of
+from poolwise.evaluation.output import Result
+from poolwise.evaluation.read import named_targets, opened, request
+from poolwise.evaluation.watch_state import STATE, Block, State, refuse_other, stamp
+from poolwise.intervals.betting import Bets
+from poolwise.intervals.guarantees import payoffs_of
+from poolwise.intervals.student import Interval, check_level
+from poolwise.report.tables import Grid
+from poolwise.rows.guard import files_of
+from poolwise.rows.output import refuse_output
+from poolwise.text import listed, short
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
+
+    from poolwise.engines.base import EngineLike
+    from poolwise.evaluation.output import Row
+    from poolwise.evaluation.read import OpenLog
+    from poolwise.evaluation.watch_state import Question
+    from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
+    from poolwise.moments.blocks import Payoff, Settled
+
+HORIZONS = (2.0, 8.0, 32.0, 128.0)  # times the rows of the first block
+SHOWN = 12  # periods in a table
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim and whether it may be made now.
+
+    Attributes:
+        text: The claim.
+        holds: True if the bounds show it.
+        reason: The bound that decides.
+    """
+
+    text: str
+    holds: bool
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Watched(Result):
+    """Bounds that hold at every block end, and the claims that they show.
+
+    Attributes:
+        target: Name of the target.
+        other: Policy that it is compared with, or empty.
+        level: Probability with which all bounds hold, at all block ends together.
+        blocks: All blocks, with the bounds at their ends.
+        claims: Claims, each with the answer.
+        findings: Findings about the rows that were added last.
+    """
+
+    kind: ClassVar[str] = "watch"
+    target: str
+    other: str
+    level: float
+    blocks: tuple[Block, ...]
+    claims: tuple[Claim, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def interval(self) -> Interval:
+        """Bounds of the target's value, from all block ends so far."""
+        lower, upper = self.blocks[-1].value or (-math.inf, math.inf)
+        return Interval(lower, upper, self.level)
+
+    @property
+    def difference(self) -> Interval | None:
+        """Bounds of the difference to the other policy, if there is one."""
+        bounds = self.blocks[-1].difference
+        return None if bounds is None else Interval(*bounds, self.level)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows so far."""
+        return sum(block.count for block in self.blocks)
+
+    def require(self) -> None:
+        """Raise NotShownError unless every claim holds; alarms fail every claim."""
+        reasons = [claim.reason for claim in self.claims if not claim.holds]
+        reasons += [f"alarm {f.code}" for f in self.findings if f.severity == "alarm"]
+        if reasons:
+            raise NotShownError(listed([c.text for c in self.claims]) or "no alarm", reasons)
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion in words."""
+        lower, upper = self.interval.lower, self.interval.upper
+        text = (
+            f"After {self.rows:,} rows in {len(self.blocks)} block"
+            f"{'s' * (len(self.blocks) > 1)}, the value of {self.target!r} is between "
+            f"{short(lower)} and {short(upper)} ({self.level:.0%}, at all block ends together)."
+        )
+        difference = self.difference
+        if difference is not None:
+            text += (
+                f" Its difference to {self.other!r} is between {short(difference.lower)} and "
+                f"{short(difference.upper)}."
+            )
+        for claim in self.claims:
+            text += f" May be claimed now, {claim.text}: {'yes' if claim.holds else 'no'}."
+        return text
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        return (self.sentence,)
+
+    def to_dicts(self) -> list[Row]:
+        """Return one dictionary per block."""
+        lines: list[Row] = []
+        for block in self.blocks:
+            line: Row = {"block": block.name, "rows": block.count}
+            line["lower"], line["upper"] = block.value or (None, None)
+            if block.difference is not None:
+                line["difference_lower"], line["difference_upper"] = block.difference
+            lines.append(line)
+        return lines
+
+    def to_dict(self) -> Row:
+        """Return the whole result, nested; the names are public."""
+        return {
+            "target": self.target,
+            "other": self.other or None,
+            "level": self.level,
+            "rows": self.rows,
+            "lower": self.interval.lower,
+            "upper": self.interval.upper,
+            "blocks": self.to_dicts(),
+            "claims": [vars(claim) for claim in self.claims],
+            "sentence": self.sentence,
+            "warnings": self.warnings,
+        }
+
+    def grids(self) -> list[Grid]:
+        """Return one table with the bounds at the last block ends."""
+        lines = self.to_dicts()
+        names = ["block", "rows", "lower", "upper"]
+        names += ["difference_lower", "difference_upper"] * (self.difference is not None)
+        rows = [[_cell(line[name]) for name in names] for line in lines[-SHOWN:]]
+        left = len(lines) - len(rows)
+        title = "Bounds at block ends" + (f", after {left} earlier ones" if left else "")
+        return [Grid(title, [name.replace("_", "\n") for name in names], rows)]
+
+
+def _cell(value: object) -> str:
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def watch(
+    state: str | PathLike[str],
+    log: Log | None = None,
+    target: Mapping[str, PolicyLike] | PolicyLike | None = None,
+    *,
+    above: float | None = None,
+    better_than: str | None = None,
+    level: float = 0.95,
+    planned: int | None = None,
+    engine: EngineLike = None,
+) -> Watched:
+    """Add rows to a state; return bounds that hold however often one looks.
+
+    Args:
+        state: File of the state, ending in ``.npz``. It is created with the first rows, and
+            replaced as a whole after later ones.
+        log: Rows to add, with `reward_range`. Each of its periods is a block, or all rows are
+            one if it names no `period`. Policies may have learned from earlier blocks. Without
+            a log the state is only looked at.
+        target: Probability of the logged action under the new policy; a mapping of one name to
+            it, or of two names if `better_than` is one of them.
+        above: Claim that the value is above this number.
+        better_than: Claim that the value is above that of a logger, or of the other target.
+            Part of the question: it is the same for all rows of a state.
+        level: Probability with which all bounds of the value hold, at all block ends
+            together; likewise those of the difference.
+        planned: Rows that will be added in all, if known: bets are sized for them. By default
+            bets are sized for several numbers.
+        engine: As for `evaluate`.
+    """
+    path = Path(state)
+    if log is None:
+        before = State.load(path)
+        return _result(before, above, ())
+    refuse_output(path, STATE, files_of(log))
+    log = with_loggers(log, engine)
+    targets = {} if target is None else named_targets(target)
+    name = _new(targets, better_than)
+    asked = _question(log, targets, name, better_than, level, planned)
+    begun = stamp(path)
+    before = State.load(path) if begun else State(asked)
+    refuse_other(before.question, asked)
+    bounded = request(log, targets, "naive", level=level, interval="betting")
+    with opened(bounded, engine) as rows:
+        findings = results_of(rows.read()).targets[name].findings
+        more = _state(rows, asked, len(before.blocks))
+    after = with_bounds(before + more)
+    if stamp(path) != begun:
+        raise UsageError(f"{str(path)!r} changed while rows were read: add these rows again")
+    after.save(path)
+    return _result(after, above, findings)
+
+
+def _new(targets: Mapping[str, PolicyLike], better_than: str | None) -> str:
+    """Return the name of the target that is watched."""
+    names = [name for name in targets if name != better_than]
+    if len(names) != 1 or len(targets) > 2:
+        raise UsageError(
+            "watch takes one target, or two of which `better_than` names one; got "
+            f"{', '.join(map(repr, targets)) or 'none'}"
+        )
+    return names[0]
+
+
+def _question(
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+    name: str,
+    better_than: str | None,
+    level: float,
+    planned: int | None,
+) -> Question:
+    """Return what has to stay the same, as plain values; refuse what cannot be watched."""
+    if log.reward_range is None:
+        raise UsageError(
+            "watch requires the smallest and largest possible reward: give "
+            "reward_range=(lower, upper) (--reward-range lower,upper)"
+        )
+    if log.trained_on:
+        raise UsageError(
+            "watch allows for policies that learned from earlier periods: give `period` in "
+            "place of `trained_on`"
+        )
+    if planned is not None and planned < 1:
+        raise UsageError(f"planned must be a number of rows, got {planned}")
+    if better_than is not None and better_than not in {*targets, *log.by_label}:
+        hint = did_you_mean(better_than, [*log.by_label, *targets])
+        raise UsageError(
+            "better_than must name a logger of `propensities` or the other target, got "
+            f"{better_than!r}{hint}"
+        )
+    return {
+        "target": name,
+        "better_than": better_than or "",
+        "level": check_level(level),
+        "reward_range": list(map(float, log.reward_range)),
+        "planned": planned,
+        "reward": log.reward,
+        "logger": log.logger or "",
+        "period": log.period or "",
+        "balanced_weights": log.crossed,
+        "log_probabilities": log.log_probabilities,
+        "densities": log.densities,
+        "on_fault": log.on_fault,
+        "targets": {other: policy_text(policy) for other, policy in targets.items()},
+    }
+
+
+def _payoffs(asked: Question, targets: Sequence[str]) -> list[Payoff]:
+    """Return gains and losses of the target, and those that a comparison needs."""
+    lower, upper = asked["reward_range"]
+    own, other = payoffs_of(asked["target"], (lower, upper)), asked["better_than"]
+    if not other:
+        return [*own]
+    if other in targets:
+        return [*own, *payoffs_of(other, (lower, upper))]
+    return [*own, *(replace(payoff, against=other) for payoff in own)]
+
+
+def _state(rows: OpenLog, asked: Question, number: int) -> State:
+    """Return the rows as a state of their own."""
+    if not isinstance(rows.rows, BlockRows):
+        raise UsageError("watch reads rows, which requires the DuckDB or the Spark engine")
+    payoffs = _payoffs(asked, rows.request.names)
+    settled = rows.rows.settle(payoffs, pooled=rows.request.log.crossed, watched=True)
+    blocks = _blocks(settled, tuple(rows.rows.counts), number)
+    return State(asked, blocks, settled.sums.histograms, settled.shifts)
+
+
+def _blocks(settled: Settled, loggers: Sequence[str], number: int) -> tuple[Block, ...]:
+    names = settled.names or (str(number + 1),)
+    return tuple(
+        Block(name, {i: int(n) for i, n in zip(loggers, counts, strict=True) if n}, f"{mark:x}")
+        for name, counts, mark in zip(
+            names, settled.sums.counts, settled.sums.marks.tolist(), strict=True
+        )
+    )
+
+
+def with_bounds(state: State) -> State:
+    """Return the state with the bounds at block ends that have none yet."""
+    blocks = list(state.blocks)
+    for k, block in enumerate(blocks):
+        if block.value is None:
+            part = replace(state, blocks=tuple(blocks[: k + 1]))
+            blocks[k] = replace(block, value=_value(part), difference=_difference(part))
+    return replace(state, blocks=tuple(blocks))
+
+
+def _bets(state: State, payoff: int, error: float) -> Bets:
+    """Return the bets on one payoff, up to the last block of the state."""
+    number = len(state.blocks)
+    first, planned = state.blocks[0].count, state.question["planned"]
+    horizons = tuple(first * h for h in HORIZONS) if planned is None else (float(planned),)
+    shifts = state.shifts[payoff][:number]
+    blocks = state.histograms[payoff].until(number)
+    return Bets(blocks, error, number, shifts=shifts, horizons=horizons)
+
+
+def _value(state: State, payoff: int = 0, share: float = 1.0) -> tuple[float, float]:
+    """Return the bounds of a target's value; `share` of the error is spent on them."""
+    smallest, largest = state.question["reward_range"]
+    base = min(smallest, 0.0)
+    error = share * (1 - state.question["level"]) / 2
+    low, high = (_bets(state, payoff + k, error).lower() for k in (0, 1))
+    return (
+        max(smallest, base + (largest - base) * low),
+        min(largest, largest - (largest - base) * high),
+    )
+
+
+def _difference(state: State) -> tuple[float, float] | None:
+    """Return the bounds of the difference to the other policy, if there is one.
+
+    That to a logger is bet on directly.  Weights of another target have no bound, so its value
+    and that of the target are bounded at half the error each.
+    """
+    other = state.question["better_than"]
+    if not other:
+        return None
+    if other in state.question["targets"]:
+        (low, high), (least, most) = _value(state, 0, 0.5), _value(state, 2, 0.5)
+        return low - most, high - least
+    smallest, largest = state.question["reward_range"]
+    width = largest - min(smallest, 0.0)
+    error = (1 - state.question["level"]) / 2
+    lower, upper = (_bets(state, k, error).lower(-1.0, 1.0) for k in (2, 3))
+    return width * lower, -width * upper
+
+
+def _result(state: State, above: float | None, findings: tuple[Finding, ...]) -> Watched:
+    asked, last = state.question, state.blocks[-1]
+    claims = []
+    if above is not None and last.value is not None:
+        lower = last.value[0]
+        reason = f"the lower bound is {short(lower)}"
+        claims.append(Claim(f"above {above:g}", lower > above, reason))
+    if last.difference is not None:
+        lower = last.difference[0]
+        reason = f"the lower bound of the difference is {short(lower)}"
+        claims.append(Claim(f"better than {asked['better_than']!r}", lower > 0, reason))
+    if len(state.shifts) > 2 and not np.isfinite(state.shifts[2][-1]):
+        findings = (*findings, _not_live(asked["better_than"], last.name))
+    return Watched(
+        asked["target"],
+        asked["better_than"],
+        asked["level"],
+        state.blocks,
+        tuple(claims),
+        findings,
+    )
+
+
+def _not_live(logger: str, block: str) -> Finding:
+    return Finding(
+        "baseline-not-live",
+        f"Logger {logger!r} wrote no rows of {block!r}, so nothing was bet on the difference.",
+        "Keep it live on a small share of the traffic while it is the baseline.",
+        "note",
+    )

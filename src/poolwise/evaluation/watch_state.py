@@ -1,0 +1,225 @@
+"""State of a watch: all blocks so far as histograms, in one file that is replaced as a whole.
+
+The file holds the question that the watch was begun with, each block's name, rows and a hash
+of its rows, and the histograms from which every bet can be settled again.  A state never holds
+a row.  Reading executes nothing from a file, and rejects a damaged one with one message.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from poolwise.errors import SourceError, UsageError
+from poolwise.moments.blocks import BINS, Blocks
+from poolwise.rows.output import Kind, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poolwise.moments.moments import FloatArray
+
+FORMAT = 1
+STATE = Kind("a state", (".npz",))
+DAMAGED = "the state is damaged: restore a copy, or begin a new state with all rows"
+DAMAGES = (
+    AttributeError,
+    BadZipFile,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+Question = dict[str, Any]  # of plain values, by name
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a watch, and the bounds at its end.
+
+    Attributes:
+        name: Its period, or its number.
+        rows: Rows of each logger.
+        mark: Hash of its rows, in any order.
+        value: Lower and upper bound of the target's value, over all block ends so far.
+        difference: Those of the difference to the policy it is compared with, if any.
+    """
+
+    name: str
+    rows: Mapping[str, int]
+    mark: str
+    value: tuple[float, float] | None = None
+    difference: tuple[float, float] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(self.rows.values())
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Blocks of a watch.
+
+    Attributes:
+        question: The question that the watch was begun with.
+        blocks: All blocks, in order.
+        histograms: Values of each payoff; groups are the blocks.
+        shifts: Shift of each payoff and block.
+    """
+
+    question: Question
+    blocks: tuple[Block, ...] = ()
+    histograms: tuple[Blocks, ...] = ()
+    shifts: tuple[FloatArray, ...] = ()
+
+    def __add__(self, other: State) -> State:
+        """Append the blocks of another state, which must come after these.
+
+        The bounds at its block ends are left out: bets on them depend on these blocks too.
+        """
+        refuse_other(self.question, other.question)
+        refuse_repeated(self.blocks, other.blocks)
+        if not self.blocks:
+            return other
+        pairs = zip(self.histograms, other.histograms, strict=True)
+        number = len(self.blocks)
+        later = (replace(b, value=None, difference=None) for b in other.blocks)
+        shifts = zip(self.shifts, other.shifts, strict=True)
+        return State(
+            self.question,
+            (*self.blocks, *later),
+            tuple(ours + theirs.moved(number) for ours, theirs in pairs),
+            tuple(np.concatenate(both) for both in shifts),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the file whole, or leave the old one as it is."""
+        blocks = [asdict(block) for block in self.blocks]
+        header = {"format": FORMAT, "question": self.question, "blocks": blocks}
+        arrays = {"header": np.array(json.dumps(header)), **self._arrays()}
+        file = BytesIO()
+        np.savez_compressed(file, checksum=np.array(_checksum(arrays)), **arrays)
+        write_whole(path, file.getvalue())
+
+    def _arrays(self) -> dict[str, Any]:
+        arrays: dict[str, Any] = {}
+        for k, (histogram, shifts) in enumerate(zip(self.histograms, self.shifts, strict=True)):
+            arrays |= {f"keys_{k}": histogram.keys, f"sums_{k}": histogram.sums}
+            arrays[f"shifts_{k}"] = shifts
+        return arrays
+
+    @classmethod
+    def load(cls, path: str | Path) -> State:
+        """Read a file that `save` wrote."""
+        try:
+            with np.load(BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            if str(arrays.pop("checksum")) != _checksum(arrays):
+                raise SourceError(f"{str(path)!r}", DAMAGED)
+            header = json.loads(str(arrays.pop("header")))
+            if header["format"] != FORMAT:
+                raise SourceError(
+                    f"{str(path)!r}",
+                    f"the state must have format {FORMAT}, got {header['format']!r}: read it "
+                    "with the version of poolwise that wrote it",
+                )
+            return _decoded(header, arrays)
+        except OSError as reason:
+            raise SourceError(f"{str(path)!r}", reason.strerror or DAMAGED) from reason
+        except DAMAGES as reason:
+            raise SourceError(f"{str(path)!r}", DAMAGED) from reason
+
+
+def _decoded(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> State:
+    """Return the state of a header and arrays; raise ValueError if they do not agree."""
+    blocks = tuple(_block(line) for line in header["blocks"])
+    number = len(arrays) // 3
+    histograms = tuple(Blocks(arrays[f"keys_{k}"], arrays[f"sums_{k}"]) for k in range(number))
+    shifts = tuple(arrays[f"shifts_{k}"] for k in range(number))
+    state = State(dict(header["question"]), blocks, histograms, shifts)
+    for histogram, shift in zip(histograms, shifts, strict=True):
+        groups = histogram.keys // BINS
+        if len(shift) != len(blocks) or not (groups < len(blocks)).all():
+            raise ValueError("blocks")
+    return state
+
+
+def _block(line: Mapping[str, Any]) -> Block:
+    bounds = {
+        name: None if line[name] is None else (float(line[name][0]), float(line[name][1]))
+        for name in ("value", "difference")
+    }
+    rows = {str(label): int(count) for label, count in line["rows"].items()}
+    return Block(str(line["name"]), rows, str(line["mark"]), **bounds)
+
+
+def _checksum(arrays: Mapping[str, Any]) -> str:
+    digest = sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def stamp(path: Path) -> str:
+    """Return a hash of a file; empty if there is none."""
+    return sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def refuse_other(begun: Question, asked: Question) -> None:
+    """Raise UsageError if a state was begun with another question."""
+    names = [name for name in begun | asked if begun.get(name) != asked.get(name)]
+    if names:
+        pairs = "; ".join(f"{n} {begun.get(n)!r}, not {asked.get(n)!r}" for n in names)
+        raise UsageError(
+            f"the state was begun with another question: {pairs}. Ask the same question, or "
+            "begin a new state with all rows"
+        )
+
+
+def refuse_repeated(before: Sequence[Block], after: Sequence[Block]) -> None:
+    """Raise UsageError if blocks were added before, or are earlier than the last of these."""
+    names, marks = {b.name for b in before}, {b.mark: b.name for b in before}
+    for block in after:
+        if block.name in names:
+            raise UsageError(
+                f"the rows of {block.name!r} were added before: a period is added once, with "
+                "all its rows"
+            )
+        if block.mark in marks:
+            raise UsageError(
+                f"the rows of {block.name!r} are those of {marks[block.mark]!r}, which were "
+                "added before: rows count once"
+            )
+    if before and after and not in_order([before[-1].name, *(b.name for b in after)]):
+        raise UsageError(
+            f"periods must be added in their order: the state ends with {before[-1].name!r}, "
+            f"and the rows begin with {after[0].name!r}. Bets on later periods were placed "
+            "already: begin a new state with all rows"
+        )
+
+
+def in_order(names: Sequence[str]) -> bool:
+    """Test if periods ascend: by size if all are numbers, else by their characters.
+
+    >>> in_order(["9", "10"]), in_order(["2024-05-09", "2024-05-10"]), in_order(["b", "a"])
+    (True, True, False)
+    """
+    try:
+        numbers = [float(name) for name in names]
+    except ValueError:
+        return list(names) == sorted(names)
+    return numbers == sorted(numbers)
