@@ -12,7 +12,8 @@ import pytest
 
 import poolwise as pw
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
-from poolwise.engines.kernel import Kernel, order_of
+from poolwise.engines.groups import order_of
+from poolwise.engines.kernel import Kernel
 from poolwise.engines.sums import to_moments
 from poolwise.engines.workspace import ONE, Workspace, wanted_pairs
 from poolwise.errors import LogError, RefusedError

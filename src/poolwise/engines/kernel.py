@@ -14,27 +14,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.engines.groups import Groups, order_of, runs
 from poolwise.engines.sums import ROUNDED, Sums, fresh_floors, no_sums, raise_floors
 from poolwise.engines.workspace import ONE, adjacent, factors_of, runs_of, shrink, smooth
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
-from poolwise.moments.tallies import BINS, bins, deal, powers_of
+from poolwise.moments.tallies import BINS, bins, deal
 from poolwise.moments.terms import LOG_GAINS, REWARD, UNSUPPORTED, Factor, Term
 from poolwise.rows.periods import PeriodMixtures
 from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poolwise.engines.workspace import Cross, Workspace
     from poolwise.log.policy import AnyArray
     from poolwise.rows.roles import Layout
 
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
-FEW_GROUPS = 12  # from more groups on, sorting is faster than one search for each
-RUN = 8_192  # rows that go through all steps together, or more of one group
 PADDING = 24  # doubles between the rows of a matrix
-CHUNK, SMALL = 1024, 900  # columns of a matrix product that has so few entries
 SPARSE = 4  # rewarded rows are picked out if at most one in so many is
 ALIKE = 1e-13  # relative distance of equal values from their mean, at most
 
@@ -180,13 +178,14 @@ class Kernel:
         if layout.propensity:
             columns["own"] = columns["propensity"]
         own = columns["own"]
-        for label, first, last in zip(labels, ends[:-1], ends[1:], strict=True):
-            if label in self._crossed and first < last:
-                prob, mine = probs[self._crossed[label], first:last], own[first:last]
-                if not layout.propensity:
-                    np.copyto(mine, prob)
-                elif not np.abs(prob - mine).max() <= layout.tolerance:
-                    raise BadRowsError
+        groups = Groups.between(0, ends)
+        places = np.array([self._crossed.get(labels[k], -1) for k in groups.numbers])
+        prob = groups.chosen(probs, places) if len(probs) else own
+        known = True if (places >= 0).all() else groups.spread(places) >= 0
+        if not layout.propensity:
+            np.copyto(own, prob, where=known)
+        elif not np.abs(prob - own).max(where=known, initial=0.0) <= layout.tolerance:
+            raise BadRowsError
         if not own.min() >= (-LARGEST if layout.logs else SMALLEST):
             raise BadRowsError
 
@@ -255,17 +254,12 @@ class Kernel:
             self._logger_columns(cross, rows, out)
             for cross, out in zip(self.workspace.crosses, self._of_loggers, strict=True)
         ]
-        for k, group in enumerate(range(groups.start, groups.stop)):
-            mine = slice(rows.ends[k], rows.ends[k + 1])
-            if mine.start == mine.stop:
-                continue
-            self._add_raw(sums, group, self._work[:, mine])
-            for stems, columns, crossed in zip(
-                self._stems, of_loggers, sums.crossed, strict=True
-            ):
-                if columns is not None:
-                    crossed[group] = multiply(self._work[stems, mine], columns[:, mine])
-            self._add_centred(sums, group, self._work[: sums.means.shape[1], mine])
+        present, work = Groups.between(groups.start, rows.ends), self._work[:, : len(rows)]
+        self._add_raw(sums, present, work)
+        for stems, columns, crossed in zip(self._stems, of_loggers, sums.crossed, strict=True):
+            if columns is not None:
+                crossed[present.numbers] = present.products(work[stems], columns)
+        self._add_centred(sums, present, work[: sums.means.shape[1]])
 
     def _logger_columns(
         self, cross: Cross, rows: OrderedRows, out: FloatArray
@@ -278,28 +272,31 @@ class Kernel:
             self._of_logger(factor, rows, column)
         return out
 
-    def _add_raw(self, sums: Sums, group: int, work: FloatArray) -> None:
-        """Add the extremes, tails, cubes, slices and powers of the rows of one logger."""
+    def _add_raw(self, sums: Sums, groups: Groups, work: FloatArray) -> None:
+        """Add the extremes, tails, cubes, slices and powers of each group."""
+        numbers = groups.numbers
         for places, rows in self._extremes:
-            work[rows].min(axis=1, out=sums.lowest[group, places])
-            work[rows].max(axis=1, out=sums.largest[group, places])
-        for k, row in enumerate(self._tails):
-            sums.tails[k][group] = self._tail(k, group, work[row])
+            sums.lowest[numbers, places] = groups.lowest(work[rows]).T
+            sums.largest[numbers, places] = groups.largest(work[rows]).T
         for k, (column, square) in enumerate(self._cubes):
-            sums.cubes[group, k] = work[column] @ work[square]
-        for places, rows in self._slices:
-            deal(work[rows], sums.slices[group, places])
+            sums.cubes[numbers, k] = groups.dots(work[[column]], work[[square]])[0]
+        for number, span in zip(numbers.tolist(), groups.spans, strict=True):
+            for k, row in enumerate(self._tails):
+                sums.tails[k][number] = self._tail(k, number, work[row, span])
+            for places, rows in self._slices:
+                deal(work[rows, span], sums.slices[number, places])
         if self._powers:
-            self._add_powers(sums, group, work)
+            self._add_powers(sums, groups, work)
 
-    def _add_powers(self, sums: Sums, group: int, work: FloatArray) -> None:
+    def _add_powers(self, sums: Sums, groups: Groups, work: FloatArray) -> None:
         """Add the powers of the rewards and their products, which are 0 without a reward."""
         seen = work[self.workspace.rows[REWARD]] != 0.0
         few = SPARSE * np.count_nonzero(seen) < len(seen)
-        rewarded = np.flatnonzero(seen) if few else ()
+        rewarded = np.flatnonzero(seen) if few else None
+        rewarding = groups if rewarded is None else groups.among(rewarded)
         for places, rows in self._powers:
-            values = work[rows].take(rewarded, axis=1) if few else work[rows]
-            sums.powers[group, places] = powers_of(values)
+            values = work[rows] if rewarded is None else work[rows].take(rewarded, axis=1)
+            sums.powers[rewarding.numbers, places] = rewarding.powers(values)
 
     def _count_bins(self, sums: Sums, groups: slice, rows: OrderedRows) -> None:
         """Add the histograms of adjacent groups: one call for all of them."""
@@ -320,49 +317,30 @@ class Kernel:
             large = np.partition(large, -LONGEST_TAIL)[-LONGEST_TAIL:]
         return large
 
-    def _add_centred(self, sums: Sums, group: int, singles: FloatArray) -> None:
-        """Add the means and products of the rows of one logger; centres them in place."""
-        workspace, n = self.workspace, singles.shape[1]
+    def _add_centred(self, sums: Sums, groups: Groups, singles: FloatArray) -> None:
+        """Add the means and products of the rows of each group; centres them in place."""
+        workspace, numbers = self.workspace, groups.numbers
         ones = workspace.rows[ONE]
-        means = np.empty(len(singles))
+        means = np.empty((len(singles), len(numbers)))
         for places, rows in self._slices:
-            means[rows] = sums.slices[group, places].sum(axis=1)
+            means[rows] = sums.slices[numbers, places].sum(axis=-1).T
         for _, rows in self._unsliced:
-            means[rows] = multiply(singles[rows], singles[ones : ones + 1])[:, 0]
-        means /= n
+            means[rows] = groups.sums(singles[rows])
+        means /= groups.counts
         means[ones] = 0.0
-        singles -= means[:, None]
-        _settle(singles, means)
-        products = sums.products[group]
+        singles -= groups.spread(means)
+        _settle(singles, means, groups)
         for product in workspace.products:
             left, right = singles[product.rows], singles[product.columns]
-            result = np.vecdot(left, right) if product.each else multiply(left, right)
-            products[product.pairs] = result.ravel()[product.entries]
+            if product.each or len(right) == 1:
+                result = groups.dots(left, right).T
+            else:
+                result = groups.products(left, right).reshape(len(numbers), -1)
+            sums.products[numbers, product.pairs] = result[:, product.entries]
         pairs, others = workspace.sums
-        sums.means[group], sums.rest[group, others] = means, products[pairs] / n
-
-
-def order_of(codes: AnyArray, groups: int) -> tuple[IntArray | None, IntArray]:
-    """Return the order of the rows by group, None if they have it, and where groups end."""
-    if (codes[1:] >= codes[:-1]).all():
-        return None, np.searchsorted(codes, np.arange(groups + 1))
-    if groups <= FEW_GROUPS:
-        parts = [np.flatnonzero(codes == group) for group in range(groups)]
-        return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
-    narrow = codes.astype(np.uint16) if groups <= np.iinfo(np.uint16).max else codes
-    ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
-    return np.argsort(narrow, kind="stable"), ends
-
-
-def runs(ends: IntArray, size: int = RUN) -> Iterator[slice]:
-    """Split groups into runs of at most so many rows, or of one group; skip empty runs."""
-    first = 0
-    while first < len(ends) - 1:
-        last = int(np.searchsorted(ends, ends[first] + size, side="right")) - 1
-        last = max(last, first + 1)
-        if ends[first] < ends[last]:
-            yield slice(first, last)
-        first = last
+        sums.means[numbers] = means.T
+        rest = sums.products[np.ix_(numbers, pairs)] / groups.counts[:, None]
+        sums.rest[np.ix_(numbers, others)] = rest
 
 
 def _matrix(rows: int, columns: int) -> FloatArray:
@@ -370,26 +348,14 @@ def _matrix(rows: int, columns: int) -> FloatArray:
     return np.empty((rows, columns + PADDING))[:, :columns]
 
 
-def multiply(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Return left @ right.T; small products are faster in chunks of columns."""
-    n = left.shape[1]
-    chunked = n - n % CHUNK
-    if not chunked or len(left) * len(right) > SMALL:
-        return left @ right.T
-    parts = np.matmul(
-        left[:, :chunked].reshape(len(left), -1, CHUNK).transpose(1, 0, 2),
-        right[:, :chunked].reshape(len(right), -1, CHUNK).transpose(1, 2, 0),
-    )
-    product: FloatArray = parts.sum(axis=0)
-    return product + left[:, chunked:] @ right[:, chunked:].T
-
-
-def _settle(centred: FloatArray, means: FloatArray) -> None:
+def _settle(centred: FloatArray, means: FloatArray, groups: Groups) -> None:
     """Give rows that are all alike their value as mean, and no scatter from rounding."""
-    for k in np.flatnonzero(np.abs(centred[:, 0]) <= ALIKE * np.abs(means)):
-        if np.ptp(centred[k]) <= ROUNDED * abs(means[k]):
-            means[k] += centred[k, 0]
-            centred[k] = 0.0
+    alike = np.abs(centred[:, groups.starts]) <= ALIKE * np.abs(means)
+    for k, group in np.argwhere(alike & (means != 0.0)).tolist():
+        rows = centred[k, groups.spans[group]]
+        if np.ptp(rows) <= ROUNDED * abs(means[k, group]):
+            means[k, group] += rows[0]
+            rows[:] = 0.0
 
 
 def _take_exp(columns: Mapping[str, FloatArray], top: FloatArray) -> None:
