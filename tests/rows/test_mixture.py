@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import DecisionTreeClassifier
+from threadpoolctl import ThreadpoolController
 
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.rows.mixture import LEAST, fit_posterior, log_mixture
+from poolwise.rows import output
+from poolwise.rows.features import Features
+from poolwise.rows.learn import fit_folds
+from poolwise.rows.mixture import (
+    LEAST,
+    FittedMixture,
+    calibrated_classifier,
+    fit_posterior,
+    log_mixture,
+    sample_of,
+)
 from tests.support.messages import check_findings, refused
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from numpy.typing import NDArray
 
     from poolwise.engines.exact import FiniteProblem
@@ -210,3 +224,70 @@ def test_a_classifier_that_excludes_a_logger_is_counted() -> None:
     (finding,) = [f for f in found.findings if f.code == "mixture-clipped"]
     check_findings([finding], "mixture-clipped")
     assert all(np.isfinite(e.value) for e in found["target"].estimates.values())
+
+
+class Threads(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # without types
+    """A classifier that notes how many threads OpenMP may use."""
+
+    seen: list[int] = []  # noqa: RUF012 - one list for all copies
+
+    def fit(self, matrix: Any, y: Any) -> Threads:  # noqa: ANN401, ARG002
+        self.classes_ = np.unique(y)
+        self.note()
+        return self
+
+    def predict_proba(self, matrix: Any) -> Any:  # noqa: ANN401
+        self.note()
+        return np.full((len(matrix), len(self.classes_)), 1 / len(self.classes_))
+
+    def note(self) -> None:
+        openmp = ThreadpoolController().select(user_api="openmp").info()
+        self.seen.extend(library["num_threads"] for library in openmp)
+
+
+def test_a_classifier_has_one_thread_for_each_fold_and_batch() -> None:
+    Threads.seen.clear()
+    code = np.arange(200) % 2  # enough to calibrate
+    posterior = fit_posterior(Threads(), np.ones((200, 1)), code, 2)
+    posterior(np.ones((3, 1)))
+    assert set(Threads.seen) == {1}
+
+
+def test_many_loggers_have_a_sample_and_few_trees() -> None:
+    rows, loggers = 50_000, 30
+    fold = np.arange(rows) % 5
+    assert sample_of(fold, rows).tolist() == list(range(rows))
+    chosen = sample_of(fold, 20_000)
+    assert len(chosen) <= 20_000
+    assert np.ptp(np.bincount(fold[chosen])) <= 1
+    few, many = (calibrated_classifier(None, np.full(k, 100)) for k in (8, loggers))
+    assert (few.estimator.max_iter, few.estimator.learning_rate) == (50, 0.1)
+    assert many.estimator.max_iter * loggers <= 400
+    assert many.estimator.max_iter * many.estimator.learning_rate == pytest.approx(5)
+    assert (few.ensemble, many.ensemble) == (True, False)
+
+
+def test_a_sample_is_reported() -> None:
+    fitted = FittedMixture(
+        Features((), {}, ()), {}, ("a", "b"), np.array([0.5, 0.5]), (300, 1_000)
+    )
+    check_findings(fitted.findings(), "mixture-sample")
+    assert fitted.findings()[0].severity == "note"
+    assert replace(fitted, part=(1_000, 1_000)).findings() == ()
+
+
+def test_fits_show_their_progress() -> None:
+    steps: list[int] = []
+
+    @contextmanager
+    def viewer(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert (what, total) == ("fitting", 5)
+        yield steps.append
+
+    token = output._viewer.set(viewer)  # noqa: SLF001 - the command line sets it
+    try:
+        models = fit_folds(np.arange(20) % 5, len, threads=2)
+    finally:
+        output._viewer.reset(token)  # noqa: SLF001
+    assert models == dict.fromkeys(range(5), 16)
+    assert steps == [1] * 5

@@ -8,6 +8,7 @@ that both passes agree and each fold has its share of each logger.
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from sqlglot import exp
 
 from poolwise.errors import Fault, LogError, ModelError, optional_module
 from poolwise.log.policy import index_of
+from poolwise.rows.output import stage
 from poolwise.rows.roles import Extra
 from poolwise.rows.rules import double
 from poolwise.rows.score import scorer_of, to_batch
@@ -106,9 +108,19 @@ class Learner:
     rows: int = FITTED_ROWS
 
 
-def fit_folds(fold: IntArray, fit: Callable[[IntArray], T]) -> dict[int, T]:
+def fit_folds(
+    fold: IntArray, fit: Callable[[IntArray], T], *, threads: int = 1
+) -> dict[int, T]:
     """Return the model for each fold: the result of `fit` with the rows of all others."""
-    return {k: fit(np.flatnonzero(fold != k)) for k in np.unique(fold).tolist()}
+    names = np.unique(fold).tolist()
+    with stage("fitting", len(names)) as advance, ThreadPoolExecutor(threads) as pool:
+        models = {}
+        for k, model in zip(
+            names, pool.map(lambda k: fit(np.flatnonzero(fold != k)), names), strict=True
+        ):
+            models[k] = model
+            advance(1)
+    return models
 
 
 def fit_earlier(

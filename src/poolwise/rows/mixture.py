@@ -9,12 +9,14 @@ cross-propensities are used; only the unknown part is estimated.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
@@ -29,6 +31,8 @@ from poolwise.rows.learn import (
 from poolwise.rows.roles import Extra
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
     from poolwise.rows.learn import LearnerRows
@@ -36,6 +40,10 @@ if TYPE_CHECKING:
 MIXTURE = "poolwise_mixture"
 ROWS_TO_CALIBRATE = 30  # of the smallest logger: fewer would calibrate on noise
 LOWEST_LOG = -30.0  # of a probability as a feature: models reject infinity
+FITTED_WORK, FEWEST_ROWS = 1_000_000, 20_000  # rows times loggers; more of either take minutes
+STEPS, FEWEST_STEPS = 50, 10  # of boosting
+MOST_TREES = 400  # of the default classifier: one for each logger and iteration
+SAID = 0.9  # share of the rows from which on a sample is not worth a note
 LEAST = 1e-6  # lower bound of the probability that the classifier gives to a logger
 Posterior = Callable[["FloatArray"], "FloatArray"]
 
@@ -94,11 +102,41 @@ def fit_mixture(
     share = np.array([counts[label] for label in labels]) / sum(counts.values())
     features = fit_features(sample.batch, sample.features)
     matrix, code = _matrix(features, sample), index_of(labels, sample.label)
+    taken = sample_of(sample.fold, max(FEWEST_ROWS, FITTED_WORK // len(labels)))
+    matrix, code, fold = matrix[taken], code[taken], sample.fold[taken]
     models = fit_folds(
-        sample.fold,
+        fold,
         lambda rows: fit_posterior(classifier, matrix[rows], code[rows], len(labels)),
+        threads=os.cpu_count() or 1,
     )
-    return FittedMixture(features, models, labels, share)
+    part = (len(fold), sum(counts.values()))
+    return FittedMixture(features, models, labels, share, part)
+
+
+def sample_of(fold: IntArray, most: int) -> IntArray:
+    """Return the rows of at most about `most`, an equal share of each fold.
+
+    >>> sample_of(np.array([0, 1, 0, 1, 0, 1, 0, 1]), 4).tolist()
+    [0, 1, 4, 5]
+    """
+    step = -(-len(fold) // most)
+    rows = [np.flatnonzero(fold == k)[::step] for k in np.unique(fold)]
+    return np.sort(np.concatenate(rows))
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Limit OpenMP in this thread: folds and batches have threads of their own.
+
+    Threads of OpenMP wait in a loop, and on busy cores that takes many times the work.
+    """
+    return _openmp().limit(limits=1)
+
+
+@cache
+def _openmp() -> ThreadpoolController:
+    """Return OpenMP as scikit-learn uses it; to look for libraries takes time."""
+    optional_module("sklearn.calibration", "scikit-learn", "sklearn")
+    return ThreadpoolController().select(user_api="openmp")
 
 
 def _matrix(features: Features, rows: LearnerRows) -> FloatArray:
@@ -115,30 +153,40 @@ def fit_posterior(
     if len(present) < 2:
         share = np.bincount(code, minlength=size) / max(1, len(code))
         return lambda rows: np.broadcast_to(share, (len(rows), size))
-    calibrated = _calibrated(classifier, int(counts.min()))
-    model = fit_clone("classifier of loggers", calibrated, matrix, code)
+    calibrated = calibrated_classifier(classifier, counts)
+    with one_thread():
+        model = fit_clone("classifier of loggers", calibrated, matrix, code)
 
     def posterior(rows: FloatArray) -> FloatArray:
         probs = np.zeros((len(rows), size))
-        probs[:, model.classes_] = model.predict_proba(rows)
+        with one_thread():
+            probs[:, model.classes_] = model.predict_proba(rows)
         return probs
 
     return posterior
 
 
-def _calibrated(classifier: SklearnModel | None, rarest: int) -> SklearnModel:
-    """Return the classifier, calibrated if the rarest logger has enough rows."""
+def calibrated_classifier(classifier: SklearnModel | None, counts: IntArray) -> SklearnModel:
+    """Return the classifier, calibrated if the rarest logger has enough rows.
+
+    The default classifier of many loggers has fewer and larger steps, and one copy instead
+    of three: prediction takes the time of all its trees.
+    """
     sklearn = optional_module("sklearn.calibration", "scikit-learn", "sklearn")
+    steps = min(STEPS, max(FEWEST_STEPS, MOST_TREES // len(counts)))
     if classifier is None:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         classifier = HistGradientBoostingClassifier(
-            max_iter=50, max_leaf_nodes=15, early_stopping=False
+            max_iter=steps,
+            learning_rate=0.1 * STEPS / steps,
+            max_leaf_nodes=15,
+            early_stopping=False,
         )
     calibrated = sklearn.CalibratedClassifierCV
-    if rarest < ROWS_TO_CALIBRATE or isinstance(classifier, calibrated):
+    if counts.min() < ROWS_TO_CALIBRATE or isinstance(classifier, calibrated):
         return classifier
-    return calibrated(classifier, method="sigmoid", cv=3)
+    return calibrated(classifier, method="sigmoid", cv=3, ensemble=steps == STEPS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +198,7 @@ class FittedMixture:
         models: Classifier for the rows of each fold, fitted to the others.
         labels: Loggers in the order of the classifier's columns.
         share: Share of each logger in the rows, shape (J,).
+        part: Rows that the classifiers were fitted to, and all rows.
         clipped: Number of probabilities that were raised to `LEAST`, by batch.
     """
 
@@ -157,6 +206,7 @@ class FittedMixture:
     models: Mapping[int, Posterior]
     labels: tuple[str, ...]
     share: FloatArray
+    part: tuple[int, int]
     clipped: list[int] = field(default_factory=list)  # batches run in threads; append is atomic
 
     def __call__(self, rows: LearnerRows) -> dict[str, FloatArray]:
@@ -172,14 +222,17 @@ class FittedMixture:
         return {MIXTURE: logs if rows.logs else np.exp(logs)}
 
     def findings(self) -> tuple[Finding, ...]:
+        fitted, total = self.part
         rows = sum(self.clipped)
-        if not rows:
-            return ()
-        return (
-            Finding(
-                "mixture-clipped",
-                f"In {rows:,} rows the classifier gave the logger that wrote the row a "
-                f"probability below {LEAST:g}, which was raised to that.",
-                "Give the classifier more rows, or log the loggers' probabilities.",
-            ),
+        sampled = Finding(
+            "mixture-sample",
+            f"The mixture was estimated from a sample of {fitted:,} of {total:,} rows.",
+            severity="note",
         )
+        clipped = Finding(
+            "mixture-clipped",
+            f"In {rows:,} rows the classifier gave the logger that wrote the row a "
+            f"probability below {LEAST:g}, which was raised to that.",
+            "Give the classifier more rows, or log the loggers' probabilities.",
+        )
+        return (*(sampled,) * (fitted < SAID * total), *(clipped,) * (rows > 0))
