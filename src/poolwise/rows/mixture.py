@@ -129,7 +129,8 @@ def one_thread() -> AbstractContextManager[object]:
 
     Threads of OpenMP wait in a loop, and on busy cores that takes many times the work.
     """
-    return _openmp().limit(limits=1)
+    limited: AbstractContextManager[object] = _openmp().limit(limits=1)
+    return limited
 
 
 @cache
