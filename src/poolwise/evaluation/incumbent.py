@@ -207,7 +207,7 @@ class Incumbent:
         if not self.joins:
             return estimated(own_mean(self.name, moments), moments)
         estimator = answers.served.estimators[self.estimator]
-        own = estimator.needs(tuple(moments), crossed=True)
+        own = estimator.needs(answers.loggers, crossed=True)
         terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
         return estimator.estimate(selected(moments, terms))
 
