@@ -29,7 +29,7 @@ check: $(ready)-test $(ready)-lint  ## Lint, check the format, the types and the
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy $(wildcard src tests experiments benchmarks)
-	@$(venv) scripts/licences.py datasets skops sklearn
+	@$(venv) scripts/licences.py datasets skops sklearn trees
 
 docs: $(ready)-docs  ## Build the documentation into build/docs
 	@$(venv) -m mkdocs build --strict --site-dir build/docs

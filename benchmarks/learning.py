@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks import trees
 from benchmarks.bandits import SETS, Bandit, draw
 from poolwise.learning.data import LearningRows
 from poolwise.learning.fit import greedy
 from poolwise.learning.learn import learn
 from poolwise.learning.recipe import UNIFORM, Settings, run
 from poolwise.learning.split import number_bits, row_hashes
+from poolwise.learning.trees import ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,10 +61,12 @@ def rows_of(bandit: Bandit, *, own: bool = False) -> LearningRows:
     )
 
 
-def recipe(bandit: Bandit, *, anchor: str = "best", own: bool = False) -> Outcome:
+def recipe(
+    bandit: Bandit, *, anchor: str = "best", own: bool = False, rounds: tuple[int, ...] = ()
+) -> Outcome:
     """Run the recipe once, on all rows."""
     data = rows_of(bandit, own=own)
-    settings = Settings(anchor=anchor, workers=1)
+    settings = Settings(anchor=anchor, workers=1, rounds=rounds)
     return run(data, np.arange(len(data)), settings, {}, lambda _: None)
 
 
@@ -131,7 +133,7 @@ METHODS: dict[str, Callable[[Bandit], float]] = {
     "best log alone": lambda b: b.value_of(recipe(best_log(b)).policy),
     "without anchor": lambda b: b.value_of(recipe(b, anchor=UNIFORM).policy),
     "greedy clone": lambda b: b.value_of(recipe(b).anchor),
-    "trees at the anchor": lambda b: b.value(trees.learned(rows_of(b))(b.test_x)),
+    "with trees": lambda b: b.value_of(recipe(b, rounds=ROUNDS).policy),
     "OBP's IPW learner": weighted_classifier,
     "Vowpal Wabbit mtr": lambda b: vowpal(b, "mtr"),
     "Vowpal Wabbit dr": lambda b: vowpal(b, "dr"),

@@ -55,6 +55,18 @@ def test_a_policy_and_a_report_are_written(logs: dict[str, str], tmp_path: Path)
     assert found["targets"][0]["estimates"][0]["value"] == value
 
 
+def test_trees_are_loaded_with_trust(logs: dict[str, str], tmp_path: Path) -> None:
+    out = str(tmp_path / "policy.json")
+    run("learn", logs["good"], *ROLES, *ROWS, *FAST, "--trees", "--out", out)
+    words = ["evaluate", logs["good"], *ROLES, *ROWS, "--target", f"new={out}", "--json"]
+    with refused(UsageError):
+        run(*words)
+    learned = pw.learn(segments_log(logs["good"]), holdout=0.4, trees=True)
+    evaluation = pw.evaluate(segments_log(logs["good"]), {"new": learned.policy})
+    found = json.loads(run(*words, "--trust"))["targets"][0]["estimates"][0]["value"]
+    assert found == evaluation["new"].estimates["calibrated"].value
+
+
 @pytest.mark.parametrize(
     "words",
     [

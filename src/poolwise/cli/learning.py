@@ -32,6 +32,9 @@ class LearnOptions:
     holdout: Annotated[
         float | None, typer.Option(help="Share of rows to hold out, in place of folds.")
     ] = None
+    trees: Annotated[
+        bool, typer.Option("--trees", help="Add gradient-boosted trees to the anchor's scores.")
+    ] = False
     epsilon: Annotated[
         float, typer.Option(help="Share of rows on which the policy explores.")
     ] = 0.0
@@ -68,6 +71,7 @@ class LearnOptions:
             "anchor": None if self.anchor == "none" else self.anchor,
             "folds": self.folds,
             "holdout": self.holdout,
+            "trees": self.trees,
             "epsilon": self.epsilon,
             "seed": self.seed,
             "rows": self.most_rows,

@@ -64,7 +64,7 @@ def named_policy(
     elif ending == ".json":
         from poolwise.learning.policy import load_policy
 
-        return load_policy(text, loggers=loggers)
+        return load_policy(text, loggers=loggers, trust=trust)
     elif ending == ".skops":
         value = _from_skops(text, _content(text), trust=trust)
     elif ending in PICKLES:

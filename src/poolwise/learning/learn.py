@@ -33,6 +33,7 @@ from poolwise.learning.policy import LearnedMixture
 from poolwise.learning.recipe import BEST, FEWEST_ROWS, Settings, run
 from poolwise.learning.split import fold_of, held_out
 from poolwise.learning.task import Task, anchor_name, policies_of, readable, validate
+from poolwise.learning.trees import ROUNDS
 from poolwise.learning.unseen import SEEN, Parts, Scoring, unseen_log
 from poolwise.rows.output import stage
 
@@ -66,6 +67,7 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     holdout: float | None = None,
     strengths: Sequence[float] = Settings.strengths,
     smoothing: Sequence[float] = Settings.smoothing,
+    trees: bool = False,
     epsilon: float = 0.0,
     level: float = 0.95,
     seed: int = 0,
@@ -89,6 +91,8 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
             chosen.
         smoothing: Exponents of the propensity in the doubly robust correction, of which the
             best is chosen.
+        trees: Add gradient-boosted trees to the anchor's scores, in place of linear ones. The
+            number of rounds takes the place of `strengths`. Needs `poolwise[trees]`.
         epsilon: Share of the rows on which the policy explores, all actions alike.
         level: Level of the intervals, and of the one-sided bounds against each logger.
         seed: Seed of the folds and of the sample.
@@ -98,7 +102,8 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     log = with_loggers(log, engine)
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
     workers = os.cpu_count() or 1
-    settings = Settings(anchor_name(anchor), strong, smooth, epsilon, workers)
+    rounds = ROUNDS if trees else ()
+    settings = Settings(anchor_name(anchor), strong, smooth, epsilon, workers, rounds)
     names = tuple(features) or tuple(log.context)
     parts = 1 if holdout is not None else FOLDS if folds is None else folds
     source, policies = readable(log, names), policies_of(log, anchor)

@@ -238,15 +238,26 @@ def _choices(learned: Learned) -> Grid:
         [
             str(choice.part),
             choice.anchor,
-            short(choice.chosen.strength),
+            _setting(choice.chosen),
             short(choice.chosen.smoothing),
             "greedy" if choice.chosen.greedy else "soft",
             with_error(choice.chosen.value, choice.chosen.std_error),
         ]
         for choice in learned.choices
     ]
-    header = ["part", "anchor", "strength", "smoothing", "plays", "value in validation"]
+    header = [
+        "part",
+        "anchor",
+        "strength or rounds",
+        "smoothing",
+        "plays",
+        "value in validation",
+    ]
     return Grid("Chosen settings", header, rows)
+
+
+def _setting(candidate: Candidate) -> str:
+    return str(candidate.rounds) if candidate.rounds else short(candidate.strength)
 
 
 def _choice(choice: Choice) -> Row:

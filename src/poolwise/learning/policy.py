@@ -18,6 +18,7 @@ import numpy as np
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
 from poolwise.learning.features import read_encoding
 from poolwise.learning.fit import greedy, softmax
+from poolwise.learning.trees import Trees, read_trees
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Batch, index_of, is_distribution, pick
 from poolwise.rows.output import JSON, refuse_output, write_whole
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from poolwise.learning.features import Encoding
     from poolwise.log.policy import AnyArray, Distribution, FloatArray, PolicyLike
 
-KIND, VERSION = "poolwise.linear", 1
+KIND, WITH_TREES, VERSION = "poolwise.linear", "poolwise.trees", 1
 LEAST = 1e-6  # probability of an anchor below which its score falls no further
 
 
@@ -88,9 +89,9 @@ def _batch(rows: Any, columns: tuple[str, ...], *, whole: bool) -> Batch:  # noq
 
 @dataclass(frozen=True, eq=False)
 class LinearPolicy(Deciding):
-    r"""A softmax of linear scores, or the best of them.
+    r"""A softmax of linear scores, or the best of them; trees may add to them.
 
-    $$\pi(a \mid x) \propto \exp(\phi(x)' \theta_a + b_a(x))$$
+    $$\pi(a \mid x) \propto \exp(\phi(x)' \theta_a + f_a(x) + b_a(x))$$
 
     Attributes:
         actions: Labels in the order of the coefficients.
@@ -99,7 +100,8 @@ class LinearPolicy(Deciding):
         greedy: Play the best action always; ties are split evenly.
         epsilon: Share of the rows that explore: they play any action, all alike.
         anchor: Name of the logger that learning started at.
-        base: Policy whose log-probabilities are added to the scores, if any.
+        base: Policy whose log-probabilities $b$ are added to the scores, if any.
+        trees: Trees whose scores $f$ are added, if any.
     """
 
     actions: tuple[Hashable, ...]
@@ -109,6 +111,7 @@ class LinearPolicy(Deciding):
     epsilon: float = 0.0
     anchor: str = ""
     base: Distribution | None = None
+    trees: Trees | None = None
 
     def distribution(self, batch: Batch) -> FloatArray:
         return self.play(
@@ -118,6 +121,7 @@ class LinearPolicy(Deciding):
     def play(self, features: FloatArray, base: FloatArray | None) -> FloatArray:
         """Return the probability of every action from features and the scores of the base."""
         scores: FloatArray = features @ self.coefficients
+        scores = scores if self.trees is None else scores + self.trees.scores(features)
         scores = scores if base is None else scores + base
         prob = greedy(scores) if self.greedy else softmax(scores)
         return prob if not self.epsilon else explored(prob, self.epsilon)
@@ -162,7 +166,7 @@ def policy_data(policy: object) -> dict[str, Any]:
     if not all(isinstance(action, str | int | float) for action in first.actions):
         raise UsageError("a policy file needs actions that are text or numbers")
     return {
-        "kind": KIND,
+        "kind": WITH_TREES if any(part.trees for part in parts) else KIND,
         "version": VERSION,
         "actions": list(first.actions),
         "epsilon": first.epsilon,
@@ -178,11 +182,15 @@ def _part(part: LinearPolicy, share: float) -> dict[str, Any]:
         "base": part.base is not None,
         "encoding": part.encoding.to_dict(),
         "coefficients": part.coefficients.tolist(),
+        **({"trees": part.trees.to_dict()} if part.trees else {}),
     }
 
 
 def load_policy(
-    path: str | PathLike[str], *, loggers: Mapping[str, PolicyLike] | None = None
+    path: str | PathLike[str],
+    *,
+    loggers: Mapping[str, PolicyLike] | None = None,
+    trust: bool = False,
 ) -> LinearPolicy | LearnedMixture:
     """Read a learned policy from a JSON file, and check it.
 
@@ -190,6 +198,7 @@ def load_policy(
         path: The file.
         loggers: Loggers by label. A policy whose anchor is a policy in Python adds to the
             scores of that one, which a file cannot hold.
+        trust: Load trees too. LightGBM reads them, and is not made for files of strangers.
     """
     try:
         content = Path(path).read_bytes()
@@ -197,20 +206,30 @@ def load_policy(
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     try:
         data = json.loads(content)
-        return _policy(data, loggers or {})
+        return _policy(data, loggers or {}, trust=trust)
     except (ValueError, KeyError, TypeError, AttributeError, PolicyError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is not a policy that can be used: {what}") from None
 
 
-def _policy(data: Any, loggers: Mapping[str, PolicyLike]) -> LinearPolicy | LearnedMixture:  # noqa: ANN401
+def _policy(
+    data: Any,  # noqa: ANN401 - JSON
+    loggers: Mapping[str, PolicyLike],
+    *,
+    trust: bool,
+) -> LinearPolicy | LearnedMixture:
     """Return the policy of JSON data; a ValueError says what is wrong with it."""
-    if not isinstance(data, Mapping) or data.get("kind") != KIND:
-        raise ValueError(f"its kind must be {KIND!r}")
+    if not isinstance(data, Mapping) or data.get("kind") not in {KIND, WITH_TREES}:
+        raise ValueError(f"its kind must be {KIND!r} or {WITH_TREES!r}")
     if data["version"] != VERSION:
         raise ValueError(
             f"its version must be {VERSION}, got {data['version']!r}: learn it again, or use "
             "the version of poolwise that wrote it"
+        )
+    if data["kind"] == WITH_TREES and not trust:
+        raise ValueError(
+            "its trees are read by LightGBM, which a damaged file can crash: pass trust=True "
+            "(--trust) if you know its author"
         )
     epsilon = float(data["epsilon"])
     if not 0 <= epsilon <= 1:
@@ -239,8 +258,11 @@ def _read_part(
         raise ValueError("its coefficients must be finite")
     anchor = str(part["anchor"])
     base = _base(anchor, loggers) if part["base"] else None
+    trees = None
+    if "trees" in part:
+        trees = read_trees(part["trees"], encoding.size - 1, len(actions))
     return LinearPolicy(
-        actions, encoding, coefficients, bool(part["greedy"]), epsilon, anchor, base
+        actions, encoding, coefficients, bool(part["greedy"]), epsilon, anchor, base, trees
     )
 
 

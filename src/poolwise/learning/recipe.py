@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -22,6 +22,7 @@ from poolwise.learning.objectives import DoublyRobust, Regression
 from poolwise.learning.policy import LinearPolicy
 from poolwise.learning.reward import FOLDS, fit_rewards
 from poolwise.learning.split import fold_of, mix
+from poolwise.learning.trees import Trees, boost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,23 @@ FEWEST_ROWS = 200  # with fewer, the anchor is all that can be learned
 VALIDATION, REWARDS = 1, 2  # numbers that make splits of the same rows differ
 
 
+class Setting(NamedTuple):
+    """One setting to try.
+
+    Attributes:
+        strength: Strength of the penalty; infinite for the anchor itself, 0 with trees.
+        smoothing: Exponent of the propensity in the doubly robust correction.
+        rounds: Rounds of boosting; 0 without trees.
+    """
+
+    strength: float
+    smoothing: float
+    rounds: int = 0
+
+
+AS_ANCHOR = Setting(np.inf, 1.0)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of the recipe.
@@ -49,6 +67,7 @@ class Settings:
         smoothing: Exponents of the propensity in the doubly robust correction.
         epsilon: Share of uniform exploration of the policy.
         workers: Threads.
+        rounds: Rounds of boosting, for a policy with trees; empty for a linear one.
     """
 
     anchor: str = BEST
@@ -56,16 +75,19 @@ class Settings:
     smoothing: tuple[float, ...] = (0.5, 0.8)
     epsilon: float = 0.0
     workers: int = 2
+    rounds: tuple[int, ...] = ()
 
     @property
-    def pairs(self) -> list[tuple[float, float]]:
-        """Every strength with every exponent."""
-        return [(s, c) for s in self.strengths for c in self.smoothing]
+    def tried(self) -> list[Setting]:
+        """Every strength, or number of rounds, with every exponent."""
+        if self.rounds:
+            return [Setting(0.0, c, r) for c in self.smoothing for r in self.rounds]
+        return [Setting(s, c) for s in self.strengths for c in self.smoothing]
 
     @property
     def fits(self) -> int:
         """Fits of one policy, for a progress bar."""
-        return len(self.pairs) + 3
+        return len(self.tried) + 3
 
 
 @dataclass(frozen=True)
@@ -73,8 +95,9 @@ class Candidate:
     """One setting and its value on the validation rows.
 
     Attributes:
-        strength: Strength of the penalty; infinite for the anchor itself.
+        strength: Strength of the penalty; infinite for the anchor itself, 0 with trees.
         smoothing: Exponent of the propensity; 1 for the anchor.
+        rounds: Rounds of boosting; 0 without trees.
         greedy: True if it plays the best action always.
         value: Calibrated value.
         std_error: Its standard error.
@@ -82,9 +105,14 @@ class Candidate:
 
     strength: float
     smoothing: float
+    rounds: int
     greedy: bool
     value: float
     std_error: float
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.strength, self.smoothing, self.rounds)
 
     @property
     def is_anchor(self) -> bool:
@@ -139,7 +167,7 @@ def run(
         part = Fits(data, training, anchor, settings)
         flat = len(rows) < FEWEST_ROWS or np.ptp(data.reward[rows]) == 0
         fits = {} if flat else part.all_fits(advance)
-        fits[np.inf, 1.0] = part.start
+        fits[AS_ANCHOR] = Scores(part.start)
         candidates = tuple(part.candidates(fits, validation))
         chosen = max(candidates, key=lambda c: c.score)
         del part  # and its features, before those of all rows
@@ -153,19 +181,18 @@ def _refitted(
     policies: Mapping[str, Distribution],
 ) -> Outcome:
     """Fit the chosen setting to all rows."""
-    fitted = whole.start
-    if not chosen.is_anchor:
-        fitted = whole.fit((chosen.strength, chosen.smoothing))
+    fitted = Scores(whole.start) if chosen.is_anchor else whole.fit(chosen.setting)
     policy = LinearPolicy(
         actions=whole.data.actions,
         encoding=whole.encoding,
-        coefficients=fitted,
+        coefficients=fitted.coefficients,
+        trees=fitted.trees,
         greedy=chosen.greedy,
         epsilon=whole.settings.epsilon,
         anchor=whole.anchor,
         base=policies.get(whole.anchor),
     )
-    anchor = replace(policy, coefficients=whole.start, greedy=True, epsilon=0.0)
+    anchor = replace(policy, coefficients=whole.start, trees=None, greedy=True, epsilon=0.0)
     return Outcome(policy, anchor, whole.rewards, candidates, chosen)
 
 
@@ -193,6 +220,30 @@ def _logger_value(sample: Sample, logger: int) -> float:
     columns[:, :-1] -= 1
     regression = Regression.fit(columns[:, ::-1], sample.ratios[:, logger] * sample.reward)
     return regression.value
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of every action that were fitted.
+
+    Attributes:
+        coefficients: Of the features, shape (features, actions).
+        trees: Trees that are added, if any.
+    """
+
+    coefficients: FloatArray
+    trees: Trees | None = None
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        """Return the scores of rows."""
+        scores: FloatArray = features @ self.coefficients.astype(features.dtype)
+        return scores if self.trees is None else scores + self.trees.scores(features)
+
+    def cut(self, rounds: int) -> Scores:
+        """Return the scores after the first rounds of boosting."""
+        if self.trees is None:
+            return self
+        return replace(self, trees=replace(self.trees, rounds=rounds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,36 +318,39 @@ class Fits:
         binary = np.isin(reward, (0.0, 1.0)).all()
         return float(reward.mean() if binary else reward.std())
 
-    def fit(self, pair: tuple[float, float]) -> FloatArray:
-        """Fit one strength and exponent."""
-        strength, exponent = pair
-        return maximise(
-            self.problem, DoublyRobust(exponent), strength * self._scale, self.start
-        )
+    def fit(self, setting: Setting) -> Scores:
+        """Fit one setting."""
+        exponent = setting.smoothing
+        if setting.rounds:
+            threads = self.settings.workers
+            trees = boost(self.problem, self.start, exponent, setting.rounds, threads=threads)
+            return Scores(self.start, trees)
+        penalty = setting.strength * self._scale
+        return Scores(maximise(self.problem, DoublyRobust(exponent), penalty, self.start))
 
-    def all_fits(self, advance: Callable[[int], None]) -> dict[tuple[float, float], FloatArray]:
-        """Fit every strength and exponent, in threads."""
-        fits: dict[tuple[float, float], FloatArray] = {}
+    def all_fits(self, advance: Callable[[int], None]) -> dict[Setting, Scores]:
+        """Fit every setting, in threads; fewer rounds are the first ones of the most."""
+        most = max(self.settings.rounds, default=0)
+        settings = [s for s in self.settings.tried if s.rounds == most]
         advance(len(self.start[:1]))  # computed once, before the threads share it
-        with ThreadPoolExecutor(self.settings.workers) as pool:
-            pairs = self.settings.pairs
-            for pair, fitted in zip(pairs, pool.map(self.fit, pairs), strict=True):
-                fits[pair] = fitted
-                advance(1)
+        fits: dict[Setting, Scores] = {}
+        with ThreadPoolExecutor(1 if most else self.settings.workers) as pool:
+            for setting, fitted in zip(settings, pool.map(self.fit, settings), strict=True):
+                for rounds in self.settings.rounds or (0,):
+                    fits[setting._replace(rounds=rounds)] = fitted.cut(rounds)
+                    advance(1)
         return fits
 
-    def candidates(
-        self, fits: Mapping[tuple[float, float], FloatArray], rows: IntArray
-    ) -> Sequence[Candidate]:
+    def candidates(self, fits: Mapping[Setting, Scores], rows: IntArray) -> Sequence[Candidate]:
         """Return the value of every fit, soft and greedy, on validation rows."""
         features, base = self.features(rows), self.base(rows)
         sample = self.data.sample(rows, self.rewards.predict(features))
         scored = []
-        for (strength, exponent), coefficients in fits.items():
-            scores = features @ coefficients.astype(features.dtype)
+        for setting, fitted in fits.items():
+            scores = fitted(features)
             scores = scores if base is None else scores + base
             for best, prob in ((False, softmax(scores)), (True, greedy(scores))):
                 fit = Regression.of(sample, prob, model=True)
                 error = fit.std_error(sample.logger)
-                scored.append(Candidate(strength, exponent, best, fit.value, error))
+                scored.append(Candidate(*setting, best, fit.value, error))
         return scored

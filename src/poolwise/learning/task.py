@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from poolwise.errors import UsageError
 from poolwise.intervals.student import check_level
 from poolwise.learning.recipe import UNIFORM, Settings
+from poolwise.learning.trees import library
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of, is_distribution
 
@@ -82,6 +83,8 @@ def readable(log: Log, features: tuple[str, ...]) -> Log:
 def validate(task: Task, *, both: bool) -> None:
     """Reject settings that cannot be used."""
     log, settings = task.log, task.settings
+    if settings.rounds:
+        library()  # or one message that says how to install it
     check_level(task.level)
     roles = {log.reward, log.logger, log.action} & set(task.features)
     problems = [
@@ -99,7 +102,7 @@ def validate(task: Task, *, both: bool) -> None:
             not 0 <= settings.epsilon <= 1,
             f"epsilon must be in [0, 1], got {settings.epsilon:g}",
         ),
-        (not settings.pairs, "strengths and smoothing must not be empty"),
+        (not settings.tried, "strengths and smoothing must not be empty"),
         (any(not s > 0 for s in settings.strengths), "strengths must be positive"),
         (any(not 0 <= c <= 1 for c in settings.smoothing), "smoothing must be in [0, 1]"),
         (task.level <= 1 / 2, f"level must be above 0.5, got {task.level:g}"),

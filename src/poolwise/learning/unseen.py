@@ -113,7 +113,7 @@ class Scoring:
         chosen = np.flatnonzero(part != SEEN)
         own, cross = probabilities(rows, self.loggers)
         values = {
-            name: np.empty(len(rows))
+            name: np.zeros(len(rows))  # rows that were learned from stay 0
             for name in (LEARNED, ANCHOR, "predicted", f"value_{LEARNED}", f"value_{ANCHOR}")
         }
         for k, outcome in enumerate(self.outcomes):
