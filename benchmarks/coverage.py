@@ -50,7 +50,7 @@ ESTIMATORS: tuple[Estimator, ...] = (
     Weighted(),
     Naive(),
 )
-ALL = {"hard", "easy", "families"}  # groups of cells with every estimator, not two
+ALL = {"hard"}  # groups of cells with every estimator, not two
 FREE = Limits(rows=1)
 DIRECTIONS = 5_000  # of the max-T distribution in each log
 

@@ -295,6 +295,18 @@ def test_a_root_takes_few_steps() -> None:
     assert len(values) <= 8
 
 
+def test_adapted_shares_keep_both_limits_at_least_as_far_as_students() -> None:
+    """Weighted lowers the share of a logger whose rows show large rewards, and so itself."""
+    moments, _ = drawn()
+    estimate = Weighted().estimate(moments)
+    assert estimate.linear.adapted
+    interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+    fixed = replace(estimate, linear=replace(estimate.linear, adapted=False))
+    shorter, _ = auto_interval(fixed, moments, (), 0.95, FREE)
+    assert interval.lower < student(estimate, 0.95).lower < shorter.lower
+    assert interval.upper == shorter.upper > student(estimate, 0.95).upper
+
+
 def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
     """Fieller: at each limit u the interval of "reward - u weight" ends at 0."""
     moments, _ = drawn()

@@ -327,13 +327,13 @@ def with_divergences(
 def with_variance(
     estimate: Estimate, moments: MomentsByLogger, variance: float, freedom: float
 ) -> Estimate:
-    """Return the estimate with another variance.
+    """Return the estimate with another variance, for shares that were adapted to the rows.
 
     If it exceeds that of `linear`, `linear` is inflated, so that differences use it too.
     """
     rows, _ = estimate.linear.plain.variance(moments)
     inflation = max(1.0, variance / rows) if 0 < rows < math.inf else 1.0
-    linear = replace(estimate.linear, inflation=inflation, most_free=freedom)
+    linear = replace(estimate.linear, inflation=inflation, most_free=freedom, adapted=True)
     return replace(estimate, variance=variance, freedom=freedom, linear=linear)
 
 

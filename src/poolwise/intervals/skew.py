@@ -85,6 +85,8 @@ def reach_of(estimate: Estimate, shape: Shape, powers: Powers | None, alpha: flo
     student = student_quantile(1 - alpha, freedom)
     skew = abs(shape.skewness)
     near = float(_near(skew, student))
+    if estimate.linear.adapted:  # shares that fall with the rewards lower the estimate
+        near = max(near, student)
     far = _far_guarded(skew, student, normal, plain, heavy, powers)
     error = math.sqrt(estimate.variance * shape.rise)
     below, above = (near, far) if shape.skewness >= 0 else (far, near)

@@ -130,6 +130,7 @@ class Linear:
         most_free: Upper bound on the degrees of freedom that fitted coefficients leave.
         fit: Regression that gave the coefficients, if any.
         ratio: Terms above and below, if the combination is a linearised ratio of means.
+        adapted: True if loggers with large rewards in their rows got smaller coefficients.
     """
 
     parts: Mapping[str, Coefficients]
@@ -138,6 +139,7 @@ class Linear:
     most_free: float = math.inf
     fit: Fit | None = None
     ratio: tuple[Term, Term] | None = None
+    adapted: bool = False
 
     def __add__(self, other: Linear) -> Linear:
         loggers = dict.fromkeys((*self.parts, *other.parts))
