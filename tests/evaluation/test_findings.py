@@ -182,6 +182,7 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
     "no-cross-propensities": lambda: found(own_only(log())),
     "trained-on-own-log": lambda: found(log(trained_on={"b": ["a"]})),
     "fixed-beforehand": lambda: found(daily_log(daily()), {"t": "t"}),
+    "loggers-in-succession": lambda: found(daily_log(daily(), period=None), {"t": "t"}),
     "period-unsupported": lambda: found(daily_log(daily_unplayed()), {"t": "t"}),
     "target-trained-on-log": lambda: found(log(trained_on={"new": ["a"]})),
     "biased": lambda: list(toy("T3").exact(Weighted("own")).findings),

@@ -39,6 +39,7 @@ from poolwise.moments.terms import Needs
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.learn import READING, learn, ordered_rows
 from poolwise.rows.output import stage
+from poolwise.rows.periods import TIME, times_query
 from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts, plain_stream
 from poolwise.rows.roles import NOTHING, Extra, Roles, assign, layout_of
 from poolwise.rows.rules import rows
@@ -100,7 +101,8 @@ class DuckDB:
             notes: tuple[Finding, ...] = ()
             if roles.scored or extra.learners:
                 table, source, notes = _scored(*opened(), log, extra, source)
-            yield DuckDBRows(table, lambda: opened()[0], source, notes, self)
+            timed = frame is None or any(map(pa.types.is_temporal, frame.schema.types))
+            yield DuckDBRows(table, lambda: opened()[0], source, notes, self, timed=timed)
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[Callable[[], Iterator[LearnerRows]]]:
@@ -223,12 +225,14 @@ class DuckDBRows(KernelRows):
             table in memory, that hold the rows as they are; None where DuckDB must read them.
         notes: Findings about models that were fitted to the rows.
         engine: Settings of the engine.
+        timed: Whether the log may have a column of times.
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
     source: Files | pa.Table | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
+    timed: bool = field(default=False, kw_only=True)
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -309,6 +313,15 @@ class DuckDBRows(KernelRows):
         taken = np.bincount(codes, minlength=len(counts))
         shares = (counts / counts.sum() / np.maximum(taken, 1))[codes]
         return values, shares / shares.sum()
+
+    def times(self) -> dict[str, tuple[object, object]]:
+        """Return the first and last time of each logger, if the log has a column of times."""
+        if not self.timed:
+            return {}
+        columns = [c for b in self._batches("DESCRIBE log", 1024) for c in b.to_pylist()]
+        named = [c["column_name"] for c in columns if TIME.match(c["column_type"])]
+        lines = self._lines(times_query(self.table.logger, named[0])) if named else []
+        return {i["logger"]: (i["first"], i["last"]) for i in lines if i["first"] is not None}
 
     def _rows(self, layout: Layout, size: int) -> Iterator[Rows]:
         with _reading():

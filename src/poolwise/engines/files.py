@@ -247,6 +247,13 @@ def _decoded(table: pa.Table, meta: Header) -> dict[str, Moments]:
 def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> Moments:
     size, count = int(meta["scattered"]), int(line["rows"])
     _require(0 <= size <= len(terms) and count > 0 and meta["ddof"] in {0, 1})
+    tallies: dict[str, Any] = {
+        kind: {
+            terms[k]: np.array(values, dtype=dtype)
+            for k, values in zip(meta[kind], line[kind], strict=True)
+        }
+        for kind, dtype in TALLIES.items()
+    }
     moments = Moments(
         terms,
         count,
@@ -255,13 +262,7 @@ def _moments(line: Mapping[str, Any], terms: tuple[Term, ...], meta: Header) -> 
         _array(line["lowest"], len(terms)),
         _array(line["largest"], len(terms)),
         meta["ddof"],
-        **{
-            kind: {
-                terms[k]: np.array(values, dtype=dtype)
-                for k, values in zip(meta[kind], line[kind], strict=True)
-            }
-            for kind, dtype in TALLIES.items()
-        },
+        **tallies,
     )
     _require(_consistent(moments))
     return moments

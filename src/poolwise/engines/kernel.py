@@ -104,8 +104,11 @@ class Kernel:
     def __call__(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> Sums:
         """Return the sums of one batch; `codes` are the groups of the rows, shape (n,)."""
         with np.errstate(all="ignore"):  # callers reject infinite sums
-            ends = self._gather(codes, columns)
+            ends, order = self._gather(codes, columns)
             sums = no_sums(np.diff(ends), self.workspace)
+            has_rows = sums.count > 0
+            spans = np.stack([ends[:-1], ends[1:] - 1])[:, has_rows]
+            sums.spans[:, has_rows] = spans if order is None else order[spans]
             for groups in runs(ends):
                 self._add(sums, groups, ends)
             return sums
@@ -115,7 +118,7 @@ class Kernel:
     ) -> tuple[IntArray, FloatArray]:
         """Return where the groups of a batch end, and its rows of the workspace by group."""
         with np.errstate(all="ignore"):
-            ends = self._gather(codes, columns)
+            ends, _ = self._gather(codes, columns)
             rows = self._checked(slice(0, len(self.layout.groups)), ends)
             self._fill(rows)
         return ends, self._work[:, : len(rows)]
@@ -131,8 +134,10 @@ class Kernel:
             raise ValueError("there is no batch")
         return total
 
-    def _gather(self, codes: AnyArray, columns: Mapping[str, AnyArray]) -> IntArray:
-        """Copy the columns with rows ordered by group; returns where the groups end."""
+    def _gather(
+        self, codes: AnyArray, columns: Mapping[str, AnyArray]
+    ) -> tuple[IntArray, IntArray | None]:
+        """Copy the columns with rows ordered by group; return the ends and the order."""
         order, ends = order_of(codes, len(self.layout.groups))
         for name, row in zip(self.layout.columns, self._columns, strict=False):
             out = row[: len(codes)]
@@ -141,7 +146,7 @@ class Kernel:
             else:
                 doubles = np.asarray(columns[name], dtype=np.float64)
                 doubles.take(order, mode="clip", out=out)
-        return ends
+        return ends, order
 
     def _checked(self, groups: slice, ends: IntArray) -> OrderedRows:
         """Check the rows of adjacent groups, and compute own probability and mixture."""

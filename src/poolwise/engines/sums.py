@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.roles import Layout
 
+NO_ROW = np.iinfo(np.int64).max  # first row of a group without rows
 UNDERFLOW = 1e-130  # squares of smaller values, or of their rounding, underflow
 ROUNDED = 4 * np.finfo(np.float64).eps  # relative difference of equal rows after arithmetic
 
@@ -52,6 +53,7 @@ class Sums:
         histograms: Rows in each bin, shape (terms, g, bins).
         slices: Sum of each term over each slice of the rows, shape (g, terms, slices).
         powers: Powers of each term, shape (g, terms, 6); see `moments.tallies`.
+        spans: Number of the first and of the last row, shape (2, g).
     """
 
     count: IntArray
@@ -66,6 +68,7 @@ class Sums:
     histograms: IntArray
     slices: FloatArray
     powers: FloatArray
+    spans: IntArray
 
     def add(self, other: Sums, workspace: Workspace) -> Sums:
         """Add other sums; changes and returns this one (Chan, Golub & LeVeque, 1983)."""
@@ -92,6 +95,10 @@ class Sums:
         for sums, more, rows in zip(self.slices, other.slices, self.count, strict=True):
             add_slices(sums, more, rows)
         self.powers = added_powers(self.powers, other.powers)
+        first, last = other.spans + self.count.sum()
+        has_rows = other.count > 0
+        np.minimum(self.spans[0], first, out=self.spans[0], where=has_rows)
+        np.maximum(self.spans[1], last, out=self.spans[1], where=has_rows)
         self.count = total
         return self
 
@@ -114,6 +121,7 @@ def no_sums(count: IntArray, workspace: Workspace) -> Sums:
         histograms=np.zeros((len(needs.histograms), g, BINS), dtype=np.int64),
         slices=np.zeros((g, len(needs.slices), slices_for(g * len(needs.slices)))),
         powers=np.zeros((g, len(needs.powers), POWERS)),
+        spans=np.array([np.full(g, NO_ROW), np.full(g, -1)]),
     )
 
 
@@ -208,6 +216,7 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
             histograms={t: sums.histograms[k, g] for k, t in bins},
             slices={t: sums.slices[g, k] for k, t in sliced},
             powers={t: sums.powers[g, k] for k, t in powered},
+            span=(int(sums.spans[0, g]), int(sums.spans[1, g])),
         )
         if sums.count[g]
         else None

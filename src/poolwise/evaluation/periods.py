@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from poolwise.diagnosis.succession import succession
 from poolwise.diagnosis.trained import pools
+from poolwise.engines.duckdb import DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import Finding, UsageError
 from poolwise.estimators.period import PeriodBalanced
@@ -110,3 +112,15 @@ def fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
             "note",
         ),
     )
+
+
+def undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding, ...]:
+    """Return the finding that loggers follow each other, if the log declares nothing.
+
+    It matters only where estimates pool the loggers, which requires cross-propensities.
+    """
+    declared = log.period is not None or bool(log.trained_on)
+    if declared or not log.crossed or len(moments) < 2 or not isinstance(rows, KernelRows):
+        return ()
+    times = rows.times() if isinstance(rows, DuckDBRows) else {}
+    return succession(moments, times)

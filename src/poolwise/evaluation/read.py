@@ -22,7 +22,13 @@ from poolwise.estimators import ALL, by_default
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.model import with_mixture
 from poolwise.evaluation.contrasts import united
-from poolwise.evaluation.periods import by_period, is_periodic, merged, strata_of
+from poolwise.evaluation.periods import (
+    by_period,
+    is_periodic,
+    merged,
+    strata_of,
+    undeclared,
+)
 from poolwise.evaluation.served import Served, served
 from poolwise.intervals.guarantees import (
     GUARANTEES,
@@ -272,6 +278,7 @@ class OpenLog:
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *getattr(rows, "notes", ()),
+            *undeclared(asked.log, rows, next(iter(splits.values())).whole),
         )
         moments = (splits, whole, compared, pairs, means)
         answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class Moments:
         histograms: Rows per bin of `moments.tallies`, for the terms with a histogram.
         slices: Sum over each slice of the rows, for the terms with slices.
         powers: Sums of absolute powers, for the terms with powers.
+        span: Numbers of the first and the last row, where a pass over rows counted them.
     """
 
     terms: tuple[Term, ...]
@@ -64,6 +65,7 @@ class Moments:
     histograms: Mapping[Term, IntArray] = field(default_factory=dict)
     slices: Mapping[Term, FloatArray] = field(default_factory=dict)
     powers: Mapping[Term, FloatArray] = field(default_factory=dict)
+    span: tuple[int, int] | None = None
 
     @cached_property
     def _index(self) -> dict[Term, int]:
@@ -159,10 +161,10 @@ class _Selection:
 
     def __call__(self, moments: Moments) -> Moments:
         tallies = (moments.tails, moments.histograms, moments.slices, moments.powers)
-        renamed: list[dict[Term, Any]] = [
-            {new: values[old] for new, old in names if old in values}
+        tails, histograms, slices, powers = (
+            cast("dict[Term, Any]", {new: values[old] for new, old in names if old in values})
             for values, names in zip(tallies, self.tallies, strict=True)
-        ]
+        )
         selected = Moments(
             self.names,
             moments.count,
@@ -171,7 +173,11 @@ class _Selection:
             moments.lowest[self.places],
             moments.largest[self.places],
             moments.ddof,
-            *renamed,
+            tails,
+            histograms,
+            slices,
+            powers,
+            moments.span,
         )
         selected.__dict__["_index"] = self.index  # of the cached property
         return selected
@@ -237,7 +243,16 @@ def pooled(groups: Iterable[Moments]) -> Moments:
         histograms={t: np.sum(h, axis=0) for t, h in _shared([m.histograms for m in parts])},
         slices=_merged_slices(parts),
         powers={t: reduce(added_powers, p) for t, p in _shared([m.powers for m in parts])},
+        span=_merged_span([m.span for m in parts]),
     )
+
+
+def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the rows from the first to the last of all groups, if they are of one pass."""
+    known = [span for span in spans if span is not None]
+    if len(known) < len(spans):
+        return None
+    return min(first for first, _ in known), max(last for _, last in known)
 
 
 Part = tuple[Mapping["Term", FloatArray], int]  # tails or slices, and row count, of one group

@@ -7,6 +7,7 @@ live in it.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from poolwise.rows.rules import column, good, role_text, rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sqlglot.expressions import Expr as Expression
+
     from poolwise.log.policy import FloatArray, IntArray
     from poolwise.rows.rules import RoleColumns
 
 MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
+TIME = re.compile(r"DATE|TIMESTAMP")  # types of columns that order rows in time
 MOST_PERIODS = 1_000  # more distinct values suggest a time stamp of single rows
 
 
@@ -43,6 +47,15 @@ def cells_query(table: RoleColumns) -> exp.Select:
     count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
     query = exp.select(column("period"), column("logger"), first, count)
     return query.from_(labels.subquery("labels")).group_by(column("period"), column("logger"))
+
+
+def times_query(logger: Expression, time: str) -> exp.Select:
+    """Select the first and the last time of each logger from the view of the log."""
+    label = exp.cast(logger.copy(), "varchar").as_("logger", quoted=True)
+    ends = {"first": exp.Min, "last": exp.Max}
+    times = [end(this=column(time)).as_(n, quoted=True) for n, end in ends.items()]
+    query = exp.select(label, *times).from_("log")
+    return query.group_by(exp.cast(logger.copy(), "varchar"))
 
 
 def cells_of(
