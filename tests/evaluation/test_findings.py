@@ -20,7 +20,7 @@ from poolwise.engines.exact import TARGET
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.shrink import Shrink, tuned
 from tests.support.messages import check_findings
-from tests.support.periods import daily, daily_log, daily_unplayed
+from tests.support.periods import daily, daily_changed, daily_log, daily_unplayed
 from tests.support.postgres import DuckDBConnection
 from tests.support.toys import toy
 
@@ -183,6 +183,7 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
     "trained-on-own-log": lambda: found(log(trained_on={"b": ["a"]})),
     "fixed-beforehand": lambda: found(daily_log(daily()), {"t": "t"}),
     "loggers-in-succession": lambda: found(daily_log(daily(), period=None), {"t": "t"}),
+    "period-drift": lambda: found(daily_log(daily_changed()), {"t": "t"}),
     "period-unsupported": lambda: found(daily_log(daily_unplayed()), {"t": "t"}),
     "target-trained-on-log": lambda: found(log(trained_on={"new": ["a"]})),
     "biased": lambda: list(toy("T3").exact(Weighted("own")).findings),

@@ -68,3 +68,9 @@ def daily_unplayed() -> dict[str, Any]:
     columns["p_v2"] = np.where(action == 3, 0.0, columns["p_v2"])
     kept = ~((columns["day"] == 2) & (action == 3))
     return {name: values[kept] for name, values in columns.items()}
+
+
+def daily_changed() -> dict[str, Any]:
+    """Return a log whose rewards are higher in its second half."""
+    columns = daily(3_000, days=6)
+    return columns | {"reward": columns["reward"] + 0.3 * (columns["day"] >= 3)}

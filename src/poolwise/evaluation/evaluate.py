@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
+from poolwise.diagnosis.over_time import OverTime, over_time
 from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
 from poolwise.diagnosis.trained import (
     HONEST,
@@ -28,7 +29,7 @@ from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.left_out import errors_of, without_each
-from poolwise.evaluation.periods import fixed_beforehand, is_periodic, suited
+from poolwise.evaluation.periods import fixed_beforehand, is_periodic, suited, superseded
 from poolwise.evaluation.read import request
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.evaluation.segment_rows import opened_by
@@ -292,14 +293,26 @@ class _Target:
         diagnosis = diagnose(view, buckets, self.asked.level, crossed=crossed)
         if without:
             diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
-        codes = {f.code for f in self.findings}
+        codes = {f.code for f in self.findings} | superseded(self.answers)
         rows = {i: m.count for i, m in view.items()}
         judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed)
         findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
         if self.answers.served.uncrossed:  # one finding of the log covers these
             findings = [f for f in findings if f.code not in AS_NAIVE]
+        course = self._over_time()
+        findings += course.findings() if course else ()
         ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))
-        return TargetResult(self.estimates, self.intervals, own, mixed, ordered, diagnosis)
+        parts = (own, mixed, ordered, diagnosis)
+        return TargetResult(self.estimates, self.intervals, *parts, course)
+
+    def _over_time(self) -> OverTime | None:
+        """Return the value in each period, by the recommended estimator of periods."""
+        usable, apart = self.answers.served.estimators, self.answers.apart
+        name = preferred([n for n in self.estimates if is_periodic(usable.get(n, HONEST))])
+        if not name or apart is None:
+            return None
+        moments = apart.splits[self.name].whole
+        return over_time(name, self.estimates[name], moments, self.asked.level, self.limits)
 
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""

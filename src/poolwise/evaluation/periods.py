@@ -73,6 +73,15 @@ def suited(answers: Answers, estimator: Estimator) -> Answers:
     return answers.apart if answers.apart and is_periodic(estimator) else answers
 
 
+def superseded(answers: Answers) -> set[str]:
+    """Return the codes of findings that a log with periods does not need.
+
+    The difference between calibrated and an estimate that allows for trained loggers is
+    what periods are declared for.
+    """
+    return set() if answers.apart is None else {"hausman"}
+
+
 def at_first(strata: Sequence[str]) -> set[str]:
     """Return the loggers that were live in the first period: no row of the log trained them.
 

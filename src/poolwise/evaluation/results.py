@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from poolwise.errors import RefusedError, UsageError
 from poolwise.evaluation.output import Reported, Row, listed_findings
 from poolwise.moments.estimate import student_quantile
+from poolwise.report.over_time import period_tables
 from poolwise.report.sentence import answer
 from poolwise.report.tables import Grid, evaluation_tables, main_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poolwise.diagnosis.over_time import OverTime
     from poolwise.diagnosis.overlap import Diagnosis, Overlap
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.errors import Finding
@@ -63,6 +65,7 @@ class TargetResult:
         mixture: Overlap with the mixture; None without cross-propensities.
         findings: Findings that limit the estimates, most serious first.
         diagnosis: Tests of agreement between the logs.
+        over_time: Value in each period; None if the log has no periods.
     """
 
     estimates: Mapping[str, Estimate]
@@ -71,6 +74,7 @@ class TargetResult:
     mixture: Overlap | None
     findings: tuple[Finding, ...]
     diagnosis: Diagnosis
+    over_time: OverTime | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +235,7 @@ class Evaluation(Reported):
         ]
         if result.mixture is not None:
             entry["mixture"] = result.mixture.to_dict()
+        entry |= {} if result.over_time is None else result.over_time.to_dict()
         return entry | result.diagnosis.to_dict()
 
     @property
@@ -239,7 +244,8 @@ class Evaluation(Reported):
 
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
-        return [*evaluation_tables(self._uncompared()), *self._by_segment()]
+        facts = self._uncompared()
+        return [*evaluation_tables(facts), *period_tables(facts), *self._by_segment()]
 
     def brief(self) -> list[Grid]:
         """Return the table of the estimates."""

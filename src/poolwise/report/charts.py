@@ -45,7 +45,7 @@ def estimates(evaluation: Facts) -> Chart:
     return _forest(
         points,
         rows,
-        _domain(points, _ends(best) + [number_of(t["x"]) for t in truths]),
+        domain_of(points, ends_of(best) + [number_of(t["x"]) for t in truths]),
         height=max(height, 60),
         offsets=names if several else [],
         truths=truths,
@@ -68,7 +68,9 @@ def side_by_side(evaluation: Facts) -> Chart:
         ends = [e for _, e in best]
         points = [_estimate(t, e, several=True) for t, e in best]
     rows = [str(p["row"]) for p in points]
-    return _forest(points, rows, _domain(points, _ends(ends)), height=24 * max(len(rows), 2))
+    return _forest(
+        points, rows, domain_of(points, ends_of(ends)), height=24 * max(len(rows), 2)
+    )
 
 
 def differences(evaluation: Facts) -> Chart:
@@ -86,7 +88,7 @@ def forest_of(entries: Sequence[tuple[str, Facts, bool]], name: str) -> Chart:
     return _forest(
         points,
         rows,
-        _domain(points, [*_ends(pairs), 0.0]),
+        domain_of(points, [*ends_of(pairs), 0.0]),
         height=24 * max(len(rows), 2),
         title="difference of mean rewards per row",
         zero=True,
@@ -135,7 +137,7 @@ def agreement(target: Facts) -> Chart:
         points.append({**_estimate(target, best, several=False), "row": "(all logs)"})
     rows = [str(p["row"]) for p in points]
     core = [number_of(p["x"]) for p in points if p["x"] is not None]
-    domain = _domain(points, core + (_ends([best]) if best is not None else []))
+    domain = domain_of(points, core + (ends_of([best]) if best is not None else []))
     return _forest(points, rows, domain, height=32 * max(len(rows), 2))
 
 
@@ -242,13 +244,13 @@ def _outside(base: Any, points: Sequence[Point], domain: Sequence[float], *, lef
     return mark.properties(data=inline(words))
 
 
-def _ends(estimates: Iterable[Facts]) -> list[float]:
+def ends_of(estimates: Iterable[Facts]) -> list[float]:
     """Return all finite values and bounds of estimates."""
     ends = [float(e[k]) for e in estimates for k in ("lower", "value", "upper")]
     return list(filter(math.isfinite, ends))
 
 
-def _domain(points: Sequence[Point], core: Sequence[float]) -> list[float]:
+def domain_of(points: Sequence[Point], core: Sequence[float]) -> list[float]:
     """Return the ends of an axis: all points, but at most `REACH` widths of the core away."""
     drawn = [number_of(p[k]) for p in points for k in ("low", "x", "high") if p[k] is not None]
     drawn += core

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolwise.report import charts, tables
 from poolwise.report.charts import PALETTE
+from poolwise.report.over_time import periods_chart, periods_table
 from poolwise.report.segments import segment_tables, segments_chart
 from poolwise.report.sentence import (
     Facts,
@@ -47,6 +48,11 @@ FORMULAS = {
     "balanced mean of the model's residuals.",
     "doubly-robust-naive": "Doubly robust, with the weights of naive.",
     "doubly-robust-weighted": "Doubly robust, with the shares of weighted.",
+    "period-balanced": "In each period the mean of reward × weight, with the target's "
+    "probability over that of the mixture of the loggers that were live in the period; "
+    "periods in shares that do not depend on rewards.",
+    "period-dr": "In each period the mean prediction of a reward model of earlier periods, "
+    "plus the weighted mean of its residuals; weights and shares as for period-balanced.",
     "direct-method": "The mean prediction of a reward model under the target, without any "
     "correction.",
 }
@@ -131,6 +137,7 @@ def _targets(evaluation: Facts) -> list[dict[str, object]]:
             "left_out": any(name.endswith("_without") for i in target["loggers"] for name in i),
             "weights": tables.weights(target),
             "agreement": tables.agreement(target),
+            "periods": periods_table(target),
             "has_histogram": any(i["histogram"] for i in target["loggers"]),
             "typical": _typical(target),
         }
@@ -212,6 +219,8 @@ def all_charts(evaluation: Facts) -> dict[str, Chart]:
         by_name[f"logs{suffix}"] = charts.logs(evaluation, target)
         by_name[f"weights{suffix}"] = weights(target)
         by_name[f"agreement{suffix}"] = charts.agreement(target)
+        if "periods" in target:
+            by_name[f"periods{suffix}"] = periods_chart(target)
     return by_name
 
 

@@ -1,0 +1,101 @@
+"""Value over time: periods add up to the estimate, and a change of the value is found."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.report.over_time import MOST_LINES, periods_chart, periods_table
+from tests.support.messages import check_findings
+from tests.support.periods import daily, daily_changed, daily_log, period_mixture
+
+if TYPE_CHECKING:
+    from poolwise.diagnosis.over_time import OverTime
+    from poolwise.evaluation.results import Evaluation
+
+TARGETS = {"t": "t"}
+
+
+def course(columns: dict[str, Any]) -> OverTime:
+    over_time = evaluate(daily_log(columns), TARGETS, "period-balanced")["t"].over_time
+    assert over_time is not None
+    return over_time
+
+
+def facts(evaluation: Evaluation) -> Any:  # noqa: ANN401 - nested dictionaries
+    """Return the dictionary of the only target."""
+    whole: Any = evaluation.to_dict()
+    (target,) = whole["targets"]
+    return target
+
+
+def test_the_periods_are_the_parts_of_the_estimate() -> None:
+    columns = daily()
+    result = evaluate(daily_log(columns), TARGETS, "period-balanced")["t"]
+    estimate, values = result.estimates["period-balanced"], course(columns).values
+    score = columns["t"] / period_mixture(columns) * columns["reward"]
+    means = [score[columns["day"] == d].mean() for d in range(3)]
+    assert [v.value for v in values] == pytest.approx(means, rel=1e-12)
+    assert [v.rows for v in values] == np.bincount(columns["day"]).tolist()
+    assert sum(v.share for v in values) == pytest.approx(1)
+    assert sum(v.share * v.value for v in values) == pytest.approx(estimate.value, rel=1e-12)
+    variance = sum((v.share * v.std_error) ** 2 for v in values)
+    assert variance == pytest.approx(estimate.variance, rel=1e-12)
+
+
+def test_the_running_estimate_ends_with_the_estimate() -> None:
+    columns = daily()
+    result = evaluate(daily_log(columns), TARGETS, "period-balanced", interval="student")["t"]
+    first, *_, last = course(columns).values
+    assert first.running == pytest.approx(first.value)
+    assert last.running == pytest.approx(result.estimates["period-balanced"].value, rel=1e-12)
+    interval = result.intervals["period-balanced"]
+    ends = (last.running_lower, last.running_upper)
+    assert ends == pytest.approx((interval.lower, interval.upper), rel=1e-9)
+
+
+def test_a_change_of_the_value_is_a_finding() -> None:
+    columns = daily(3_000, days=6)
+    assert course(columns).drift > 0.01
+    over_time = course(daily_changed())
+    assert over_time.drift < 1e-6
+    check_findings(over_time.findings(), "period-drift")
+
+
+def test_one_period_has_no_drift() -> None:
+    columns = daily() | {"day": np.zeros(900, dtype=int)}
+    over_time = course(columns)
+    assert math.isnan(over_time.drift)
+    assert over_time.findings() == ()
+
+
+def test_a_period_with_one_row_is_shown_without_an_interval() -> None:
+    columns = daily(control=0.0)
+    columns["day"][-1], columns["logger"][-1] = 9, "v9"
+    columns["p_v9"] = columns["p_v2"]
+    evaluation = evaluate(daily_log(columns), TARGETS)
+    target = facts(evaluation)
+    last = target["periods"][-1]
+    assert (last["rows"], last["std_error"]) == (1, math.inf)
+    (table,) = periods_table(target)
+    assert table.rows[-1][3] == "–"
+    assert periods_chart(target).to_dict()["layer"]
+
+
+def test_a_long_table_shows_the_last_periods() -> None:
+    columns = daily(1_500, days=70, control=0.0)
+    target = facts(evaluate(daily_log(columns), TARGETS, "period-balanced"))
+    (table,) = periods_table(target)
+    assert len(table.rows) == MOST_LINES
+    assert table.rows[-1][0] == "69"
+    assert len(target["periods"]) == 70
+
+
+def test_a_log_without_periods_has_no_values_over_time() -> None:
+    evaluation = evaluate(daily_log(daily(), period=None), TARGETS)
+    assert evaluation["t"].over_time is None
+    assert "periods" not in facts(evaluation)
