@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.groups import Groups, order_of, runs
-from poolwise.engines.sums import ROUNDED, Sums, fresh_floors, no_sums, raise_floors
+from poolwise.engines.sums import (
+    ROUNDED,
+    Sums,
+    fresh_floors,
+    no_sums,
+    raise_floors,
+    set_spans,
+)
 from poolwise.engines.workspace import ONE, adjacent, factors_of, runs_of, shrink, smooth
 from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal
@@ -106,9 +113,7 @@ class Kernel:
         with np.errstate(all="ignore"):  # callers reject infinite sums
             ends, order = self._gather(codes, columns)
             sums = no_sums(np.diff(ends), self.workspace)
-            has_rows = sums.count > 0
-            spans = np.stack([ends[:-1], ends[1:] - 1])[:, has_rows]
-            sums.spans[:, has_rows] = spans if order is None else order[spans]
+            set_spans(sums, ends, order)
             for groups in runs(ends):
                 self._add(sums, groups, ends)
             return sums

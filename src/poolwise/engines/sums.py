@@ -125,6 +125,13 @@ def no_sums(count: IntArray, workspace: Workspace) -> Sums:
     )
 
 
+def set_spans(sums: Sums, ends: IntArray, order: IntArray | None) -> None:
+    """Set the first and the last row of each group of a batch, ordered by group."""
+    has_rows = sums.count > 0
+    spans = np.stack([ends[:-1], ends[1:] - 1])[:, has_rows]
+    sums.spans[:, has_rows] = spans if order is None else order[spans]
+
+
 def longest(left: FloatArray, right: FloatArray) -> FloatArray:
     """Return the largest values of both, unsorted; only what is too long is cut."""
     if not len(right):
