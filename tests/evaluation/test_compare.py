@@ -27,6 +27,7 @@ from poolwise.evaluation.evaluate import MOST, evaluate
 from poolwise.log.log import Log
 from poolwise.moments.moments import FloatArray, Moments
 from tests.support.messages import refused
+from tests.support.periods import daily, daily_log
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
 from tests.support.toys import toy
 
@@ -875,3 +876,20 @@ def test_equal_rewards_show_no_difference_by_rounding() -> None:
         found = compare(log, mixtures(FEW_TARGETS), estimator=estimator)
         assert {d.verdict for d in found.pairs} == {"undecided"}
         assert {d.p_value for d in found.pairs} == {1.0}
+
+
+def test_targets_are_compared_by_periods_if_the_log_has_them() -> None:
+    log = daily_log(daily(2_000))
+    comparison = compare(log, {"t": "t", "control": "p_control"})
+    assert comparison.estimator == "period-balanced"
+    evaluation = evaluate(log, {"t": "t", "control": "p_control"}, "period-balanced")
+    values = {
+        name: r.estimates["period-balanced"].value for name, r in evaluation.targets.items()
+    }
+    difference = comparison.difference(*(r.target for r in comparison.ranking))
+    gap = values[difference.target] - values[difference.other]
+    assert difference.value == pytest.approx(gap, rel=1e-9)
+    assert comparison.evaluation is not None
+    apart = evaluation.differences["t"]
+    assert apart.other == "control"
+    assert apart.value == pytest.approx(values["t"] - values["control"], rel=1e-9)

@@ -29,6 +29,7 @@ from poolwise.evaluation.design import (
     calibrated_variance,
     less_target,
     naive_variance,
+    period_variance,
     rows_needed,
     weighted_variance,
 )
@@ -38,6 +39,7 @@ from poolwise.formats.labelled import digits_log
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
 from tests.support.messages import refused
+from tests.support.periods import daily, daily_log
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -481,3 +483,44 @@ def test_the_planned_rows_show_the_lift_with_the_planned_power() -> None:
         for seed in seeds
     ]
     assert shown.count("better") / len(seeds) == pytest.approx(0.8, abs=0.08)
+
+
+def test_new_periods_like_the_present_ones_add_precision() -> None:
+    log = daily_log(daily(control=0.3))
+    now = evaluate(log, {"t": "t"}, "period-balanced", interval="student")["t"]
+    estimate, interval = now.estimates["period-balanced"], now.intervals["period-balanced"]
+    half = interval.upper - estimate.value
+    planned = plan(log, {"t": "t"}, half_width=half / 2)
+    assert next(iter(planned.estimates)) == "period-balanced"
+    option = planned.option("period-balanced", AS_NOW)
+    assert option.rows == pytest.approx(3 * 900, rel=0.01)
+    assert planned.option("period-balanced").rows <= option.rows
+    assert "Period-balanced" in planned.sentence
+
+
+def test_periods_can_be_planned_without_cross_propensities() -> None:
+    log = daily_log(daily(control=0.0), propensities=None, propensity="p")
+    assert list(plan(log, {"t": "t"}, half_width=0.01).estimates) == [
+        "period-balanced",
+        "naive",
+    ]
+
+
+def test_a_plan_of_periods_requires_a_period() -> None:
+    with refused(UsageError):
+        plan(
+            daily_log(daily(), period=None),
+            {"t": "t"},
+            half_width=0.1,
+            estimators=["period-balanced"],
+        )
+
+
+def test_a_period_of_one_logger_adds_its_precision() -> None:
+    divergence, present = np.array([2.0, 4.0]), np.array([10.0, 30.0])
+    now = period_variance(divergence, present, 0.5, present)
+    assert now == 0.5
+    doubled = period_variance(divergence, present, 0.5, 2 * present)
+    assert doubled == 0.25
+    alone = period_variance(divergence, present, 0.5, present + np.array([4.0, 0.0]))
+    assert alone == 1 / (2 + 4 / 2)

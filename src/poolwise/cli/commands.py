@@ -178,7 +178,10 @@ def compare(
     margin: Annotated[
         float, typer.Option(help="Smallest difference that matters to --require.")
     ] = 0.0,
-    estimator: Annotated[str, typer.Option(help="Estimator of all targets.")] = "calibrated",
+    estimator: Annotated[
+        str | None,
+        typer.Option(help="Estimator of all targets; calibrated, or that of periods."),
+    ] = None,
     level: Level = 0.95,
     rows: RowOptions,
     read: ReadOptions,

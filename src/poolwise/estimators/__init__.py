@@ -13,6 +13,7 @@ from poolwise.estimators.period import PeriodBalanced, PeriodDoublyRobust
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from poolwise.log.log import Log
     from poolwise.moments.estimate import Estimator
 
 BY_NAME: Mapping[str, type[Estimator]] = {
@@ -36,6 +37,13 @@ OF_PERIODS: Mapping[str, Callable[[], Estimator]] = {
     "period-balanced": PeriodBalanced,
 }
 ALL: Mapping[str, Callable[[], Estimator]] = {**WITH_MODEL, **OF_PERIODS}
+
+
+def recommended_for(log: Log, *, modelled: bool) -> str:
+    """Return the name of the estimator to rely on."""
+    if log.period is None:
+        return "calibrated"
+    return "period-dr" if modelled else "period-balanced"
 
 
 def by_default(*, modelled: bool, periods: bool) -> Mapping[str, Callable[[], Estimator]]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from poolwise.engines import with_loggers
 from poolwise.errors import Finding, NotShownError, RefusedError, UsageError, did_you_mean
+from poolwise.estimators import recommended_for
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
 from poolwise.evaluation.incumbent import Difference, Requirement, doubts, verdict_of
@@ -49,7 +50,7 @@ def compare(
     targets: Mapping[str, PolicyLike],
     *,
     baseline: str | None = None,
-    estimator: str | Estimator = "calibrated",
+    estimator: str | Estimator | None = None,
     level: float = 0.95,
     engine: EngineLike = None,
     model: ModelLike | None = None,
@@ -66,7 +67,8 @@ def compare(
         targets: Probability of the logged action under each new policy, by name.
         baseline: Name of a target, or label of a logger, whose policy then joins the
             targets. Without one, targets are compared with each other only.
-        estimator: Name of an estimator, or an estimator.
+        estimator: Name of an estimator, or an estimator; by default calibrated, or that of
+            periods if the log has a `period`.
         level: Level of the intervals of all targets, and of those of all pairs.
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
@@ -75,6 +77,7 @@ def compare(
     named = _with_baseline(log, named_targets(targets), baseline)
     if len(named) < 2:
         raise UsageError("compare needs at least two targets, or a target and a baseline")
+    estimator = estimator or recommended_for(log, modelled=model is not None)
     asked = request(log, named, estimator, level=level, model=model)
     with opened(asked, engine) as rows:
         (name,) = rows.served.estimators

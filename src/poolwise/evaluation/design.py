@@ -76,6 +76,23 @@ def weighted_variance(divergence: FloatArray, counts: FloatArray) -> float:
     return 1 / precision if precision > 0 else math.inf
 
 
+def period_variance(
+    divergence: FloatArray, present: FloatArray, now: float, counts: FloatArray
+) -> float:
+    """Return the variance of period-balanced with new rows in periods of their own.
+
+    New rows in the present proportions are periods like the present ones; what a logger has
+    beyond that is a period in which it is live alone.  Precisions add up.
+    """
+    extra = counts - present
+    alike = max(0.0, float((extra / present).min()))
+    alone = extra - alike * present
+    used = alone > 0
+    with np.errstate(divide="ignore"):
+        precision = (1 + alike) / now + float(np.sum(alone[used] / divergence[used]))
+    return 1 / precision
+
+
 def balanced_variance(sample: RowSample, counts: FloatArray) -> float:
     r"""Return the variance of balanced IPS for other counts $c$.
 
@@ -286,7 +303,7 @@ class Outlook:
             sources = (AS_NOW, *loggers, BEST)
             return [Option(name, source, math.inf, {}, refusal) for source in sources]
         covered = all(f.code != "target-uncovered" for f in estimate.findings)
-        variance, split_for = self._model(name, target_column=covered)
+        variance, split_for = self._model(name, estimate.variance, target_column=covered)
         now = variance(counts)
 
         def reached(rows: FloatArray) -> bool:
@@ -338,9 +355,13 @@ class Outlook:
         )
         return np.array([by_logger[i] for i in self.view])
 
-    def _model(self, name: str, *, target_column: bool) -> tuple[Variance, SplitFor | None]:
+    def _model(
+        self, name: str, now: float, *, target_column: bool
+    ) -> tuple[Variance, SplitFor | None]:
         """Return the variance of an estimator, and its best split if that needs a search."""
         counts, sample = self.counts, self.sample
+        if name.startswith("period-"):
+            return partial(period_variance, self._divergence, counts, now), None
         if sample is None or name not in {"calibrated", "balanced"}:
             weighted = name == "weighted" and self.crossed
             kind = weighted_variance if weighted else naive_variance

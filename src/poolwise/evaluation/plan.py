@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 FEW = 5  # loggers that a sentence lists
 PLANNED = ("calibrated", "balanced", "weighted", "naive")
+OF_PERIODS = ("period-balanced",)
 ALWAYS = (
     "New rows are like the old ones, and all policies stay as they are.",
     "The present variances are taken as true; where a few rows dominate, the plan is rough.",
@@ -71,8 +72,8 @@ def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
         lift: True difference from the baseline that the rows must show.
         power: Probability of showing it.
         baseline: Label of the logger to compare with; by default the one with the most rows.
-        estimators: Names among calibrated, balanced, weighted and naive; by default all
-            that the log can serve.
+        estimators: Names among calibrated, balanced, weighted and naive, and period-balanced
+            if the log has a `period`; by default all that the log can serve.
         level: Level of the interval.
         engine: As for `evaluate`.
     """
@@ -152,14 +153,16 @@ def _planned(
 
 
 def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
+    allowed = PLANNED if log.period is None else (*OF_PERIODS, *PLANNED)
     if estimators is None:
-        return PLANNED if log.crossed else ("naive",)
+        of_periods = () if log.period is None else OF_PERIODS
+        return allowed if log.crossed else (*of_periods, "naive")
     if isinstance(estimators, str):
         estimators = [estimators]
-    unknown = [e for e in estimators if e not in PLANNED]
+    unknown = [e for e in estimators if e not in allowed]
     if unknown or not estimators:
-        got = f"{unknown[0]!r}{did_you_mean(unknown[0], PLANNED)}" if unknown else "none"
-        raise UsageError(f"plan takes the estimators {', '.join(PLANNED)}; got {got}")
+        got = f"{unknown[0]!r}{did_you_mean(unknown[0], allowed)}" if unknown else "none"
+        raise UsageError(f"plan takes the estimators {', '.join(allowed)}; got {got}")
     return list(dict.fromkeys(estimators))
 
 
