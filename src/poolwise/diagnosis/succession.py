@@ -3,7 +3,7 @@
 Policies that are retrained on their own logs bias every estimate that pools loggers, and a
 log shows no more of it than that one policy begins where another ends.  With a column of
 times, the ranges of times are compared; without one, the ranges of row numbers, but only of
-labels that look like versions (v1, v2, ...), since rows may be sorted by logger.
+three or more labels that look like versions (v1, v2, ...), since rows may be sorted by logger.
 
 A test of ranges sees neither training on rows outside of the log nor a policy that learned
 while others stayed live.  Without times it takes versions that ran side by side, but were
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     Ranges = Mapping[str, tuple[Any, Any]]  # numbers of rows, dates or times
 
+FEWEST_VERSIONS = 3  # without times: the rows of two may be sorted by logger
 FEWEST_ROWS = 5  # of a logger: two with so few rows in random order are apart in 1 of 126 logs
-VERSION = re.compile(r"(.*?)(\d+(?:[._-]\d+)*)")
+VERSION = re.compile(r"(.*?\D)(\d+(?:[._-]\d+)*)")  # a bare number is a label like any other
 FEW = 5  # names that a finding lists
 
 
@@ -44,7 +45,7 @@ def succession(moments: MomentsByLogger, times: Ranges) -> tuple[Finding, ...]:
         labels = versions(large)
         rows = {i: span for i in labels if (span := moments[i].span) is not None}
         chain = chained(rows)
-        if chain != labels:  # some overlap, or their order is not that of the rows
+        if chain != labels or len(chain) < FEWEST_VERSIONS:  # overlap, or in another order
             return ()
     if len(chain) < 2 or 2 * len(chain) < len(labels):
         return ()
