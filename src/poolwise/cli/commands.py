@@ -30,6 +30,7 @@ from poolwise.cli.options import (
     Experiment,
     IntervalMethod,
     Level,
+    OneEstimator,
     OnFaultOption,
     OptionalSources,
     PlanOptions,
@@ -178,10 +179,7 @@ def compare(
     margin: Annotated[
         float, typer.Option(help="Smallest difference that matters to --require.")
     ] = 0.0,
-    estimator: Annotated[
-        str | None,
-        typer.Option(help="Estimator of all targets; calibrated, or that of periods."),
-    ] = None,
+    estimator: OneEstimator = None,
     level: Level = 0.95,
     rows: RowOptions,
     read: ReadOptions,

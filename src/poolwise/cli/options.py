@@ -54,6 +54,10 @@ RewardRange = Annotated[
     str | None,
     typer.Option(metavar="LOWER,UPPER", help="Smallest and largest possible reward."),
 ]
+OneEstimator = Annotated[
+    str | None,
+    typer.Option(help="Estimator of all targets: by default calibrated, or that of periods."),
+]
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 Baseline = Annotated[
     str | None, typer.Option(help="Logger or target that the others are compared with.")
