@@ -195,15 +195,9 @@ def compare(
         raise UsageError("--require needs --baseline, the target or logger to compare with")
     from poolwise.evaluation.compare import compare as run
 
+    chosen = partial(run, baseline=baseline, estimator=estimator, level=level)
     with progress():
-        comparison = run(
-            log,
-            targets,
-            baseline=baseline,
-            estimator=estimator,
-            level=level,
-            engine=engine.start(),
-        )
+        comparison = chosen(log, targets, engine=engine.start())
     asked = _record(command, log, targets)
     save_report(comparison, report, asked)
     print_result(comparison, as_json=as_json, question=asked)
