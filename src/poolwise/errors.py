@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class PoolwiseError(Exception):
     """Base of all errors that poolwise raises on purpose."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the message alone: notebooks show it without the frames of this package."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UsageError(PoolwiseError):
     """Invalid or inconsistent arguments."""

@@ -23,6 +23,7 @@ from poolwise.evaluation.served import served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs
 from poolwise.moments.terms import unite
+from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
 from poolwise.rows.roles import PART_LOGGER
@@ -59,6 +60,17 @@ class CheckReport:
             for f in self.faults
         ]
         return json_text("check", {"faults": faults, "rows": dict(self.rows)})
+
+    def grids(self) -> list[Grid]:
+        """Return the broken rules, then the rows of each logger."""
+        faults = [[f.logger, f"{f.rows:,}", f.rule] for f in self.faults]
+        rows = [[logger, f"{count:,}"] for logger, count in self.rows.items()]
+        broken = Grid("Faults", ["logger", "rows", "broken rule"], faults)
+        return [*([broken] if faults else []), Grid("Rows", ["logger", "rows"], rows)]
+
+    def _repr_html_(self) -> str:
+        advice = list(dict.fromkeys(fault.advice for fault in self.faults if fault.advice))
+        return as_html(self.grids(), sentences=advice if self.faults else ["No faults."])
 
     def __str__(self) -> str:
         if self.faults:

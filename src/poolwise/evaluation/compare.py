@@ -125,7 +125,7 @@ class Ranked:
     worse_than: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Reported):
     """A ranking of targets, and their differences.
 
@@ -152,7 +152,7 @@ class Comparison(Reported):
     rows: Mapping[str, int]
     findings: tuple[Finding, ...] = ()
     doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
+    evaluation: Evaluation | None = field(default=None, compare=False)
 
     def __getitem__(self, target: str) -> Ranked:
         return {r.target: r for r in self.ranking}[target]

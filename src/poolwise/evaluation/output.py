@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
 
 Row = dict[str, object]
+
+
 SCHEMA_VERSION = 1  # of docs/schema/poolwise-1.json, which describes the JSON of every result
 
 
@@ -96,6 +98,9 @@ class Result:
 
     def __str__(self) -> str:
         return as_text(self.brief(), self.warnings, self.sentences, self.opening)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return as_html(self.brief(), self.warnings, self.sentences, self.opening)

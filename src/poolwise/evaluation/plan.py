@@ -237,7 +237,7 @@ class Detection:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Result):
     """Numbers of rows that reach a half-width, or show a lift.
 

@@ -12,7 +12,14 @@ from poolwise.evaluation.output import Reported, Row, listed_findings
 from poolwise.moments.estimate import student_quantile
 from poolwise.report.over_time import period_tables
 from poolwise.report.sentence import answer
-from poolwise.report.tables import Grid, evaluation_tables, main_table
+from poolwise.report.tables import (
+    Grid,
+    as_html,
+    as_text,
+    estimates_table,
+    evaluation_tables,
+    main_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +61,7 @@ class Pairs:
     trained: Conflicts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TargetResult:
     """Estimates, intervals and diagnosis of one target.
 
@@ -76,8 +83,24 @@ class TargetResult:
     diagnosis: Diagnosis
     over_time: OverTime | None = None
 
+    def _grid(self) -> Grid:
+        ends = {name: vars(interval) for name, interval in self.intervals.items()}
+        return estimates_table(
+            [
+                {**ends[name], "estimator": name, "value": e.value, "std_error": e.std_error}
+                for name, e in self.estimates.items()
+            ]
+        )
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        return as_text([self._grid()], sentences=[f"findings: {codes or 'none'}"])
+
+    def _repr_html_(self) -> str:
+        return as_html([self._grid()], listed_findings(self.findings))
+
+
+@dataclass(frozen=True, repr=False)
 class Evaluation(Reported):
     """Estimated values of one or more targets.
 
@@ -108,8 +131,8 @@ class Evaluation(Reported):
     baseline: str = ""
     baseline_reason: str = ""
     differences: Mapping[str, Difference] = field(default_factory=dict)
-    pairs: Pairs | None = field(default=None, repr=False, compare=False)
-    segments: Segments | None = field(default=None, repr=False, compare=False)
+    pairs: Pairs | None = field(default=None, compare=False)
+    segments: Segments | None = field(default=None, compare=False)
 
     @cached_property
     def comparison(self) -> Comparison | None:

@@ -75,7 +75,7 @@ class SegmentResult:
         return row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Segments(Result):
     """Results of each segment, with intervals that hold together.
 

@@ -61,7 +61,7 @@ class Choice:
     chosen: Candidate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Learned(Result):
     """A learned policy, and its value on rows that it was not learned from.
 

@@ -8,6 +8,7 @@ Colours come from one palette, which the page replaces by variables of its style
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from poolwise.report.sentence import Facts, recommended
@@ -24,6 +25,7 @@ Point = dict[str, object]
 ACCENT, MUTED, INK, GRID, SECOND = "#1b6ca8", "#8a94a0", "#3c4650", "#e3e7eb", "#b4540a"
 PALETTE = {"accent": ACCENT, "muted": MUTED, "ink": INK, "grid": GRID, "second": SECOND}
 REACH = 6  # an axis extends at most this many widths past the recommended intervals
+PICTURE_WIDTH = 640
 VALUE = "mean reward per row"
 
 
@@ -307,4 +309,31 @@ def styled(layers: Sequence[Any], height: int) -> Chart:
         axis=axis,
         legend=alt.LegendConfig(labelColor=INK, labelFontSize=12, symbolOpacity=1),
     )
-    return alt.LayerChart(layer=layers, width="container", height=height, config=config)
+    return _chart_class()(layer=layers, width="container", height=height, config=config)
+
+
+@cache
+def _chart_class() -> type[alt.LayerChart]:
+    """Return the class of charts, which notebooks show as pictures.
+
+    Altair's own display loads scripts from the network.
+    """
+    import altair as alt
+
+    class OfflineChart(alt.LayerChart):
+        def _repr_mimebundle_(self, *_args: object, **_options: object) -> dict[str, str]:
+            return {"image/svg+xml": svg_of(self)}
+
+    return OfflineChart
+
+
+def svg_of(chart: Chart) -> str:
+    """Return the picture of a chart."""
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(picture(chart)))
+
+
+def picture(chart: Chart) -> dict[str, object]:
+    """Return the specification of a chart with a width of its own, on white."""
+    return {**chart.to_dict(), "background": "white", "width": PICTURE_WIDTH}

@@ -10,8 +10,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from poolwise.errors import UsageError
 from poolwise.report import charts, tables
-from poolwise.report.charts import PALETTE
+from poolwise.report.charts import PALETTE, picture
 from poolwise.report.over_time import periods_chart, periods_table
 from poolwise.report.segments import segment_tables, segments_chart
 from poolwise.report.sentence import (
@@ -56,7 +57,6 @@ FORMULAS = {
     "direct-method": "The mean prediction of a reward model under the target, without any "
     "correction.",
 }
-PICTURE_WIDTH = 640
 COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
 
 
@@ -204,9 +204,23 @@ def _version(name: str) -> str:
         return "(version unknown)"
 
 
-def all_charts(evaluation: Facts) -> dict[str, Chart]:
+class Charts(dict[str, "Chart"]):
+    """Charts by name; those of the first target have a name with and without its number.
+
+    >>> Charts({"logs": 1})["logs-01"], Charts({"logs-01": 1, "logs-02": 2})["logs"]
+    (1, 1)
+    """
+
+    def __missing__(self, name: str) -> Chart:
+        for other in (f"{name}-01", name.removesuffix("-01")):
+            if other in self:
+                return self[other]
+        raise UsageError(f"there is no chart {name!r}; charts are {', '.join(self)}")
+
+
+def all_charts(evaluation: Facts) -> Charts:
     """Return every chart by name; with several targets, names of target charts are numbered."""
-    by_name = {"estimates": charts.estimates(evaluation)}
+    by_name = Charts(estimates=charts.estimates(evaluation))
     targets: Sequence[Facts] = evaluation["targets"]
     if len(targets) > 1:
         by_name["targets"] = charts.side_by_side(evaluation)
@@ -230,7 +244,7 @@ def save_charts(by_name: Mapping[str, Chart], folder: Path) -> list[Path]:
 
     written = []
     for name, chart in by_name.items():
-        spec = {**chart.to_dict(), "background": "white", "width": PICTURE_WIDTH}
+        spec = picture(chart)
         svg, png = (folder / f"{name}.{kind}" for kind in ("svg", "png"))
         write_whole(svg, vl_convert.vegalite_to_svg(spec).encode())
         write_whole(png, vl_convert.vegalite_to_png(spec, scale=2))

@@ -115,7 +115,10 @@ def as_text(
     from rich.console import Console
 
     out = StringIO()
-    show(grids, warnings, Console(file=out, width=WIDTH, color_system=None, highlight=False))
+    console = Console(
+        file=out, width=WIDTH, color_system=None, highlight=False, force_jupyter=False
+    )
+    show(grids, warnings, console)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     wrapped = [fill(sentence, WIDTH, break_long_words=False) for sentence in opening]
     return "\n\n".join([*wrapped, "\n".join(lines).strip("\n"), *sentences])
@@ -148,10 +151,16 @@ def main_table(evaluation: Facts) -> Grid:
     return side_by_side(evaluation) if several else estimates(evaluation, targets[0])
 
 
+def estimates_table(entries: Sequence[Facts]) -> Grid:
+    """Return estimates with their intervals."""
+    rows = [[str(e["estimator"]), *_with_interval(e["value"], e)] for e in entries]
+    return Grid("", ["estimator", "estimate", _interval_header(entries)], rows)
+
+
 def estimates(evaluation: Facts, target: Facts) -> Grid:
     """Return the estimates of one target; a star marks the recommended one."""
-    rows = [[str(e["estimator"]), *_with_interval(e["value"], e)] for e in target["estimates"]]
-    header = ["estimator", "estimate", _interval_header(target["estimates"])]
+    plain = estimates_table(target["estimates"])
+    header, rows = list(plain.header), [list(row) for row in plain.rows]
     if len(rows) > 1:
         header[0] = "estimator (★ recommended)"
         best = target["estimates"].index(recommended(target))

@@ -58,10 +58,10 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
     """
     present = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
     off = ",".join(name for name in MISLEADING if (name,) in present)
-    connection.execute(
-        f"SET disabled_optimizers = {literal(off)}; SET enable_progress_bar = false; "
-        "SET python_enable_replacements = false"
-    )
+    quiet = "SET python_enable_replacements = false"
+    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()[0][0]:
+        quiet += "; SET enable_progress_bar = false"  # fails in notebooks without ipywidgets
+    connection.execute(f"SET disabled_optimizers = {literal(off)}; {quiet}")
     files = local_files(connection, log)
     _attach(connection, log)
     _register_frames(connection, log)
