@@ -82,7 +82,7 @@ def period_variance(
     """Return the variance of period-balanced with new rows in periods of their own.
 
     New rows in the present proportions are periods like the present ones; what a logger has
-    beyond that is a period in which it is live alone.  Precisions add up.
+    in addition is a period in which it is live alone.  Precisions add up.
     """
     extra = counts - present
     alike = max(0.0, float((extra / present).min()))
