@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +25,16 @@ from numpy.typing import NDArray
 from benchmarks.families import FAMILIES, draw_problem, softmax
 from benchmarks.row_bets import betting
 from poolwise.engines.blocks import BlockKernel, by_slot
+from poolwise.evaluation.watch import HORIZONS
 from poolwise.intervals.betting import Bets
 from poolwise.intervals.guarantees import payoffs_of
 from poolwise.intervals.smoothed import SCALES, smoothed_bound
-from poolwise.moments.blocks import Blocks
+from poolwise.moments.blocks import Blocks, Payoff, Settled
 from poolwise.moments.tallies import SLOTS, slots_of
 from poolwise.rows.roles import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from poolwise.engines.exact import FiniteProblem
 
@@ -73,16 +74,21 @@ def drawn(problem: FiniteProblem, rng: np.random.Generator) -> Drawn:
     return Drawn(logger, reward, problem.target[context, action], policies[:, context, action])
 
 
-def block_bets(log: Drawn) -> tuple[Bets, Bets]:
-    """Bets on gains and on losses of random blocks, by the code of the engines."""
+def settled(log: Drawn, payoffs: Sequence[Payoff], against: int = 0) -> Settled:
+    """Histograms of random blocks, by the code of the engines; "old" is one of the loggers."""
     labels = tuple(map(str, range(len(log.probs))))
-    layout = Layout(labels, labels, (), ("new",), propensity=False, buckets=SLOTS)
+    layout = Layout(labels, labels, (), ("new", "old"), propensity=False, buckets=SLOTS)
     groups = slots_of(np.arange(1, len(log.logger) + 1)) * len(labels) + log.logger
     slots = np.bincount(groups, minlength=SLOTS * len(labels)).reshape(SLOTS, -1)
-    kernel = BlockKernel(layout, by_slot(slots), payoffs_of("new", LIMITS), pooled=True)
-    columns = {"reward": log.reward, "t_0": log.target}
+    kernel = BlockKernel(layout, by_slot(slots), tuple(payoffs), pooled=True)
+    columns = {"reward": log.reward, "t_0": log.target, "t_1": log.probs[against]}
     columns |= {f"p_{k}": prob for k, prob in enumerate(log.probs)}
-    sums = kernel(groups, columns)
+    return kernel.settled(kernel(groups, columns))
+
+
+def block_bets(log: Drawn) -> tuple[Bets, Bets]:
+    """Bets on gains and on losses."""
+    sums = settled(log, payoffs_of("new", LIMITS)).sums
     gains, losses = (Bets(h, ERROR, len(sums.counts)) for h in sums.histograms)
     return gains, losses
 
@@ -160,54 +166,89 @@ def learned(
 
 def adaptive_log(
     kind: str, control: float, target: Array, chance: Array, rng: np.random.Generator
-) -> tuple[Blocks, Blocks]:
-    """Histograms of gains and losses of a log of periods, a new policy in each."""
+) -> list[Blocks]:
+    """Gains and losses of the target, of the control policy and of their difference, by period.
+
+    A new policy is live in each period, and the uniform one on a share of the rows; differences
+    are raised by one over this share.
+    """
     count, total = np.zeros((2, CONTEXTS, ACTIONS))
     policy = np.full((CONTEXTS, ACTIONS), 1 / ACTIONS)
     uniform = policy.copy()
-    fixed_rows = round(control * PERIOD_ROWS)
-    gains, losses = [], []
+    share = round(control * PERIOD_ROWS) / PERIOD_ROWS
+    of_control = np.arange(PERIOD_ROWS)[:, None] < share * PERIOD_ROWS
+    periods = []
     for _ in range(PERIODS):
         context = rng.integers(0, CONTEXTS, PERIOD_ROWS)
-        live = np.where(
-            np.arange(PERIOD_ROWS)[:, None] < fixed_rows, uniform[context], policy[context]
-        )
+        live = np.where(of_control, uniform[context], policy[context])
         action = (rng.random(PERIOD_ROWS)[:, None] > live.cumsum(axis=1)).sum(axis=1)
         action = np.minimum(action, ACTIONS - 1)
         reward = (rng.random(PERIOD_ROWS) < chance[context, action]).astype(np.float64)
-        share = fixed_rows / PERIOD_ROWS
-        mixture = share * uniform + (1 - share) * policy
-        weight = (target / mixture)[context, action]
-        gains.append(weight * reward)
-        losses.append(weight * (1 - reward))
+        mixture = (share * uniform + (1 - share) * policy)[context, action]
+        ratios = target[context, action] / mixture, uniform[context, action] / mixture
+        weights = [*ratios, ratios[0] - ratios[1]]
+        shifts = (0.0, 0.0, 1 / share if share else math.inf)
+        sides = (reward, 1 - reward)
+        periods.append([w * r + x for w, x in zip(weights, shifts, strict=True) for r in sides])
         np.add.at(count, (context, action), 1.0)
         np.add.at(total, (context, action), reward)
         policy = learned(kind, count, total, rng)
     block = np.repeat(np.arange(PERIODS), PERIOD_ROWS)
-    return Blocks.of(block, np.concatenate(gains)), Blocks.of(block, np.concatenate(losses))
+    return [Blocks.of(block, np.concatenate(parts)) for parts in zip(*periods, strict=True)]
 
 
 def adaptive(kind: str, control: float, logs: int) -> Line:
-    """Share of adaptive logs in which no block end rejects the value; horizons unknown."""
+    """Share of adaptive logs in which no block end rejects the value, or the difference.
+
+    Bets are those of `watch`, which does not know the number of rows.
+    """
     rng = np.random.default_rng([14, len(kind), round(100 * control)])
-    covered, widths = 0, []
-    for _ in range(logs):
+    horizons = tuple(PERIOD_ROWS * h for h in HORIZONS)
+    ends = np.zeros((logs, 3))
+    for k in range(logs):
         scores = rng.normal(size=(CONTEXTS, ACTIONS))
         chance = 1 / (1 + np.exp(1 - scores))
         target = softmax(scores)
-        value = float((target * chance).sum() / CONTEXTS)
-        pair = adaptive_log(kind, control, target, chance, rng)
-        bets = tuple(Bets(h, ERROR, PERIODS) for h in pair)
-        covered += covers((bets[0], bets[1]), value)
-        widths.append(1 - bets[0].lower() - bets[1].lower())
-    return {
-        "kind": "adaptive",
-        "name": f"{kind}, {control:.0%} control",
-        "rows": PERIODS * PERIOD_ROWS,
-        "logs": logs,
-        "width": float(np.median(widths)),
-        "coverage": covered / logs,
-    }
+        value, other = float((target * chance).sum() / CONTEXTS), float(chance.mean())
+        blocks = adaptive_log(kind, control, target, chance, rng)
+        bets = [Bets(h, ERROR, PERIODS, horizons=horizons) for h in blocks[:2]]
+        ends[k, :2] = covers((bets[0], bets[1]), value), 1 - sum(b.lower() for b in bets)
+        if control:
+            shifts = np.full(PERIODS, 1 / control)
+            apart = [Bets(h, ERROR, PERIODS, 1, shifts, horizons) for h in blocks[4:]]
+            wins = [
+                b.log_capital(m).max()
+                for b, m in zip(apart, (value - other, other - value), strict=True)
+            ]
+            ends[k, 2] = max(wins) < math.log(1 / ERROR)
+    covered, width = ends[:, 0].mean(), np.median(ends[:, 1])
+    line: Line = {"kind": "adaptive", "name": f"{kind}, {control:.0%} control"}
+    line |= {"rows": PERIODS * PERIOD_ROWS, "logs": logs, "width": float(width)}
+    line |= {"coverage": float(covered)}
+    return line | ({"difference": float(ends[:, 2].mean())} if control else {})
+
+
+def difference(logs: int) -> Line:
+    """Width of bets on a difference to the largest logger, of that of two bounds."""
+    ratios = []
+    for seed in range(PROBLEMS):
+        problem = draw_problem(FAMILIES["F floor"], 2_000, np.random.default_rng(500 + seed))
+        rng = np.random.default_rng([14, seed])
+        for _ in range(logs):
+            log = drawn(problem, rng)
+            against = int(np.bincount(log.logger).argmax())
+            new, old = payoffs_of("new", LIMITS), payoffs_of("old", LIMITS)
+            direct = [replace(payoff, against=str(against)) for payoff in new]
+            rows = settled(log, [*new, *old, *direct], against)
+            number, histograms = len(rows.sums.counts), rows.sums.histograms
+            two = 2 - sum(Bets(h, ERROR / 2, number).lower() for h in histograms[:4])
+            ends = (
+                Bets(h, ERROR, number, shifts=shifts).lower(-1.0)
+                for h, shifts in zip(histograms[4:], rows.shifts[4:], strict=True)
+            )
+            ratios.append(-sum(ends) / two)
+    width = float(np.median(ratios))
+    return {"kind": "difference", "name": "of two bounds", "rows": 2_000, "width": width}
 
 
 def measured(logs: int, adaptive_logs: int) -> Iterator[Line]:
@@ -219,6 +260,7 @@ def measured(logs: int, adaptive_logs: int) -> Iterator[Line]:
     for kind in ("greedy", "thompson"):
         for control in (0.0, 0.2):
             yield adaptive(kind, control, adaptive_logs)
+    yield difference(max(logs // 5, 1))
 
 
 def tables(lines: list[Line]) -> str:
@@ -233,13 +275,20 @@ def tables(lines: list[Line]) -> str:
         for x in lines
         if x["kind"] == "fixed"
     ]
-    text += ["", "| policies that learn | logs | width | covered at every block end |"]
-    text += ["|---|--:|--:|--:|"]
+    text += ["", "| policies that learn | logs | width | value covered | difference covered |"]
+    text += ["|---|--:|--:|--:|--:|"]
     text += [
-        f"| {x['name']} | {x['logs']:,} | {x['width']:.2f} | {x['coverage']:.3f} |"
+        f"| {x['name']} | {x['logs']:,} | {x['width']:.2f} | {x['coverage']:.3f} | "
+        + (f"{x['difference']:.3f} |" if "difference" in x else "- |")
         for x in lines
         if x["kind"] == "adaptive"
     ]
+    (ratio,) = (x["width"] for x in lines if x["kind"] == "difference")
+    text += [
+        "",
+        "Bounds of a difference to a logger (family F, 2,000 rows) have a median width of",
+    ]
+    text += [f"{ratio:.2f} of that of two bounds at half the error each."]
     return "\n".join(text)
 
 
@@ -250,7 +299,7 @@ def main() -> None:
     for line in measured(logs, adaptive_logs):
         print(line, flush=True)
         lines.append(line)
-    names = list(lines[0])
+    names = list(dict.fromkeys(name for line in lines for name in line))
     with (DOCS / "figures" / "bets.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import poolwise as pw
 from poolwise.cli.commands import app
+from poolwise.errors import UsageError
 from poolwise.evaluation.watch_state import State
 from tests.evaluation.test_watch import bounds, day, log
 
@@ -91,6 +92,12 @@ def test_a_question_file_has_the_state(folder: Path) -> None:
     assert status == 0  # better than v2 already
     state = State.load(folder / "state.npz")
     assert [block.name for block in state.blocks] == ["2024-05-01"]
+    first = pw.Question.read(folder / "question.toml")
+    with pytest.raises(UsageError):  # the same rows again
+        first.watch()
+    watched = first.watch(state="other.npz", above=0.1)
+    assert (folder / "other.npz").exists()
+    assert [claim.holds for claim in watched.claims] == [True, True]
     later = str(folder / "2.parquet")
     assert run(str(folder / "question.toml"), later)[0] == 0
     assert len(State.load(folder / "state.npz").blocks) == 2

@@ -66,9 +66,9 @@ def slot_of(number: int) -> int:
     return (mixed ^ mixed >> 31) % 4096
 
 
-def blocks_by_hand(loggers: list[str]) -> list[int]:
+def blocks_by_hand(loggers: list[str], number: int = 0) -> list[int]:
     """The block of each row: its logger's rows in the order of slots, cut evenly."""
-    number = blocks_for(len(loggers))
+    number = number or blocks_for(len(loggers))
     slots = [slot_of(k) for k in range(1, len(loggers) + 1)]
     block = []
     for slot, logger in zip(slots, loggers, strict=True):
@@ -94,9 +94,29 @@ def test_blocks_have_about_the_same_share_of_each_logger() -> None:
     assert sorted(cut.counts[:, 1].tolist()) == [3, 3, 4, 4, 4, 4, 4, 4]
 
 
-def test_the_interval_is_that_of_the_rows_by_hand() -> None:
+def test_random_blocks_lie_within_periods() -> None:
     table = columns(300)
-    block = np.array(blocks_by_hand(table["logger"]))
+    days = np.arange(300) // 100
+    log = log_of({**table, "day": days}, period="day")
+    with DuckDB().open(log, {"new": "t"}) as rows:
+        counts = rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=True).sums.counts
+        watched = rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=True, watched=True)
+    # ten blocks for 300 rows: three for each of three periods
+    assert counts.shape == (9, 3)
+    code = np.array([LOGGERS.index(i) for i in table["logger"]])
+    by_day = np.array([np.bincount(code[days == d], minlength=3) for d in range(3)])
+    np.testing.assert_array_equal(counts.reshape(3, 3, 3).sum(axis=1), by_day)
+    assert np.ptp(counts.reshape(3, 3, 3), axis=1).max() <= 1
+    np.testing.assert_array_equal(watched.sums.counts, by_day)
+    assert watched.names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("days", [1, 2])
+def test_the_interval_is_that_of_the_rows_by_hand(days: int) -> None:
+    table = columns(300)
+    names = [f"{i} {k * days // 300}" for k, i in enumerate(table["logger"])]
+    block = np.array(blocks_by_hand(names, 10 // days))
+    block += np.arange(300) * days // 300 * (10 // days)
     code = np.array([LOGGERS.index(i) for i in table["logger"]])
     number = int(block.max()) + 1
     shares = np.array(
@@ -109,7 +129,8 @@ def test_the_interval_is_that_of_the_rows_by_hand() -> None:
         rows = [value[block == k].tolist() for k in range(number)]
         return max(plain_capital(rows, [[0] * len(z) for z in rows], 0.025, point))
 
-    interval = betting(log_of(table))
+    table["day"] = np.arange(300) * days // 300
+    interval = betting(log_of(table, period="day" if days > 1 else None))
     ends = (
         (weight * table["reward"], interval.lower),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from poolwise.evaluation.compare import Comparison
     from poolwise.evaluation.plan import Plan
     from poolwise.evaluation.results import Evaluation
+    from poolwise.evaluation.watch import Watched
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
 
 Answer = TypeVar("Answer")  # of a verb
+WATCHED = ("state", "above", "better_than", "planned", "level", "engine")  # options of watch
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,17 @@ class Question:
         from poolwise.evaluation.plan import plan
 
         return self._call(plan, options)
+
+    def watch(self, **options: Any) -> Watched:  # noqa: ANN401 - any option of `watch`
+        """Call `watch`; an argument here replaces that of the file."""
+        from poolwise.evaluation.watch import watch
+
+        of_file = {name: self.options[name] for name in WATCHED if name in self.options}
+        arguments = {**of_file, **options}
+        if "state" not in arguments:
+            raise UsageError(f"{self.path}: watch requires `state`, the file to add rows to")
+        path = Path(self.path).parent / arguments.pop("state")
+        return watch(path, self.log, self.targets, **arguments)
 
     def check(self, **options: object) -> CheckReport:
         """Call `check`; an argument here replaces that of the file."""

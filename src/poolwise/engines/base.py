@@ -122,14 +122,14 @@ class BlockRows(Protocol):
     ) -> Settled:
         """Return the histograms of payoffs, by block.
 
-        Blocks are the periods of the log; without periods they are random.
+        Blocks are random, and lie within the periods of the log.
 
         Args:
             payoffs: Values of each row.
             pooled: Whether rows are weighed against the mixture of their block, which requires
                 all cross-propensities; otherwise against their own logger.
-            watched: Whether other blocks will follow: rows without periods are one block then,
-                and the rows of each block are hashed.
+            watched: Whether other blocks will follow: a period, or all rows without periods,
+                is one block then, and its rows are hashed.
         """
         ...
 

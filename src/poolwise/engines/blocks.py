@@ -1,9 +1,9 @@
 """Blocks of rows: what each row is worth to a bet, against the mixture of its own block.
 
-Blocks are the periods of a log; without periods they are random, by a hash of the row's
-number, and each has about the same share of every logger's rows.  A first pass counts the
-rows of each logger in `SLOTS` hash values, from which blocks are put together; a second one
-sorts the rows' payoffs into histograms, which add up over batches, threads and workers.
+Blocks are random, by a hash of the row's number, and each has about the same share of every
+logger's rows; those of a log with periods lie within a period.  A first pass counts the rows
+of each logger in `SLOTS` hash values, from which blocks are put together; a second one sorts
+the rows' payoffs into histograms, which add up over batches, threads and workers.
 """
 
 from __future__ import annotations
@@ -92,20 +92,35 @@ class Cut:
     names: tuple[str, ...] = ()
 
 
-def by_slot(slots: IntArray) -> Cut:
-    """Put slots together to random blocks, stratified by logger.
+def by_slot(slots: IntArray, cells: Sequence[Cell] = (), loggers: Sequence[str] = ()) -> Cut:
+    """Put slots together to random blocks, stratified by logger, within each period.
 
     Args:
-        slots: Rows of each slot and logger, shape (slots, loggers).
+        slots: Rows of each slot and logger, or of each slot and cell, shape (slots, strata).
+        cells: The cells, if the log has periods.
+        loggers: Every logger, likewise.
     """
-    number = blocks_for(int(slots.sum()))
+    names = periods_of(cells)
+    periods = np.array([names.index(cell.period) for cell in cells] or [0] * slots.shape[1])
+    codes = [loggers.index(cell.logger) for cell in cells] or range(slots.shape[1])
+    number = parts_of(int(slots.sum()), len(names))
     before = np.cumsum(slots, axis=0) - slots
-    block = before * number // np.maximum(slots.sum(axis=0), 1)
-    block = np.minimum(block, number - 1)  # of slots after a logger's last row
-    logger = np.broadcast_to(np.arange(slots.shape[1]), slots.shape)
-    counts = np.zeros((number, slots.shape[1]), dtype=np.int64)
+    part = before * number // np.maximum(slots.sum(axis=0), 1)
+    part = np.minimum(part, number - 1)  # of slots after the last row
+    block = part + number * periods
+    logger = np.broadcast_to(np.array(codes), slots.shape)
+    counts = np.zeros((number * max(len(names), 1), max(codes) + 1), dtype=np.int64)
     np.add.at(counts, (block, logger), slots)
     return Cut(block.ravel(), logger.ravel(), counts)
+
+
+def parts_of(rows: int, periods: int) -> int:
+    """Return the number of random blocks of each period, or of a log without periods.
+
+    >>> parts_of(2_000, 0), parts_of(2_000, 1), parts_of(2_000, 8), parts_of(2_000, 200)
+    (40, 40, 5, 1)
+    """
+    return max(round(blocks_for(rows) / max(periods, 1)), 1)
 
 
 def as_one(counts: Mapping[str, int]) -> Cut:

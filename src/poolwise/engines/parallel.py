@@ -24,6 +24,7 @@ from poolwise.engines.blocks import (
     by_period,
     by_slot,
     counting_layout,
+    parts_of,
     slot_layout,
 )
 from poolwise.engines.kernel import Kernel
@@ -31,6 +32,7 @@ from poolwise.engines.sums import bucketed_moments, fresh_floors, moments_of, ra
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError
+from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 from poolwise.rows.roles import layout_of
@@ -232,17 +234,15 @@ class KernelRows(QueryRows):
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
     ) -> Settled:
-        """Return the histograms of payoffs, by period, by random block or of all rows."""
-        layout = layout_of(self.table, self.counts)
-        if self.table.period is not None:
-            layout = layout_of(self.table, self.counts, self.cells)
-            cut = by_period(self.cells, layout.loggers)
-        elif watched:
-            cut = as_one(self.counts)
+        """Return the histograms of payoffs, by block."""
+        cells: Mapping[Cell, int] = {} if self.table.period is None else self.cells
+        layout = layout_of(self.table, self.counts, cells)
+        if watched or parts_of(sum(self.counts.values()), len(periods_of(cells))) == 1:
+            cut = by_period(cells, layout.loggers) if cells else as_one(self.counts)
         else:
             layout = slot_layout(layout)
             slots = self._fold(GroupCounts(counting_layout(layout)))
-            cut = by_slot(slots.reshape(layout.buckets, -1))
+            cut = by_slot(slots.reshape(layout.buckets, -1), layout.cells, layout.loggers)
         kernel = BlockKernel(layout, cut, tuple(payoffs), pooled, watched)
         sums = self._fold(kernel)
         if not np.array_equal(sums.counts, cut.counts):

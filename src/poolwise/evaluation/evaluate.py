@@ -177,7 +177,8 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
             "interval='betting' reads the rows in blocks, which requires the DuckDB or the "
             "Spark engine; saved moments and databases have interval='smoothed'"
         )
-    trained = bool(on_own(asked.log.trained_on, tuple(rows.rows.counts)))
+    learned = on_own(asked.log.trained_on, tuple(rows.rows.counts))
+    trained = bool(learned) and asked.log.period is None
     return by_betting(
         rows.rows, asked.names, asked.log, asked.level, asked.sides, trained=trained
     )

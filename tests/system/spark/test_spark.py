@@ -163,7 +163,7 @@ def test_bets_are_those_of_duckdb(
     session: SparkSession, spark: Spark, table: pa.Table, folder: Path
 ) -> None:
     table = table.append_column(
-        "day", pa.array(np.arange(table.num_rows) * 5 // table.num_rows)
+        "day", pa.array(np.arange(table.num_rows) * 90 // table.num_rows)
     )
     log = replace(log_of(table), reward_range=(-50.0, 50.0))
 
@@ -177,7 +177,7 @@ def test_bets_are_those_of_duckdb(
     assert limits(files, spark) == pytest.approx(expected, rel=1e-10)
     expected = limits(files, DuckDB(), "smoothed")
     assert limits(files, spark, "smoothed") == pytest.approx(expected, abs=1e-12 * 100)
-    # rows of a table have none, but they have periods
+    # rows of a table have none, but many periods are blocks as they are
     by_day = replace(log, source=session.createDataFrame(table), period="day")
     expected = limits(replace(log, source=table, period="day"), DuckDB())
     assert limits(by_day, spark) == pytest.approx(expected, rel=1e-10)
