@@ -226,7 +226,8 @@ def chart(lines: list[dict[str, object]], path: Path) -> None:
     """Coverage against effective rows, Student's beside the skew-score interval."""
     import altair as alt
 
-    single = [row for row in lines if row["group"] in SHOWN]
+    pooling = {"balanced", "calibrated"}  # whose rows are worth that many
+    single = [row for row in lines if row["group"] in SHOWN and row["estimator"] in pooling]
     data = [
         {"effective": row["effective"], "coverage": row[kind], "interval": label}
         for row in single
