@@ -291,5 +291,73 @@ def replicated(path: Path, logs: int, settings: Iterable[Setting]) -> list[Line]
     return lines
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Coverage and relative error of one estimator in one problem, over all parts."""
+
+    logs: int
+    coverage: float
+    relative: float
+
+
+def summaries(lines: Iterable[Line], name: str) -> dict[tuple[str, ...], Summary]:
+    """Return the results of an estimator by setting and target."""
+    parts: dict[tuple[str, ...], list[Line]] = {}
+    for line in lines:
+        key = tuple(line[k] for k in (*KEYS, "target", "estimator"))
+        parts.setdefault(key, []).append(line)
+
+    def mean(key: tuple[str, ...], column: str) -> float:
+        weights = [int(line["logs"]) for line in parts[key]]
+        return float(np.average([float(line[column]) for line in parts[key]], weights=weights))
+
+    results = {}
+    for key in (k for k in parts if k[-1] == name):
+        rival = (*key[:-1], "weighted-reward-free")
+        relative = (mean(key, "squared_error") / mean(rival, "squared_error")) ** 0.5
+        logs = sum(int(line["logs"]) for line in parts[key])
+        results[key[:-1]] = Summary(logs, mean(key, "coverage"), relative)
+    return results
+
+
+def table(lines: Iterable[Line]) -> str:
+    """Return the table of the guide: one line for each number of periods and of rows."""
+    listed = list(lines)
+    texts = [
+        (
+            "| periods | rows of each | logs | period-balanced covers | relative error | "
+            "minimum covers | relative error |"
+        ),
+        "|---:|---:|---:|---|---|---|---|",
+    ]
+    of_both = [summaries(listed, name) for name in list(ESTIMATORS)[:2]]
+    for periods, rows in SIZES:
+        cells = [
+            [s for key, s in of_one.items() if key[2:4] == (str(periods), str(rows))]
+            for of_one in of_both
+        ]
+        if not cells[0]:
+            continue
+        numbers = [
+            f"{min(values):{form}} to {max(values):{form}}"
+            for mine in cells
+            for values, form in (
+                ([s.coverage for s in mine], ".3f"),
+                ([s.relative for s in mine], ".2f"),
+            )
+        ]
+        logs = min(s.logs for s in cells[0])
+        texts.append(f"| {periods} | {rows} | {logs:,} | {' | '.join(numbers)} |")
+    return "\n".join(texts)
+
+
+def write_table(page: Path, text: str) -> None:
+    """Replace the table of the guide."""
+    before, _, rest = page.read_text("utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{START}\n{text}\n{END}{after}", "utf-8")
+
+
 if __name__ == "__main__":
-    replicated(FIGURES / "periods.csv", int(sys.argv[1]) if sys.argv[1:] else LOGS, SETTINGS)
+    every = replicated(FIGURES / "periods.csv", int([*sys.argv, str(LOGS)][1]), SETTINGS)
+    write_table(PAGE, table(every))

@@ -123,6 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "user_id": rng.integers(60, size=rows),
                 "age": rng.integers(18, 80, size=rows),
                 "hour": rng.integers(24, size=rows),
+                "day": np.arange(rows) % 5,
                 **probabilities,
             }
         )
