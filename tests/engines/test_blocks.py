@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from poolwise.engines.blocks import blocks_for, by_slot
+from poolwise.engines.blocks import blocks_for, by_slot, slot_layout
 from poolwise.engines.duckdb import DuckDB
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.guarantees import payoffs_of
 from poolwise.log.log import Log
 from poolwise.moments.blocks import Payoff, Settled
+from poolwise.rows.roles import Layout
 from tests.intervals.test_betting import plain_capital
 
 if TYPE_CHECKING:
@@ -233,3 +234,14 @@ def test_counts_are_those_of_the_log() -> None:
     with DuckDB().open(log, {"new": "t"}) as rows:
         assert counts.sum(axis=0).tolist() == list(rows.counts.values())
     assert settled(replace(log, logger="logger"), pooled=False).strata == 3
+
+
+def test_many_loggers_have_fewer_slots() -> None:
+    few, many = (
+        slot_layout(Layout(tuple(map(str, range(n))), (), (), ("new",))).buckets
+        for n in (3, 1_000)
+    )
+    assert (few, many) == (4096, 512)
+    layout = slot_layout(Layout(tuple(map(str, range(1_000))), (), (), ("new",)))
+    slots = layout.deal(np.arange(10_000))
+    assert (slots.min(), slots.max()) == (0, 511)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SIZES = ((30, 2), (300, 10), (2_000, 40), (20_000, 100))  # blocks for so many rows
 MOST_ROWS = 65_536  # of a batch
+FEWEST_SLOTS, MOST_COUNTS = 256, 1_000_000  # 8 MB of counts, unless strata are very many
 
 
 def blocks_for(rows: int) -> int:
@@ -154,8 +155,11 @@ class GroupCounts(Folding[Any]):
 
 
 def slot_layout(layout: Layout) -> Layout:
-    """Return the layout of random slots."""
-    return replace(layout, buckets=SLOTS, shuffled=True, clustered=False)
+    """Return the layout of random slots; fewer where there are many loggers or cells."""
+    slots = SLOTS
+    while slots > FEWEST_SLOTS and slots * len(layout.strata) > MOST_COUNTS:
+        slots //= 2
+    return replace(layout, buckets=slots, shuffled=True, clustered=False)
 
 
 def counting_layout(layout: Layout) -> Layout:

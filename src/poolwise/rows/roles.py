@@ -263,8 +263,8 @@ class Layout:
         tolerance: How far ``propensity`` may be from the row's own ``p_*``.
         buckets: Into how many each logger's rows are split: by a column ``bucket`` or
             ``cluster``, or one by one.
-        shuffled: Whether rows go to buckets by a hash of their number; there are
-            `moments.tallies.SLOTS` buckets then.
+        shuffled: Whether rows go to buckets by a hash of their number; there are at most
+            `moments.tallies.SLOTS` of them.
         clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
         excluded: Loggers whose rows are left out.
         drop: Leave bad rows out instead of raising an error.
@@ -351,7 +351,7 @@ class Layout:
 
     def deal(self, numbers: IntArray) -> IntArray:
         """Return the buckets of rows with these numbers."""
-        return slots_of(numbers) if self.shuffled else numbers % self.buckets
+        return (slots_of(numbers) if self.shuffled else numbers) % self.buckets
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
