@@ -139,6 +139,12 @@ def test_another_target_is_compared_by_two_bounds(tmp_path: Path) -> None:
     watched = pw.watch(tmp_path / "s.npz", log(day(1, 3000)), both, better_than="old")
     assert watched.difference is not None
     assert watched.difference.lower < VALUE - OLD < watched.difference.upper
+    new, old = (
+        pw.watch(tmp_path / f"{name}.npz", log(day(1, 3000)), policy, level=0.975).interval
+        for name, policy in both.items()
+    )  # each at half the error
+    ends = [watched.difference.lower, watched.difference.upper]
+    assert ends == pytest.approx([new.lower - old.upper, new.upper - old.lower], abs=1e-10)
     direct = pw.watch(tmp_path / "t.npz", log(day(1, 3000)), TARGET, better_than="v2")
     assert direct.difference is not None
     narrow = direct.difference.upper - direct.difference.lower

@@ -11,6 +11,7 @@ import pytest
 import poolwise as pw
 from benchmarks import (
     arithmetic,
+    bets,
     data,
     learners,
     limits,
@@ -313,3 +314,15 @@ def test_a_log_of_periods_in_memory_is_what_an_evaluation_reads(control: float) 
     assert {(line["target"], line["estimator"]) for line in lines} == {
         (target, name) for target in periods.TARGETS for name in periods.ESTIMATORS
     }
+
+
+@pytest.mark.slow
+def test_bets_are_measured_by_the_code_of_the_package() -> None:
+    line = bets.fixed("B mixed", 300, 2)
+    assert 0.5 < float(str(line["width"])) < 0.9
+    assert float(str(line["coverage"])) >= 0.9
+    learned = bets.adaptive("greedy", 0.2, 20)
+    assert float(str(learned["coverage"])) >= 0.8
+    assert float(str(learned["difference"])) >= 0.8
+    assert float(str(bets.difference(1)["width"])) < 0.6
+    assert bets.tables([line, learned, bets.difference(1)]).count("|---") == 2
