@@ -288,7 +288,7 @@ ROLE_OPTIONS = [
     "densities",
 ]  # fmt: skip
 ROW_OPTIONS = ["cluster", "period", "trained-on", "on-fault", "reward-range"]
-READ_OPTIONS = ["action", "context", "trust", "reader-option"]
+READ_OPTIONS = ["action", "eligible", "context", "trust", "reader-option"]
 ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {
     "evaluate": [

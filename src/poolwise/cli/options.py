@@ -165,6 +165,9 @@ class ReadOptions:
         str | None,
         typer.Option(help="Column of the logged action; policies in Python require it."),
     ] = None
+    eligible: Annotated[
+        str | None, typer.Option(help="Column with the list of actions that a row allows.")
+    ] = None
     context: Annotated[
         list[str] | None,
         typer.Option(
@@ -288,6 +291,7 @@ def build_log(
         propensity=None if own is None else named_policy(own, trust=read.trust),
         propensities=roles.loggers(trust=read.trust) or None,
         action=read.action,
+        eligible=read.eligible,
         context=[name for text in read.context or () for name in text.split(",")],
         reader_options=_reader_options(read.reader_option or []),
         cluster=rows.cluster,

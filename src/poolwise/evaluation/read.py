@@ -186,7 +186,7 @@ def _extra(
     if model is None:
         return mixed, ()
     try:
-        modelled = model_extra(model, targets)
+        modelled = model_extra(model, targets, log.eligible)
     except RefusedError as reason:
         if strict:
             raise

@@ -74,6 +74,8 @@ class Log:
             ``"p_{logger}"`` names one column or expression for each logger of the rows.
         action: Column of the logged action; policies in Python require it.
         context: Columns that policies in Python see; empty means all other columns.
+        eligible: Column with the list of actions that could be played in the row. Policies
+            with a list of actions play only these; columns and functions are unchanged.
         cluster: Column that groups dependent rows (a user, a session).
         period: Column or SQL expression of the period in which a row was logged (a day, a
             version's life), if policies may have been trained on earlier periods. Periods are
@@ -110,6 +112,7 @@ class Log:
     propensities: Mapping[Any, PolicyLike | None] | str | None = None
     action: str | None = None
     context: Sequence[str] = ()
+    eligible: str | None = None
     cluster: str | None = None
     period: str | None = None
     trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -238,6 +241,8 @@ def _rule_problems(log: Log) -> Iterator[str]:
             "`mixture` must be left out if `propensities` are known for every logger, or if "
             "`estimate_mixture` is set"
         )
+    if log.eligible is not None and log.densities:
+        yield "`eligible` lists actions, and `densities` are those of a number: leave one out"
     if log.on_fault not in {"raise", "drop"}:
         yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
     if not log.replay_tolerance >= 0:

@@ -210,10 +210,11 @@ class Softmax:
         if not self.temperature > 0:
             raise PolicyError("Softmax", f"needs a temperature above 0, got {self.temperature}")
 
-    def _logs(self, batch: Batch) -> FloatArray:
+    def _logs(self, batch: Batch, among: NDArray[np.bool] | None = None) -> FloatArray:
         scores = self.scores
         values = scores(batch) if callable(scores) else batch.select(scores).context
         matrix = shaped("Softmax", values, len(batch), len(self.actions))
+        matrix = matrix if among is None else np.where(among, matrix, -math.inf)
         with np.errstate(invalid="ignore", over="ignore"):  # NaN is reported with its row
             logits: FloatArray = (matrix - matrix.max(axis=1, keepdims=True)) / self.temperature
             logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -227,6 +228,10 @@ class Softmax:
 
     def distribution(self, batch: Batch) -> FloatArray:
         return np.exp(self._logs(batch))
+
+    def among(self, batch: Batch, eligible: NDArray[np.bool]) -> FloatArray:
+        """Return the distribution over eligible actions, shape (n, actions)."""
+        return np.exp(self._logs(batch, eligible))
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,17 @@ class EpsilonGreedy:
 
     def distribution(self, batch: Batch) -> FloatArray:
         return self._split(self._best(batch)[:, None] == np.arange(len(self.actions)))
+
+    def among(self, batch: Batch, eligible: NDArray[np.bool]) -> FloatArray:
+        """Return the distribution over eligible actions; the best one must be among them."""
+        best, rows = self._best(batch), np.arange(len(batch))
+        barred = np.flatnonzero(~eligible[rows, best])
+        if len(barred):
+            reason = f"calls {self.actions[best[barred[0]]]!r} best, which is not eligible"
+            raise PolicyError("EpsilonGreedy", reason, barred[:5].tolist())
+        probs = eligible * (self.epsilon / eligible.sum(axis=1, keepdims=True))
+        probs[rows, best] += 1 - self.epsilon
+        return np.asarray(probs)
 
     def _split(self, is_best: NDArray[np.bool]) -> FloatArray:
         explore = self.epsilon / len(self.actions)

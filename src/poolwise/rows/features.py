@@ -82,7 +82,7 @@ def fit_features(
     labels = {}
     for name in columns:
         kind = batch[name].dtype.kind
-        if kind in "OUSb" and batch[name].ndim == 1:
+        if kind in "OUSb" and batch[name].ndim == 1 and not _has_lists(batch[name]):
             labels[name] = _frequent(batch[name])
         elif kind not in "iuf":
             raise UsageError(
@@ -93,6 +93,11 @@ def fit_features(
         raise UsageError("a model needs one label per action, got lists")
     actions = tuple(sorted(set(batch.action.tolist()), key=str))
     return Features(tuple(columns), labels, actions, interactions)
+
+
+def _has_lists(values: AnyArray) -> bool:
+    """Test if a column has lists of several lengths, which are not labels."""
+    return any(isinstance(value, list | np.ndarray) for value in values.tolist())
 
 
 def _frequent(values: AnyArray) -> tuple[Hashable, ...]:

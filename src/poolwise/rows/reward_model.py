@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import Finding, ModelError, RefusedError, UsageError
+from poolwise.log.eligible import restricted
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import Batch, Distribution, FloatArray, IntArray, is_distribution
 from poolwise.rows.features import Features, fit_features
@@ -94,12 +95,14 @@ class RewardModel:
 ModelLike = RewardModel | GivenModel | SklearnModel
 
 
-def model_extra(model: ModelLike, targets: Mapping[str, PolicyLike]) -> Extra:
+def model_extra(
+    model: ModelLike, targets: Mapping[str, PolicyLike], eligible: str | None = None
+) -> Extra:
     """Return the columns of a reward model; reject targets without a list of actions."""
     if isinstance(model, GivenModel):
         return _logged(model, targets)
     settings = model if isinstance(model, RewardModel) else RewardModel(model)
-    policies = {name: as_policy(target) for name, target in targets.items()}
+    policies = {name: restricted(as_policy(t), eligible) for name, t in targets.items()}
     columns = {name: f"{PREDICTED_VALUE}_{k}" for k, name in enumerate(targets)}
     served = {columns[name]: p for name, p in policies.items() if is_distribution(p)}
     if len(served) < len(targets):

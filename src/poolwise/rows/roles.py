@@ -20,6 +20,7 @@ from sqlglot import exp
 
 from poolwise.errors import MissingColumnError, UsageError
 from poolwise.log.densities import DISCRETE, is_discrete
+from poolwise.log.eligible import restricted
 from poolwise.log.log import ONLY_LOGGER, Log
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
@@ -96,9 +97,8 @@ class _Lookup:
     """Collects missing and needed columns while names are resolved."""
 
     columns: Sequence[str] | None
-    logs: bool
+    log: Log
     filled: Sequence[str]  # columns that learners append later
-    densities: bool = False
     missing: dict[str, str] = field(default_factory=dict)
     needed: dict[str, None] = field(default_factory=dict)
     scored: dict[str, Policy] = field(default_factory=dict)
@@ -125,11 +125,11 @@ class _Lookup:
     def value(self, wanted: PolicyLike, role: str) -> Expression:
         if isinstance(wanted, str) and wanted in self.filled:
             return column(wanted)
-        policy = as_policy(wanted, self.columns or ())
-        if self.densities and is_discrete(policy):
+        policy = restricted(as_policy(wanted, self.columns or ()), self.log.eligible)
+        if self.log.densities and is_discrete(policy):
             raise UsageError(f"{role}: {DISCRETE}")
         expression = expression_of(policy)
-        if self.logs and not isinstance(wanted, str):
+        if self.log.log_probabilities and not isinstance(wanted, str):
             expression = _logarithm(policy)
         if expression is None:
             name = role  # an error of the policy then says which one it is
@@ -159,7 +159,7 @@ def assign(
             f"the pattern {log.propensities!r} requires the loggers of the rows, which a query "
             "without rows lacks: give `propensities` by label, as in {'v1': 'p_v1'}"
         )
-    look = _Lookup(columns, log.log_probabilities, extra.filled, log.densities)
+    look = _Lookup(columns, log, extra.filled)
     known = log.by_label
     usable = log.crossed or extra.mixture
     crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
@@ -188,7 +188,8 @@ def assign(
     )
     taken = tuple(look.needed)  # a model that saw the reward or the logger would cheat
     action, context = _context(log, look, extra)
-    features = tuple(c for c in context if log.context or c not in taken)
+    taken_too = {*(() if log.context else taken), log.eligible}
+    features = tuple(c for c in context if c not in taken_too)
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
     every = tuple(columns or ())
@@ -231,7 +232,9 @@ def _logger(log: Log, look: _Lookup) -> Expression:
 def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...]]:
     """Return action and context for policies in Python; by default all other columns."""
     action = "" if log.action is None else look.require(log.action, "action")
-    context = tuple(look.require(name, "context") for name in log.context)
+    named_columns = dict.fromkeys(log.context, "context")
+    named_columns |= {} if log.eligible is None else {log.eligible: "eligible"}
+    context = tuple(look.require(name, role) for name, role in named_columns.items())
     if not (look.scored or extra.learners):
         return "", ()
     if not action:
@@ -240,7 +243,7 @@ def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...
         raise UsageError(
             f"name the column `action`: policies and models in Python ({listed}) need it"
         )
-    if not context:
+    if not log.context:
         context = tuple(c for c in look.columns or () if c not in {action, PART_LOGGER})
     return action, context
 

@@ -1,0 +1,109 @@
+"""Eligible actions: policies that play only what a row's list allows.
+
+A column of the log holds the list of actions that could be played in the row.  A policy with a
+list of actions is restricted to it: its probabilities of the eligible actions are divided by
+their sum.  `Softmax` and `EpsilonGreedy` are computed among the eligible actions, so that
+exploration is spread over these only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.errors import PolicyError
+from poolwise.log.policies import EpsilonGreedy, Mixture, Softmax
+from poolwise.log.policy import Batch, Distribution, index_of, is_distribution, pick
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+    from poolwise.log.policy import AnyArray, FloatArray, IntArray, Policy
+
+SHOWN = 5  # rows that an error names
+
+
+def restricted(policy: Policy, column: str | None) -> Policy:
+    """Return the policy among the eligible actions of a column, if it has a list of actions.
+
+    Columns, SQL expressions and functions are unchanged: their probabilities are final.
+    """
+    if column is None:
+        return policy
+    if isinstance(policy, Mixture):
+        parts = [restricted(part, column) for part in policy.policies]
+        return replace(policy, policies=parts)
+    return Eligible(policy, column) if is_distribution(policy) else policy
+
+
+@dataclass(frozen=True)
+class Eligible:
+    """Plays a policy among the eligible actions of each row.
+
+    >>> from poolwise.log.policy import Uniform
+    >>> lists = np.array([["a", "b"], ["a"]], dtype=object)
+    >>> batch = Batch(np.array(["b", "a"]), {"actions": lists})
+    >>> Eligible(Uniform(["a", "b", "c"]), "actions").prob(batch).tolist()
+    [0.5, 1.0]
+
+    Attributes:
+        policy: A policy with a list of actions.
+        column: Column with the list of eligible actions.
+    """
+
+    policy: Distribution
+    column: str
+
+    @property
+    def actions(self) -> Sequence[Hashable]:
+        return self.policy.actions
+
+    def prob(self, batch: Batch) -> FloatArray:
+        return pick(self.distribution(batch), batch.index_in(self.actions))
+
+    def distribution(self, batch: Batch) -> FloatArray:
+        among = self._among(batch)
+        others = {name: v for name, v in batch.columns.items() if name != self.column}
+        inner = Batch(batch.action, others)
+        if isinstance(self.policy, EpsilonGreedy | Softmax):
+            return self.policy.among(inner, among)
+        probs = np.where(among, self.policy.distribution(inner), 0.0)
+        total = probs.sum(axis=1)
+        self._refuse(total <= 0, "gives no probability to the eligible actions")
+        return np.asarray(probs / total[:, None])
+
+    def _among(self, batch: Batch) -> NDArray[np.bool]:
+        """Return which actions of the policy are eligible, shape (n, actions)."""
+        rows, labels = flat(batch[self.column])
+        known = list(dict.fromkeys(labels))
+        item, logged = index_of(known, labels), batch.index_in(known)
+        present = np.zeros(len(batch), dtype=bool)
+        present[rows[item == logged[rows]]] = True
+        self._refuse(~present, f"needs the logged action in the list of {self.column!r}")
+        among = np.zeros((len(batch), len(self.actions)), dtype=bool)
+        index = index_of(self.actions, labels)
+        among[rows[index >= 0], index[index >= 0]] = True
+        self._refuse(among.sum(axis=1) == 0, f"has no action in the list of {self.column!r}")
+        return among
+
+    def _refuse(self, broken: NDArray[np.bool], reason: str) -> None:
+        rows = np.flatnonzero(broken)
+        if len(rows):
+            name = type(self.policy).__name__
+            raise PolicyError(name, f"{reason}, in {len(rows):,} rows", rows[:SHOWN].tolist())
+
+
+def flat(lists: AnyArray) -> tuple[IntArray, list[Hashable]]:
+    """Return the row and the label of every item of lists; an empty one or NULL has none.
+
+    >>> rows, labels = flat(np.array([["a", "b"], None, ["a"]], dtype=object))
+    >>> rows.tolist(), labels
+    ([0, 0, 2], ['a', 'b', 'a'])
+    """
+    parts = [[] if part is None else list(part) for part in lists.tolist()]
+    rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return rows, [label for part in parts for label in part]
