@@ -317,8 +317,8 @@ OPTIONS = {
     "reproduce": ["data", "out"],
     "init": ["out"],
     "learn": [
-        *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "epsilon", "seed", "rows",
-        "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS, "json",
+        *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "trees", "epsilon", "seed",
+        "rows", "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS, "json",
     ],
 }  # fmt: skip
 

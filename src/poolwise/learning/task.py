@@ -90,11 +90,7 @@ def validate(task: Task, *, both: bool) -> None:
     problems = [
         (not task.features, "`features` must name the columns to learn from"),
         (log.action is None, "learning needs the column of the logged `action`"),
-        (
-            log.eligible is not None,
-            "learning plays every action in every row: leave out `eligible`, or learn from the "
-            "rows that allow all actions",
-        ),
+        (log.eligible is not None, "learning plays all actions in all rows: omit `eligible`"),
         (log.table is not None, "learning reads files, frames and SELECTs: export the table"),
         (
             bool(roles),
