@@ -233,7 +233,7 @@ def test_checking_a_good_log(run: Run, path: str) -> None:
     assert found.status == 0
     assert found.out == "no faults in 100 rows ('a' 60, 'b' 40)\n"
     text = json.loads(run("check", path, *CROSSED, *TARGET, "--json").out)
-    numbers = {"faults": [], "rows": {"a": 60, "b": 40}}
+    numbers = {"faults": [], "rows": {"a": 60, "b": 40}, "warnings": []}
     assert text == {"schema_version": 1, "result": "check", **numbers}
 
 

@@ -302,6 +302,14 @@ class DuckDBRows(KernelRows):
             stream, layout = self._stream(work.layout)
             return fold(stream, work, layout, self._threads)
 
+    def copies(self) -> dict[int, int]:
+        """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns."""
+        hashes = "SELECT count(*) AS copies FROM log GROUP BY hash(log)"
+        lines = self._batches(
+            f"SELECT copies, count(*) AS contents FROM ({hashes}) GROUP BY copies", 1024
+        )
+        return {line["copies"]: line["contents"] for b in lines for line in b.to_pylist()}
+
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Return values of terms in at most about `most` rows, and the share of each row."""
         layout = layout_of(self.table, self.counts)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlglot import exp
 
+from poolwise.diagnosis.doubled import doubled_rows
 from poolwise.engines import with_loggers
-from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
-from poolwise.evaluation.output import json_text
+from poolwise.evaluation.output import json_text, listed_findings
 from poolwise.evaluation.read import Request, named_targets, open_rows
 from poolwise.evaluation.served import served
 from poolwise.intervals.guarantees import guarantee_needs
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from poolwise.engines.base import EngineLike
-    from poolwise.errors import Fault
+    from poolwise.errors import Fault, Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
@@ -48,10 +49,12 @@ class CheckReport:
     Attributes:
         faults: The rules that rows break, by logger.
         rows: Rows of each logger, bad ones included.
+        findings: Findings about the rows as a whole: copies.
     """
 
     faults: tuple[Fault, ...]
     rows: Mapping[str, int]
+    findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> str:
         """Return the faults and the rows as JSON."""
@@ -59,7 +62,10 @@ class CheckReport:
             {**vars(f), "example": {k: str(v) for k, v in f.example.items()}}
             for f in self.faults
         ]
-        return json_text("check", {"faults": faults, "rows": dict(self.rows)})
+        warnings = listed_findings(self.findings)
+        return json_text(
+            "check", {"faults": faults, "rows": dict(self.rows), "warnings": warnings}
+        )
 
     def grids(self) -> list[Grid]:
         """Return the broken rules, then the rows of each logger."""
@@ -70,23 +76,31 @@ class CheckReport:
 
     def _repr_html_(self) -> str:
         advice = list(dict.fromkeys(fault.advice for fault in self.faults if fault.advice))
-        return as_html(self.grids(), sentences=advice if self.faults else ["No faults."])
+        sentences = advice if self.faults else ["No faults."]
+        return as_html(self.grids(), listed_findings(self.findings), sentences)
 
     def __str__(self) -> str:
         if self.faults:
             return str(LogError(self.faults))
         rows = ", ".join(f"{i!r} {n:,}" for i, n in self.rows.items())
-        return f"no faults in {sum(self.rows.values()):,} rows ({rows})"
+        lines = [f"no faults in {sum(self.rows.values()):,} rows ({rows})"]
+        lines += [f"{f.severity} ({f.code}): {f}" for f in self.findings]
+        return "\n".join(lines)
 
 
 def check(
     log: Log, targets: Mapping[str, PolicyLike] | None = None, *, engine: EngineLike = None
 ) -> CheckReport:
-    """Count the rows that break each rule, by logger, without estimating anything."""
+    """Count the rows that break each rule, by logger, without estimating anything.
+
+    The DuckDB engine also counts exact copies of rows, unless the log has a `cluster`.
+    """
     log = with_loggers(log, engine)
     named = named_targets(targets) if targets else {}
     with open_rows(Request(log, named), engine) as rows:
-        return CheckReport(rows.check(), rows.all_counts)
+        own = isinstance(rows, DuckDBRows) and log.cluster is None and rows.copies()
+        findings = doubled_rows(own) if own else ()
+        return CheckReport(rows.check(), rows.all_counts, findings)
 
 
 def query_text(
