@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from poolwise.rows.roles import Roles
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckReport:
     """Result of `check`.
 
@@ -86,6 +86,9 @@ class CheckReport:
         lines = [f"no faults in {sum(self.rows.values()):,} rows ({rows})"]
         lines += [f"{f.severity} ({f.code}): {f}" for f in self.findings]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def check(
