@@ -24,6 +24,7 @@ from poolwise.learning.split import (
     row_hashes,
     start,
 )
+from poolwise.log.eligible import listed
 from poolwise.log.policy import AnyArray, Distribution, FloatArray, IntArray, index_of, pick
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class LearningRows:
         base: Log-probabilities of every action under loggers that have them.
         hashes: Hashes of the rows' content, or of their clusters.
         clustered: True if rows of one cluster share a hash.
+        among: Whether each action could be played in each row, shape (n, actions); None if
+            all could.
     """
 
     columns: Mapping[str, RawColumn]
@@ -66,6 +69,7 @@ class LearningRows:
     base: Mapping[str, FloatArray]
     hashes: Hashes
     clustered: bool = False
+    among: NDArray[np.bool] | None = None
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -98,7 +102,8 @@ class LearningRows:
         names = ("action", "logger", "reward", "own", "cross", "hashes")
         arrays = {name: getattr(self, name)[order] for name in names}
         base = {name: scores[order] for name, scores in self.base.items()}
-        return replace(self, columns=columns, base=base, **arrays)
+        among = None if self.among is None else self.among[order]
+        return replace(self, columns=columns, base=base, among=among, **arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,7 @@ class _Piece:
     unit: Hashes
     columns: Mapping[str, RawColumn]
     base: Mapping[str, FloatArray]
+    lists: AnyArray | None
 
 
 @dataclass(eq=False)
@@ -126,6 +132,7 @@ class Reader:
         share: Share of the rows that are taken.
         seed: Seed of the sample and of the folds.
         clustered: True if rows come with a hash of their cluster.
+        eligible: Column with the list of actions that could be played, if any.
         usable: Rows without faults, batch by batch.
         taken: Those among them that are in the sample.
         counts: Usable rows of each logger.
@@ -137,6 +144,7 @@ class Reader:
     share: float
     seed: int
     clustered: bool
+    eligible: str | None = None
     usable: list[NDArray[np.bool]] = field(default_factory=list)
     taken: list[NDArray[np.bool]] = field(default_factory=list)
     _pieces: list[_Piece] = field(default_factory=list)
@@ -172,6 +180,7 @@ class Reader:
                     name: _scores(policy, rows)[chosen].astype(np.float32)
                     for name, policy in self.policies.items()
                 },
+                lists=None if self.eligible is None else rows.batch[self.eligible][chosen],
             )
         )
 
@@ -202,6 +211,7 @@ class Reader:
             },
             hashes=np.concatenate([p.unit for p in pieces]),
             clustered=self.clustered,
+            among=self._among(actions, played, logged),
         )
         self._pieces.clear()
         if self.clustered:
@@ -209,9 +219,22 @@ class Reader:
         bits = _bits(rows, label_bits(logged, played))
         return replace(rows, hashes=row_hashes(bits, len(rows), self.seed))
 
-    def _scores(self, name: str, actions: Sequence[Hashable]) -> FloatArray:
-        scores = np.concatenate([piece.base[name] for piece in self._pieces])
-        return _reordered(scores, self.policies[name], actions)
+    def _among(
+        self, actions: Sequence[Hashable], played: Sequence[Hashable], logged: IntArray
+    ) -> NDArray[np.bool] | None:
+        """Return the actions that could be played in each row; reject lists without its own."""
+        if self.eligible is None:
+            return None
+        lists = [p.lists for p in self._pieces if p.lists is not None]
+        among = np.concatenate([listed(part, actions) for part in lists])
+        index = index_of(actions, played)[logged]
+        lacking = int((pick(among, index, 1.0) == 0).sum())
+        if lacking:
+            raise UsageError(
+                f"the list of {self.eligible!r} must contain the logged action, and "
+                f"{lacking:,} rows lack it: correct the lists"
+            )
+        return among
 
     def _column(self, name: str) -> RawColumn:
         parts = [piece.columns[name] for piece in self._pieces]

@@ -134,7 +134,7 @@ def clone(
     """Return the coefficients nearest to a logger, from the rows of all loggers.
 
     Args:
-        problem: The rows; its fixed scores are not used.
+        problem: The rows; its fixed scores only exclude actions that could not be played.
         weights: The logger's propensity over the mixture, shape (n,).
         iterations: Largest number of L-BFGS steps.
         tolerance: As for `maximise`.
@@ -142,7 +142,7 @@ def clone(
     ones = np.ones(len(weights))
     sample = replace(problem.sample, reward=weights, propensity=ones)
     return maximise(
-        replace(problem, sample=sample, base=None),
+        replace(problem, sample=sample),
         LogLikelihood(),
         CLONE_PENALTY,
         problem.zeros(),

@@ -103,7 +103,8 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
     workers = os.cpu_count() or 1
     rounds = ROUNDS if trees else ()
-    settings = Settings(anchor_name(anchor), strong, smooth, epsilon, workers, rounds)
+    name = anchor_name(anchor)
+    settings = Settings(name, strong, smooth, epsilon, workers, rounds, log.eligible)
     names = tuple(features) or tuple(log.context)
     parts = 1 if holdout is not None else FOLDS if folds is None else folds
     source, policies = readable(log, names), policies_of(log, anchor)
@@ -125,7 +126,7 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
             reader = _read(task, read(), report.rows)
             data = reader.rows(task.actions)
             outcomes = _outcomes(task, data.sorted())
-            data = replace(data, columns={}, base={})  # frees memory
+            data = replace(data, columns={}, base={}, among=None)  # frees memory
             part = _part(task, data)
             parts = Parts(reader.usable, reader.taken, part, data.reward, len(outcomes))
             scoring = Scoring(
@@ -142,7 +143,10 @@ def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int])
     loggers = tuple(sorted(counts))
     share = min(1.0, task.rows / max(total, 1))
     clustered = task.log.cluster is not None
-    reader = Reader(task.features, loggers, task.policies, share, task.seed, clustered)
+    eligible = task.log.eligible
+    reader = Reader(
+        task.features, loggers, task.policies, share, task.seed, clustered, eligible
+    )
     with stage("reading", total) as advance:
         for rows in batches:
             reader.add(rows)

@@ -19,6 +19,7 @@ from poolwise.errors import MissingColumnError, PolicyError, UsageError
 from poolwise.learning.features import read_encoding
 from poolwise.learning.fit import greedy, softmax
 from poolwise.learning.trees import Trees, read_trees
+from poolwise.log.eligible import listed
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Batch, index_of, is_distribution, pick
 from poolwise.rows.output import JSON, refuse_output, write_whole
@@ -27,6 +28,8 @@ from poolwise.rows.score import to_batch
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from os import PathLike
+
+    from numpy.typing import NDArray
 
     from poolwise.learning.features import Encoding
     from poolwise.log.policy import AnyArray, Distribution, FloatArray, PolicyLike
@@ -53,7 +56,7 @@ class Deciding:
             seed: Seed of the draws; by default they differ in each call.
         """
         parts: Sequence[Any] = self.policies if isinstance(self, Mixture) else (self,)
-        names = dict.fromkeys(name for part in parts for name in part.encoding.columns)
+        names = dict.fromkeys(name for part in parts for name in part.columns)
         whole = any(part.base is not None for part in parts)
         prob = self.distribution(_batch(rows, tuple(names), whole=whole))
         drawn = np.random.default_rng(seed).random((len(prob), 1))
@@ -102,6 +105,7 @@ class LinearPolicy(Deciding):
         anchor: Name of the logger that learning started at.
         base: Policy whose log-probabilities $b$ are added to the scores, if any.
         trees: Trees whose scores $f$ are added, if any.
+        eligible: Column with the list of actions that can be played; None for all.
     """
 
     actions: tuple[Hashable, ...]
@@ -112,11 +116,28 @@ class LinearPolicy(Deciding):
     anchor: str = ""
     base: Distribution | None = None
     trees: Trees | None = None
+    eligible: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that a row must have."""
+        lists = () if self.eligible is None else (self.eligible,)
+        return (*self.encoding.columns, *lists)
 
     def distribution(self, batch: Batch) -> FloatArray:
-        return self.play(
-            self.encoding.encode(batch), base_scores(self.base, batch, self.actions)
-        )
+        return self.play(self.encoding.encode(batch), self.fixed(batch))
+
+    def fixed(self, batch: Batch) -> FloatArray | None:
+        """Return scores that are added: those of the base, minus infinity if not eligible."""
+        scores = base_scores(self.base, batch, self.actions)
+        if self.eligible is None:
+            return scores
+        among = listed(batch[self.eligible], self.actions)
+        empty = np.flatnonzero(~among.any(axis=1))
+        if len(empty):
+            reason = f"has no action in the list of {self.eligible!r}, in {len(empty):,} rows"
+            raise PolicyError("learned", reason, empty[:5].tolist())
+        return masked(scores, among)
 
     def play(self, features: FloatArray, base: FloatArray | None) -> FloatArray:
         """Return the probability of every action from features and the scores of the base."""
@@ -124,16 +145,22 @@ class LinearPolicy(Deciding):
         scores = scores if self.trees is None else scores + self.trees.scores(features)
         scores = scores if base is None else scores + base
         prob = greedy(scores) if self.greedy else softmax(scores)
-        return prob if not self.epsilon else explored(prob, self.epsilon)
+        return prob if not self.epsilon else explored(prob, self.epsilon, base)
 
     def prob(self, batch: Batch) -> FloatArray:
         return pick(self.distribution(batch), batch.index_in(self.actions))
 
 
-def explored(prob: FloatArray, epsilon: float) -> FloatArray:
-    """Return probabilities with a share of uniform exploration."""
-    mixed: FloatArray = (1 - epsilon) * prob + epsilon / prob.shape[1]
+def explored(prob: FloatArray, epsilon: float, base: FloatArray | None = None) -> FloatArray:
+    """Return probabilities with a share of uniform exploration among what can be played."""
+    among = np.ones(prob.shape) if base is None else np.isfinite(base)
+    mixed: FloatArray = (1 - epsilon) * prob + epsilon * among / among.sum(axis=1)[:, None]
     return mixed
+
+
+def masked(scores: FloatArray | None, among: NDArray[np.bool]) -> FloatArray:
+    """Return scores, 0 by default, that exclude actions which cannot be played."""
+    return np.where(among, np.float32(0.0) if scores is None else scores, np.float32(-np.inf))
 
 
 def base_scores(
@@ -170,6 +197,7 @@ def policy_data(policy: object) -> dict[str, Any]:
         "version": VERSION,
         "actions": list(first.actions),
         "epsilon": first.epsilon,
+        "eligible": first.eligible,
         "parts": [_part(part, share) for part, share in zip(parts, shares, strict=True)],
     }
 
@@ -258,11 +286,20 @@ def _read_part(
         raise ValueError("its coefficients must be finite")
     anchor = str(part["anchor"])
     base = _base(anchor, loggers) if part["base"] else None
+    eligible = None if data["eligible"] is None else str(data["eligible"])
     trees = None
     if "trees" in part:
         trees = read_trees(part["trees"], encoding.size - 1, len(actions))
     return LinearPolicy(
-        actions, encoding, coefficients, bool(part["greedy"]), epsilon, anchor, base, trees
+        actions,
+        encoding,
+        coefficients,
+        bool(part["greedy"]),
+        epsilon,
+        anchor,
+        base,
+        trees,
+        eligible,
     )
 
 

@@ -19,7 +19,7 @@ from poolwise.errors import UsageError, did_you_mean
 from poolwise.learning.features import fit_encoding
 from poolwise.learning.fit import Problem, clone, greedy, maximise, softmax
 from poolwise.learning.objectives import DoublyRobust, Regression
-from poolwise.learning.policy import LinearPolicy
+from poolwise.learning.policy import LinearPolicy, masked
 from poolwise.learning.reward import FOLDS, fit_rewards
 from poolwise.learning.split import fold_of, mix
 from poolwise.learning.trees import Trees, boost
@@ -68,6 +68,7 @@ class Settings:
         epsilon: Share of uniform exploration of the policy.
         workers: Threads.
         rounds: Rounds of boosting, for a policy with trees; empty for a linear one.
+        eligible: Column with the list of actions that could be played; None for all.
     """
 
     anchor: str = BEST
@@ -76,6 +77,7 @@ class Settings:
     epsilon: float = 0.0
     workers: int = 2
     rounds: tuple[int, ...] = ()
+    eligible: str | None = None
 
     @property
     def tried(self) -> list[Setting]:
@@ -171,7 +173,8 @@ def run(
         candidates = tuple(part.candidates(fits, validation))
         chosen = max(candidates, key=lambda c: c.score)
         del part  # and its features, before those of all rows
-        return _refitted(Fits(data, rows, anchor, settings), candidates, chosen, policies)
+        whole = Fits(data, rows, anchor, settings)
+        return _refitted(whole, candidates, chosen, policies)
 
 
 def _refitted(
@@ -191,6 +194,7 @@ def _refitted(
         epsilon=whole.settings.epsilon,
         anchor=whole.anchor,
         base=policies.get(whole.anchor),
+        eligible=whole.settings.eligible,
     )
     anchor = replace(policy, coefficients=whole.start, trees=None, greedy=True, epsilon=0.0)
     return Outcome(policy, anchor, whole.rewards, candidates, chosen)
@@ -296,15 +300,19 @@ class Fits:
         return Problem(self._matrix, sample, len(self.data.actions), self.base(self.rows))
 
     def base(self, rows: IntArray) -> FloatArray | None:
-        """Return the fixed scores of some rows: those of an anchor that is a policy."""
-        scores = self.data.base.get(self.anchor)
-        return None if scores is None else scores[rows]
+        """Return the fixed scores of some rows: those of an anchor that is a policy.
+
+        Actions that could not be played in a row have none: they are minus infinity.
+        """
+        scores, among = self.data.base.get(self.anchor), self.data.among
+        fixed = None if scores is None else scores[rows]
+        return fixed if among is None else masked(fixed, among[rows])
 
     @cached_property
     def start(self) -> FloatArray:
         """Coefficients of the anchor: 0 for a policy or uniform, else a clone."""
         problem = self.problem
-        if problem.base is not None or self.anchor == UNIFORM:
+        if self.anchor in self.data.base or self.anchor == UNIFORM:
             return problem.zeros()
         k = self.data.loggers.index(self.anchor)
         ratios = problem.sample.ratios

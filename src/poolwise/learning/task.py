@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from poolwise.errors import UsageError
 from poolwise.intervals.student import check_level
 from poolwise.learning.recipe import UNIFORM, Settings
 from poolwise.learning.trees import library
+from poolwise.log.eligible import restricted
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of, is_distribution
 
@@ -59,25 +60,30 @@ def anchor_name(anchor: str | Distribution | None) -> str:
 
 def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
     """Return the loggers, and the anchor, that give the probability of every action."""
-    named = {k: as_policy(p) for k, p in log.by_label.items() if p is not None}
+    named = {
+        k: restricted(as_policy(p), log.eligible)
+        for k, p in log.by_label.items()
+        if p is not None
+    }
     if anchor is not None and not isinstance(anchor, str):
         if not is_distribution(anchor):
             raise UsageError(
                 "anchor must be 'best', the label of a logger, None, or a policy with a list "
                 f"of actions, got {anchor!r}"
             )
-        named[GIVEN] = anchor
+        named[GIVEN] = cast("Distribution", restricted(anchor, log.eligible))
     return {name: policy for name, policy in named.items() if is_distribution(policy)}
 
 
 def readable(log: Log, features: tuple[str, ...]) -> Log:
-    """Return the log with the features among its context."""
+    """Return the log with the features, and the lists of actions, among its context."""
     given = [log.propensity, *log.by_label.values()]
     policies = [as_policy(p) for p in given if p is not None]
     all_columns = not log.context and any(expression_of(p) is None for p in policies)
     if all_columns:  # policies in Python see all columns
         return log
-    return replace(log, context=tuple(dict.fromkeys([*log.context, *features])))
+    lists = () if log.eligible is None else (log.eligible,)
+    return replace(log, context=tuple(dict.fromkeys([*log.context, *features, *lists])))
 
 
 def validate(task: Task, *, both: bool) -> None:
@@ -90,7 +96,6 @@ def validate(task: Task, *, both: bool) -> None:
     problems = [
         (not task.features, "`features` must name the columns to learn from"),
         (log.action is None, "learning needs the column of the logged `action`"),
-        (log.eligible is not None, "learning plays all actions in all rows: omit `eligible`"),
         (log.table is not None, "learning reads files, frames and SELECTs: export the table"),
         (
             bool(roles),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray
 
 ROUNDS = (3, 10, 30, 100)
+NEVER = -1e3  # score of an action that could not be played
 PARAMETERS: dict[str, Any] = {
     "objective": "multiclass",
     "learning_rate": 0.1,
@@ -101,12 +102,16 @@ def boost(
     gap = (sample.reward - pick(sample.predicted, sample.action)) / sample.propensity**exponent
     scores = added(sample.predicted.astype(np.float64), sample, gap)
     anchor = features @ start.astype(features.dtype)
-    anchor = anchor if problem.base is None else anchor + problem.base
+    among = np.ones(scores.shape, dtype=bool)
+    if problem.base is not None:
+        among = np.isfinite(problem.base)
+        anchor = np.where(among, anchor + problem.base, NEVER)
     lightgbm = library()
     data = lightgbm.Dataset(
         features[:, :-1],
-        label=scores.argmax(axis=1),
-        weight=scores.max(axis=1) - scores.mean(axis=1),
+        label=np.where(among, scores, -np.inf).argmax(axis=1),
+        weight=scores.max(axis=1, where=among, initial=-np.inf)
+        - scores.mean(axis=1, where=among),
         init_score=anchor.astype(np.float64),
     )
     settings = {**PARAMETERS, "num_class": problem.actions, "num_threads": threads}

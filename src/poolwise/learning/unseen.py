@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from poolwise.errors import UsageError
 from poolwise.learning.data import probabilities
-from poolwise.learning.policy import base_scores
 from poolwise.log.policy import Batch, index_of, pick
 from poolwise.rows.output import stage
 from poolwise.rows.reward_model import GivenModel
@@ -160,7 +159,7 @@ def _scores(outcome: Outcome, batch: Batch) -> dict[str, FloatArray]:
     """Return probabilities of the logged actions, and predictions."""
     policy = outcome.policy
     features = policy.encoding.encode(batch)
-    base = base_scores(policy.base, batch, policy.actions)
+    base = policy.fixed(batch)
     action = index_of(policy.actions, batch.action)
     rewards = outcome.rewards.predict(features)
     scores = {"predicted": pick(rewards, action, outcome.rewards.centre)}
@@ -199,6 +198,7 @@ def unseen_log(
         propensities=columns or None,
         action=None,
         context=(),
+        eligible=None,
         cluster="cluster" if scoring.clustered else None,
         estimate_mixture=False,
         mixture=None,

@@ -30,9 +30,10 @@ SHOWN = 5  # rows that an error names
 def restricted(policy: Policy, column: str | None) -> Policy:
     """Return the policy among the eligible actions of a column, if it has a list of actions.
 
-    Columns, SQL expressions and functions are unchanged: their probabilities are final.
+    Columns, SQL expressions and functions are unchanged: their probabilities are final.  So
+    are policies that were learned with such a column: they read the lists themselves.
     """
-    if column is None:
+    if column is None or getattr(policy, "eligible", None) is not None:
         return policy
     if isinstance(policy, Mixture):
         parts = [restricted(part, column) for part in policy.policies]
@@ -79,14 +80,13 @@ class Eligible:
     def _among(self, batch: Batch) -> NDArray[np.bool]:
         """Return which actions of the policy are eligible, shape (n, actions)."""
         rows, labels = flat(batch[self.column])
-        known = list(dict.fromkeys(labels))
-        item, logged = index_of(known, labels), batch.index_in(known)
-        present = np.zeros(len(batch), dtype=bool)
-        present[rows[item == logged[rows]]] = True
-        self._refuse(~present, f"needs the logged action in the list of {self.column!r}")
-        among = np.zeros((len(batch), len(self.actions)), dtype=bool)
-        index = index_of(self.actions, labels)
-        among[rows[index >= 0], index[index >= 0]] = True
+        if batch.action.ndim == 1:  # otherwise no action was played yet
+            known = list(dict.fromkeys(labels))
+            item, logged = index_of(known, labels), batch.index_in(known)
+            present = np.zeros(len(batch), dtype=bool)
+            present[rows[item == logged[rows]]] = True
+            self._refuse(~present, f"needs the logged action in the list of {self.column!r}")
+        among = _marked(len(batch), rows, index_of(self.actions, labels), len(self.actions))
         self._refuse(among.sum(axis=1) == 0, f"has no action in the list of {self.column!r}")
         return among
 
@@ -95,6 +95,22 @@ class Eligible:
         if len(rows):
             name = type(self.policy).__name__
             raise PolicyError(name, f"{reason}, in {len(rows):,} rows", rows[:SHOWN].tolist())
+
+
+def listed(lists: AnyArray, actions: Sequence[Hashable]) -> NDArray[np.bool]:
+    """Return which actions are in the list of each row, shape (n, actions).
+
+    >>> listed(np.array([["b", "z"], None], dtype=object), ["a", "b"]).tolist()
+    [[False, True], [False, False]]
+    """
+    rows, labels = flat(lists)
+    return _marked(len(lists), rows, index_of(actions, labels), len(actions))
+
+
+def _marked(rows: int, row: IntArray, index: IntArray, actions: int) -> NDArray[np.bool]:
+    marked = np.zeros((rows, actions), dtype=bool)
+    marked[row[index >= 0], index[index >= 0]] = True
+    return marked
 
 
 def flat(lists: AnyArray) -> tuple[IntArray, list[Hashable]]:
