@@ -14,7 +14,9 @@ from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.period import PeriodBalanced, second_moments
+from poolwise.evaluation.compare import compare
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.summarise import summarise
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.rows.learn import fit_earlier
@@ -34,6 +36,7 @@ from tests.support.periods import daily, daily_log, daily_unplayed, period_mixtu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from poolwise.evaluation.read import IntervalMethod
     from poolwise.log.policy import Batch, FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments
@@ -274,3 +277,47 @@ def test_a_model_without_periods_is_not_enough() -> None:
     with refused(RefusedError) as error:
         evaluate(log, TARGETS, "period-dr")
     assert error.value.code == "period-dr-refused"
+
+
+# With other declarations.
+
+
+def test_training_that_is_declared_too_is_a_note() -> None:
+    log = daily_log(daily(), trained_on={"v1": ["v0"]})
+    result = evaluate(log, TARGETS)["t"]
+    plain = evaluate(daily_log(daily()), TARGETS)["t"]
+    severities = {f.code: f.severity for f in result.findings}
+    assert severities["trained-on-own-log"] == "note"
+    assert result.intervals["period-balanced"] == plain.intervals["period-balanced"]
+    compared = compare(log, {"t": "t", "u": "p_v1"})
+    assert "trained-on-own-log" not in {
+        f.code for f in compared.findings if f.severity == "alarm"
+    }
+
+
+@pytest.mark.parametrize("interval", ["student", "jackknife", "bootstrap"])
+def test_other_intervals_serve_periods(interval: IntervalMethod) -> None:
+    log = daily_log(daily())
+    result = evaluate(log, TARGETS, "period-balanced", interval=interval)["t"]
+    estimate, ends = result.estimates["period-balanced"], result.intervals["period-balanced"]
+    assert ends.lower < estimate.value < ends.upper
+    width = (
+        2
+        * 1.96
+        * evaluate(log, TARGETS, "period-balanced")["t"].estimates["period-balanced"].std_error
+    )
+    assert ends.upper - ends.lower == pytest.approx(width, rel=0.15)
+
+
+def test_clusters_serve_periods() -> None:
+    columns = daily() | {"user": np.arange(900) // 3}
+    clustered = estimated(daily_log(columns, cluster="user"), PeriodBalanced())
+    plain = estimated(daily_log(columns), PeriodBalanced())
+    assert clustered.value == pytest.approx(plain.value, rel=1e-12)
+    assert clustered.std_error == pytest.approx(plain.std_error, rel=0.25)
+
+
+def test_engines_without_rows_refuse_periods() -> None:
+    log = daily_log(daily())
+    with refused(UsageError):
+        evaluate(log, TARGETS, engine=summarise(log, TARGETS))

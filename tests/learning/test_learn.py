@@ -15,6 +15,7 @@ from poolwise.learning.learned import Gain
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
 from tests.support.learning import segments, segments_log
 from tests.support.messages import check_findings, refused
+from tests.support.periods import daily, daily_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -338,3 +339,8 @@ def test_a_table_of_a_database_is_refused() -> None:
     log = pw.Log(table="t", connection=object(), reward="r", propensity="p", action="a")
     with pytest.raises(PoolwiseError):
         pw.learn(log, features=["x"])
+
+
+def test_a_log_with_periods_is_refused() -> None:
+    with refused(UsageError):
+        pw.learn(daily_log(daily(60), action="logger"))

@@ -225,7 +225,9 @@ def results_of(
 def pairs_of(answers: Answers) -> Pairs:
     """Return the moments from which the targets are compared, without any row."""
     asked, terms = answers.request, {t: t for t in answers.pairs.terms}
-    answers = suited(answers, answers.served.estimators[answers.compared])
+    compared = answers.served.estimators[answers.compared]
+    answers = suited(answers, compared)
+    trained = on_own(asked.log.trained_on, answers.loggers)
     return Pairs(
         estimator=answers.compared,
         moments={
@@ -236,7 +238,7 @@ def pairs_of(answers: Answers) -> Pairs:
         weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
         splits=answers.splits,
         limits={name: _limits(asked, split) for name, split in answers.splits.items()},
-        trained=on_own(asked.log.trained_on, answers.loggers),
+        trained={} if is_periodic(compared) else trained,
     )
 
 
@@ -360,7 +362,10 @@ class _Target:
         except RefusedError:
             return [*findings, on_own_log(trained, replaced=())]
         self.intervals.update(dict.fromkeys(pooling, self.intervals[HONEST.name]))
-        return [*findings, on_own_log(trained, replaced=pooling), *notes]
+        finding = on_own_log(trained, replaced=pooling)
+        if len(fixed) < len(usable):  # estimates of periods allow for it
+            finding = replace(finding, severity="note")
+        return [*findings, finding, *notes]
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""

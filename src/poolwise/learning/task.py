@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 GIVEN = "anchor"  # name of an anchor that is a policy and not a logger
 
+POOLS_PERIODS = (
+    "learn pools the rows of all periods, and `period` says that policies learned from earlier "
+    "ones: leave out `period`, and evaluate the policy on later periods"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -113,6 +118,7 @@ def validate(task: Task, *, both: bool) -> None:
         (any(not 0 <= c <= 1 for c in settings.smoothing), "smoothing must be in [0, 1]"),
         (task.level <= 1 / 2, f"level must be above 0.5, got {task.level:g}"),
         (task.rows < 1, f"rows must be positive, got {task.rows}"),
+        (task.log.period is not None, POOLS_PERIODS),
     ]
     for wrong, message in problems:
         if wrong:
