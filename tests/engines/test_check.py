@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from poolwise.engines.duckdb import DuckDBRows
 from poolwise.errors import Fault, LogError, MissingColumnError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
@@ -314,6 +315,20 @@ def test_dropping_every_row_is_an_error_that_says_why(engine: Engine) -> None:
     log = log_of(table_of([{"reward": None}] * 3), ["a"], on_fault="drop")
     with refused(LogError):
         evaluate(log, TARGETS, engine=engine)
+
+
+def test_dropping_from_a_good_log_runs_no_query_of_the_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("the rules are counted again")
+
+    monkeypatch.setattr(DuckDBRows, "_lines", unexpected)
+    strict, dropping = (
+        evaluate(log_of(with_good(), on_fault=on_fault), TARGETS)
+        for on_fault in ("raise", "drop")
+    )
+    assert_same(dropping, strict, rel=0.0)
 
 
 def test_dropping_a_good_log_says_nothing(engine: Engine) -> None:

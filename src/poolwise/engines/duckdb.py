@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
-    from poolwise.errors import Finding
+    from poolwise.errors import Fault, Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray
@@ -280,16 +280,31 @@ class DuckDBRows(KernelRows):
         labels = [label for label in counts if label not in self.excluded]
         return {label: counts[label] for label in sorted(labels, key=str)}
 
-    def _count(self, table: RoleColumns) -> dict[str | None, int]:
-        if not table.drop:
-            return self._labels
+    @cached_property
+    def _good(self) -> dict[str | None, int]:
+        """Good rows of each label."""
+        table = self.table
         labels = table.labels or [label for label in self._labels if label is not None]
         layout = layout_of(table, {label: self._labels.get(label, 0) for label in labels})
         with _reading():
             return good_counts(*self._stream(layout), self._threads)
 
+    def _count(self, table: RoleColumns) -> dict[str | None, int]:
+        return self._good if table.drop else self._labels
+
+    @property
+    def _all_good(self) -> bool:
+        """True if bad rows are dropped and there are none, and every logger has rows."""
+        labels = self._labels
+        complete = bool(labels) and {*self.table.labels} <= {*labels}
+        return self.table.drop and complete and self._good == labels
+
+    def check(self) -> tuple[Fault, ...]:
+        return () if self._all_good else super().check()
+
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         total = sum(self.counts.values())
+        layout = replace(layout, drop=layout.drop and not self._all_good)
         try:
             with stage("reading", total) as advance, _reading():
                 stream, layout = self._stream(layout)

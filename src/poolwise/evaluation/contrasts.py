@@ -321,7 +321,7 @@ def _bucket_terms(part: Moments | None, whole: Moments, terms: Sequence[Term]) -
     """Return what a bucket adds to the mean of each term, centred."""
     if part is None:
         return np.zeros(len(terms))
-    gaps = np.array([part.mean(t) - whole.mean(t) for t in terms])
+    gaps = part.means_of(terms) - whole.means_of(terms)
     return gaps * (part.count / whole.count)
 
 

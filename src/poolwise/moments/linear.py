@@ -207,7 +207,7 @@ class Linear:
         has one row.
         """
         if len(buckets) > 1:
-            sums = [self.bucket_sum(bucket, moments) for bucket in buckets]
+            sums = self.bucket_sums(buckets, moments)
             between = len(sums) * float(np.var(sums, ddof=1))
             noise = BETWEEN_NOISE * self._size(moments) ** 2
             return between if between > noise else 0.0, len(sums) - 1.0
@@ -232,14 +232,19 @@ class Linear:
             for t, c in parts.items()
         )
 
-    def bucket_sum(self, bucket: MomentsByLogger, whole: MomentsByLogger) -> float:
-        """Return the sum that one bucket adds to the combination, centred."""
-        return sum(
-            bucket[i].count / whole[i].count * c * (bucket[i].mean(t) - whole[i].mean(t))
-            for i, parts in self.parts.items()
-            if i in bucket
-            for t, c in parts.items()
-        )
+    def bucket_sums(
+        self, buckets: Sequence[MomentsByLogger], whole: MomentsByLogger
+    ) -> FloatArray:
+        """Return the sum that each bucket adds to the combination, centred."""
+        sums = np.zeros(len(buckets))
+        for i, parts in self.parts.items():
+            terms, present = list(parts), [k for k, b in enumerate(buckets) if i in b]
+            groups = [buckets[k][i] for k in present]
+            shares = np.array([m.count for m in groups]) / whole[i].count
+            means = np.array([m.means_of(terms) for m in groups]).reshape(-1, len(terms))
+            gaps = means - whole[i].means_of(terms)
+            sums[present] += shares * (gaps @ np.array(list(parts.values())))
+        return sums
 
 
 def row_variance(moments: Moments, parts: Coefficients) -> float:

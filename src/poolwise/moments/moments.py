@@ -77,6 +77,10 @@ class Moments:
     def mean(self, term: Term) -> float:
         return float(self.means[self._index[term]])
 
+    def means_of(self, terms: Sequence[Term]) -> FloatArray:
+        """Return the means of these terms, shape (len(terms),)."""
+        return self.means[[self._index[t] for t in terms]]
+
     def cov(self, left: Term, right: Term) -> float:
         """Return the covariance of two terms within one row; infinite if rows are too few."""
         value = float(self.scatter_of([left, right])[0, 1])
@@ -91,7 +95,7 @@ class Moments:
         indices = [self._index[t] for t in terms]
         if max(indices, default=-1) >= len(self.scatter):
             raise KeyError(tuple(terms))
-        matrix = self.scatter[np.ix_(indices, indices)]
+        matrix = self.scatter[indices][:, indices]
         if np.isnan(matrix).any():
             raise KeyError(tuple(terms))
         return matrix

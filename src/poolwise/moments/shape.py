@@ -240,7 +240,7 @@ def _units(
     """
     rows = sum(m.count for m in moments.values())
     parts = {i: _coefficients([linear.parts.get(i, {}) for linear in linears]) for i in moments}
-    means = {i: c @ [moments[i].mean(t) for t in terms] for i, (terms, c) in parts.items()}
+    means = {i: c @ moments[i].means_of(terms) for i, (terms, c) in parts.items()}
     overall = sum(means.values(), np.zeros(len(linears)))
     strata = []
     for i, (terms, coefficients) in parts.items():
@@ -269,14 +269,13 @@ def _centred(
     """Return the rows of each unit, and what it adds to the mean of each term, centred."""
     if len(buckets) <= 1:
         return slice_rows(moments.count, _size(moments)), centred_slices(terms, moments)
-    means = np.array([moments.mean(t) for t in terms])
+    means = moments.means_of(terms)
     counts, sums = np.zeros(len(buckets)), np.zeros((len(terms), len(buckets)))
     for k, bucket in enumerate(buckets):
         if logger in bucket:
             part = bucket[logger]
             counts[k] = part.count
-            gaps = np.array([part.mean(t) for t in terms]) - means
-            sums[:, k] = part.count / moments.count * gaps
+            sums[:, k] = part.count / moments.count * (part.means_of(terms) - means)
     return counts, sums
 
 
@@ -288,7 +287,7 @@ def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
     """Return what each slice adds to the mean of each term, centred, shape (terms, slices)."""
     rows = slice_rows(moments.count, _size(moments))
     sums = np.array([moments.slices[t][: len(rows)] for t in terms])
-    means = np.array([moments.mean(t) for t in terms])
+    means = moments.means_of(terms)
     return (sums.reshape(len(terms), len(rows)) - np.outer(means, rows)) / moments.count
 
 

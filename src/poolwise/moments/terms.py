@@ -96,7 +96,7 @@ class Term:
             (f.name, f.logger, f.target, f.rule, f.bound, f.zero) for f in self.factors
         )
 
-    @property
+    @cached_property
     def is_cube(self) -> bool:
         """True for the third power of one column."""
         return len(self.factors) == 3 and len(set(self.factors)) == 1
