@@ -51,8 +51,13 @@ class Groups:
         pairs = zip(self.starts.tolist(), self.counts.tolist(), strict=True)
         return [slice(start, start + count) for start, count in pairs]
 
-    def sums(self, values: FloatArray) -> FloatArray:
-        """Add up the rows of each group; rows are on the last axis, and so are groups."""
+    def sums(self, values: FloatArray, ones: FloatArray | None = None) -> FloatArray:
+        """Add up the rows of each group; rows are on the last axis, and so are groups.
+
+        With `ones`, shape (1, n), one group is added up by a matrix product.
+        """
+        if ones is not None and len(self.starts) == 1:
+            return multiply(values, ones)
         return np.add.reduceat(values, self.starts, axis=-1)
 
     def lowest(self, values: FloatArray) -> FloatArray:

@@ -19,12 +19,12 @@ from poolwise.engines.sums import (
     ROUNDED,
     Sums,
     fresh_floors,
+    longest,
     no_sums,
     raise_floors,
     set_spans,
 )
 from poolwise.engines.workspace import ONE, adjacent, factors_of, runs_of, shrink, smooth
-from poolwise.moments.moments import LONGEST_TAIL, FloatArray, IntArray
 from poolwise.moments.tallies import BINS, bins, deal
 from poolwise.moments.terms import LOG_GAINS, REWARD, UNSUPPORTED, Factor, Term
 from poolwise.rows.periods import PeriodMixtures
@@ -32,10 +32,11 @@ from poolwise.rows.reader import BadRowsError
 from poolwise.rows.roles import LARGEST, SMALLEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from poolwise.engines.workspace import Cross, Workspace
     from poolwise.log.policy import AnyArray
+    from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.rows.roles import Layout
 
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
@@ -50,6 +51,7 @@ class OrderedRows:
 
     Attributes:
         ends: First row of each logger, and the number of rows, shape (g + 1,).
+        groups: The loggers that have rows.
         columns: Columns of the layout, with the probabilities ``own`` (of the logger that
             wrote the row) and ``mixture``, each of shape (n,).
         probs: Probabilities under the crossed loggers, shape (loggers, n).
@@ -57,6 +59,7 @@ class OrderedRows:
     """
 
     ends: IntArray
+    groups: Groups
     columns: Mapping[str, FloatArray]
     probs: FloatArray
     zeros: bool
@@ -81,6 +84,7 @@ class Kernel:
         self.layout, self.workspace = layout, workspace
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._crossed = {label: k for k, label in enumerate(layout.crossed)}
+        self._places = np.array([self._crossed.get(label, -1) for label in layout.groups])
         self._names = (*layout.columns, "own", "mixture", "period_mixture")
         self._periods = PeriodMixtures(layout.cells, layout.period_shares)
         self._limits = np.array(list(layout.limits.values())).T
@@ -94,7 +98,7 @@ class Kernel:
         self._slices = runs_of([rows[t] for t in workspace.needs.slices])
         self._powers = runs_of([rows[t] for t in workspace.needs.powers])
         sides = [[rows[Term(t.factors[:n])] for t in workspace.cubes] for n in (1, 2)]
-        self._cubes = list(zip(*sides, strict=True))
+        self._cubes = [(slice(a, a + 1), slice(b, b + 1)) for a, b in zip(*sides, strict=True)]
         sliced = {rows[t] for t in workspace.needs.slices}
         self._unsliced = runs_of([k for k in range(len(workspace.singles)) if k not in sliced])
         self._columns = _matrix(len(self._names), self.rows)
@@ -112,7 +116,7 @@ class Kernel:
         """Return the sums of one batch; `codes` are the groups of the rows, shape (n,)."""
         with np.errstate(all="ignore"):  # callers reject infinite sums
             ends, order = self._gather(codes, columns)
-            sums = no_sums(np.diff(ends), self.workspace)
+            sums = no_sums(np.diff(ends), self.workspace, len(self.layout.strata))
             set_spans(sums, ends, order)
             for groups in runs(ends):
                 self._add(sums, groups, ends)
@@ -163,7 +167,8 @@ class Kernel:
         columns = dict(zip(self._names, matrix, strict=True))
         probs = matrix[1 : 1 + len(layout.crossed)]
         ends = ends[groups.start : groups.stop + 1] - ends[groups.start]
-        self._set_own(layout.groups[groups], ends, columns, probs)
+        present = Groups.between(groups.start, ends)
+        self._set_own(present, columns, probs)
         if layout.logs:
             _take_exp(columns, np.maximum(columns["own"], probs.max(axis=0, initial=-np.inf)))
         if layout.mixture:
@@ -174,27 +179,25 @@ class Kernel:
             np.matmul(np.array(layout.shares), probs, out=columns["mixture"])
         if layout.cells:
             self._periods.fill(columns["period_mixture"], groups, ends, probs, columns["own"])
-        return OrderedRows(ends, columns, probs, zeros=not probs.min(initial=1.0) > 0.0)
+        return OrderedRows(
+            ends, present, columns, probs, zeros=not probs.min(initial=1.0) > 0.0
+        )
 
     def _set_own(
-        self,
-        labels: Sequence[str],
-        ends: IntArray,
-        columns: dict[str, FloatArray],
-        probs: FloatArray,
+        self, groups: Groups, columns: dict[str, FloatArray], probs: FloatArray
     ) -> None:
         """Set the probability under the logger that wrote the row, and check it."""
         layout = self.layout
         if layout.propensity:
             columns["own"] = columns["propensity"]
         own = columns["own"]
-        groups = Groups.between(0, ends)
-        places = np.array([self._crossed.get(labels[k], -1) for k in groups.numbers])
+        places = self._places[groups.numbers]
         prob = groups.chosen(probs, places) if len(probs) else own
-        known = True if (places >= 0).all() else groups.spread(places) >= 0
+        if (places < 0).any():  # rows of other loggers have only their own propensity
+            prob = np.where(groups.spread(places) >= 0, prob, own)
         if not layout.propensity:
-            np.copyto(own, prob, where=known)
-        elif not np.abs(prob - own).max(where=known, initial=0.0) <= layout.tolerance:
+            np.copyto(own, prob)
+        elif not np.abs(prob - own).max() <= layout.tolerance:
             raise BadRowsError
         if not own.min() >= (-LARGEST if layout.logs else SMALLEST):
             raise BadRowsError
@@ -264,7 +267,7 @@ class Kernel:
             self._logger_columns(cross, rows, out)
             for cross, out in zip(self.workspace.crosses, self._of_loggers, strict=True)
         ]
-        present, work = Groups.between(groups.start, rows.ends), self._work[:, : len(rows)]
+        present, work = rows.groups, self._work[:, : len(rows)]
         self._add_raw(sums, present, work)
         for stems, columns, crossed in zip(self._stems, of_loggers, sums.crossed, strict=True):
             if columns is not None:
@@ -289,11 +292,11 @@ class Kernel:
             sums.lowest[numbers, places] = groups.lowest(work[rows]).T
             sums.largest[numbers, places] = groups.largest(work[rows]).T
         for k, (column, square) in enumerate(self._cubes):
-            sums.cubes[numbers, k] = groups.dots(work[[column]], work[[square]])[0]
-        for number, span in zip(numbers.tolist(), groups.spans, strict=True):
-            for k, row in enumerate(self._tails):
-                sums.tails[k][number] = self._tail(k, number, work[row, span])
-            for places, rows in self._slices:
+            sums.cubes[numbers, k] = groups.dots(work[column], work[square])[0]
+        for k, row in enumerate(self._tails):
+            self._add_tail(sums.tails[k], self.floors[k], groups, work[row])
+        for places, rows in self._slices:
+            for number, span in zip(numbers.tolist(), groups.spans, strict=True):
                 deal(work[rows, span], sums.slices[number, places])
         if self._powers:
             self._add_powers(sums, groups, work)
@@ -310,22 +313,29 @@ class Kernel:
 
     def _count_bins(self, sums: Sums, groups: slice, rows: OrderedRows) -> None:
         """Add the histograms of adjacent groups: one call for all of them."""
-        sizes = np.diff(rows.ends)
-        starts = np.repeat(np.arange(len(sizes)) * BINS, sizes)
+        sizes, strata = np.diff(rows.ends), len(self.layout.strata)
+        into = groups if self.layout.buckets == 1 else slice(0, strata)
+        places = np.arange(groups.start, groups.stop) % strata - into.start
+        starts = np.repeat(places * BINS, sizes)
         for k, row in enumerate(self._histograms):
             numbers = bins(self._work[row, : len(rows)])
             if len(sizes) > 1:
                 numbers += starts
-            counts = np.bincount(numbers, minlength=len(sizes) * BINS)
-            sums.histograms[k, groups] = counts.reshape(-1, BINS)
+            counts = np.bincount(numbers, minlength=(into.stop - into.start) * BINS)
+            sums.histograms[k, into] += counts.reshape(-1, BINS)
 
-    def _tail(self, tail: int, group: int, values: FloatArray) -> FloatArray:
-        """Select the values that may be among the largest of this logger."""
-        floor = self.floors[tail, group]
-        large = values[values >= floor] if floor > -np.inf else values.copy()
-        if len(large) > LONGEST_TAIL:
-            large = np.partition(large, -LONGEST_TAIL)[-LONGEST_TAIL:]
-        return large
+    def _add_tail(
+        self, tails: list[FloatArray], floors: FloatArray, groups: Groups, values: FloatArray
+    ) -> None:
+        """Add the values that may be among the largest of their stratum."""
+        strata = groups.numbers % len(self.layout.strata)
+        large = values >= groups.spread(floors[strata])
+        if len(strata) == 1:
+            tails[strata[0]] = longest(tails[strata[0]], values[large])
+            return
+        of_rows = groups.spread(strata)[large]
+        for stratum in {*strata.tolist()}:
+            tails[stratum] = longest(tails[stratum], values[large][of_rows == stratum])
 
     def _add_centred(self, sums: Sums, groups: Groups, singles: FloatArray) -> None:
         """Add the means and products of the rows of each group; centres them in place."""
@@ -335,7 +345,7 @@ class Kernel:
         for places, rows in self._slices:
             means[rows] = sums.slices[numbers, places].sum(axis=-1).T
         for _, rows in self._unsliced:
-            means[rows] = groups.sums(singles[rows])
+            means[rows] = groups.sums(singles[rows], singles[ones : ones + 1])
         means /= groups.counts
         means[ones] = 0.0
         singles -= groups.spread(means)
@@ -349,8 +359,8 @@ class Kernel:
             sums.products[numbers, product.pairs] = result[:, product.entries]
         pairs, others = workspace.sums
         sums.means[numbers] = means.T
-        rest = sums.products[np.ix_(numbers, pairs)] / groups.counts[:, None]
-        sums.rest[np.ix_(numbers, others)] = rest
+        rest = sums.products[numbers][:, pairs] / groups.counts[:, None]
+        sums.rest[numbers[:, None], others] = rest
 
 
 def _matrix(rows: int, columns: int) -> FloatArray:

@@ -28,7 +28,13 @@ from poolwise.engines.blocks import (
     slot_layout,
 )
 from poolwise.engines.kernel import Kernel
-from poolwise.engines.sums import bucketed_moments, fresh_floors, moments_of, raise_floors
+from poolwise.engines.sums import (
+    bucketed_moments,
+    fresh_floors,
+    moments_of,
+    raise_floors,
+    tallies_of,
+)
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError
@@ -222,14 +228,20 @@ class KernelRows(QueryRows):
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Moments of each bucket and logger, without tails and histograms."""
+        apart = [replace(part, tails=(), histograms=()) for part in needs]
+        return self.bucketed_and_tallied(apart, buckets)[0]
+
+    def bucketed_and_tallied(
+        self, needs: Sequence[Needs], buckets: int
+    ) -> tuple[list[list[dict[str, Moments]]], dict[str, Moments]]:
+        """Moments of each bucket and logger; tails and histograms of each logger."""
         layout = replace(self._layout(), buckets=buckets)
-        united = replace(unite(needs), tails=(), histograms=(), slices=())
-        workspace = Workspace(united, self.batch_rows)
+        workspace = Workspace(replace(unite(needs), slices=()), self.batch_rows)
         sums = self._sums(layout, workspace)
         moments = bucketed_moments(sums, workspace, needs, self._strata)
         if moments is None:
             raise LogError([CHANGED])
-        return moments
+        return moments, tallies_of(sums, workspace, self._strata)
 
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False

@@ -6,7 +6,7 @@ At the end they are turned into one `Moments` per logger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,8 +49,8 @@ class Sums:
         crossed: Sums of products of stems and loggers' columns, each of shape
             (g, stems, loggers).
         cubes: Sums of the cubes of the workspace, shape (g, cubes).
-        tails: The largest values of a term in each group.
-        histograms: Rows in each bin, shape (terms, g, bins).
+        tails: The largest values of a term in each stratum: groups without their buckets.
+        histograms: Rows in each bin, shape (terms, strata, bins).
         slices: Sum of each term over each slice of the rows, shape (g, terms, slices).
         powers: Powers of each term, shape (g, terms, 6); see `moments.tallies`.
         spans: Number of the first and of the last row, shape (2, g).
@@ -103,7 +103,7 @@ class Sums:
         return self
 
 
-def no_sums(count: IntArray, workspace: Workspace) -> Sums:
+def no_sums(count: IntArray, workspace: Workspace, strata: int) -> Sums:
     """Return sums of so many rows in each group, all of them 0."""
     g, needs = len(count), workspace.needs
     singles, extremes = len(workspace.singles), len(needs.extremes)
@@ -117,8 +117,8 @@ def no_sums(count: IntArray, workspace: Workspace) -> Sums:
         largest=np.full((g, extremes), -np.inf),
         crossed=[np.zeros((g, len(c.stems), len(c.factors))) for c in crosses],
         cubes=np.zeros((g, len(workspace.cubes))),
-        tails=[[np.empty(0)] * g for _ in needs.tails],
-        histograms=np.zeros((len(needs.histograms), g, BINS), dtype=np.int64),
+        tails=[[np.empty(0)] * strata for _ in needs.tails],
+        histograms=np.zeros((len(needs.histograms), strata, BINS), dtype=np.int64),
         slices=np.zeros((g, len(needs.slices), slices_for(g * len(needs.slices)))),
         powers=np.zeros((g, len(needs.powers), POWERS)),
         spans=np.array([np.full(g, NO_ROW), np.full(g, -1)]),
@@ -144,7 +144,7 @@ def longest(left: FloatArray, right: FloatArray) -> FloatArray:
 
 def fresh_floors(layout: Layout, workspace: Workspace) -> FloatArray:
     """Return floors below all values."""
-    return np.full((len(workspace.needs.tails), len(layout.groups)), -np.inf)
+    return np.full((len(workspace.needs.tails), len(layout.strata)), -np.inf)
 
 
 def raise_floors(floors: FloatArray, sums: Sums) -> None:
@@ -178,7 +178,36 @@ def bucketed_moments(
         *counts.values()
     ]:
         return None
-    return [_by_bucket(grouped(sums, workspace, part), loggers) for part in needs]
+    apart = [replace(part, tails=(), histograms=()) for part in needs]
+    return [_by_bucket(grouped(sums, workspace, part), loggers) for part in apart]
+
+
+def tallies_of(
+    sums: Sums | None, workspace: Workspace, counts: Mapping[str, int]
+) -> dict[str, Moments]:
+    """Return the tails and histograms of each logger over all buckets, without terms."""
+    needs, nothing = workspace.needs, np.empty(0)
+    if sums is None or not (needs.tails or needs.histograms):
+        return {}
+    return {
+        logger: Moments(
+            (),
+            count,
+            nothing,
+            np.empty((0, 0)),
+            nothing,
+            nothing,
+            tails={
+                t: _sorted(tail[g]) for t, tail in zip(needs.tails, sums.tails, strict=True)
+            },
+            histograms={t: sums.histograms[k, g] for k, t in enumerate(needs.histograms)},
+        )
+        for g, (logger, count) in enumerate(counts.items())
+    }
+
+
+def _sorted(tail: FloatArray) -> FloatArray:
+    return np.sort(tail)[::-1][:LONGEST_TAIL]
 
 
 def _by_bucket(
@@ -219,7 +248,7 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
             scatter=scatter[g],
             lowest=lowest[g],
             largest=largest[g],
-            tails={t: np.sort(values[g])[::-1][:LONGEST_TAIL] for t, values in tails},
+            tails={t: _sorted(values[g]) for t, values in tails},
             histograms={t: sums.histograms[k, g] for k, t in bins},
             slices={t: sums.slices[g, k] for k, t in sliced},
             powers={t: sums.powers[g, k] for k, t in powered},

@@ -17,6 +17,7 @@ from poolwise.diagnosis.trained import check_names, on_own
 from poolwise.engines import as_engine
 from poolwise.engines.base import only_crossed
 from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.parallel import KernelRows
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import ALL, by_default
 from poolwise.estimators.crossfit import CrossFitted
@@ -257,10 +258,7 @@ class OpenLog:
         means: Buckets = ()
         folded = any(isinstance(e, CrossFitted) for e in asked.estimators)
         if folded or asked.clustered or asked.method in BY_BUCKET:
-            *parts, means = rows.bucketed([*bound, Needs(means=pairs.terms)], BUCKETS)
-            apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
-            also = unite([*apart, pairs] if rows.by_kernel else [pairs])
-            whole = rows.moments(also) if also.terms else {}
+            (*parts, means), whole = _bucketed(rows, bound, pairs)
         else:
             whole = rows.moments(unite([*bound, pairs]))
             parts = [[whole]] * len(bound)
@@ -318,6 +316,19 @@ def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows
             "`engine` out, or write the predictions as columns of the log first"
         )
     return chosen.open(asked.log, asked.targets, asked.extra)
+
+
+def _bucketed(
+    rows: Rows, bound: Sequence[Needs], pairs: Needs
+) -> tuple[list[Buckets], MomentsByLogger]:
+    """Return moments of the buckets, and of all rows what is not needed of each bucket."""
+    needs = [*bound, Needs(means=pairs.terms)]
+    if isinstance(rows, KernelRows) and not pairs.terms:
+        buckets, whole = rows.bucketed_and_tallied(needs, BUCKETS)
+        return [*buckets], whole
+    apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
+    also = unite([*apart, pairs] if rows.by_kernel else [pairs])
+    return [*rows.bucketed(needs, BUCKETS)], rows.moments(also) if also.terms else {}
 
 
 def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:

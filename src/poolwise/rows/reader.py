@@ -346,7 +346,7 @@ def _groups(
     known = np.ones(len(codes), dtype=bool)
     if "no_cluster" in names:
         known = _numbers(table.column("no_cluster")) == 0.0
-    elif "cluster" in names:
+    elif "cluster" in names and table.column("cluster").null_count:
         known = table.column("cluster").is_valid().to_numpy()
     if layout.buckets == 1:
         return codes, known
