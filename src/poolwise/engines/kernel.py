@@ -352,7 +352,7 @@ class Kernel:
         _settle(singles, means, groups)
         for product in workspace.products:
             left, right = singles[product.rows], singles[product.columns]
-            if product.each or len(right) == 1:
+            if product.each:
                 result = groups.dots(left, right).T
             else:
                 result = groups.products(left, right).reshape(len(numbers), -1)
