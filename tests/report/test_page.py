@@ -353,3 +353,38 @@ def test_a_saved_report_is_called_html(tmp_path: Path, name: str) -> None:
     with refused(UsageError):
         samples.demo().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def thirty() -> Any:  # noqa: ANN401 - the dictionary of an evaluation
+    rng = np.random.default_rng(3)
+    counts = {f"v{k:02d}": 20 for k in range(30)}
+    log = log_of(random_table(rng, counts), propensities="p_{logger}")
+    return evaluate(log, {"new": "t"}).to_dict()
+
+
+def test_thirty_loggers_make_low_lines_and_folded_tables(thirty: Any) -> None:  # noqa: ANN401
+    charts = {name: chart.to_dict() for name, chart in all_charts(thirty).items()}
+    assert charts["logs"]["height"] == 30 * 16
+    assert charts["weights"]["height"] == 31 * 16
+    seen = Seen(page(thirty)).text
+    assert "Logs: 30 lines" in seen
+    assert "Weights: 31 lines" in seen
+    assert "the largest weight bounds the influence of one row" in seen
+    assert "lines" not in Seen(text_of("demo")).text.split("Lines are")[0]
+
+
+def test_an_axis_of_shares_fits_the_data(thirty: Any) -> None:  # noqa: ANN401
+    shares = [v["x"] for v in drawn(all_charts(thirty)["logs"], "share")]
+    text = json.dumps(all_charts(thirty)["logs"].to_dict())
+    assert max(shares) < 0.5
+    assert json.dumps([0, 1.1 * max(shares)]) in text
+
+
+def test_estimators_have_names_and_the_recommended_one_a_star() -> None:
+    one = drawn(samples.demo().charts()["estimates"], "low")
+    assert [p["row"] for p in one][:2] == ["calibrated ★", "naive"]
+    several = samples.twenty().charts()["estimates"].to_dict()
+    labels = {p["label"] for rows in several["datasets"].values() for p in rows if "label" in p}
+    assert {"calibrated ★", "naive", "weighted"} <= labels
+    assert "label" in json.dumps([layer["encoding"].get("text") for layer in several["layer"]])

@@ -26,6 +26,7 @@ ACCENT, MUTED, INK, GRID, SECOND = "#1b6ca8", "#8a94a0", "#3c4650", "#e3e7eb", "
 PALETTE = {"accent": ACCENT, "muted": MUTED, "ink": INK, "grid": GRID, "second": SECOND}
 REACH = 6  # an axis extends at most this many widths past the recommended intervals
 PICTURE_WIDTH = 640
+MANY, LOW = 12, 16  # rows from which on a line is low, and its height
 VALUE = "mean reward per row"
 
 
@@ -35,7 +36,7 @@ def estimates(evaluation: Facts) -> Chart:
     several = len(targets) > 1
     points = [_estimate(t, e, several=several) for t in targets for e in t["estimates"]]
     names = list(dict.fromkeys(str(p["estimator"]) for p in points))
-    rows = [str(t["target"]) for t in targets] if several else names
+    rows = list(dict.fromkeys(str(p["row"]) for p in points))
     best = [e for e in map(recommended, targets) if e is not None]
     truths: list[Point] = [
         {"row": row, "x": t["truth"], "true value": short(t["truth"])}
@@ -43,7 +44,7 @@ def estimates(evaluation: Facts) -> Chart:
         if "truth" in t
         for row in ([t["target"]] if several else rows)
     ]
-    height = (10 * len(names) + 8) * len(rows) if several else 30 * len(rows)
+    height = (13 * len(names) + 8) * len(rows) if several else 30 * len(rows)
     return _forest(
         points,
         rows,
@@ -119,7 +120,9 @@ def logs(evaluation: Facts, target: Facts) -> Chart:
     rows = [str(i["logger"]) for i in target["loggers"]]
     base = alt.Chart(inline(points)).encode(y=rows_axis(rows))
     axis = alt.Axis(format="%", tickCount=5)
-    x = alt.X("x:Q", title="share", axis=axis, scale=alt.Scale(domain=[0, 1]))
+    largest = max((number_of(p["x"]) for p in points), default=1.0)
+    scale = alt.Scale(domain=[0, min(1.0, 1.1 * largest)])
+    x = alt.X("x:Q", title="share", axis=axis, scale=scale)
     colour = alt.Color(
         "share:N",
         scale=alt.Scale(domain=kinds, range=[MUTED, ACCENT]),
@@ -128,7 +131,7 @@ def logs(evaluation: Facts, target: Facts) -> Chart:
     line = base.mark_line(color=GRID, strokeWidth=4).encode(x=x, detail=alt.Detail("row:N"))
     tips = [alt.Tooltip("row:N", title="logger"), *map(alt.Tooltip, ("share:N", "percent:N"))]
     dots = base.mark_circle(size=130, opacity=1).encode(x=x, color=colour, tooltip=tips)
-    return styled([line, dots], 34 * max(len(rows), 2))
+    return styled([line, dots], height_of(rows, 34))
 
 
 def agreement(target: Facts) -> Chart:
@@ -140,7 +143,12 @@ def agreement(target: Facts) -> Chart:
     rows = [str(p["row"]) for p in points]
     core = [number_of(p["x"]) for p in points if p["x"] is not None]
     domain = domain_of(points, core + (ends_of([best]) if best is not None else []))
-    return _forest(points, rows, domain, height=32 * max(len(rows), 2))
+    return _forest(points, rows, domain, height=height_of(rows, 32))
+
+
+def height_of(rows: Sequence[str], tall: int) -> int:
+    """Return the height of a chart with one line per row; lines of many rows are low."""
+    return (tall if len(rows) <= MANY else LOW) * max(len(rows), 2)
 
 
 def _single_log(entry: Facts) -> Point:
@@ -152,9 +160,11 @@ def _single_log(entry: Facts) -> Point:
 
 def _estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
     name = estimate["estimator"]
-    row = target["target"] if several else name
     strong = estimate is recommended(target)
-    return _point(row, name, estimate["value"], estimate, strong=strong)
+    label = f"{name} ★" if strong and len(target["estimates"]) > 1 else name
+    row = target["target"] if several else label
+    point = _point(row, name, estimate["value"], estimate, strong=strong)
+    return {**point, "label": label}
 
 
 def _point(
@@ -194,6 +204,9 @@ def _forest(
     import altair as alt
 
     shown = [p for p in points if p["x"] is not None]
+    if offsets:  # room for names to the right of the intervals
+        domain = [min(domain), max(domain) + 0.18 * (max(domain) - min(domain))]
+        shown = [{**p, "end": p["x"] if p["high"] is None else p["high"]} for p in shown]
     base = alt.Chart(inline(shown)).encode(
         y=rows_axis(rows),
         color=alt.Color(
@@ -212,6 +225,11 @@ def _forest(
     dots = base.mark_circle(size=60 if offsets else 110, opacity=1, clip=True)
     layers = [bars, dots.encode(x=middle)]
     layers += [_outside(base, shown, domain, left=left) for left in (True, False)]
+    if offsets:
+        names = base.mark_text(align="left", dx=6, fontSize=10, clip=True)
+        layers.append(
+            names.encode(x=alt.X("end:Q"), text=alt.Text("label:N"), color=alt.value(INK))
+        )
     if zero:
         rule = alt.Chart(inline([{"x": 0}])).mark_rule(color=INK, strokeDash=[4, 4])
         layers.insert(0, rule.encode(x=alt.X("x:Q")))

@@ -25,7 +25,7 @@ from poolwise.report.sentence import (
     rivals,
     truth_text,
 )
-from poolwise.report.weights_chart import weights
+from poolwise.report.weights_chart import has_panels, weights
 from poolwise.rows.output import write_whole
 from poolwise.text import interval_text
 
@@ -88,7 +88,6 @@ def page(
         _header(evaluation) | dict(opening or {}),
         first=first,
         level="" if best is None else f"{100 * best['level']:g}%",
-        estimators=names,
         truth_known=any("truth" in t for t in evaluation["targets"]),
         targets=_targets(evaluation),
         comparison=_comparison(evaluation),
@@ -138,7 +137,7 @@ def _targets(evaluation: Facts) -> list[dict[str, object]]:
             "weights": tables.weights(target),
             "agreement": tables.agreement(target),
             "periods": periods_table(target),
-            "has_histogram": any(i["histogram"] for i in target["loggers"]),
+            "has_histogram": has_panels(target),
             "typical": _typical(target),
         }
         for number, target in enumerate(evaluation["targets"], 1)

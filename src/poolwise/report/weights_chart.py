@@ -13,8 +13,10 @@ from poolwise.report.charts import (
     ACCENT,
     GRID,
     INK,
+    MANY,
     MUTED,
     SECOND,
+    height_of,
     inline,
     number_of,
     rows_axis,
@@ -41,8 +43,13 @@ FEW = 6  # panels that may be taller
 def weights(target: Facts) -> Chart:
     """Draw the weights against each logger and their mixture on a logarithmic scale."""
     entries = covers(target)
-    counted = all(entry.get("histogram") for _, entry in entries)
-    return _panels(entries) if counted else _ranges(entries)
+    return _panels(entries) if has_panels(target) else _ranges(entries)
+
+
+def has_panels(target: Facts) -> bool:
+    """Test if the weights are drawn as histograms: all are counted, and they are not many."""
+    entries = covers(target)
+    return len(entries) <= MANY and all(entry.get("histogram") for _, entry in entries)
 
 
 def _panels(entries: Sequence[tuple[str, Facts]]) -> Chart:
@@ -222,4 +229,4 @@ def _ranges(entries: Sequence[tuple[str, Facts]]) -> Chart:
     line = alt.Chart(inline(dots)).mark_line(color=GRID, strokeWidth=4)
     spans = line.encode(x=x, y=y, detail=alt.Detail("row:N"))
     layers = [_one(), spans, _dot_marks(dots).encode(x=x, y=y)]
-    return styled(layers, 34 * max(len(rows), 2))
+    return styled(layers, height_of(rows, 34))
