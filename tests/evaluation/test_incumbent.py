@@ -14,6 +14,7 @@ import poolwise as pw
 from poolwise.errors import UsageError
 from poolwise.formats.labelled import TARGETS, digits_log
 from tests.support.messages import refused
+from tests.support.periods import daily, daily_log
 
 if TYPE_CHECKING:
     from poolwise.evaluation.incumbent import Difference
@@ -167,3 +168,23 @@ def test_rows_for_a_lift() -> None:
     )
     with refused(UsageError):
         evaluation.rows_to_detect("candidate", lift=0)
+
+
+def test_the_policy_of_the_first_period_joins_the_comparison_of_periods() -> None:
+    log = daily_log(daily(2_000))
+    difference = pw.evaluate(log, {"t": "t"}, baseline="control").differences["t"]
+    both = pw.evaluate(log, {"t": "t", "c": "p_control"}, "period-balanced")
+    target, control = (both[name].estimates["period-balanced"] for name in ("t", "c"))
+    assert difference.value == pytest.approx(target.value - control.value, rel=1e-9)
+    assert both.comparison is not None
+    (paired,) = both.comparison.pairs
+    assert difference.std_error == pytest.approx(paired.std_error, rel=1e-9)
+
+
+def test_a_later_policy_is_compared_by_its_mean_reward() -> None:
+    columns = daily(2_000)
+    difference = pw.evaluate(daily_log(columns), {"t": "t"}, baseline="v2").differences["t"]
+    estimate = pw.evaluate(daily_log(columns), {"t": "t"}, "period-balanced")["t"].estimates
+    mean = columns["reward"][columns["logger"] == "v2"].mean()
+    gap = estimate["period-balanced"].value - mean
+    assert difference.value == pytest.approx(gap, rel=1e-9)

@@ -207,7 +207,8 @@ class Incumbent:
         if not self.joins:
             return estimated(own_mean(self.name, moments), moments)
         estimator = answers.served.estimators[self.estimator]
-        own = estimator.needs(answers.loggers, crossed=True)
+        strata = tuple(moments) if is_periodic(estimator) else answers.loggers
+        own = estimator.needs(strata, crossed=True)
         terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
         return estimator.estimate(selected(moments, terms))
 
