@@ -241,7 +241,9 @@ class Linear:
             terms, present = list(parts), [k for k, b in enumerate(buckets) if i in b]
             groups = [buckets[k][i] for k in present]
             shares = np.array([m.count for m in groups]) / whole[i].count
-            means = np.array([m.means_of(terms) for m in groups]).reshape(len(groups), len(terms))
+            means = np.array([m.means_of(terms) for m in groups]).reshape(
+                len(groups), len(terms)
+            )
             gaps = means - whole[i].means_of(terms)
             sums[present] += shares * (gaps @ np.array(list(parts.values())))
         return sums
