@@ -19,6 +19,7 @@ from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, tuned
 from poolwise.moments.linear import Fit, Linear, Score, deviation
+from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, WEIGHT, ratio
 from tests.support.small import group, mean, scatter, var
 from tests.support.toys import TOYS, toy
@@ -208,3 +209,8 @@ def test_the_combination_of_cross_fitted_folds_has_their_value() -> None:
     whole = {i: sum((b[i] for b in buckets[1:]), buckets[0][i]) for i in "ab"}
     assert estimate.linear.value(whole) == pytest.approx(estimate.value, rel=1e-12)
     assert estimate.value != pytest.approx(estimator.estimate(whole).value, rel=1e-9)
+
+
+def test_a_logger_without_terms_adds_nothing_to_a_bucket() -> None:
+    whole = {"a": Moments((), 4, np.empty(0), np.empty((0, 0)), np.empty(0), np.empty(0))}
+    assert Linear({"a": {}}).bucket_sums([whole, whole], whole).tolist() == [0.0, 0.0]
