@@ -26,7 +26,6 @@ from tests.support.toys import TOYS, toy
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import Moments
 
 A = {REWARD: [1, 4, 7, 0], WEIGHT: [2, 1, 0, 5]}
 B = {REWARD: [3, 5, 10], WEIGHT: [1, 0, 2]}
