@@ -97,7 +97,7 @@ def smoothed_bound(sums: FloatArray, count: int, error: float) -> float:
     Examples:
         >>> sums = np.array([100 * math.log1p(0.5 / s) for s in SCALES])
         >>> round(smoothed_bound(sums, 100, 0.05), 4)
-        0.3798
+        0.4504
     """
     scales = np.array(SCALES)
     prior = -0.5 * np.log(scales / (CENTRE * math.sqrt(max(count, 1)))) ** 2
