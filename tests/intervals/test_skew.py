@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import poolwise as pw
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem
+from poolwise.engines.duckdb import DuckDB
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.intervals.skew import (
@@ -293,6 +294,24 @@ def test_a_root_takes_few_steps() -> None:
     exact = 50 * (math.sqrt(1.04) - 1)
     assert root(function, 1.3) == pytest.approx(exact, abs=1e-12)
     assert len(values) <= 8
+
+
+@given(st.integers(2, 40), st.integers(2, 40), st.integers(2, 40))
+def test_constant_weights_raise_no_variance(first: int, second: int, third: int) -> None:
+    """Shares such as 3 / 8 leave a rounding error in columns that are 0 in each row."""
+    rows = first + second + third
+    reward = np.random.default_rng(rows).normal(size=rows)
+    labels = ["a"] * first + ["b"] * second + ["c"] * third
+    columns = {"logger": labels, "reward": reward, "one": [0.3] * rows, "t": [0.3] * rows}
+    propensities = dict.fromkeys("abc", "one")
+    log = pw.Log(pa.table(columns), logger="logger", reward="reward", propensities=propensities)
+    with DuckDB().open(log, {"t": "t"}) as opened:
+        needs = Balanced().needs("abc", crossed=True)
+        needs |= interval_needs(needs, "abc")
+        moments = opened.moments(needs.bind("t"))
+    view = {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in moments.items()}
+    columns_of, within = known_columns(Balanced().estimate(view).linear, view)
+    assert not np.any(pull_of(columns_of, view, (), within=within))
 
 
 def test_adapted_shares_keep_both_limits_at_least_as_far_as_students() -> None:

@@ -231,8 +231,8 @@ def pooled(groups: Iterable[Moments]) -> Moments:
     total, size = sum(m.count for m in parts), len(first.scatter)
     counts = np.array([m.count for m in parts], dtype=np.float64)
     means = np.array([m.means for m in parts])
-    centre = first.means + counts / total @ (means - first.means)
-    with np.errstate(over="ignore", invalid="ignore"):  # pairs with UNSUPPORTED overflow
+    with np.errstate(over="ignore", invalid="ignore"):  # cubes, pairs with UNSUPPORTED
+        centre = first.means + counts / total @ (means - first.means)
         gaps = means[:, :size] - centre[:size]
         between = (gaps.T * counts) @ gaps
     return Moments(

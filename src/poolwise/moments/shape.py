@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poolwise.moments.linear import Linear, Score
     from poolwise.moments.moments import FloatArray, IntArray, Moments, MomentsByLogger
 
+NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
 NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
 
 
@@ -192,7 +193,8 @@ def pull_of(
     strata = _units(means, moments, buckets, pooled=not within)
     gram = sum((units @ units.T for units in strata), np.zeros((len(means), len(means))))
     spread = np.sqrt(np.diag(gram))
-    varies = np.flatnonzero(spread > 0)
+    sizes = np.array([_size_of(mean, moments) for mean in means])
+    varies = np.flatnonzero(spread > NULL_SPREAD * sizes)
     spread = spread[varies]
     known = np.array([mean.value(moments) for mean in means])[varies] / spread
     values, vectors = np.linalg.eigh(gram[np.ix_(varies, varies)] / np.outer(spread, spread))
@@ -200,6 +202,12 @@ def pull_of(
     rotated = vectors[:, large]
     slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
     return np.concatenate([-slopes @ units[varies] for units in strata])
+
+
+def _size_of(linear: Linear, moments: MomentsByLogger) -> float:
+    """Return the sum of the absolute parts of a mean: a spread far below it is rounding."""
+    parts = linear.parts.items()
+    return sum(abs(c * moments[i].mean(t)) for i, part in parts for t, c in part.items())
 
 
 def units_of(
