@@ -145,16 +145,16 @@ def test_p_values_and_intervals_agree(segments: Segments) -> None:
 
 @pytest.mark.slow
 def test_rewards_that_no_action_changes_are_claimed_at_the_level() -> None:
-    seeds, claims, differ, covered = 200, 0, 0, 0
+    seeds, claims, differ, covered = 100, 0, 0, 0
     for seed in range(seeds):
         segments = by_country(table(1000 + seed, 700, lift=0.0), estimators="calibrated")
         gaps = [r.difference for r in segments.results if r.difference is not None]
         claims += any(gap.verdict != "undecided" for gap in gaps)
         differ += bool(segments.differing)
         covered += all(0.3 in r.interval for r in segments.results)
-    assert claims <= 0.08 * seeds  # 0.05, and two standard errors of 200 draws
-    assert differ <= 0.08 * seeds
-    assert covered >= 0.92 * seeds
+    assert claims <= 0.09 * seeds  # 0.05, and two standard errors of 100 draws
+    assert differ <= 0.09 * seeds
+    assert covered >= 0.91 * seeds
 
 
 def test_a_segment_without_the_baseline_has_no_difference(rows: pa.Table) -> None:
