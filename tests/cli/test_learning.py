@@ -18,6 +18,7 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 ROLES = ["--reward", "reward", "--logger", "policy", "--propensities", "old=p_old,new=p_new"]
 ROWS = ["--action", "action", "--context", "segment,x"]
 FAST = ["--holdout", "0.4"]

@@ -18,6 +18,7 @@ from tests.support.periods import daily, daily_log
 if TYPE_CHECKING:
     from poolwise.errors import Finding
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 CODE = "loggers-in-succession"
 TARGETS = {"t": "t"}
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from poolwise.intervals.student import Interval, Sides
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 LOGGERS = ("a", "b", "c")
 MASK = 2**64 - 1
 

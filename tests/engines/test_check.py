@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poolwise.engines.base import Engine
     from poolwise.log.log import Log
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 NAN, INF = math.nan, math.inf
 TARGETS = {"target": "t"}
 REPLAY = "the logged propensity is not that of its logger (they differ by more than 1e-06)"

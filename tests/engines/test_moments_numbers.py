@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.moments.moments import Moments
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 PILOT = 20_000  # rows that an engine may look at first
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
     from poolwise.evaluation.segments import Segments
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 POLICIES = {"v1": [0.5, 0.3, 0.2], "v2": [0.2, 0.3, 0.5], "new": [0.1, 0.2, 0.7]}
 SEGMENTS = ("de", "fr", "us")
 ROLES = ["--reward", "r", "--logger", "policy", "--propensities", "v1=p_v1,v2=p_v2"]

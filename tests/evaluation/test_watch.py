@@ -22,6 +22,7 @@ from tests.support.messages import check_findings, refused
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 POLICIES = {
     "v1": np.array([0.6, 0.3, 0.1]),
     "v2": np.array([0.3, 0.4, 0.3]),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 FloatArray = NDArray[np.float64]
 List = tuple[int, int]
 Steps = Callable[[str, int, List], tuple[Fraction, Fraction]]

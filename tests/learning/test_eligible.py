@@ -16,6 +16,7 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 ACTIONS = ("a", "b", "c")
 FEW: dict[str, Any] = {"smoothing": [0.8], "strengths": [0.01], "holdout": 0.4}
 CHANCES = {"a": 0.3, "b": 0.5, "c": 0.8}  # of a reward: "c" is the best where it is listed

@@ -20,6 +20,7 @@ from tests.support.periods import daily, daily_log
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 FEW: dict[str, Any] = {"strengths": [0.01, 1], "smoothing": [0.8], "folds": 2}
 TABLE = segments(3_000)
 

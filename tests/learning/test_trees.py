@@ -24,6 +24,7 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 FEW: dict[str, Any] = {"smoothing": [0.8], "holdout": 0.4}
 
 

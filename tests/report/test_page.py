@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.log import Log
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 LARGEST = 3_000_000  # bytes
 ORDER = [
     "Estimates",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # all of them together take seconds
 FIRST = 20_480  # rows from which DuckDB guesses by itself
 LATE = FIRST + 10
 EXACT = (LATE + 0.49) / (LATE + 1)  # rewards of 1, then one of 0.49; all weights are 1
