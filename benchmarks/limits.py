@@ -62,6 +62,7 @@ class Limit:
 
 EVALUATE = Key("evaluate", LARGE)
 LEARN = Key("learn", 10**5, 1, 2)
+LEARN_MORE = Key("learn", 10**6, 1, 2)
 LIMITS = (
     Limit(
         "evaluate, times decoding, 1e7 rows and 1 target",
@@ -100,6 +101,8 @@ LIMITS = (
     ),
     Limit("seconds of learning, 1e5 rows, 10 actions, 60 features", Reading(LEARN), 60),
     Limit("megabytes of the same", Reading(LEARN, "megabytes"), 1_000),
+    Limit("seconds of learning, 1e6 rows", Reading(LEARN_MORE), 600),
+    Limit("megabytes of the same", Reading(LEARN_MORE, "megabytes"), 2_000),
     Limit("seconds for 100 targets at 1e6 rows", Reading(Key("evaluate", 10**6, 100)), 10),
     Limit(
         "the command, its start included, times decoding, 1e8 rows",

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.errors import LogError, MissingColumnError, PoolwiseError, UsageError
-from poolwise.learning.learn import allowance, careful
+from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import LogError, MissingColumnError, UsageError
+from poolwise.learning.data import LearningRows, Reader
+from poolwise.learning.gains import allowance, careful
 from poolwise.learning.learned import Gain
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
 from tests.support.learning import segments, segments_log
@@ -195,20 +199,65 @@ def test_one_logger_with_its_propensity_alone_is_enough() -> None:
     assert [gain.logger for gain in result.gains] == ["log"]
 
 
+def with_own(**roles: Any) -> pw.Log:  # noqa: ANN401 - roles
+    """Return the log with own propensities and the mixture, instead of cross-propensities."""
+    old, new = (TABLE[name].to_numpy() for name in ("p_old", "p_new"))
+    wrote = TABLE["policy"].to_numpy() == "new"
+    table = TABLE.append_column("p", pa.array(np.where(wrote, new, old)))
+    table = table.append_column("mixed", pa.array(new * wrote.mean() + old * (~wrote).mean()))
+    return segments_log(table, propensities=None, propensity="p", **roles)
+
+
 def test_own_propensities_of_several_loggers_are_enough_to_learn() -> None:
-    own = np.where(
-        TABLE["policy"].to_numpy() == "new",
-        TABLE["p_new"].to_numpy(),
-        TABLE["p_old"].to_numpy(),
-    )
-    table = TABLE.append_column("p", pa.array(own))
-    log = segments_log(table, propensities=None, propensity="p")
-    result = pw.learn(log, **FEW)
+    result = pw.learn(with_own(), **FEW)
     assert result.comparison is None
     assert result.better
     check_findings(
         [f for f in result.findings if f.code == "own-propensities"], "own-propensities"
     )
+
+
+@pytest.mark.parametrize("roles", [{"mixture": "mixed"}, {"estimate_mixture": True}])
+def test_a_mixture_is_the_denominator(roles: dict[str, Any]) -> None:
+    result = pw.learn(with_own(**roles), **FEW)
+    own = pw.learn(with_own(), **FEW)
+    error = result.estimate.std_error
+    assert result.better
+    assert abs(result.estimate.value - true_value(result.policy)) < 3 * error
+    assert error < 0.8 * own.estimate.std_error
+    check_findings(
+        [f for f in result.findings if f.code == "unpaired-loggers"], "unpaired-loggers"
+    )
+
+
+def test_a_logged_mixture_gives_the_objective_of_cross_propensities() -> None:
+    full, mixed = (with_rows(log) for log in (segments_log(TABLE), with_own(mixture="mixed")))
+    rows, predicted = np.arange(len(TABLE)), np.zeros((len(TABLE), 4))
+    np.testing.assert_allclose(
+        mixed.sample(rows, predicted).propensity,
+        full.sample(rows, predicted).propensity,
+        rtol=1e-12,
+    )
+
+
+def with_rows(log: pw.Log) -> LearningRows:
+    reader = Reader(("segment", "x"), ("new", "old"), {}, 1.0, 0, clustered=False)
+    with DuckDB().learner_rows(log) as source:
+        for rows in source.read():
+            reader.add(rows)
+    return reader.rows(None)
+
+
+@pytest.mark.parametrize("value", [None, 0.0, 1.5])
+def test_a_mixture_that_is_no_probability_is_a_fault(value: float | None) -> None:
+    log = with_own(mixture="mixed")
+    table: Any = log.source
+    bad = pa.array([value, *table["mixed"].to_pylist()[1:]], pa.float64())
+    log = replace(log, source=table.drop(["mixed"]).append_column("mixed", bad))
+    with refused(LogError):
+        pw.learn(log, **FEW)
+    dropped = pw.learn(replace(log, on_fault="drop"), **FEW)
+    assert sum(dropped.evaluation.rows.values()) == len(TABLE) - 1
 
 
 def test_log_probabilities_give_the_same_policy(learned: pw.Learned) -> None:
@@ -336,10 +385,19 @@ def test_files_give_the_same_policy_as_a_frame(learned: pw.Learned, tmp_path: Pa
     assert files.estimate.value == pytest.approx(learned.estimate.value, abs=1e-12)
 
 
-def test_a_table_of_a_database_is_refused() -> None:
-    log = pw.Log(table="t", connection=object(), reward="r", propensity="p", action="a")
-    with pytest.raises(PoolwiseError):
-        pw.learn(log, features=["x"])
+def test_the_rows_of_a_database_are_copied(learned: pw.Learned) -> None:
+    with duckdb.connect() as connection:
+        connection.register("clicks", TABLE)
+        log = replace(segments_log(TABLE), source=None, table="clicks", connection=connection)
+        result = pw.learn(log, **FEW)
+    assert result.estimate.value == learned.estimate.value
+
+
+def test_moments_without_rows_are_refused() -> None:
+    log = segments_log(TABLE)
+    summary = pw.summarise(replace(log, action=None, context=()), {"t": "p_new"})
+    with refused(UsageError):
+        pw.learn(log, engine=summary, **FEW)
 
 
 def test_a_log_with_periods_is_refused() -> None:

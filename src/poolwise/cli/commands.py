@@ -243,6 +243,7 @@ def learn(
     level: Level = 0.95,
     rows: RowOptions,
     read: ReadOptions,
+    engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
     """Learn a new policy from the logs, and estimate what it will earn."""
@@ -252,8 +253,9 @@ def learn(
     chosen.check_outputs(log)
     from poolwise.learning.learn import learn as run
 
+    reader = engine.start()
     with progress():
-        learned = run(log, level=level, **chosen.arguments())
+        learned = run(log, level=level, engine=reader, **chosen.arguments())
     chosen.save(learned, command_text(command))
     typer.echo(learned.to_json() if as_json else str(learned))
     if chosen.require:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,8 @@ from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.moments.terms import Needs
 from poolwise.rows.guard import first_line, lock, refuse_reaching
-from poolwise.rows.learn import READING, learn, ordered_rows
+from poolwise.rows.learn import READING, OrderedRows, learn
+from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.output import stage
 from poolwise.rows.periods import TIME, times_query
 from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts, plain_stream
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
-    from poolwise.rows.learn import LearnerRows
     from poolwise.rows.reader import Files, Rows
     from poolwise.rows.roles import Layout
     from poolwise.rows.rules import RoleColumns
@@ -105,11 +105,13 @@ class DuckDB:
             yield DuckDBRows(table, lambda: opened()[0], source, notes, self, timed=timed)
 
     @contextmanager
-    def learner_rows(self, log: Log) -> Iterator[Callable[[], Iterator[LearnerRows]]]:
+    def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
         """Open a log for a learner, which can read all rows again in the same order."""
-        with self._opened(log, {}, READING) as (connection, folder, roles):
+        extra = mixture_extra(log)
+        needed = replace(extra, learners=extra.learners or READING)
+        with self._opened(log, {}, needed) as (connection, folder, roles):
             _fix_order(connection, log, folder)
-            yield partial(ordered_rows, connection, roles)
+            yield OrderedRows(connection, roles, learn(connection, roles, extra))
 
     def score(
         self,

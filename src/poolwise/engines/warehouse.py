@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from sqlglot import exp, parse, parse_one
 from sqlglot.errors import SqlglotError
 
@@ -193,6 +194,18 @@ class Session:
             ]
             return [dict(zip(names, row, strict=True)) for row in rows]
 
+    def batches(self, query: exp.Select, size: int) -> Iterator[pa.RecordBatch]:
+        """Run a query and yield its answer in batches, as drivers return it: Arrow or rows."""
+        with self._running(written(query, self.dialect), stream=True) as cursor:
+            if hasattr(cursor, "fetch_record_batch"):
+                yield from cursor.fetch_record_batch()
+                return
+            names = [str(column[0]) for column in cursor.description]
+            while rows := cursor.fetchmany(size):
+                values = [row.values() if hasattr(row, "values") else row for row in rows]
+                columns = dict(zip(names, map(list, zip(*values, strict=True)), strict=True))
+                yield pa.RecordBatch.from_pydict(columns)
+
     def columns(self, relation: Expression) -> dict[str, str]:
         """Return the columns of a relation, each with its kind: "text", "flag" or empty."""
         query = exp.select("*").from_(relation.copy()).limit(0)
@@ -204,10 +217,10 @@ class Session:
         return bucket_of(cluster, buckets, self.dialect)
 
     @contextmanager
-    def _running(self, text: str) -> Iterator[Any]:
+    def _running(self, text: str, *, stream: bool = False) -> Iterator[Any]:
         """Execute a statement; errors of the driver, also while fetching, become ours."""
         try:
-            with self._cursor() as cursor:
+            with self._cursor(stream=stream) as cursor:
                 cursor.execute(text)
                 yield cursor
         except Exception as reason:  # drivers' errors have no common type
@@ -257,12 +270,16 @@ class Session:
             cursor.execute(statement)
 
     @contextmanager
-    def _cursor(self) -> Iterator[Any]:
-        """Open a cursor, except on DuckDB, where a second one sees no temporary view."""
+    def _cursor(self, *, stream: bool = False) -> Iterator[Any]:
+        """Open a cursor, except on DuckDB, where a second one sees no temporary view.
+
+        A named cursor of psycopg leaves the rows of a stream at the server.
+        """
         if self.dialect == "duckdb":
             yield self.connection
             return
-        cursor = self.connection.cursor()
+        named = stream and type(self.connection).__module__.startswith("psycopg")
+        cursor = self.connection.cursor("poolwise") if named else self.connection.cursor()
         try:
             yield cursor
         finally:
@@ -287,8 +304,8 @@ class Warehouse:
     widest: int = 700  # with centres, fewer than the 1,664 columns of PostgreSQL
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
-        """Open a log with its targets and look up their names in the table."""
+    def session(self, log: Log) -> Iterator[Session]:
+        """Borrow the connection of a log."""
         if log.table is None or log.connection is None:
             raise UsageError(
                 "a warehouse requires Log(table=..., connection=...): the name of a table or a "
@@ -296,8 +313,15 @@ class Warehouse:
             )
         dialect = check_dialect(self.dialect) if self.dialect else dialect_of(log.connection)
         session = Session(log.connection, dialect)
-        relation = relation_of(log.table, dialect)
         with session.borrowed():
+            yield session
+
+    @contextmanager
+    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
+        """Open a log with its targets and look up their names in the table."""
+        with self.session(log) as session:
+            dialect = session.dialect
+            relation = relation_of(str(log.table), dialect)
             columns = session.columns(relation)
             roles = assign(log, targets, list(columns), relation)
             if roles.scored:

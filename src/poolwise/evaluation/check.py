@@ -26,8 +26,9 @@ from poolwise.intervals.skew import interval_needs
 from poolwise.moments.terms import unite
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
+from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
-from poolwise.rows.roles import PART_LOGGER
+from poolwise.rows.roles import NOTHING, PART_LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,7 +101,8 @@ def check(
     """
     log = with_loggers(log, engine)
     named = named_targets(targets) if targets else {}
-    with open_rows(Request(log, named), engine) as rows:
+    extra = NOTHING if log.mixture is None else mixture_extra(log)  # an estimate has no faults
+    with open_rows(Request(log, named, extra=extra), engine) as rows:
         own = isinstance(rows, DuckDBRows) and log.cluster is None and rows.copies()
         findings = doubled_rows(own) if own else ()
         return CheckReport(rows.check(), rows.all_counts, findings)

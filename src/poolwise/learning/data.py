@@ -56,6 +56,8 @@ class LearningRows:
         clustered: True if rows of one cluster share a hash.
         among: Whether each action could be played in each row, shape (n, actions); None if
             all could.
+        mixture: Probability under the mixture of the log, where it is logged or was
+            estimated.
     """
 
     columns: Mapping[str, RawColumn]
@@ -70,6 +72,7 @@ class LearningRows:
     hashes: Hashes
     clustered: bool = False
     among: NDArray[np.bool] | None = None
+    mixture: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -88,7 +91,8 @@ class LearningRows:
         """Return some rows as an objective reads them, with the mixture of these rows."""
         logger, cross = self.logger[rows], self.cross[rows]
         counts = np.bincount(logger, minlength=len(self.loggers))
-        mixture = cross @ (counts / len(rows)) if self.crossed else self.own[rows]
+        below = self.own if self.mixture is None else self.mixture
+        mixture = cross @ (counts / len(rows)) if self.crossed else below[rows]
         ratios = cross / mixture[:, None]
         return Sample(self.action[rows], self.reward[rows], mixture, logger, predicted, ratios)
 
@@ -102,8 +106,12 @@ class LearningRows:
         names = ("action", "logger", "reward", "own", "cross", "hashes")
         arrays = {name: getattr(self, name)[order] for name in names}
         base = {name: scores[order] for name, scores in self.base.items()}
-        among = None if self.among is None else self.among[order]
-        return replace(self, columns=columns, base=base, among=among, **arrays)
+        known = {
+            name: values[order]
+            for name in ("among", "mixture")
+            if (values := getattr(self, name)) is not None
+        }
+        return replace(self, columns=columns, base=base, **known, **arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +127,7 @@ class _Piece:
     columns: Mapping[str, RawColumn]
     base: Mapping[str, FloatArray]
     lists: AnyArray | None
+    mixture: FloatArray | None
 
 
 @dataclass(eq=False)
@@ -162,6 +171,9 @@ class Reader:
         unit = unit if self.clustered else mix(unit, logger)
         usable = np.isfinite(rows.reward) & (logger >= 0) & (own > 0) & (own <= 1 + ROUNDING)
         usable &= np.isfinite(cross).all(axis=1) & _labelled(rows.batch.action)
+        mixture = None if rows.mixture is None else np.exp(rows.mixture)
+        if mixture is not None:
+            usable &= (mixture > 0) & (mixture <= 1 + ROUNDING)
         taken = usable & (unit <= np.uint64(self.share * LARGEST))
         self.counts += np.bincount(logger[usable], minlength=len(self.loggers))
         self.usable.append(usable)
@@ -181,6 +193,7 @@ class Reader:
                     for name, policy in self.policies.items()
                 },
                 lists=None if self.eligible is None else rows.batch[self.eligible][chosen],
+                mixture=None if mixture is None else mixture[chosen],
             )
         )
 
@@ -212,6 +225,7 @@ class Reader:
             hashes=np.concatenate([p.unit for p in pieces]),
             clustered=self.clustered,
             among=self._among(actions, played, logged),
+            mixture=self._mixture(),
         )
         self._pieces.clear()
         if self.clustered:
@@ -235,6 +249,10 @@ class Reader:
                 f"{lacking:,} rows lack it: correct the lists"
             )
         return among
+
+    def _mixture(self) -> FloatArray | None:
+        parts = [piece.mixture for piece in self._pieces if piece.mixture is not None]
+        return np.concatenate(parts) if parts else None
 
     def _column(self, name: str) -> RawColumn:
         parts = [piece.columns[name] for piece in self._pieces]

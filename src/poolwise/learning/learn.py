@@ -9,7 +9,6 @@ loggers (an intersection-union test).
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from dataclasses import replace
@@ -17,18 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
 
 from poolwise.engines import with_loggers
-from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.copy import local_log
 from poolwise.errors import Finding, LogError, RefusedError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.compare import compare
-from poolwise.evaluation.design import AS_NOW
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.plan import plan
 from poolwise.learning.data import Reader
-from poolwise.learning.learned import Choice, Gain, Learned
+from poolwise.learning.gains import allowance, careful, more_rows, over_means, paired, widened
+from poolwise.learning.learned import Choice, Learned
 from poolwise.learning.policy import LearnedMixture
 from poolwise.learning.recipe import BEST, FEWEST_ROWS, Settings, run
 from poolwise.learning.split import fold_of, held_out
@@ -40,15 +37,15 @@ from poolwise.rows.output import stage
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+    from poolwise.engines.base import EngineLike
+    from poolwise.engines.duckdb import DuckDB
     from poolwise.evaluation.compare import Comparison
-    from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LinearPolicy
     from poolwise.learning.recipe import Outcome
     from poolwise.learning.unseen import UnseenLog
     from poolwise.log.log import Log
     from poolwise.log.policy import Distribution, FloatArray, IntArray
-    from poolwise.moments.estimate import Estimate
     from poolwise.rows.learn import LearnerRows
 
 FOLDS = 5
@@ -72,7 +69,7 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     level: float = 0.95,
     seed: int = 0,
     rows: int = MOST_ROWS,
-    engine: DuckDB | None = None,
+    engine: EngineLike = None,
 ) -> Learned:
     """Learn a policy from all logs, and estimate its value on rows that it has not seen.
 
@@ -97,7 +94,8 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
         level: Level of the intervals, and of the one-sided bounds against each logger.
         seed: Seed of the folds and of the sample.
         rows: Learn from a sample of at most about so many rows; all unseen ones are evaluated.
-        engine: Limits of threads and memory.
+        engine: Engine that has the rows, by default that of the log. Those of Spark and of
+            warehouses are copied to local files first: the columns that are needed.
     """
     log = with_loggers(log, engine)
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
@@ -111,7 +109,8 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     share = holdout or 0.0
     task = Task(source, names, actions, policies, settings, parts, share, level, seed, rows)
     validate(task, both=folds is not None and holdout is not None)
-    return _learn(task, engine or DuckDB())
+    with local_log(source, engine) as (local, reader):
+        return _learn(replace(task, log=local), reader)
 
 
 def _learn(task: Task, engine: DuckDB) -> Learned:
@@ -122,8 +121,8 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
         Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in report.faults
     ]
     with tempfile.TemporaryDirectory(prefix="poolwise-") as folder:
-        with engine.learner_rows(task.log) as read:
-            reader = _read(task, read(), report.rows)
+        with engine.learner_rows(task.log) as source:
+            reader = _read(task, source.read(), report.rows)
             data = reader.rows(task.actions)
             outcomes = _outcomes(task, data.sorted())
             data = replace(data, columns={}, base={}, among=None)  # frees memory
@@ -132,7 +131,9 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
             scoring = Scoring(
                 outcomes, data.loggers, _shares(reader, data, part), data.clustered
             )
-            log = unseen_log(task.log, read(), parts, scoring, Path(folder) / "unseen.parquet")
+            path = Path(folder) / "unseen.parquet"
+            log = unseen_log(task.log, source.read(), parts, scoring, path)
+            notes += source.findings()
         notes += _notes(data, outcomes, int(reader.counts.sum()))
         return _result(log, outcomes, notes, data, task.level)
 
@@ -193,16 +194,24 @@ def _notes(data: LearningRows, outcomes: Sequence[Outcome], total: int) -> list[
         message = f"Actions with fewer than {RARE} rows ({len(rare)}): {listed}."
         notes.append(Finding("rare-actions", message, "Log them more often.", "note"))
     if not data.crossed:
-        message = (
-            "Without the probability of each row under every logger, learning uses the own "
-            "propensities, and the comparison with loggers is conservative."
-        )
-        advice = "Give `propensities` (--propensities) under every logger."
-        notes.append(Finding("own-propensities", message, advice))
+        notes.append(_not_crossed(mixed=data.mixture is not None))
     if len(data) < total:
         message = f"The policy was learned from {len(data):,} of {total:,} rows."
         notes.append(Finding("rows-sampled", message, "Pass `rows` for more.", "note"))
     return notes
+
+
+def _not_crossed(*, mixed: bool) -> Finding:
+    """Return the finding about a log without the probability of each row under every logger."""
+    advice = "Give `propensities` (--propensities) under every logger."
+    without = "Without the probability of each row under every logger,"
+    conservative = "the comparison with loggers is conservative"
+    if mixed:
+        message = f"{without} {conservative}: it is with their mean rewards, not paired by row."
+        return Finding("unpaired-loggers", message, advice, "note")
+    message = f"{without} learning uses the own propensities, and {conservative}."
+    advice = f"{advice[:-1]}, or estimate their mixture with Log(estimate_mixture=True)."
+    return Finding("own-propensities", message, advice)
 
 
 def _nothing_learned(data: LearningRows, outcomes: Sequence[Outcome]) -> Finding:
@@ -229,12 +238,12 @@ def _result(
     """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
     name = next(iter(unseen.targets))
     evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
-    evaluation = _widened(evaluation, name, allowance(len(outcomes)))
+    evaluation = widened(evaluation, name, allowance(len(outcomes)))
     crossed = unseen.log.crossed
     gains = (
-        _paired(unseen, evaluation)
+        paired(unseen, evaluation)
         if crossed
-        else _over_means(evaluation[name].estimates, data, level)
+        else over_means(evaluation[name].estimates, data, level)
     )
     alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
     factor = allowance(len(outcomes)) if crossed else 1.0  # estimates have it already
@@ -253,7 +262,7 @@ def _result(
             Choice(k, o.policy.anchor, o.chosen) for k, o in enumerate(outcomes, start=1)
         ),
         candidates=tuple(outcome.candidates for outcome in outcomes),
-        more_rows=None if shown else _more_rows(unseen, gains, level),
+        more_rows=None if shown else more_rows(unseen, gains, level),
         findings=tuple(findings),
     )
     if learned.better:
@@ -274,91 +283,6 @@ def _policy(outcomes: Sequence[Outcome]) -> LearnedMixture | LinearPolicy:
     return LearnedMixture(policies, [1 / len(policies)] * len(policies))
 
 
-def _paired(unseen: UnseenLog, evaluation: Evaluation) -> list[Gain]:
-    """Return the gain over each logger, paired by row, with its one-sided bound."""
-    name, _, *loggers = unseen.targets
-    return [_gain(unseen, evaluation, name, logger) for logger in loggers]
-
-
-def _gain(unseen: UnseenLog, evaluation: Evaluation, name: str, logger: str) -> Gain:
-    targets = {key: unseen.targets[key] for key in (name, logger)}
-    sided = 2 * evaluation.level - 1  # its lower end is a one-sided bound
-    try:
-        compared = compare(
-            unseen.log, targets, baseline=logger, level=sided, model=unseen.model
-        )
-    except RefusedError:  # the rows show no spread
-        return Gain(logger, 0.0, math.inf, -math.inf, shown=False)
-    difference = compared.difference(name)
-    return Gain(
-        logger,
-        difference.value,
-        difference.std_error,
-        difference.interval.lower,
-        shown=difference.verdict == "better",
-    )
-
-
-def allowance(parts: int) -> float:
-    """Return the factor of errors where the policies of parts were learned from common rows.
-
-    Their errors are correlated, and were measured to be 5% to 20% larger than the errors of
-    independent rows; with K parts they count as sqrt(K / (K - 1)) times as large.
-    """
-    return math.sqrt(parts / (parts - 1)) if parts > 1 else 1.0
-
-
-def _widened(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
-    """Return the evaluation with larger errors of the learned policy."""
-    learned = evaluation[name]
-    estimates = {
-        e: replace(estimate, variance=factor**2 * estimate.variance)
-        for e, estimate in learned.estimates.items()
-    }
-    intervals = {
-        e: replace(
-            interval,
-            lower=estimates[e].value - factor * (estimates[e].value - interval.lower),
-            upper=estimates[e].value + factor * (interval.upper - estimates[e].value),
-        )
-        for e, interval in learned.intervals.items()
-    }
-    wider = replace(learned, estimates=estimates, intervals=intervals)
-    return replace(evaluation, targets={**evaluation.targets, name: wider})
-
-
-def careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
-    """Return the gain with larger errors, a bound that skew does not raise, and alarms.
-
-    The bound is at most the normal one, and an alarm forbids a conclusion.
-    """
-    error = factor * gain.std_error
-    skewed = gain.value - factor * (gain.value - gain.lower)
-    lower = min(skewed, gain.value - float(stats.norm.ppf(level)) * error)
-    shown = gain.shown and lower > 0 and not alarmed
-    return replace(gain, std_error=error, lower=lower, shown=shown)
-
-
-def _over_means(
-    estimates: Mapping[str, Estimate], data: LearningRows, level: float
-) -> list[Gain]:
-    """Return gains over the mean rewards of loggers whose other propensities are unknown.
-
-    The errors of both add up, which holds however the two depend on each other.
-    """
-    learned = next(iter(estimates.values()))
-    critical = float(stats.norm.ppf(level))
-    gains = []
-    for k, logger in enumerate(data.loggers):
-        own = data.reward[data.logger == k]
-        error = learned.std_error
-        error += float(own.std(ddof=1)) / math.sqrt(len(own)) if len(own) > 1 else math.inf
-        value = learned.value - float(own.mean()) if len(own) else math.nan
-        lower = value - critical * error
-        gains.append(Gain(logger, value, error, lower, shown=bool(lower > 0)))
-    return gains
-
-
 def _compared(unseen: UnseenLog, anchor: str, level: float) -> Comparison | None:
     """Return the comparison of all policies; None if the rows show no spread."""
     baseline = anchor if anchor in unseen.targets else next(iter(unseen.targets))
@@ -368,32 +292,3 @@ def _compared(unseen: UnseenLog, anchor: str, level: float) -> Comparison | None
         )
     except RefusedError:
         return None
-
-
-def _more_rows(unseen: UnseenLog, gains: Sequence[Gain], level: float) -> float | None:
-    """Return the new rows that would show gains of the estimated size; None if unknown.
-
-    The interval must shrink by the ratio of the gain to the distance from its bound, and
-    `plan` knows how many rows that takes.
-    """
-    weak = [gain for gain in gains if not gain.shown]
-    if not all(-math.inf < gain.lower <= 0 < gain.value for gain in weak):
-        return None
-    ratios = [gain.value / (gain.value - gain.lower) for gain in weak]
-    name, column = next(iter(unseen.targets.items()))
-    estimator = "calibrated" if unseen.log.crossed else "naive"
-    now = evaluate(unseen.log, {name: column}, estimator, level=level)
-    interval = now[name].intervals[estimator]
-    half_width = min(ratios) * (interval.upper - interval.lower) / 2
-    try:
-        outlook = plan(
-            unseen.log,
-            {name: column},
-            half_width=half_width,
-            estimators=[estimator],
-            level=level,
-        )
-    except RefusedError:
-        return None
-    rows = outlook.option(estimator, AS_NOW).rows
-    return rows if np.isfinite(rows) else None

@@ -101,7 +101,6 @@ def validate(task: Task, *, both: bool) -> None:
     problems = [
         (not task.features, "`features` must name the columns to learn from"),
         (log.action is None, "learning needs the column of the logged `action`"),
-        (log.table is not None, "learning reads files, frames and SELECTs: export the table"),
         (
             bool(roles),
             f"features must not be the reward, logger or action: {sorted(map(str, roles))}",

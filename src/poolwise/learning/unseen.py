@@ -123,6 +123,8 @@ class Scoring:
             values |= self._logger_values(cross, values)
         probs = {"propensity": own, **{f"p_{k}": p for k, p in enumerate(cross.T)}}
         probs |= {name: values.pop(name) for name in (LEARNED, ANCHOR)}
+        if rows.mixture is not None:
+            probs["mixture"] = np.exp(rows.mixture)
         if rows.logs:
             with np.errstate(divide="ignore"):
                 probs = {name: np.log(p) for name, p in probs.items()}
@@ -201,7 +203,7 @@ def unseen_log(
         eligible=None,
         cluster="cluster" if scoring.clustered else None,
         estimate_mixture=False,
-        mixture=None,
+        mixture="mixture" if "mixture" in first.schema.names else None,
         reader_options={},
     )
     learned, anchor = free_names(scoring)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +19,6 @@ from sqlglot import exp
 from poolwise.errors import Fault, LogError, ModelError, optional_module
 from poolwise.log.policy import index_of
 from poolwise.rows.output import stage
-from poolwise.rows.roles import Extra
 from poolwise.rows.rules import double
 from poolwise.rows.score import scorer_of, to_batch
 
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 
     from poolwise.errors import Finding
     from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray
-    from poolwise.rows.roles import Roles
+    from poolwise.rows.roles import Extra, Roles
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"
 NUMBER, FOLD = "poolwise_number", "poolwise_fold"
 PERIOD, PERIOD_NUMBER = "poolwise_period", "poolwise_period_number"
 MOST_FITS = 50  # models of periods
 OWN, CROSS = "poolwise_own", "poolwise_cross"  # propensities; a cross one has a number
+MIXTURE, MIXED = "poolwise_mixture", "poolwise_mixed"  # the mixture: estimated, and logged
 FOLDS = 5
 FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
 MOST_FOLDS = 2**62  # so many that each row, or cluster, has its own
@@ -60,6 +60,7 @@ class LearnerRows:
         propensities: Log-probabilities under the loggers that have them.
         logs: True if the log holds logarithms, so that filled probabilities must be too.
         period: Number of each row's period, shape (n,); empty where the log has none.
+        mixture: Log-probability under the mixture, where it is logged or was estimated.
     """
 
     batch: Batch
@@ -71,6 +72,7 @@ class LearnerRows:
     propensities: Mapping[str, FloatArray]
     logs: bool = False
     period: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    mixture: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -206,6 +208,8 @@ class Folds:
 
 def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> Fill:
     """Fit every learner to a sample of the rows."""
+    if not extra.learners:
+        return Fill((), roles, Folds(MOST_FOLDS))
     total = int(connection.execute("SELECT count(*) FROM log").fetchall()[0][0])
     stride = -(-total // min(learner.rows for learner in extra.learners))
     folds = Folds(max(learner.folds for learner in extra.learners), max(1, stride))
@@ -263,19 +267,38 @@ def _fit_nothing(sample: LearnerRows, counts: Mapping[str, int]) -> Fitted:
     raise NotImplementedError(f"{len(sample)} rows of {counts} are only read")
 
 
-READING = Extra(learners=(Learner("learning", (), _fit_nothing),))  # actions and context
+READING = (Learner("learning", (), _fit_nothing),)  # reads actions and context
 
 
-def ordered_rows(
-    connection: duckdb.DuckDBPyConnection, roles: Roles, size: int = BATCH_ROWS
-) -> Iterator[LearnerRows]:
-    """Yield all rows in a fixed order, in batches, with loggers in Python scored.
+@dataclass(frozen=True, eq=False)
+class OrderedRows:
+    """All rows of a log in a fixed order, which can be read several times.
 
-    The fold of a row is the hash of its cluster, or its number among the rows of its logger.
+    Attributes:
+        connection: Connection with the view of the log.
+        roles: Roles of its columns.
+        fill: Appends the columns of models, such as an estimated mixture.
     """
-    scorer = scorer_of(roles)
-    for rows in Folds(MOST_FOLDS).append(_batches(connection, roles, size)):
-        yield _learner_rows(scorer(rows), roles)
+
+    connection: duckdb.DuckDBPyConnection
+    roles: Roles
+    fill: Fill
+
+    def read(self, size: int = BATCH_ROWS) -> Iterator[LearnerRows]:
+        """Yield the rows in batches, with loggers in Python scored.
+
+        The fold of a row is the hash of its cluster, or its number among the rows of its
+        logger.
+        """
+        scorer = scorer_of(self.roles)
+        for rows in self.fill.read(self.connection, size):
+            received = _learner_rows(self.fill(scorer(rows)), self.roles)
+            unit = rows.column(UNIT if UNIT in rows.schema.names else NUMBER).to_numpy()
+            yield replace(received, fold=np.asarray(unit % MOST_FOLDS, dtype=np.int64))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the findings about models; those about rows once they were read."""
+        return tuple(note for fit in self.fill.fitted for note in fit.findings())
 
 
 def _propensities(roles: Roles) -> dict[str, Expression]:
@@ -283,15 +306,19 @@ def _propensities(roles: Roles) -> dict[str, Expression]:
     table = roles.table
     named = {} if table.propensity is None else {OWN: table.propensity}
     named |= {f"{CROSS}_{k}": e for k, e in enumerate(table.propensities.values())}
+    if table.mixture is not None and table.mixture.name != MIXTURE:
+        named[MIXED] = table.mixture
     return {e.name if e.name in roles.scored else name: e for name, e in named.items()}
 
 
 def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
     table = roles.table
-    logs = [_floats(rows, name) for name in _propensities(roles)]
+    names = [*_propensities(roles), *({MIXTURE} & set(rows.schema.names))]
+    logs = [_floats(rows, name) for name in names]
     if not table.log_probabilities:
         with np.errstate(divide="ignore", invalid="ignore"):  # bad rows are reported later
             logs = [np.log(values) for values in logs]
+    mixture = logs.pop() if names and names[-1] in {MIXTURE, MIXED} else None
     own = np.full(rows.num_rows, np.nan) if table.propensity is None else logs.pop(0)
     return LearnerRows(
         batch=to_batch(rows, roles.action, roles.context),
@@ -303,6 +330,7 @@ def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
         propensities=dict(zip(table.propensities, logs, strict=True)),
         logs=table.log_probabilities,
         period=_period_numbers(rows),
+        mixture=mixture,
     )
 
 
@@ -336,7 +364,8 @@ class Fill:
         self, connection: duckdb.DuckDBPyConnection, size: int
     ) -> Iterator[pa.RecordBatch]:
         """Read the rows with their folds, in batches of so many rows."""
-        return self.folds.append(_batches(connection, self.roles, size))
+        folds = replace(self.folds, seen=Counter())
+        return folds.append(_batches(connection, self.roles, size))
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Append the columns to a batch with folds."""

@@ -22,6 +22,7 @@ from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
 from poolwise.rows.features import Features, fit_features
 from poolwise.rows.learn import (
+    MIXTURE,
     Learner,
     SklearnModel,
     fit_clone,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray, IntArray
     from poolwise.rows.learn import LearnerRows
 
-MIXTURE = "poolwise_mixture"
 ROWS_TO_CALIBRATE = 30  # of the smallest logger: fewer would calibrate on noise
 LOWEST_LOG = -30.0  # of a probability as a feature: models reject infinity
 FITTED_WORK, FEWEST_ROWS = 1_000_000, 20_000  # rows times loggers; more of either take minutes

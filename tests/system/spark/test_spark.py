@@ -34,12 +34,14 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.learning.learn import learn
 from poolwise.log.log import Log
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import REWARD, WEIGHT, Needs
 from poolwise.rows.reader import RowGroup
 from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
+from tests.support.learning import segments, segments_log
 from tests.support.messages import refused
 from tests.support.reference import (
     Reference,
@@ -157,6 +159,15 @@ def test_evaluations_are_those_of_duckdb(
         replace(roles, source=labelled, logger=None),
     ):
         assert_same(evaluate(log, TARGETS, engine=spark), expected)
+
+
+def test_a_policy_is_learned_from_a_copy_of_the_rows(session: SparkSession) -> None:
+    table = segments(600)
+    rows = session.createDataFrame(table).repartition(3)
+    few: dict[str, Any] = {"strengths": [1.0], "smoothing": [0.8], "folds": 2}
+    expected = learn(segments_log(table), **few)
+    learned = learn(segments_log(rows), **few)  # in another order
+    assert learned.estimate.value == pytest.approx(expected.estimate.value, abs=1e-12)
 
 
 def test_bets_are_those_of_duckdb(
