@@ -187,7 +187,7 @@ def _extra(
     if model is None:
         return mixed, ()
     try:
-        modelled = model_extra(model, targets, log.eligible)
+        modelled = model_extra(model, targets, log.eligible, densities=log.densities)
     except RefusedError as reason:
         if strict:
             raise

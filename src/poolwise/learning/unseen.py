@@ -117,7 +117,7 @@ class Scoring:
         }
         for k, outcome in enumerate(self.outcomes):
             here = np.flatnonzero(part == k)
-            for name, scores in _scores(outcome, _take(rows.batch, here)).items():
+            for name, scores in _scores(outcome, rows.batch.take(here)).items():
                 values[name][here] = scores
         if len(self.shares):
             values |= self._logger_values(cross, values)
@@ -151,10 +151,6 @@ class Scoring:
             f"value_{k}": ratio * values["predicted"] - column
             for k, ratio in enumerate(ratios.T)
         }
-
-
-def _take(batch: Batch, rows: IntArray) -> Batch:
-    return Batch(batch.action[rows], {name: v[rows] for name, v in batch.columns.items()})
 
 
 def _scores(outcome: Outcome, batch: Batch) -> dict[str, FloatArray]:

@@ -4,6 +4,9 @@ A policy of a continuous action has a density in place of a probability: a posit
 perhaps above 1, whose integral over all actions is 1.  The weight of a row is the ratio of two
 densities, and every estimator works unchanged.  A policy that plays one exact action has no
 density.
+
+A reward model is averaged over the actions that a policy draws.  `drawn` turns levels between 0
+and 1 into actions, as a quantile function does, so that even levels give even draws.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from scipy.special import ndtri
 
 from poolwise.errors import PolicyError
-from poolwise.log.policy import is_distribution
+from poolwise.log.policies import Mixture
+from poolwise.log.policy import Batch, is_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poolwise.log.policy import Batch, FloatArray, Policy
+    from poolwise.log.policy import FloatArray, Policy
 
+Draws: TypeAlias = "tuple[FloatArray, FloatArray | float]"  # actions, and their weights
 Number: TypeAlias = "float | str | Callable[[Batch], FloatArray]"
 LOG_ROOT_2_PI = math.log(2 * math.pi) / 2
+EDGE = 2.0**-53  # least distance of a level from 0 and 1, where a quantile may be infinite
 DISCRETE = (
     "a policy of a log with densities must have a density, and one that plays single actions "
     "has none. Spread it around its action: Gaussian(action, scale). A wider scale adds bias, "
@@ -33,8 +40,33 @@ DISCRETE = (
 
 def is_discrete(policy: Policy) -> bool:
     """Return True if a policy gives probabilities of single actions."""
-    parts = getattr(policy, "policies", ())
+    parts = policy.policies if isinstance(policy, Mixture) else ()
     return is_distribution(policy) or any(map(is_discrete, parts))
+
+
+def can_draw(policy: Policy) -> bool:
+    """Return True if `drawn` serves a policy."""
+    if isinstance(policy, Mixture):
+        return all(map(can_draw, policy.policies))
+    return getattr(policy, "draw", None) is not None
+
+
+def drawn(policy: Policy, batch: Batch, level: FloatArray) -> Draws:
+    """Return an action for each row, at its level between 0 and 1, and its weight.
+
+    With uniform levels, the mean of weight times f(action) is the mean of f under the policy.
+    """
+    if not isinstance(policy, Mixture):
+        draw: Callable[[Batch, FloatArray], Draws] = getattr(policy, "draw")  # noqa: B009
+        return draw(batch, level.clip(EDGE, 1 - EDGE))
+    edges = np.cumsum([0.0, *policy.shares])
+    part = np.searchsorted(edges[1:-1], level, side="right")
+    action, weight = np.zeros(len(batch)), np.zeros(len(batch))
+    for k, inner in enumerate(policy.policies):
+        rows = np.flatnonzero(part == k)
+        within = (level[rows] - edges[k]) / (edges[k + 1] - edges[k])
+        action[rows], weight[rows] = drawn(inner, batch.take(rows), within)
+    return action, weight
 
 
 @dataclass(frozen=True)
@@ -63,6 +95,11 @@ class Gaussian:
     def prob(self, batch: Batch) -> FloatArray:
         return np.exp(self.log_prob(batch))
 
+    def draw(self, batch: Batch, level: FloatArray) -> Draws:
+        """Return quantiles."""
+        scale = _positive("Gaussian", _values(self.scale, batch))
+        return _values(self.mean, batch) + scale * ndtri(level), 1.0
+
 
 @dataclass(frozen=True)
 class LogNormal:
@@ -87,6 +124,11 @@ class LogNormal:
     def prob(self, batch: Batch) -> FloatArray:
         return np.exp(self.log_prob(batch))
 
+    def draw(self, batch: Batch, level: FloatArray) -> Draws:
+        """Return quantiles."""
+        logs, weight = Gaussian(self.mean, self.scale).draw(batch, level)
+        return np.exp(logs), weight
+
 
 @dataclass(frozen=True)
 class Range:
@@ -110,18 +152,28 @@ class Range:
         inside = (action >= self.lower) & (action <= self.upper)
         return np.where(inside, 1 / (self.upper - self.lower), 0.0)
 
+    def draw(self, batch: Batch, level: FloatArray) -> Draws:
+        """Return quantiles."""
+        del batch
+        return self.lower + level * (self.upper - self.lower), 1.0
+
 
 @dataclass(frozen=True)
 class Density:
     """A density from a function of a batch, or a frozen distribution of SciPy.
 
     Attributes:
-        density: Returns the density of each logged action, or has `pdf`.
+        density: Returns the density of each row's action, or has `pdf`.
+        support: Range outside which the density is 0; only reward models need it, and only
+            without a quantile function `ppf`.
     """
 
     density: Any  # a function, or any object with `pdf`
+    support: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.support is not None:
+            Range(*self.support)  # rejects what is not a range
         if not (callable(self.density) or hasattr(self.density, "pdf")):
             reason = f"needs a function or an object with `pdf`, got {self.density!r}"
             raise PolicyError("Density", reason)
@@ -130,6 +182,19 @@ class Density:
         if hasattr(self.density, "pdf"):
             return np.asarray(self.density.pdf(_actions("Density", batch)))
         return np.asarray(self.density(batch))
+
+    @property
+    def draw(self) -> Callable[[Batch, FloatArray], Draws] | None:
+        """Quantiles, or weighted actions of the support; None without either."""
+        if hasattr(self.density, "ppf"):
+            return lambda _, level: (np.asarray(self.density.ppf(level)), 1.0)
+        return None if self.support is None else self._weighted
+
+    def _weighted(self, batch: Batch, level: FloatArray) -> Draws:
+        support = Range(*self.support or ())
+        action, _ = support.draw(batch, level)
+        density = self.prob(Batch(action, batch.columns))
+        return action, density * (support.upper - support.lower)
 
 
 def _values(number: Number, batch: Batch) -> FloatArray:

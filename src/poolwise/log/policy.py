@@ -57,6 +57,10 @@ class Batch:
         """Return the same rows with these columns, in this order."""
         return Batch(self.action, {name: self[name] for name in names})
 
+    def take(self, rows: IntArray) -> Batch:
+        """Return some of the rows, by number."""
+        return Batch(self.action[rows], {name: v[rows] for name, v in self.columns.items()})
+
     @cached_property
     def context(self) -> FloatArray:
         """All columns side by side, shape (n, D); each must hold numbers."""

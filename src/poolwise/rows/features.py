@@ -1,7 +1,7 @@
 """Features: rows as the matrix of a model.
 
 Numbers stay unchanged; text and the action become one column per frequent label, so that a
-model can predict actions that were not logged.
+model can predict actions that were not logged.  An action with a density is a number.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Features:
         labels: The frequent labels of each column of text.
         actions: Actions of the sample; all others get zeros.
         interactions: Add the product of every context column with every action.
+        numeric: The action is a number, one column of the matrix; `actions` is empty.
     """
 
     columns: tuple[str, ...]
     labels: Mapping[str, tuple[Hashable, ...]]
     actions: tuple[Hashable, ...]
     interactions: bool = False
+    numeric: bool = False
 
     def context(self, batch: Batch) -> FloatArray:
         """Return the context alone, shape (n, D)."""
@@ -53,12 +55,16 @@ class Features:
         """Return the index of each action among those of the sample; -1 if it is missing."""
         return index_of(self.actions, actions)
 
-    def join(self, context: FloatArray, action: IntArray) -> FloatArray:
-        """Append the columns of one action per row, by its index, to the context."""
+    def code(self, actions: Labels) -> AnyArray:
+        """Return the index of each action, or the action itself if it is a number."""
+        return _numbers(np.asarray(actions)) if self.numeric else self.index(actions)
+
+    def join(self, context: FloatArray, action: AnyArray) -> FloatArray:
+        """Append the columns of one action per row, by its code, to the context."""
         size = len(self.actions)
         if size > ONE_HOT_COLUMNS:  # trees can split the index; linear models cannot use it
             return np.column_stack([context, action])
-        played = one_hot(action, size)
+        played = action[:, None] if self.numeric else one_hot(action, size)
         if not self.interactions:
             return np.hstack([context, played])
         crossed = context[:, :, None] * played[:, None, :]
@@ -66,11 +72,11 @@ class Features:
 
     def matrix(self, batch: Batch) -> FloatArray:
         """Return context and logged action, one line per row."""
-        return self.join(self.context(batch), self.index(batch.action))
+        return self.join(self.context(batch), self.code(batch.action))
 
 
 def fit_features(
-    batch: Batch, columns: Sequence[str], *, interactions: bool = False
+    batch: Batch, columns: Sequence[str], *, interactions: bool = False, numeric: bool = False
 ) -> Features:
     """Collect labels and actions from a sample of rows.
 
@@ -91,8 +97,14 @@ def fit_features(
             )
     if batch.action.ndim != 1:
         raise UsageError("a model needs one label per action, got lists")
-    actions = tuple(sorted(set(batch.action.tolist()), key=str))
-    return Features(tuple(columns), labels, actions, interactions)
+    actions = () if numeric else tuple(sorted(set(batch.action.tolist()), key=str))
+    return Features(tuple(columns), labels, actions, interactions, numeric)
+
+
+def _numbers(actions: AnyArray) -> FloatArray:
+    if actions.dtype.kind not in "iuf":
+        raise UsageError(f"a model of densities needs numeric actions, got {actions.dtype}")
+    return actions.astype(np.float64)
 
 
 def _has_lists(values: AnyArray) -> bool:

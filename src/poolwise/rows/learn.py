@@ -59,8 +59,10 @@ class LearnerRows:
         propensity: Log-probability under the row's own logger, shape (n,).
         propensities: Log-probabilities under the loggers that have them.
         logs: True if the log holds logarithms, so that filled probabilities must be too.
+        number: Number of each row among those of its logger, shape (n,).
         period: Number of each row's period, shape (n,); empty where the log has none.
         mixture: Log-probability under the mixture, where it is logged or was estimated.
+        densities: True if actions are numbers with densities.
     """
 
     batch: Batch
@@ -70,9 +72,11 @@ class LearnerRows:
     reward: FloatArray
     propensity: FloatArray
     propensities: Mapping[str, FloatArray]
+    number: IntArray
     logs: bool = False
     period: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     mixture: FloatArray | None = None
+    densities: bool = False
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -328,9 +332,11 @@ def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
         reward=_floats(rows, REWARD),
         propensity=own,
         propensities=dict(zip(table.propensities, logs, strict=True)),
+        number=rows.column(NUMBER).to_numpy(),
         logs=table.log_probabilities,
         period=_period_numbers(rows),
         mixture=mixture,
+        densities=table.densities,
     )
 
 

@@ -100,7 +100,7 @@ def fit_mixture(
     """Fit a classifier of loggers for each fold; None is the default classifier."""
     labels = tuple(sorted(counts))
     share = np.array([counts[label] for label in labels]) / sum(counts.values())
-    features = fit_features(sample.batch, sample.features)
+    features = fit_features(sample.batch, sample.features, numeric=sample.densities)
     matrix, code = _matrix(features, sample), index_of(labels, sample.label)
     taken = sample_of(sample.fold, max(FEWEST_ROWS, FITTED_WORK // len(labels)))
     matrix, code, fold = matrix[taken], code[taken], sample.fold[taken]

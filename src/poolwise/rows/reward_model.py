@@ -3,23 +3,25 @@
 A model is fitted to a sample of the rows, fold by fold, and predicts the rows of the fold
 that it was not fitted to, which makes doubly robust estimates unbiased for any model.  Where
 the log has periods, the model of a period is fitted to earlier periods only, since policies
-may depend on all of them; that of the first period predicts 0.  A target's distribution over
-actions is computed batch by batch and not stored.
+may depend on all of them; that of the first period predicts 0.  A target's predicted value is
+the mean prediction over its actions (`rows.averages`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from poolwise.errors import Finding, ModelError, RefusedError, UsageError
+from poolwise.log.densities import can_draw
 from poolwise.log.eligible import restricted
 from poolwise.log.policies import as_policy
-from poolwise.log.policy import Batch, Distribution, FloatArray, IntArray, is_distribution
+from poolwise.log.policy import AnyArray, Batch, Distribution, FloatArray, is_distribution
+from poolwise.rows.averages import DRAWS, OverActions, OverDensities
 from poolwise.rows.features import Features, fit_features
 from poolwise.rows.learn import (
     FITTED_ROWS,
@@ -32,17 +34,26 @@ from poolwise.rows.learn import (
     rows_by_fold,
 )
 from poolwise.rows.roles import Extra
-from poolwise.rows.score import checked_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from poolwise.log.policy import PolicyLike
+    from poolwise.log.policy import IntArray, Policy, PolicyLike
     from poolwise.rows.learn import LearnerRows
 
 PREDICTED_REWARD, PREDICTED_VALUE = "poolwise_predicted_reward", "poolwise_predicted_value"
 CELLS = 1 << 22  # numbers in one matrix of features: 32 MB
 Predict = Callable[[FloatArray], FloatArray]
+LACKING = (  # requirements, and policies that meet them: with probabilities, with densities
+    (
+        "the probability of every action",
+        "a policy with a list of actions (a classifier, a Softmax, a Table)",
+    ),
+    (
+        "the density of every action",
+        "a Gaussian, a LogNormal, a Range, a Density with `ppf` or a `support`, or a Mixture",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +83,16 @@ class RewardModel:
         rows: Largest number of rows to fit to; more are sampled evenly.
         interactions: Add the product of every context column with every action, which
             linear models need.
+        draws: Actions of each row that a target with a density is averaged over.
+        seed: Seed of these draws.
     """
 
     model: SklearnModel
     folds: int = FOLDS
     rows: int = FITTED_ROWS
     interactions: bool = False
+    draws: int = DRAWS
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not (hasattr(self.model, "fit") and hasattr(self.model, "predict")):
@@ -85,35 +100,44 @@ class RewardModel:
                 "a reward model must be a scikit-learn regressor or classifier, got "
                 f"{self.model!r}"
             )
-        if self.folds < 2 or self.rows < 1:
+        if self.folds < 2 or self.rows < 1 or self.draws < 1:
             raise UsageError(
-                "a reward model needs at least 2 folds and 1 row, got "
-                f"folds={self.folds} and rows={self.rows}"
+                "a reward model needs at least 2 folds, 1 row and 1 draw, got "
+                f"folds={self.folds}, rows={self.rows} and draws={self.draws}"
             )
 
 
+Average = OverActions | OverDensities
 ModelLike = RewardModel | GivenModel | SklearnModel
 
 
 def model_extra(
-    model: ModelLike, targets: Mapping[str, PolicyLike], eligible: str | None = None
+    model: ModelLike,
+    targets: Mapping[str, PolicyLike],
+    eligible: str | None = None,
+    *,
+    densities: bool = False,
 ) -> Extra:
-    """Return the columns of a reward model; reject targets without a list of actions."""
+    """Return the columns of a reward model; reject targets without a list of actions.
+
+    Targets with densities must be able to draw actions.
+    """
     if isinstance(model, GivenModel):
         return _logged(model, targets)
     settings = model if isinstance(model, RewardModel) else RewardModel(model)
     policies = {name: restricted(as_policy(t), eligible) for name, t in targets.items()}
     columns = {name: f"{PREDICTED_VALUE}_{k}" for k, name in enumerate(targets)}
-    served = {columns[name]: p for name, p in policies.items() if is_distribution(p)}
-    if len(served) < len(targets):
-        lacking = [repr(name) for name, column in columns.items() if column not in served]
+    serves = can_draw if densities else is_distribution
+    lacking = [repr(name) for name, policy in policies.items() if not serves(policy)]
+    if lacking:
+        needed, kinds = LACKING[densities]
         raise RefusedError(
             "model-refused",
-            f"a reward model needs the probability of every action under target "
-            f"{', '.join(lacking)}, not only of the logged one. Pass a policy with a list of "
-            "actions (a classifier, a Softmax, a Table), or the predictions themselves: "
+            f"a reward model needs {needed} under target {', '.join(lacking)}, not only of the "
+            f"logged one. Pass {kinds}, or the predictions themselves: "
             "GivenModel(predicted_reward='q', predicted_value={'candidate': 'v'}).",
         )
+    served = {columns[name]: policy for name, policy in policies.items()}
     learner = Learner(
         "reward model",
         (PREDICTED_REWARD, *served),
@@ -140,20 +164,17 @@ def _logged(model: GivenModel, targets: Mapping[str, PolicyLike]) -> Extra:
 
 def fit_reward(
     settings: RewardModel,
-    targets: Mapping[str, Distribution],
+    targets: Mapping[str, Policy],
     sample: LearnerRows,
     counts: Mapping[str, int],
 ) -> FittedReward:
     """Fit a model for each fold or period; `targets` are named by the column of their value."""
-    interactions, reward = settings.interactions, sample.reward
-    features = fit_features(sample.batch, sample.features, interactions=interactions)
-    for policy in targets.values():
-        actions = list(policy.actions)
-        if (features.index(actions) < 0).all():
-            raise UsageError(
-                "a reward model needs targets with actions of the log; a target plays "
-                f"{_few(actions)}, and the log has {_few(features.actions)}"
-            )
+    interactions, reward, numeric = settings.interactions, sample.reward, sample.densities
+    columns = sample.features
+    features = fit_features(sample.batch, columns, interactions=interactions, numeric=numeric)
+    average: Average = OverDensities(targets, settings.draws, settings.seed)
+    if not numeric:
+        average = over_actions(cast("Mapping[str, Distribution]", targets), features)
     matrix = features.matrix(sample.batch)
     by_period = bool(len(sample.period))
     models = (fit_earlier if by_period else fit_folds)(
@@ -161,7 +182,19 @@ def fit_reward(
     )
     total = sum(counts.values())
     default = _constant(reward[:0] if by_period else reward)
-    return FittedReward(features, models, default, targets, len(sample), total)
+    return FittedReward(features, models, default, average, len(sample), total)
+
+
+def over_actions(targets: Mapping[str, Distribution], features: Features) -> OverActions:
+    """Return averages over lists of actions; reject a target without actions of the log."""
+    for policy in targets.values():
+        actions = list(policy.actions)
+        if (features.index(actions) < 0).all():
+            raise UsageError(
+                "a reward model needs targets with actions of the log; a target plays "
+                f"{_few(actions)}, and the log has {_few(features.actions)}"
+            )
+    return OverActions(targets, features)
 
 
 def _few(labels: Sequence[Hashable]) -> str:
@@ -198,7 +231,7 @@ class FittedReward:
         models: Model for the rows of each fold, fitted to the others; or for those of each
             period, fitted to earlier ones.
         default: Model for folds or periods that the sample does not have.
-        targets: Policies by the column of their predicted value.
+        average: Averages predictions over the actions of each target.
         sampled: Rows that the models were fitted to.
         total: All rows.
     """
@@ -206,46 +239,27 @@ class FittedReward:
     features: Features
     models: Mapping[int, Predict]
     default: Predict
-    targets: Mapping[str, Distribution]
+    average: Average
     sampled: int
     total: int
 
     def __call__(self, rows: LearnerRows) -> dict[str, FloatArray]:
-        columns = {name: np.zeros(len(rows)) for name in (PREDICTED_REWARD, *self.targets)}
+        names = (PREDICTED_REWARD, *self.average.targets)
+        columns = {name: np.zeros(len(rows)) for name in names}
         for unit, chosen in rows_by_fold(rows.units):
             model = self.models.get(unit, self.default)
-            for name, values in self._predict(model, _take(rows.batch, chosen)).items():
+            batch, number = rows.batch.take(chosen), rows.number[chosen]
+            for name, values in self._predict(model, batch, number).items():
                 columns[name][chosen] = values
         return columns
 
-    def _predict(self, model: Predict, batch: Batch) -> dict[str, FloatArray]:
+    def _predict(self, model: Predict, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
         """Predict the logged action, and the mean over each target's actions."""
-        context = self.features.context(batch)
-        probs = {
-            name: checked_distribution(
-                name, policy.distribution(batch), (len(batch), len(policy.actions))
-            )
-            for name, policy in self.targets.items()
-        }
-        values = {name: np.zeros(len(batch)) for name in self.targets}
-        indices = self.features.index(list(self._columns))
-        for columns, index in zip(self._columns.values(), indices, strict=True):
-            predicted = self._ask(model, context, np.full(len(batch), index))
-            for name, column in columns.items():
-                values[name] += probs[name][:, column] * predicted
-        logged = self._ask(model, context, self.features.index(batch.action))
-        return {PREDICTED_REWARD: logged, **values}
+        ask = partial(self._ask, model, self.features.context(batch))
+        logged = ask(self.features.code(batch.action))
+        return {PREDICTED_REWARD: logged, **self.average(ask, batch, number)}
 
-    @cached_property
-    def _columns(self) -> dict[Hashable, dict[str, int]]:
-        """Column of each action in the distributions of the targets."""
-        columns: dict[Hashable, dict[str, int]] = {}
-        for name, policy in self.targets.items():
-            for column, action in enumerate(policy.actions):
-                columns.setdefault(action, {})[name] = column
-        return columns
-
-    def _ask(self, model: Predict, context: FloatArray, action: IntArray) -> FloatArray:
+    def _ask(self, model: Predict, context: FloatArray, action: AnyArray) -> FloatArray:
         """Predict the rewards of one action per row, in matrices of at most `CELLS` numbers."""
         width = context.shape[1] + len(self.features.actions)
         step = max(1, CELLS // max(1, width))
@@ -270,7 +284,3 @@ class FittedReward:
                 "note",
             ),
         )
-
-
-def _take(batch: Batch, rows: IntArray) -> Batch:
-    return Batch(batch.action[rows], {name: v[rows] for name, v in batch.columns.items()})
