@@ -27,12 +27,14 @@ from poolwise.log.log import Log
 from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
+from poolwise.rows.reader import Reader
 from tests.support.messages import check_findings, refused
 from tests.support.reference import Reference, exact_moments, frame_of, log_of, random_table
 from tests.support.toys import GOLDEN, toy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from poolwise.engines.base import Engine
     from poolwise.evaluation.results import Evaluation
@@ -436,15 +438,43 @@ def test_leaving_a_logger_out_equals_a_log_without_it(engine: Engine) -> None:
     log = replace(digits_log(), source=table.take(pa.array(np.arange(0, len(table), 7))))
     found = evaluate(log, TARGETS, engine=engine, which_logs=True)["candidate"].diagnosis
     assert set(found.without) == {"small", "medium", "large"}
-    others = pa.array([str(label) != "small" for label in frame_of(log)["policy"].to_pylist()])
-    rest = replace(
-        log,
-        source=frame_of(log).filter(others),
-        propensities={k: v for k, v in log.by_label.items() if k != "small"},
-    )
-    expected = evaluate(rest, TARGETS, ["balanced", "calibrated"])["candidate"].estimates
-    for name, error in found.without["small"].items():
-        assert error == pytest.approx(expected[name].std_error, rel=1e-9)
+    for left, errors in found.without.items():
+        others = pa.array([str(label) != left for label in frame_of(log)["policy"].to_pylist()])
+        rest = replace(
+            log,
+            source=frame_of(log).filter(others),
+            propensities={k: v for k, v in log.by_label.items() if k != left},
+        )
+        expected = evaluate(rest, TARGETS, ["balanced", "calibrated"])["candidate"].estimates
+        for name, error in errors.items():
+            assert error == pytest.approx(expected[name].std_error, rel=1e-9)
+
+
+@pytest.mark.parametrize("roles", [{}, {"cluster": "user"}, {"on_fault": "drop"}])
+def test_all_loggers_are_left_out_in_one_pass(
+    roles: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = replace(drawn(12), **roles)
+    users = pa.array(np.arange(len(frame_of(log))) // 3)
+    table = frame_of(log).append_column("user", users)
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=50)
+    log = replace(log, source=tmp_path / "log.parquet")
+    read, reads = Reader.__call__, []
+
+    def counted(reader: Reader, piece: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 - tables
+        reads.append("reward" in names)
+        return read(reader, piece, names)
+
+    monkeypatch.setattr(Reader, "__call__", counted)
+    evaluate(log, CANDIDATE)
+    once = sum(reads)
+    found = evaluate(log, CANDIDATE, which_logs=True)["target"].diagnosis
+    more = sum(reads) - 2 * once
+    assert more == (once if not roles.get("on_fault") else 2 * once)  # of two loggers
+    in_memory = replace(log, source=pq.read_table(tmp_path / "log.parquet"))
+    expected = evaluate(in_memory, CANDIDATE, which_logs=True)["target"].diagnosis
+    for left, errors in found.without.items():
+        assert errors == pytest.approx(expected.without[left], rel=1e-12)
 
 
 def test_a_log_that_cannot_be_done_without_leaves_an_endless_error() -> None:

@@ -70,6 +70,7 @@ class ReferenceRows:
         return dict(sorted(counts.items()))
 
     by_kernel = False
+    saved = False
     shaped = True
 
     @cached_property

@@ -89,6 +89,11 @@ class Rows(Protocol):
         ...
 
     @property
+    def saved(self) -> bool:
+        """True if there are no rows, but the moments that were saved."""
+        ...
+
+    @property
     def shaped(self) -> bool:
         """True if the moments have slices and powers, for skewed intervals."""
         ...
@@ -169,6 +174,7 @@ class QueryRows(ABC):
     """
 
     by_kernel = False
+    saved = False
     shaped = False
     table: RoleColumns
     excluded: tuple[str, ...] = field(default=(), kw_only=True)

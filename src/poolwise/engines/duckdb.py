@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 import numpy as np
@@ -311,6 +311,22 @@ class DuckDBRows(KernelRows):
             with stage("reading", total) as advance, _reading():
                 stream, layout = self._stream(layout)
                 return Pass(layout, workspace, self.engine.threads, advance).sums(stream)
+        except BadRowsError:
+            raise LogError(self.check() or (CHANGED,)) from None
+
+    def _sums_without(
+        self, rest: Sequence[Self], parts: Sequence[tuple[Layout, Workspace]]
+    ) -> list[Sums | None]:
+        """Sums of these rows without a logger each, in one pass unless rows are dropped."""
+        if self.table.drop:  # which rows are bad depends on the logger
+            return super()._sums_without(rest, parts)
+        total = sum(self.counts.values())
+        try:
+            with stage("reading", total) as advance, _reading():
+                (first, workspace), *_ = parts
+                stream, layout = self._stream(replace(self._layout(), buckets=first.buckets))
+                shared = Pass(layout, workspace, self.engine.threads, advance)
+                return shared.sums_of(stream, parts)
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
 

@@ -7,6 +7,7 @@ same bits.
 from __future__ import annotations
 
 import os
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -35,8 +36,8 @@ from poolwise.engines.sums import (
     raise_floors,
     tallies_of,
 )
+from poolwise.engines.workspace import FEWEST_ROWS, Workspace
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
-from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
@@ -45,6 +46,8 @@ from poolwise.rows.roles import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from poolwise.rows.roles import Layout
 
 MOST_ROWS = 65_536  # of a batch of single rows
+OF_LOGGER = re.compile(r"p_\d+")  # columns of the loggers' probabilities
 SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 32 MB
 
 
@@ -82,27 +86,40 @@ class Pass:
 
     def sums(self, stream: Stream) -> Sums | None:
         """Sums over all rows, added in their order; None if there are no rows."""
-        floors = fresh_floors(self.layout, self.workspace)
-        own = PerThread(lambda: (Kernel(self.layout, self.workspace, floors), stream.reader()))
+        (total,) = self.sums_of(stream, [(self.layout, self.workspace)])
+        return total
 
-        def work(item: tuple[Piece, int]) -> tuple[Sums | None, int]:
-            (piece, first_row), (kernel, read) = item, own.value
-            batches = to_rows(
-                read(piece, self.layout.names), self.layout, first_row, kernel.rows
+    def sums_of(
+        self, stream: Stream, parts: Sequence[tuple[Layout, Workspace]]
+    ) -> list[Sums | None]:
+        """Sums of several layouts of the same rows, which are read once."""
+        floors = [fresh_floors(*part) for part in parts]
+        own = PerThread(
+            lambda: (
+                [Kernel(*part, floor) for part, floor in zip(parts, floors, strict=True)],
+                stream.reader(),
             )
-            first = next(batches, None)
-            sums = None if first is None else kernel.together(chain([first], batches))
+        )
+
+        def work(item: tuple[Piece, int]) -> tuple[list[Sums | None], int]:
+            (piece, first_row), (kernels, read) = item, own.value
+            tables: Iterable[pa.Table] = read(piece, self.layout.names)
+            tables = list(tables) if len(kernels) > 1 else tables
+            sums = [
+                _together(kernel, tables, self.layout.crossed, first_row) for kernel in kernels
+            ]
             return sums, piece.num_rows
 
-        total: Sums | None = None
+        totals: list[Sums | None] = [None] * len(parts)
         pieces = numbered(stream, self.layout, workers(self.threads))
         with threadpool_limits(1):  # matrix products are small, and the threads are ours
-            for sums, rows in in_order(work, pieces, self._workers(stream)):
+            for each, rows in in_order(work, pieces, self._workers(stream)):
                 self.on_rows(rows)
-                if sums is not None:
-                    total = sums if total is None else total.add(sums, self.workspace)
-                    raise_floors(floors, total)
-        return total
+                for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):
+                    totals[k] = total = _added(totals[k], sums, workspace)
+                    if total is not None:
+                        raise_floors(floors[k], total)
+        return totals
 
     def _workers(self, stream: Stream) -> int:
         """Threads: one more than cores, since one waits while Arrow reads a file.
@@ -113,6 +130,32 @@ class Pass:
             return workers(self.threads)
         largest = max((piece.num_rows for piece in stream.pieces), default=0)
         return workers(0) + (largest * len(stream.columns) <= SMALL_GROUP)
+
+
+def _together(
+    kernel: Kernel, tables: Iterable[pa.Table], crossed: Sequence[str], first_row: int
+) -> Sums | None:
+    """Sums of the rows of one piece, whose columns ``p_*`` are those of `crossed`."""
+    layout = kernel.layout
+    named = (_renamed(table, crossed, layout) for table in tables)
+    batches = to_rows(named, layout, first_row, kernel.rows)
+    first = next(batches, None)
+    return None if first is None else kernel.together(chain([first], batches))
+
+
+def _renamed(table: pa.Table, crossed: Sequence[str], layout: Layout) -> pa.Table:
+    """Give the columns of loggers their names in a layout that has some of them."""
+    if layout.crossed == tuple(crossed):
+        return table
+    kept = {f"p_{crossed.index(label)}": f"p_{k}" for k, label in enumerate(layout.crossed)}
+    kept |= {name: name for name in table.schema.names if not OF_LOGGER.fullmatch(name)}
+    return table.select(list(kept)).rename_columns(list(kept.values()))
+
+
+def _added(total: Sums | None, more: Sums | None, workspace: Workspace) -> Sums | None:
+    if total is None or more is None:
+        return more if total is None else total
+    return total.add(more, workspace)
 
 
 def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterator[Rows]:
@@ -209,6 +252,12 @@ class KernelRows(QueryRows):
     def _fold(self, work: Folding[Added]) -> Added:
         """Return the sum over all rows."""
 
+    def _sums_without(
+        self, rest: Sequence[Self], parts: Sequence[tuple[Layout, Workspace]]
+    ) -> list[Sums | None]:
+        """Sums of these rows without a logger each, with their layouts and workspaces."""
+        return [rows._sums(*part) for rows, part in zip(rest, parts, strict=True)]  # noqa: SLF001 - rows of the same kind
+
     by_kernel = True
     shaped = True
 
@@ -242,6 +291,36 @@ class KernelRows(QueryRows):
         if moments is None:
             raise LogError([CHANGED])
         return moments, tallies_of(sums, workspace, self._strata)
+
+    def without_each(
+        self, needs: Mapping[str, Sequence[Needs]], buckets: int = 1
+    ) -> dict[str, list[list[dict[str, Moments]]]]:
+        """Moments of each bucket and logger, with each of some loggers left out in turn.
+
+        Args:
+            needs: Moments to compute without each logger.
+            buckets: Buckets of clusters; 1 where the rows are not clustered.
+        """
+        rest = {logger: self.without(logger) for logger in needs}
+        alone = self.table.drop  # without a logger, other rows are good
+        size = self.batch_rows if alone else max(self.batch_rows // len(needs), FEWEST_ROWS)
+        parts = [
+            (
+                replace(rows._layout(), buckets=buckets, excluded=rows.excluded),  # noqa: SLF001 - rows of the same kind
+                Workspace(unite(needs[logger]), size),
+            )
+            for logger, rows in rest.items()
+        ]
+        moments = {}
+        for (logger, rows), (_, workspace), sums in zip(
+            rest.items(), parts, self._sums_without([*rest.values()], parts), strict=True
+        ):
+            strata = rows._strata  # noqa: SLF001 - rows of the same kind
+            split = bucketed_moments(sums, workspace, needs[logger], strata)
+            if split is None:
+                raise LogError([CHANGED])
+            moments[logger] = split
+        return moments
 
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False

@@ -69,6 +69,7 @@ class SavedRows:
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
     by_kernel = False
+    saved = True
 
     @property
     def shaped(self) -> bool:

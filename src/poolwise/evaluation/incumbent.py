@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 from scipy.special import ndtr, ndtri
 
 from poolwise.diagnosis.trained import on_own
-from poolwise.engines.saved import SavedRows
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.periods import at_first, is_periodic, own_mean, strata_of, suited
@@ -259,7 +258,7 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
     estimator = preferred(usable)
     incumbent = Incumbent(name, "" if baseline else default, estimator)
     trained = asked.log.crossed and on_own(asked.log.trained_on, tuple(counts))
-    if not estimator or trained or isinstance(rows.rows, SavedRows):
+    if not estimator or trained or rows.rows.saved:
         return incumbent
     return _with_needs(incumbent, rows, usable[estimator])
 

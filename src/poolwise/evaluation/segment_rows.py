@@ -124,6 +124,7 @@ class SegmentRows:
     parts: Parts
     segment: str
     by_kernel = True
+    saved = False
 
     @property
     def shaped(self) -> bool:
