@@ -17,6 +17,7 @@ from poolwise.moments.moments import (
     FloatArray,
     IntArray,
     Moments,
+    Terms,
     refuse_infinite,
 )
 from poolwise.moments.tallies import BINS, POWERS, add_slices, added_powers, slices_for
@@ -240,9 +241,10 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
     bins = [(k, t) for k, t in enumerate(every.histograms) if t in needs.histograms]
     sliced = [(k, t) for k, t in enumerate(every.slices) if t in needs.slices]
     powered = [(k, t) for k, t in enumerate(every.powers) if t in needs.powers]
+    terms = Terms(needs.terms)
     return [
         Moments(
-            terms=needs.terms,
+            terms=terms,
             count=int(sums.count[g]),
             means=means[g],
             scatter=scatter[g],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,25 @@ STEPS = 2**26  # of a fingerprint to each doubling: eight digits
 # would decide on which side they fall: cuts are at odd offsets.
 ODD, BETWEEN = math.pi / 3, 1 / math.pi
 LONGEST_TAIL = 2_001  # values per tail: enough for a tail index with standard error 0.03
+
+
+class Terms(tuple[Term, ...]):  # noqa: SLOT001 - it caches its index
+    """Terms of moments with the place of each; all groups of a pass share them."""
+
+    @cached_property
+    def index_of(self) -> dict[Term, int]:
+        """Place of each term."""
+        return {term: place for place, term in enumerate(self)}
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash  # cached: that of a tuple is computed anew each time
+
+    def __reduce__(self) -> tuple[type[Terms], tuple[tuple[Term, ...]]]:
+        return Terms, (tuple(self),)  # without the hash, which differs between processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +87,14 @@ class Moments:
     span: tuple[int, int] | None = None
 
     @cached_property
-    def _index(self) -> dict[Term, int]:
-        return {term: index for index, term in enumerate(self.terms)}
+    def _index(self) -> Mapping[Term, int]:
+        terms = self.terms if isinstance(self.terms, Terms) else Terms(self.terms)
+        return terms.index_of
+
+    @property
+    def tallies(self) -> tuple[Mapping[Term, Any], ...]:
+        """Tails, histograms, slices and powers."""
+        return self.tails, self.histograms, self.slices, self.powers
 
     def has(self, term: Term) -> bool:
         return term in self._index
@@ -148,28 +173,25 @@ class Moments:
 
 
 class _Selection:
-    """Selects and renames terms, of any moments with the terms of the first."""
+    """Selects and renames terms, of any moments with the terms and tallies of the first."""
 
     def __init__(self, first: Moments, terms: Mapping[Term, Term]) -> None:
         index, size = first._index, len(first.scatter)  # noqa: SLF001 - of this module
-        names = sorted(terms, key=lambda new: index[terms[new]] >= size)
-        self.names = tuple(names)
-        self.index = {name: k for k, name in enumerate(names)}
-        self.places = np.array([index[terms[new]] for new in names], dtype=np.int64)
+        self.names = Terms(sorted(terms, key=lambda new: index[terms[new]] >= size))
+        self.places = np.array([index[terms[new]] for new in self.names], dtype=np.int64)
         with_scatter = self.places[self.places < size]
         self.block = np.ix_(with_scatter, with_scatter)
-        tallies = (first.tails, first.histograms, first.slices, first.powers)
         self.tallies = [
-            [(new, terms[new]) for new in names if terms[new] in t] for t in tallies
+            [(new, terms[new]) for new in self.names if terms[new] in tally]
+            for tally in first.tallies
         ]
 
     def __call__(self, moments: Moments) -> Moments:
-        tallies = (moments.tails, moments.histograms, moments.slices, moments.powers)
         tails, histograms, slices, powers = (
-            cast("dict[Term, Any]", {new: values[old] for new, old in names if old in values})
-            for values, names in zip(tallies, self.tallies, strict=True)
+            {new: tally[old] for new, old in pairs}
+            for tally, pairs in zip(moments.tallies, self.tallies, strict=True)
         )
-        selected = Moments(
+        return Moments(
             self.names,
             moments.count,
             moments.means[self.places],
@@ -183,8 +205,6 @@ class _Selection:
             powers,
             moments.span,
         )
-        selected.__dict__["_index"] = self.index  # of the cached property
-        return selected
 
 
 MomentsByLogger = Mapping[str, Moments]
@@ -195,8 +215,7 @@ def selected(moments: MomentsByLogger, terms: Mapping[Term, Term]) -> dict[str, 
     selections: dict[tuple[object, ...], _Selection] = {}
     results = {}
     for key, of_group in moments.items():
-        tallied = (of_group.tails, of_group.histograms, of_group.slices, of_group.powers)
-        kind = (id(of_group.terms), *(len(tally) for tally in tallied))
+        kind = (of_group.terms, *map(len, of_group.tallies))
         if kind not in selections:
             selections[kind] = _Selection(of_group, terms)
         results[key] = selections[kind](of_group)
