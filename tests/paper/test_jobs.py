@@ -6,7 +6,7 @@ import pytest
 
 from poolwise.errors import UsageError
 from poolwise.paper.figures import read_csv, write_csv
-from poolwise.paper.run import Cell
+from poolwise.paper.run import Job
 from poolwise.rows.output import write_whole
 from tests.support.messages import refused
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 ROWS: list[Row] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
 
 
-def cell(key: str, seed: int, calls: list[int]) -> Cell:
+def job(key: str, seed: int, calls: list[int]) -> Job:
     def compute() -> list[Row]:
         calls.append(seed)
         return ROWS
 
-    return Cell(key, {"seed": seed}, compute)
+    return Job(key, {"seed": seed}, compute)
 
 
 def test_rows_are_stored_with_their_key_and_settings(tmp_path: Path) -> None:
     calls: list[int] = []
     for key, seed in (("s/one", 1), ("s/one", 1), ("s/two", 1), ("s/one", 2), ("s/one", 2)):
-        assert cell(key, seed, calls).rows(tmp_path) == ROWS
+        assert job(key, seed, calls).rows(tmp_path) == ROWS
     assert calls == [1, 1, 2]
 
 
-def test_a_damaged_cell_is_computed_again(tmp_path: Path) -> None:
+def test_a_damaged_job_is_computed_again(tmp_path: Path) -> None:
     calls: list[int] = []
     (tmp_path / "one.json").write_text('{"settings": {"se')
-    assert cell("one", 1, calls).rows(tmp_path) == ROWS
+    assert job("one", 1, calls).rows(tmp_path) == ROWS
     assert calls == [1]
 
 

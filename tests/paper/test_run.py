@@ -11,7 +11,7 @@ from poolwise.errors import UsageError
 from poolwise.paper import run as module
 from poolwise.paper.claims import claims
 from poolwise.paper.figures import FIGURES, read_csv
-from poolwise.paper.run import Cell, Effort, claims_table, run
+from poolwise.paper.run import Effort, Job, claims_table, run
 from poolwise.paper.toy import numbers
 from tests.support.messages import refused
 from tests.support.synthetic import save_as
@@ -95,14 +95,14 @@ def test_an_interrupted_run_continues_and_gives_the_same(
     out = tmp_path / "out"
     budget = iter(range(7))
 
-    def interrupted(cell: Cell, folder: Path) -> list[Row]:
+    def interrupted(job: Job, folder: Path) -> list[Row]:
         if next(budget, None) is None:
             raise KeyboardInterrupt
-        return rows(cell, folder)
+        return rows(job, folder)
 
-    rows = Cell.rows
+    rows = Job.rows
     with monkeypatch.context() as patch:
-        patch.setattr(Cell, "rows", interrupted)
+        patch.setattr(Job, "rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run("scene", tmp_path, out, console=(console := quiet()), effort=LITTLE)
     assert "same command again" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(
         assert (out / name).read_text() == (written / name).read_text()
 
 
-def test_finished_cells_are_not_computed_again(
+def test_finished_jobs_are_not_computed_again(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_as(tmp_path, "scene")

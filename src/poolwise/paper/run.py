@@ -1,7 +1,7 @@
-"""The run of a reproduction: compute the missing cells, write tables, figures and page.
+"""The run of a reproduction: compute the missing jobs, write tables, figures and page.
 
-Rows of a finished cell are stored as JSON below ``cells``, with the settings they depend on;
-a run that was interrupted and is started again computes only the missing cells.
+Rows of a finished job are stored as JSON below ``cells``, with the settings they depend on;
+a run that was interrupted and is started again computes only the missing jobs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ EXPERIMENTS = ("toy", *DATA, "learning", "all")
 SOURCES: tuple[Source, ...] = ("panels", "weights", "simulation")
 LEARNED = ("scene", "yeast")  # data sets that CRFs are learned for
 SEED = 2017
-FORMAT = 1  # of the stored cells; a new number discards all of them
+FORMAT = 1  # of the stored jobs; a new number discards all of them
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ Settings = Mapping[str, str | int | float]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Job:
     """A unit of work.
 
     Attributes:
@@ -135,7 +135,7 @@ class Bench:
 
     def __init__(self, name: str, folder: Path | None, effort: Effort) -> None:
         self.name, self.folder, self.effort = name, folder, effort
-        # neighbouring cells share a problem, so that the last one is enough
+        # neighbouring jobs share a problem, so that the last one is enough
         self.setting = lru_cache(2)(lambda structure: Setting.of(self.data, structure))
         self.problem = lru_cache(1)(self._problem)
         self._exact = lru_cache(1)(lambda f: exact_cells(self.problem("unary", f)))
@@ -160,7 +160,7 @@ class Bench:
     def _problem(self, structure: Structure, fraction: float) -> LabelProblem:
         return self.setting(structure).problem(fraction)
 
-    def cells(self, source: Source) -> Iterator[Cell]:
+    def jobs(self, source: Source) -> Iterator[Job]:
         """Yield all work of one table."""
         cells = {
             "panels": self._panels,
@@ -170,23 +170,23 @@ class Bench:
         }
         yield from cells[source]()
 
-    def _panels(self) -> Iterator[Cell]:
+    def _panels(self) -> Iterator[Job]:
         structures = ("unary",) if self.name == FULL_SIZE else self.effort.structures
         for structure in structures:
             for fraction in self.effort.fractions:
                 key = f"{self.name}/panel-{structure}-{fraction}"
-                yield Cell(key, self._common, partial(self._panel, structure, fraction))
+                yield Job(key, self._common, partial(self._panel, structure, fraction))
 
     def _panel(self, structure: Structure, fraction: float) -> list[Row]:
         rows = panel(self.problem(structure, fraction), fraction)
         return [{"data": self.name, "structure": structure, **row} for row in rows]
 
-    def _weights(self) -> Iterator[Cell]:
+    def _weights(self) -> Iterator[Job]:
         settings = self._common | {"replications": self.effort.weight_replications}
         for fraction in self.effort.fractions:
             for size in self.effort.sizes:
                 key = f"{self.name}/weights-{fraction}-{size}"
-                yield Cell(key, settings, partial(self._weighted, key, fraction, size))
+                yield Job(key, settings, partial(self._weighted, key, fraction, size))
 
     def _weighted(self, key: str, fraction: float, size: int) -> list[Row]:
         problem = self.problem("unary", fraction)
@@ -202,7 +202,7 @@ class Bench:
         cell: Row = {"data": self.name, "fraction": fraction, "v": _v(exact)}
         return [cell | row for row in rows]
 
-    def _simulations(self) -> Iterator[Cell]:
+    def _simulations(self) -> Iterator[Job]:
         settings = self._common | {
             "replications": self.effort.replications,
             "rows": SIMULATED_ROWS,
@@ -211,7 +211,7 @@ class Bench:
         for fraction in self.effort.fractions:
             for index, ratio in enumerate(RATIOS):
                 key = f"{self.name}/simulation-{fraction}-{ratio}"
-                yield Cell(key, settings, partial(self._simulated, key, fraction, index))
+                yield Job(key, settings, partial(self._simulated, key, fraction, index))
 
     def _simulated(self, key: str, fraction: float, index: int) -> list[Row]:
         exact, draws = self._exact(fraction)[index], Draws(self.problem("unary", fraction))
@@ -221,11 +221,11 @@ class Bench:
         cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}
         return [cell | row for row in rows]
 
-    def _learning(self) -> Iterator[Cell]:
+    def _learning(self) -> Iterator[Job]:
         settings = self._common | {"logs": self.effort.logs, "ratios": repr(self.effort.ratios)}
         for fraction in self.effort.fractions:
             key = f"{self.name}/learning-{fraction}"
-            yield Cell(key, settings, partial(self._learned, key, fraction))
+            yield Job(key, settings, partial(self._learned, key, fraction))
 
     def _learned(self, key: str, fraction: float) -> list[Row]:
         problem, effort = self.problem("unary", fraction), self.effort
@@ -300,18 +300,18 @@ def _tables(
     console: Console,
     prefix: str = "",
 ) -> dict[Source, list[Row]]:
-    """Compute the missing cells, write each table, and return it as read back."""
+    """Compute the missing jobs, write each table, and return it as read back."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    work = [(bench, s, cell) for bench in benches for s in sources for cell in bench.cells(s)]
+    work = [(bench, s, job) for bench in benches for s in sources for job in bench.jobs(s)]
     rows: dict[Source, list[Row]] = {source: [] for source in sources}
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("starting", total=len(work))
-            for bench, source, cell in work:
-                bar.update(task, description=cell.key)
-                new = cell.rows(out / "cells")
+            for bench, source, job in work:
+                bar.update(task, description=job.key)
+                new = job.rows(out / "cells")
                 rows[source] += [row | {"data": bench.label} for row in new]
                 bar.advance(task)
     except KeyboardInterrupt:
