@@ -3,7 +3,8 @@
 A bandit with five contexts and four actions is logged for 10 or 30 periods.  Each period has
 a new epsilon-greedy or Thompson policy, trained on all earlier rows, with or without 20%
 concurrent control traffic.  Two targets are evaluated by the package, end to end: a nearly
-optimal policy, and one that is unlike all of them.
+optimal policy, and one that is unlike all of them.  In four settings a reward model of
+earlier periods is fitted too.
 
 Run: python -m benchmarks.periods [LOGS]; writes docs/figures/periods.csv and the table in
 docs/periods.md.  Parts that the CSV file has are not computed again.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from sklearn.tree import DecisionTreeRegressor
 
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.sums import to_moments
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from poolwise.intervals.student import Interval
-    from poolwise.log.policy import AnyArray
+    from poolwise.log.policy import AnyArray, Batch
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import FloatArray
 
@@ -55,6 +57,7 @@ EPSILON = 0.1  # part of uniform exploration in every learned policy
 CONTROL = 0.2  # share of the rows that the control policy writes
 DRAWS = 300  # of a posterior, for the probabilities of a Thompson policy
 LOGS = 1_000
+FIRST = 10_000  # seed of the first log: those below have chosen the estimator
 SIZES = tuple(product((10, 30), (50, 200, 500)))  # periods, rows of each
 PART = 250  # logs that are measured at once
 KEYS = ("algorithm", "control", "periods", "rows")
@@ -64,9 +67,11 @@ COLUMNS = (
 )
 ESTIMATORS: dict[str, Estimator] = {
     "period-balanced": PeriodBalanced(),
+    "period-balanced-uncentred": PeriodBalanced(centred=False),
     "period-balanced-minimum": PeriodBalanced("minimum"),
     "weighted-reward-free": Weighted(divergence="reward-free"),
 }
+WITH_MODEL = "period-dr"
 Line = dict[str, str]
 
 
@@ -95,6 +100,8 @@ class Setting:
             reward="reward",
             propensities={label: f"p_{label}" for label in self.labels},
             period="period",
+            action="action",
+            context=["context"],
         )
 
     @property
@@ -135,6 +142,8 @@ class Setting:
             "period": period,
             "logger": np.where(lone, "control", labels[period]),
             "reward": reward,
+            "context": context,
+            "action": action,
             **{f"p_{label}": p[context, action] for label, p in known.items()},
             **{f"t_{name}": t[context, action] for name, t in TARGETS.items()},
         }
@@ -170,6 +179,9 @@ SETTINGS = [
         SIZES, ("greedy", "thompson"), (0.0, CONTROL)
     )
 ]
+
+
+MODELLED = [s for s in SETTINGS if (s.periods, s.rows) == (10, 200)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,12 +260,43 @@ def checked(setting: Setting, seed: int) -> None:
             raise ValueError(f"{name} of {target}: {ours} in memory, {theirs} evaluated")
 
 
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """A target as a policy in Python, whose probabilities of all actions a model needs."""
+
+    probs: FloatArray
+    actions: tuple[int, ...] = tuple(range(ACTIONS))
+
+    def prob(self, batch: Batch) -> FloatArray:
+        """Return the probability of each row's action."""
+        chosen: FloatArray = self.probs[batch.columns["context"], batch.action]
+        return chosen
+
+    def distribution(self, batch: Batch) -> FloatArray:
+        """Return the probability of every action."""
+        every: FloatArray = self.probs[batch.columns["context"]]
+        return every
+
+
+def with_model(setting: Setting, seed: int) -> Outcomes:
+    """Evaluate one log with a reward model that is fitted to earlier periods."""
+    policies = {name: Choices(probs) for name, probs in TARGETS.items()}
+    model = DecisionTreeRegressor(min_samples_leaf=10, random_state=0)
+    evaluation = evaluate(setting.log(seed), policies, WITH_MODEL, model=model)
+    return {
+        (name, WITH_MODEL): (result.estimates[WITH_MODEL], result.intervals[WITH_MODEL])
+        for name, result in evaluation.targets.items()
+    }
+
+
 def measured(setting: Setting, first: int, logs: int) -> Iterator[Line]:
     """Evaluate some logs of a setting; yield one line for each target and estimator."""
     checked(setting, first)
     errors: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for seed in range(first, first + logs):
-        for (target, name), (estimate, interval) in intervals_of(setting, seed).items():
+        results = intervals_of(setting, seed)
+        results |= with_model(setting, seed) if setting in MODELLED else {}
+        for (target, name), (estimate, interval) in results.items():
             truth = TRUTH[target]
             covered = float(interval.lower <= truth <= interval.upper)
             outcome = (estimate.value - truth, covered, interval.upper - interval.lower)
@@ -282,7 +325,7 @@ def replicated(path: Path, logs: int, settings: Iterable[Setting]) -> list[Line]
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not lines:
             writer.writeheader()
-        for first, setting in product(range(0, logs, PART), settings):
+        for first, setting in product(range(FIRST, FIRST + logs, PART), settings):
             if (*map(str, vars(setting).values()), str(first)) not in done:
                 fresh = list(measured(setting, first, PART))
                 writer.writerows(fresh)

@@ -15,7 +15,9 @@ from tests.support.periods import daily, daily_changed, daily_log, period_mixtur
 
 if TYPE_CHECKING:
     from poolwise.diagnosis.over_time import OverTime
+    from poolwise.evaluation.read import IntervalMethod
     from poolwise.evaluation.results import Evaluation
+    from poolwise.intervals.student import Sides
 
 TARGETS = {"t": "t"}
 
@@ -37,8 +39,11 @@ def test_the_periods_are_the_parts_of_the_estimate() -> None:
     columns = daily()
     result = evaluate(daily_log(columns), TARGETS, "period-balanced")["t"]
     estimate, values = result.estimates["period-balanced"], course(columns).values
-    score = columns["t"] / period_mixture(columns) * columns["reward"]
-    means = [score[columns["day"] == d].mean() for d in range(3)]
+    weight = columns["t"] / period_mixture(columns)
+    day, reward = columns["day"], columns["reward"]
+    pasts = [np.average(reward[day < d], weights=weight[day < d]) for d in (1, 2)]
+    scores = [centre + weight * (reward - centre) for centre in (0.0, *pasts)]
+    means = [scores[d][day == d].mean() for d in range(3)]
     assert [v.value for v in values] == pytest.approx(means, rel=1e-12)
     assert [v.rows for v in values] == np.bincount(columns["day"]).tolist()
     assert sum(v.share for v in values) == pytest.approx(1)
@@ -47,15 +52,39 @@ def test_the_periods_are_the_parts_of_the_estimate() -> None:
     assert variance == pytest.approx(estimate.variance, rel=1e-12)
 
 
-def test_the_running_estimate_ends_with_the_estimate() -> None:
+@pytest.mark.parametrize("method", ["auto", "student", "jackknife", "bootstrap"])
+@pytest.mark.parametrize("clustered", [False, True])
+def test_the_running_estimate_ends_with_the_estimate(
+    method: IntervalMethod, *, clustered: bool
+) -> None:
     columns = daily()
-    result = evaluate(daily_log(columns), TARGETS, "period-balanced", interval="student")["t"]
-    first, *_, last = course(columns).values
-    assert first.running == pytest.approx(first.value)
-    assert last.running == pytest.approx(result.estimates["period-balanced"].value, rel=1e-12)
+    columns["user"] = np.arange(900) // 3
+    log = daily_log(columns, **({"cluster": "user"} if clustered else {}))
+    result = evaluate(log, TARGETS, "period-balanced", interval=method)["t"]
+    assert result.over_time is not None
+    first, *_, last = result.over_time.values
     interval = result.intervals["period-balanced"]
-    ends = (last.running_lower, last.running_upper)
-    assert ends == pytest.approx((interval.lower, interval.upper), rel=1e-9)
+    assert last.running == pytest.approx(result.estimates["period-balanced"].value, rel=1e-12)
+    assert (last.running_lower, last.running_upper) == (interval.lower, interval.upper)
+    assert first.running == pytest.approx(first.value, rel=1e-12)
+    alone = first.lower, first.upper
+    assert (first.running_lower, first.running_upper) == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("sides", ["two", "lower"])
+def test_running_intervals_are_those_of_the_log_so_far(sides: Sides) -> None:
+    columns = daily(control=0.0)
+    so_far = {name: values[columns["day"] < 2] for name, values in columns.items()}
+    own = {"propensities": None, "propensity": "p"}  # shares of the periods are those of rows
+    whole, part = (
+        evaluate(daily_log(c, **own), TARGETS, "period-balanced", sides=sides)["t"]
+        for c in (columns, so_far)
+    )
+    assert whole.over_time is not None
+    middle, interval = whole.over_time.values[1], part.intervals["period-balanced"]
+    ends = middle.running_lower, middle.running_upper
+    assert ends == pytest.approx((interval.lower, interval.upper), rel=1e-12)
+    assert middle.running == pytest.approx(part.estimates["period-balanced"].value, rel=1e-12)
 
 
 def test_a_change_of_the_value_is_a_finding() -> None:

@@ -13,16 +13,18 @@ from sklearn.dummy import DummyRegressor
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.ips import Balanced, Weighted
-from poolwise.estimators.period import PeriodBalanced, second_moments
+from poolwise.estimators.period import PeriodBalanced, earlier_means, second_moments
 from poolwise.evaluation.compare import compare
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import summarise
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.terms import PERIOD_REWARD
 from poolwise.rows.learn import fit_earlier
 from tests.support.histories import (
     LIVE,
     TARGET,
+    centre_of,
     continued,
     histories,
     mixture,
@@ -34,13 +36,13 @@ from tests.support.messages import refused
 from tests.support.periods import daily, daily_log, daily_unplayed, period_mixture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from poolwise.evaluation.read import IntervalMethod
     from poolwise.log.policy import Batch, FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments
-    from tests.support.histories import History
+    from tests.support.histories import History, Policy, Row
 
 TARGETS = {"t": "t"}
 
@@ -71,16 +73,25 @@ def test_a_period_is_unbiased_given_every_past() -> None:
         rows = list(continued(past, period))
         assert sum(chance for _, chance in rows) == 1
         assert sum(c * period_mean(r, known) for r, c in rows) == value()
+        centre = centre_of(past, known)
+        assert sum(c * period_mean(r, known, centre) for r, c in rows) == value()
+
+
+def centred_mean(parts: Sequence[Sequence[Row]], known: dict[str, Policy]) -> Fraction:
+    """Return the estimate of the second period, centred at that of the first."""
+    return period_mean(parts[1], known, centre_of(parts[0], known))
 
 
 def test_the_mean_of_periods_is_unbiased_and_balanced_is_not() -> None:
-    plain, pooled = Fraction(0), Fraction(0)
+    plain, centred, pooled = Fraction(0), Fraction(0), Fraction(0)
     for rows, chance in histories():
         known = policies(rows)
         parts = [[r for r in rows if r.period == d] for d in (0, 1)]
         plain += chance * sum(period_mean(part, known) for part in parts) / 2
+        means = period_mean(parts[0], known), centred_mean(parts, known)
+        centred += chance * sum(means) / 2
         pooled += chance * period_mean(rows, known)
-    assert plain == value()
+    assert plain == centred == value()
     assert pooled < value() * Fraction(99, 100)
 
 
@@ -107,7 +118,7 @@ def test_the_code_agrees_with_the_fractions() -> None:
     for rows in every[:: len(every) // 12]:
         known = policies(rows)
         parts = [[r for r in rows if r.period == d] for d in (0, 1)]
-        means = [period_mean(part, known) for part in parts]
+        means = [period_mean(parts[0], known), centred_mean(parts, known)]
         live = [[r.logger for r in part] for part in parts]
         second = [
             sum(
@@ -147,24 +158,27 @@ def test_one_period_is_balanced() -> None:
 def test_one_logger_a_period_is_weighted_without_rewards() -> None:
     log = daily_log(daily(control=0.0))
     free = estimated(log, Weighted(divergence="reward-free"))
-    ours = estimated(log, PeriodBalanced("minimum"))
+    ours = estimated(log, PeriodBalanced("minimum", centred=False))
     assert ours.value == pytest.approx(free.value, rel=1e-12)
     assert dict(ours.shares) == pytest.approx(dict(free.shares))
 
 
-def test_value_and_variance_are_those_of_the_definition() -> None:
+@pytest.mark.parametrize("centred", [True, False])
+def test_value_and_variance_are_those_of_the_definition(*, centred: bool) -> None:
     columns = daily()
     log = daily_log(columns)
-    estimator = PeriodBalanced()
+    estimator = PeriodBalanced(centred=centred)
     moments = cells_of(log, estimator)
     second = second_moments(moments)
-    score = columns["t"] / period_mixture(columns) * columns["reward"]
+    weight, reward = columns["t"] / period_mixture(columns), columns["reward"]
     day, logger = columns["day"], columns["logger"]
     mass = np.array([np.sum(day == d) / np.sqrt(second[str(d)]) for d in range(3)])
     across = mass / mass.sum()
     expected, variance = 0.0, 0.0
     for d in range(3):
-        rows = day == d
+        rows, past = day == d, day < d
+        centre = np.average(reward[past], weights=weight[past]) if d and centred else 0.0
+        score = centre + weight * (reward - centre)
         expected += across[d] * score[rows].mean()
         for i in np.unique(logger[rows]):
             mine = rows & (logger == i)
@@ -173,6 +187,28 @@ def test_value_and_variance_are_those_of_the_definition() -> None:
     estimate = estimator.estimate(moments)
     assert estimate.value == pytest.approx(expected, rel=1e-12)
     assert estimate.variance == pytest.approx(variance, rel=1e-12)
+
+
+def test_a_number_that_is_added_to_all_rewards_is_added_to_later_periods() -> None:
+    columns = daily()
+    raised = columns | {"reward": columns["reward"] + 100.0}
+    centred, plain = (
+        [estimated(daily_log(c), PeriodBalanced(centred=flag)) for c in (columns, raised)]
+        for flag in (True, False)
+    )
+    assert centred[1].std_error < plain[1].std_error / 1.5  # the first period has no centre
+    first = cells_of(daily_log(raised), PeriodBalanced())
+    assert earlier_means(first)["2"] == pytest.approx(
+        earlier_means(cells_of(daily_log(columns), PeriodBalanced()))["2"] + 100.0, rel=1e-12
+    )
+
+
+def test_the_order_of_cells_does_not_matter() -> None:
+    estimator = PeriodBalanced()
+    moments = cells_of(daily_log(daily()), estimator)
+    turned = dict(reversed(list(moments.items())))
+    ours, theirs = estimator.estimate(turned), estimator.estimate(moments)
+    assert ours.value == pytest.approx(theirs.value, rel=1e-12)
 
 
 def test_moments_of_days_that_are_read_apart_merge() -> None:
@@ -261,7 +297,7 @@ def test_the_model_of_a_period_is_fitted_to_earlier_periods_only() -> None:
     across = np.zeros(3)
     for cell, part in shares.items():
         assert isinstance(cell, Cell)
-        across[int(cell.period)] += sum(part.values())
+        across[int(cell.period)] += part[PERIOD_REWARD]
     expected = sum(across[d] * score[day == d].mean() for d in range(3))
     assert result.estimates["period-dr"].value == pytest.approx(expected, rel=1e-12)
 

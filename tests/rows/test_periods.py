@@ -15,6 +15,7 @@ import pytest
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.check import check
+from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.cells import Cell, by_logger, periods_of
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import (
@@ -43,9 +44,33 @@ ORDERED: dict[str, list[Any]] = {
 
 
 def test_a_cell_survives_pickling_and_knows_its_parts() -> None:
-    cell = pickle.loads(pickle.dumps(Cell("1", "v2")))  # noqa: S301 - written here
-    assert (cell.period, cell.logger) == ("1", "v2")
-    assert periods_of([cell, Cell("2", "v2"), Cell("1", "v3")]) == ("1", "2")
+    cell = pickle.loads(pickle.dumps(Cell("1", "v2", 7)))  # noqa: S301 - written here
+    assert (cell.period, cell.logger, cell.number) == ("1", "v2", 7)
+    assert periods_of([cell, Cell("2", "v2", 8), Cell("1", "v3", 7)]) == ("1", "2")
+    assert periods_of([Cell("2", "v2", 8), cell]) == ("1", "2")
+
+
+def test_cells_are_the_same_if_period_and_logger_are() -> None:
+    one, other = Cell("2", "v in 1"), Cell("1 in 2", "v")
+    assert str.__eq__(one, other)
+    assert one != other
+    assert len({one, other, Cell("2", "v in 1", 3)}) == 2
+    assert one != str(one)
+
+
+def test_labels_that_name_a_period_stay_apart() -> None:
+    columns = daily(control=0.3)
+    plain = evaluate(daily_log(columns), {"t": "t"}, "period-balanced")["t"]
+    names = {"v0": "v", "v1": "v in 1", "v2": "v2", "control": "control"}
+    days = np.array(["1 in 2", "2", "3"])[columns["day"]]
+    probs = {f"p_{names[i]}": columns[f"p_{i}"] for i in names}
+    logger = np.array([names[i] for i in columns["logger"]])
+    kept = {k: columns[k] for k in ("reward", "t")}
+    renamed = daily_log({"day": days, "logger": logger, **kept, **probs})
+    result = evaluate(renamed, {"t": "t"}, "period-balanced")["t"]
+    ours, theirs = (r.estimates["period-balanced"] for r in (result, plain))
+    assert ours.value == pytest.approx(theirs.value, rel=1e-12)
+    assert ours.variance == pytest.approx(theirs.variance, rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", ORDERED)

@@ -97,8 +97,23 @@ def mixture(live: Sequence[str], known: dict[str, Policy], row: Row) -> Fraction
     return sum((known[i][row.context][row.action] for i in live), Fraction(0)) / len(live)
 
 
-def period_mean(rows: Sequence[Row], known: dict[str, Policy]) -> Fraction:
-    """Return the balanced estimate from the rows of one period."""
+def weight(row: Row, live: Sequence[str], known: dict[str, Policy]) -> Fraction:
+    """Return the target's probability of a row's action over that of the mixture."""
+    return TARGET[row.context][row.action] / mixture(live, known, row)
+
+
+def period_mean(
+    rows: Sequence[Row], known: dict[str, Policy], centre: Fraction = Fraction(0)
+) -> Fraction:
+    """Return the balanced estimate from the rows of one period, centred at a number."""
     live = [row.logger for row in rows]
-    weighted = (TARGET[r.context][r.action] / mixture(live, known, r) * r.reward for r in rows)
+    weighted = (centre + weight(r, live, known) * (r.reward - centre) for r in rows)
     return sum(weighted, Fraction(0)) / len(rows)
+
+
+def centre_of(rows: Sequence[Row], known: dict[str, Policy]) -> Fraction:
+    """Return the self-normalised mean reward of one period; 0 without rows."""
+    live = [row.logger for row in rows]
+    weights = [weight(r, live, known) for r in rows]
+    above = sum((w * r.reward for w, r in zip(weights, rows, strict=True)), Fraction(0))
+    return above / sum(weights) if rows else Fraction(0)

@@ -1,7 +1,8 @@
 r"""Value over time: the estimate of each period, the running estimate, and a test of drift.
 
 Each period gives an estimate of its own, unbiased given the past.  The running estimate
-after a period combines the periods so far, with the weights of the estimate of all periods.
+after a period combines the periods so far, with the weights of the estimate of all periods;
+after the last one it is that estimate, with its interval.
 If the value does not change, the estimates from the earlier and from the later half of the
 rows differ by their errors only.
 """
@@ -9,7 +10,8 @@ rows differ by their errors only.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -17,20 +19,30 @@ import numpy as np
 
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.skew import auto_interval, skew_scores
-from poolwise.intervals.student import student
+from poolwise.intervals.skew import skew_scores
+from poolwise.intervals.student import Interval
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.estimate import Estimate, estimated
-from poolwise.moments.linear import Linear, added_freedom
-from poolwise.moments.shape import Shape, shape_of, units_of
+from poolwise.moments.linear import Linear
+from poolwise.moments.shape import (
+    Powers,
+    Shape,
+    cumulants,
+    powers_of_estimate,
+    shape_from,
+    shape_of,
+    units_of,
+)
+from poolwise.moments.terms import PERIOD_WEIGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from poolwise.intervals.student import Limits
-    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.buckets import Buckets
+    from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger
     from poolwise.moments.terms import Term
 
+Rule = Callable[[Estimate, Shape | None, Powers | None], Interval]
 SIGNIFICANT = 0.001  # a smaller p-value of no drift becomes a finding
 
 
@@ -101,73 +113,186 @@ class OverTime:
 
 
 def over_time(
-    name: str, estimate: Estimate, moments: MomentsByLogger, level: float, limits: Limits
+    name: str,
+    whole: tuple[Estimate, Interval],
+    moments: MomentsByLogger,
+    buckets: Buckets,
+    rule: Rule,
 ) -> OverTime:
     """Return the value of each period behind an estimate of periods.
 
     Args:
         name: Name of the estimator.
-        estimate: Its estimate; cells are the keys of its combination.
+        whole: Its estimate, whose combination has cells as keys, and the interval of it,
+            which is also that of the last running estimate.
         moments: Moments of each cell.
-        level: Level of the intervals.
-        limits: Bounds on the rows, for periods without spread.
+        buckets: The same by bucket of clusters, if rows are clustered.
+        rule: Returns the interval of an estimate with a shape and powers, if it has any.
     """
-    parts = {d: _part(d, estimate.linear, moments) for d in periods_of(moments)}
-    used = {d: part for d, part in parts.items() if part is not None}
-    shares = {d: share for d, (share, _, _) in used.items()}
-    singles = [single for _, single, _ in used.values()]
-    running = _running(list(shares.values()), singles)
+    linear = whole[0].linear
+    cells: dict[str, dict[str, Moments]] = {d: {} for d in periods_of(moments)}
+    for cell, of_cell in moments.items():
+        cells[_period(cell)][cell] = of_cell
+    used = {d: c for d, c in cells.items() if _part(linear, c)[0] > 0}
+    sums = _sums(linear, used.values(), moments, buckets)
     values = []
-    for (d, (share, single, cells)), so_far in zip(used.items(), running, strict=True):
-        interval, _ = auto_interval(single, cells, (), level, limits)
-        until = student(so_far, level)
+    for period, so_far in zip(used, accumulate(sums, _Sums.__add__), strict=True):
+        single, shape, powers = _alone(linear, used[period], buckets)
+        alone = rule(single, shape, powers)
+        running = so_far.estimate
+        until = rule(running, so_far.shape, so_far.scaled_powers)
         values.append(
             PeriodValue(
-                period=d,
-                rows=sum(m.count for m in cells.values()),
-                share=share,
+                period=period,
+                rows=sum(m.count for m in used[period].values()),
+                share=_part(linear, used[period])[0],
                 value=single.value,
                 std_error=single.std_error,
-                lower=interval.lower,
-                upper=interval.upper,
-                running=so_far.value,
+                lower=alone.lower,
+                upper=alone.upper,
+                running=running.value,
                 running_lower=until.lower,
                 running_upper=until.upper,
             )
         )
-    return OverTime(name, tuple(values), drift_of(estimate.linear, moments))
+    lower, upper = whole[1].lower, whole[1].upper
+    values[-1] = replace(values[-1], running_lower=lower, running_upper=upper)
+    return OverTime(name, tuple(values), drift_of(linear, moments, buckets))
 
 
-def _part(
-    period: str, linear: Linear, moments: MomentsByLogger
-) -> tuple[float, Estimate, MomentsByLogger] | None:
-    """Return share, estimate and cells of one period; None if it has no share."""
-    cells: dict[str, Moments] = {
-        c: m for c, m in moments.items() if isinstance(c, Cell) and c.period == period
-    }
-    coefficients = {c: linear.parts[c] for c in cells}
-    share = math.fsum(max(parts.values(), default=0.0) for parts in coefficients.values())
-    if not share > 0:
-        return None
-    own = Linear({c: {t: x / share for t, x in p.items()} for c, p in coefficients.items()})
-    return share, estimated(own, cells), cells
+def _period(cell: str) -> str:
+    return cell.period if isinstance(cell, Cell) else ""
 
 
-def _running(shares: Sequence[float], singles: Sequence[Estimate]) -> list[Estimate]:
-    """Return the combination of the first period, of the first two, and so on."""
-    totals = list(accumulate(shares))
-    estimates = []
-    for k, total in enumerate(totals, 1):
-        weights = [share / total for share in shares[:k]]
-        pairs = list(zip(weights, singles[:k], strict=True))
-        variances = [(w**2 * single.variance, single.freedom) for w, single in pairs]
-        value = sum(w * single.value for w, single in pairs)
-        variance = sum(v for v, _ in variances)
-        estimates.append(Estimate(value, variance, {}, added_freedom(variances)))
-    return estimates
+def _part(linear: Linear, cells: Iterable[str]) -> tuple[float, Linear]:
+    """Return the share of some cells in an estimate, and what they add to it.
+
+    The centre of a period is minus the coefficient of its weights, which average to 1.
+    """
+    parts = {c: linear.parts[c] for c in cells}
+    share = math.fsum(_largest(part) for part in parts.values())
+    constant = -math.fsum(part.get(PERIOD_WEIGHT, 0.0) for part in parts.values())
+    return share, Linear(parts, constant)
 
 
-def drift_of(linear: Linear, moments: MomentsByLogger) -> float:
+def _largest(part: Mapping[Term, float]) -> float:
+    """Return the coefficient of the rewards of a cell, the same for a model's terms."""
+    return max((x for t, x in part.items() if t != PERIOD_WEIGHT), default=0.0)
+
+
+def _alone(
+    linear: Linear, cells: MomentsByLogger, buckets: Buckets
+) -> tuple[Estimate, Shape | None, Powers | None]:
+    """Return the estimate of one period, with its shape and its powers."""
+    own = _scaled(linear, cells)
+    strata = units_of(own, cells, buckets)
+    shape = None if strata is None else shape_of(strata)
+    return _estimated(own, cells, buckets), shape, powers_of_estimate(own, cells)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums over periods behind a running estimate, so that each period is read once.
+
+    Attributes:
+        numbers: Rows, share, value, variance, variance of cells with one row, and the sum
+            of squared variances of the others over their degrees of freedom, shape (6,).
+        units: Cumulants of the slices, shape (3,), or what each bucket of clusters adds;
+            None without either.
+        powers: Powers of the rows in units of one row; None where the pass has none.
+        scale: Number by which `units` were divided.
+        clustered: True if `units` are buckets.
+    """
+
+    numbers: FloatArray
+    units: FloatArray | None
+    powers: Powers | None
+    scale: float
+    clustered: bool
+
+    def __add__(self, other: _Sums) -> _Sums:
+        units = None
+        if self.units is not None and other.units is not None:
+            units = self.units + other.units
+        return replace(
+            self,
+            numbers=self.numbers + other.numbers,
+            units=units,
+            powers=self.powers + other.powers if self.powers and other.powers else None,
+        )
+
+    @property
+    def _cumulants(self) -> FloatArray | None:
+        if self.units is None or not self.clustered:
+            return self.units
+        return cumulants(self.units)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Estimate from these periods."""
+        rows, share, value, variance, alone, below = self.numbers.tolist()
+        if self.clustered and self.units is not None:
+            total = cumulants(self.units)
+            variance, freedom = float(total[0]) * self.scale**2, len(self.units) - 1.0
+        else:
+            below += alone**2 / max(1.0, rows - 1.0)
+            freedom = variance**2 / below if below > 0 else math.inf
+        return Estimate(value / share, variance / share**2, {}, freedom)
+
+    @property
+    def shape(self) -> Shape | None:
+        """Shape of the estimate."""
+        total = self._cumulants
+        return None if total is None else shape_from(total)
+
+    @property
+    def scaled_powers(self) -> Powers | None:
+        """Powers on the scale of the estimate's rows."""
+        return self.powers and self.powers.scaled(self.powers.rows / self.numbers[1])
+
+
+def _sums(
+    linear: Linear,
+    periods: Iterable[MomentsByLogger],
+    moments: MomentsByLogger,
+    buckets: Buckets,
+) -> Iterator[_Sums]:
+    """Yield the sums of each period."""
+    variances = linear.variances(moments)
+    error = math.sqrt(math.fsum(variances.values()))
+    scale = error if 0 < error < math.inf else 1.0  # keeps cubes in range
+    for cells in periods:
+        share, part = _part(linear, cells)
+        pairs = [(variances.get(c, 0.0), m.count) for c, m in cells.items()]
+        rows, variance = sum(n for _, n in pairs), math.fsum(v for v, _ in pairs)
+        alone = math.fsum(v for v, n in pairs if n == 1)
+        below = math.fsum(v**2 / (n - 1) for v, n in pairs if n > 1)
+        numbers = np.array([rows, share, part.value(cells), variance, alone, below])
+        powers = powers_of_estimate(part, cells)
+        powers = powers and powers.scaled(1 / rows)
+        strata = units_of(part * (1 / scale), cells, buckets)
+        clustered, units = len(buckets) > 1, None
+        if strata is not None:
+            units = strata[0] if clustered else np.sum([*map(cumulants, strata)], axis=0)
+        yield _Sums(numbers, units, powers, scale, clustered)
+
+
+def _estimated(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> Estimate:
+    """Return the estimate of a combination; clusters give the variance, if there are any."""
+    estimate = estimated(linear, moments)
+    if len(buckets) < 2:
+        return estimate
+    variance, freedom = linear.deviation_variance(moments, buckets)
+    return replace(estimate, variance=variance, freedom=freedom)
+
+
+def _scaled(linear: Linear, cells: Iterable[str]) -> Linear:
+    """Return the estimate from some cells alone."""
+    share, part = _part(linear, cells)
+    return part * (1 / share)
+
+
+def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets = ()) -> float:
     """Return the p-value of the same value in the earlier and the later half of the rows.
 
     The two halves are combinations of the same estimates of periods as the whole.  The
@@ -177,40 +302,28 @@ def drift_of(linear: Linear, moments: MomentsByLogger) -> float:
     halves = _halves(linear, moments)
     if halves is None:
         return math.nan
-    earlier, later = halves
-    difference = later - earlier
-    variance, freedom = difference.variance(moments)
-    if not 0 < variance < math.inf:
+    difference = halves[1] - halves[0]
+    estimate = _estimated(difference, moments, buckets)
+    if not 0 < estimate.variance < math.inf:
         return math.nan
-    strata = units_of(difference, moments, ())
+    strata = units_of(difference, moments, buckets)
     shape = shape_of(strata) if strata is not None else Shape()
-    ratio = difference.value(moments) / math.sqrt(variance)
-    numbers = (ratio, shape.skewness, shape.noise, freedom)
+    ratio = estimate.value / estimate.std_error
+    numbers = (ratio, shape.skewness, shape.noise, estimate.freedom)
     score = skew_scores(*(np.array([number]) for number in numbers))
     return float(ALONE.p_values(score)[0])
 
 
 def _halves(linear: Linear, moments: MomentsByLogger) -> tuple[Linear, Linear] | None:
     """Return the estimate from the earlier and from the later half of the rows."""
-    parts: dict[str, dict[str, Mapping[Term, float]]] = {}
-    rows: dict[str, int] = {}
-    for cell, coefficients in linear.parts.items():
-        if isinstance(cell, Cell) and any(coefficients.values()):
-            parts.setdefault(cell.period, {})[cell] = coefficients
-            rows[cell.period] = rows.get(cell.period, 0) + moments[cell].count
-    if len(parts) < 2:
+    used = [c for c, p in linear.parts.items() if isinstance(c, Cell) and any(p.values())]
+    periods = periods_of(used)
+    if len(periods) < 2:
         return None
-    total, ends = sum(rows.values()), list(accumulate(rows.values()))
-    cut = min(range(1, len(ends)), key=lambda k: abs(2 * ends[k - 1] - total))
-    periods = list(parts)
-    early, late = (
-        {c: p for d in half for c, p in parts[d].items()}
-        for half in (periods[:cut], periods[cut:])
-    )
-    return _scaled(early), _scaled(late)
-
-
-def _scaled(parts: Mapping[str, Mapping[Term, float]]) -> Linear:
-    """Return the combination with shares that sum to 1."""
-    total = sum(max(p.values()) for p in parts.values())
-    return Linear({c: {t: x / total for t, x in p.items()} for c, p in parts.items()})
+    rows = [sum(moments[c].count for c in used if c.period == d) for d in periods]
+    ends = list(accumulate(rows))
+    cut = min(range(1, len(ends)), key=lambda k: abs(2 * ends[k - 1] - ends[-1]))
+    early = set(periods[:cut])
+    halves = ([c for c in used if (c.period in early) == half] for half in (True, False))
+    earlier, later = (_scaled(linear, half) for half in halves)
+    return earlier, later

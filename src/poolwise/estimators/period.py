@@ -4,7 +4,8 @@ Policies that are retrained on their own logs depend on earlier rewards.  A mixt
 rows then depends on the future of a row, and every estimate that divides by it is biased.
 Within a period the live policies are fixed, so the balanced estimate with the *period's*
 mixture is unbiased given the past; periods are combined with weights that do not depend on
-rewards.
+rewards.  Rewards are centred at the estimate of earlier periods, which removes the part of the
+error that comes from the sum of the weights.
 
 Agarwal, Basu, Schnabel & Joachims (KDD 2017) for both weightings; Hadad, Hirshberg, Zhan,
 Wager & Athey (PNAS 2021) and Zhan, Hadad, Hirshberg & Athey (KDD 2021) for one logger.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
@@ -37,6 +38,8 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poolwise.moments.moments import Moments
+
 Across = Literal["stable", "minimum"]
 PERIOD_RESIDUAL = PERIOD_WEIGHT * RESIDUAL
 
@@ -45,11 +48,12 @@ PERIOD_RESIDUAL = PERIOD_WEIGHT * RESIDUAL
 class PeriodBalanced:
     r"""Balanced IPS in each period, with weights across periods that ignore rewards.
 
-    $$\hat U = \sum_d \frac{g_d}{\sum_e g_e} \frac1{n_d} \sum_{j \in d} \delta_j
-      \frac{\bar\pi(y_j|x_j)}{\pi_d(y_j|x_j)}, \qquad
+    $$\hat U = \sum_d \frac{g_d}{\sum_e g_e} \frac1{n_d} \sum_{j \in d} \big(b_d + w_j
+      (\delta_j - b_d)\big), \qquad w_j = \frac{\bar\pi(y_j|x_j)}{\pi_d(y_j|x_j)}, \qquad
       \pi_d = \sum_i \frac{n_{di}}{n_d} \pi_i, \qquad g_d = \frac{n_d}{\sqrt{v_d}}$$
 
-    with $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ from the rows of all periods.  Valid if policies
+    with $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ from the rows of all periods, and $b_d$ the
+    self-normalised mean reward of all earlier periods, 0 in the first.  Valid if policies
     that are live in a period are fixed before it, however they depend on earlier periods.
     Where the probabilities of a row are known only for policies of its own period, $v_d$
     cannot be estimated without the weights that it combines, and $g_d = n_d$.
@@ -57,6 +61,8 @@ class PeriodBalanced:
     Attributes:
         across: "stable" is the above; "minimum" is $g_d = n_d / v_d$, better where concurrent
             control traffic keeps the $v_d$ comparable.
+        centred: Whether rewards are centred at $b_d$.  Given the past the weights average
+            to 1, so that any $b_d$ from earlier periods leaves the expectation as it is.
 
     Examples:
         >>> PeriodBalanced().name, PeriodBalanced("minimum").name
@@ -64,6 +70,7 @@ class PeriodBalanced:
     """
 
     across: Across = "stable"
+    centred: bool = True
 
     def __post_init__(self) -> None:
         if self.across not in get_args(Across):
@@ -71,7 +78,7 @@ class PeriodBalanced:
 
     @property
     def name(self) -> str:
-        return "period-balanced" + self._suffix
+        return "period-balanced" + self._suffix + ("" if self.centred else "-uncentred")
 
     @property
     def _suffix(self) -> str:
@@ -91,7 +98,8 @@ class PeriodBalanced:
                 f"{self.name} requires the period in which each row was logged: give `period` "
                 "(--period), a column such as the day.",
             )
-        alone = Needs(groups=(self._terms, (PERIOD_WEIGHT,)), extremes=(PERIOD_WEIGHT,))
+        together = (*self._terms, *([PERIOD_WEIGHT] if self.centred else []))
+        alone = Needs(groups=(together, (PERIOD_WEIGHT,)), extremes=(PERIOD_WEIGHT,))
         if crossed:
             return alone | Needs(tuple(map(period_moment, periods)), ((BALANCED_WEIGHT,),))
         refuse_shared(self.name, loggers)
@@ -111,9 +119,20 @@ class PeriodBalanced:
         power = 0.5 if self.across == "stable" else 1.0
         across = shares({d: rows[d] * second[d] ** -power for d in second})
         share = {c: across[_period(c)] * m.count / rows[_period(c)] for c, m in moments.items()}
-        linear = Linear({c: dict.fromkeys(self._terms, s) for c, s in share.items()})
+        centres = earlier_means(moments, outside) if self.centred else {}
         findings = (_unsupported(outside, len(second)),) if outside else ()
+        linear = self._combined(share, centres)
         return estimated(linear, moments, _by_logger(share), findings)
+
+    def _combined(self, share: Mapping[str, float], centres: Mapping[str, float]) -> Linear:
+        """Return the combination of cells in these shares, centred by period."""
+        parts, constant = {}, 0.0
+        for cell, part in share.items():
+            parts[cell] = dict.fromkeys(self._terms, part)
+            if (centre := centres.get(_period(cell), 0.0)) and part:
+                parts[cell][PERIOD_WEIGHT] = -centre * part
+                constant += centre * part
+        return Linear(parts, constant)
 
 
 @dataclass(frozen=True)
@@ -125,8 +144,10 @@ class PeriodDoublyRobust(PeriodBalanced):
       \big(\delta_j - \hat q_{d-1}(x_j, y_j)\big) \Big)$$
 
     The model of a period is fitted to the rows of earlier periods only; that of the first
-    period predicts 0.
+    period predicts 0.  It takes the place of the centre.
     """
+
+    centred: bool = field(default=False, init=False)
 
     @property
     def name(self) -> str:
@@ -165,16 +186,36 @@ def second_moments(moments: MomentsByLogger) -> dict[str, float]:
     return supported({d: together.mean(period_moment(d)) for d in periods}, square)
 
 
+def earlier_means(moments: MomentsByLogger, outside: Sequence[str] = ()) -> dict[str, float]:
+    """Return the self-normalised mean reward of the periods before each period.
+
+    0 in the first period.  Periods `outside`, which cannot play the target, do not count.
+    """
+    means: dict[str, float] = {}
+    above = below = 0.0
+    for period, cells in _by_period(moments).items():
+        means[period] = above / below if below > 0 else 0.0
+        if period not in outside:
+            above += math.fsum(m.count * m.mean(PERIOD_REWARD) for m in cells)
+            below += math.fsum(m.count * m.mean(PERIOD_WEIGHT) for m in cells)
+    return means
+
+
+def _by_period(moments: MomentsByLogger) -> dict[str, list[Moments]]:
+    """Return the moments of the cells of each period, in the order of the periods."""
+    cells: dict[str, list[Moments]] = {period: [] for period in periods_of(moments)}
+    for cell, of_cell in moments.items():
+        cells[_period(cell)].append(of_cell)
+    return cells
+
+
 def _period(cell: str) -> str:
     return cell.period if isinstance(cell, Cell) else ""
 
 
 def _rows(moments: MomentsByLogger) -> Mapping[str, int]:
     """Return the rows of each period."""
-    rows = Counter[str]()
-    for cell, of_cell in moments.items():
-        rows[_period(cell)] += of_cell.count
-    return rows
+    return {d: sum(m.count for m in cells) for d, cells in _by_period(moments).items()}
 
 
 def _by_logger(share: Mapping[str, float]) -> dict[str, float]:

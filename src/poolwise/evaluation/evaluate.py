@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
-from poolwise.diagnosis.over_time import OverTime, over_time
 from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
 from poolwise.diagnosis.trained import (
     HONEST,
@@ -29,7 +28,13 @@ from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.left_out import errors_of, without_each
-from poolwise.evaluation.periods import fixed_beforehand, is_periodic, suited, superseded
+from poolwise.evaluation.periods import (
+    course_of,
+    fixed_beforehand,
+    is_periodic,
+    suited,
+    superseded,
+)
 from poolwise.evaluation.read import request
 from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
 from poolwise.evaluation.segment_rows import opened_by
@@ -302,20 +307,11 @@ class _Target:
         findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
         if self.answers.served.uncrossed:  # one finding of the log covers these
             findings = [f for f in findings if f.code not in AS_NAIVE]
-        course = self._over_time()
+        course = course_of(self.answers, self.name, self.estimates, self.intervals, self.limits)
         findings += course.findings() if course else ()
         ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))
         parts = (own, mixed, ordered, diagnosis)
         return TargetResult(self.estimates, self.intervals, *parts, course)
-
-    def _over_time(self) -> OverTime | None:
-        """Return the value in each period, by the recommended estimator of periods."""
-        usable, apart = self.answers.served.estimators, self.answers.apart
-        name = preferred([n for n in self.estimates if is_periodic(usable.get(n, HONEST))])
-        if not name or apart is None:
-            return None
-        moments = apart.splits[self.name].whole
-        return over_time(name, self.estimates[name], moments, self.asked.level, self.limits)
 
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""

@@ -9,25 +9,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from poolwise.diagnosis.over_time import over_time
 from poolwise.diagnosis.succession import succession
 from poolwise.diagnosis.trained import pools
 from poolwise.engines.duckdb import DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import Finding, UsageError
 from poolwise.estimators.period import PeriodBalanced
+from poolwise.intervals.skew import shaped_interval
 from poolwise.moments.buckets import Split
 from poolwise.moments.cells import Cell, by_logger
 from poolwise.moments.linear import Linear, shares
 from poolwise.moments.terms import REWARD
+from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from poolwise.diagnosis.over_time import OverTime
     from poolwise.engines.base import Rows
     from poolwise.evaluation.read import Answers
+    from poolwise.intervals.student import Interval, Limits
     from poolwise.log.log import Log
-    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.shape import Powers, Shape
 
 
 def is_periodic(estimator: Estimator) -> bool:
@@ -121,6 +127,32 @@ def fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
             "note",
         ),
     )
+
+
+def course_of(
+    answers: Answers,
+    target: str,
+    estimates: Mapping[str, Estimate],
+    intervals: Mapping[str, Interval],
+    limits: Limits,
+) -> OverTime | None:
+    """Return the value in each period, by the recommended estimator of periods.
+
+    Running estimates have Student's interval if the evaluation has it, else the default one.
+    """
+    asked, usable = answers.request, answers.served.estimators
+    name = preferred([n for n in estimates if n in usable and is_periodic(usable[n])])
+    if not name or answers.apart is None:
+        return None
+    split = answers.apart.splits[target]
+
+    def rule(estimate: Estimate, shape: Shape | None, powers: Powers | None) -> Interval:
+        of_shape = shape if asked.method == "skew" else None
+        ends = shaped_interval(estimate, of_shape, powers, asked.level, limits, asked.sides)
+        return ends[0]
+
+    buckets = split.buckets if asked.clustered else []
+    return over_time(name, (estimates[name], intervals[name]), split.whole, buckets, rule)
 
 
 def undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding, ...]:

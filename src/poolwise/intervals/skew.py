@@ -249,25 +249,48 @@ def auto_interval(
 
     Student's where the pass has no slices; one from `limits` if the rows do not vary.
     """
-    powers = powers_of_estimate(estimate.linear, moments)
+    linear, alpha = estimate.linear, tail_of(level, sides)
+    powers, strata = powers_of_estimate(linear, moments), None
+    if 0 < estimate.variance < math.inf:
+        strata = units_of(linear, moments, buckets)
+    if strata is None:
+        return shaped_interval(estimate, None, powers, level, limits, sides)
+    columns, within = known_columns(linear, moments)
+    pull = pull_of(columns, moments, buckets, within=within)
+    if linear.ratio is not None:
+        reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha)
+        if reach is not None:
+            return _reaching(estimate, reach, level, limits, sides), ()
+    return shaped_interval(estimate, shape_of(strata, pull), powers, level, limits, sides)
+
+
+def shaped_interval(
+    estimate: Estimate,
+    shape: Shape | None,
+    powers: Powers | None,
+    level: float,
+    limits: Limits,
+    sides: Sides = "two",
+) -> tuple[Interval, tuple[Finding, ...]]:
+    """Return the skew-score interval of an estimate of this shape, Student's of no shape."""
     if not 0 < estimate.variance < math.inf:
         lowest = limits.reward_range[0] if limits.reward_range else math.nan
         if powers and powers.own and not powers.reward[NONZERO] and lowest == 0:
             return without_rewards(powers, limits, level, sides), (BOUNDED,)
         return student_interval(estimate, level, limits, sides)
-    linear = estimate.linear
-    strata = units_of(linear, moments, buckets)
-    if strata is None:
+    if shape is None:
         return student(estimate, level, sides), ()
-    columns, within = known_columns(linear, moments)
-    pull = pull_of(columns, moments, buckets, within=within)
-    alpha = tail_of(level, sides)
-    reach = reach_of(estimate, shape_of(strata, pull), powers, alpha)
-    if linear.ratio is not None:
-        reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha) or reach
+    reach = reach_of(estimate, shape, powers, tail_of(level, sides))
+    return _reaching(estimate, reach, level, limits, sides), ()
+
+
+def _reaching(
+    estimate: Estimate, reach: Reach, level: float, limits: Limits, sides: Sides
+) -> Interval:
+    """Return the interval with these distances, within the range of the rewards."""
     lower, upper = estimate.value - reach.below, estimate.value + reach.above
     interval = clipped(Interval(lower, upper, level), limits.reward_range)
-    return one_sided(interval, sides), ()
+    return one_sided(interval, sides)
 
 
 def _reach_of_ratio(

@@ -192,9 +192,13 @@ class Linear:
 
         A logger with one row takes the variance of all rows together.
         """
-        parts = self._by_logger(moments, _lent(moments))
+        parts = self.variances(moments)
         freedom = min(satterthwaite_freedom(moments, parts), self.most_free)
         return self.inflation * sum(parts.values()), freedom
+
+    def variances(self, moments: MomentsByLogger) -> dict[str, float]:
+        """Return the variance that each logger adds."""
+        return self._by_logger(moments, _lent(moments))
 
     def deviation_variance(
         self, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]

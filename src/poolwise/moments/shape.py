@@ -8,7 +8,7 @@ give the third cumulant of the estimate, whatever the number of rows in a unit.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, IntArray, Moments, MomentsByLogger
 
 NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
+EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers of powers
 NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
 
 
@@ -58,6 +59,23 @@ class Powers:
     weight: FloatArray
     weighted: FloatArray
     own: bool = True
+
+    def scaled(self, factor: float) -> Powers:
+        """Return the powers with all weights multiplied by a factor."""
+        with np.errstate(all="ignore"):  # the guards skip powers that are out of range
+            weight = self.weight * factor ** np.arange(4)
+            weighted = self.weighted * factor**EXPONENTS
+        return replace(self, weight=weight, weighted=weighted)
+
+    def __add__(self, other: Powers) -> Powers:
+        """Return the powers of both groups of rows together."""
+        return Powers(
+            self.rows + other.rows,
+            added_powers(self.reward, other.reward),
+            self.weight + other.weight,
+            added_powers(self.weighted, other.weighted),
+            self.own and other.own,
+        )
 
 
 def cumulants(units: FloatArray) -> FloatArray:
@@ -110,10 +128,10 @@ def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Sh
     strata = in_range(strata)
     squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
     rise = float(np.sum(pull * np.concatenate(squares)))
-    return _shape(np.sum([cumulants(units) for units in strata], axis=0), rise)
+    return shape_from(np.sum([cumulants(units) for units in strata], axis=0), rise)
 
 
-def _shape(total: FloatArray, rise: float) -> Shape:
+def shape_from(total: FloatArray, rise: float = 0.0) -> Shape:
     """Return the shape of a sum with these cumulants, which the pull raises by `rise`."""
     variance, third, noise = total.tolist()
     if not 0 < variance < math.inf:
@@ -151,7 +169,7 @@ class ShapeLine:
         powers = (-distance * self._scale) ** np.arange(5)
         sums = self._squares @ powers[:3], self._cubes @ powers[:4], self._fourths @ powers
         total = _cumulants(self._sizes, *sums).sum(axis=-1)
-        return _shape(total, float(self._rise @ powers[:3]))
+        return shape_from(total, float(self._rise @ powers[:3]))
 
 
 def _largest(units: FloatArray) -> float:
@@ -331,9 +349,6 @@ def _has_powers(term: Term, moments: MomentsByLogger) -> bool:
     weight = weight_of(term)
     of_weight = () if weight is None else (cube(weight),)
     return all(term in m.powers and all(map(m.has, of_weight)) for m in moments.values())
-
-
-EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers
 
 
 def weight_of(term: Term) -> Term | None:

@@ -50,8 +50,9 @@ FORMULAS = {
     "doubly-robust-naive": "Doubly robust, with the weights of naive.",
     "doubly-robust-weighted": "Doubly robust, with the shares of weighted.",
     "period-balanced": "In each period the mean of reward × weight, with the target's "
-    "probability over that of the mixture of the loggers that were live in the period; "
-    "periods in shares that do not depend on rewards.",
+    "probability over that of the mixture of the loggers that were live in the period, and "
+    "rewards centred at the estimate of earlier periods; periods in shares that do not "
+    "depend on rewards.",
     "period-dr": "In each period the mean prediction of a reward model of earlier periods, "
     "plus the weighted mean of its residuals; weights and shares as for period-balanced.",
     "direct-method": "The mean prediction of a reward model under the target, without any "

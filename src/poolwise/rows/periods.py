@@ -68,8 +68,11 @@ def cells_of(
     place = {label: k for k, label in enumerate(loggers)}
     usable = [line for line in lines if line["period"] is not None and line["logger"] in place]
     usable.sort(key=lambda line: (line["period_order"], place[line["logger"]]))
-    cells = {Cell(line["period"], line["logger"]): int(line["rows"]) for line in usable}
-    periods = periods_of(cells)
+    periods = {d: k for k, d in enumerate(dict.fromkeys(line["period"] for line in usable))}
+    cells = {
+        Cell(line["period"], line["logger"], periods[line["period"]]): int(line["rows"])
+        for line in usable
+    }
     if table.segmented and len(periods) > MOST_SEGMENTS:
         raise UsageError(
             f"`by` must have at most {MOST_SEGMENTS} segments, got {len(periods):,} values of "
