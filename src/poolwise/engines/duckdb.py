@@ -22,6 +22,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.engines.base import CHANGED
+from poolwise.engines.copies import FirstPass
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
     KernelRows,
@@ -228,6 +229,7 @@ class DuckDBRows(KernelRows):
         notes: Findings about models that were fitted to the rows.
         engine: Settings of the engine.
         timed: Whether the log may have a column of times.
+        copied: Hashes of rows of the first pass, once there was one.
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
@@ -235,6 +237,7 @@ class DuckDBRows(KernelRows):
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
     timed: bool = field(default=False, kw_only=True)
+    copied: FirstPass = field(default_factory=FirstPass, kw_only=True)
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -305,14 +308,11 @@ class DuckDBRows(KernelRows):
         return () if self._all_good else super().check()
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
-        total = sum(self.counts.values())
         layout = replace(layout, drop=layout.drop and not self._all_good)
-        try:
-            with stage("reading", total) as advance, _reading():
-                stream, layout = self._stream(layout)
-                return Pass(layout, workspace, self.engine.threads, advance).sums(stream)
-        except BadRowsError:
-            raise LogError(self.check() or (CHANGED,)) from None
+        with self._pass() as advance:
+            stream, layout = self._stream(layout)
+            copies = self.copied.start(sum(self.counts.values()), len(layout.strata))
+            return Pass(layout, workspace, self.engine.threads, advance, copies).sums(stream)
 
     def _sums_without(
         self, rest: Sequence[Self], parts: Sequence[tuple[Layout, Workspace]]
@@ -320,13 +320,18 @@ class DuckDBRows(KernelRows):
         """Sums of these rows without a logger each, in one pass unless rows are dropped."""
         if self.table.drop:  # which rows are bad depends on the logger
             return super()._sums_without(rest, parts)
-        total = sum(self.counts.values())
+        with self._pass() as advance:
+            (first, workspace), *_ = parts
+            stream, layout = self._stream(replace(self._layout(), buckets=first.buckets))
+            shared = Pass(layout, workspace, self.engine.threads, advance)
+            return shared.sums_of(stream, parts)
+
+    @contextmanager
+    def _pass(self) -> Iterator[Callable[[int], object]]:
+        """Show the progress of a pass, and report bad rows that it finds."""
         try:
-            with stage("reading", total) as advance, _reading():
-                (first, workspace), *_ = parts
-                stream, layout = self._stream(replace(self._layout(), buckets=first.buckets))
-                shared = Pass(layout, workspace, self.engine.threads, advance)
-                return shared.sums_of(stream, parts)
+            with stage("reading", sum(self.counts.values())) as advance, _reading():
+                yield advance
         except BadRowsError:
             raise LogError(self.check() or (CHANGED,)) from None
 
@@ -335,9 +340,13 @@ class DuckDBRows(KernelRows):
             stream, layout = self._stream(work.layout)
             return fold(stream, work, layout, self._threads)
 
-    def copies(self) -> dict[int, int]:
-        """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns."""
-        hashes = "SELECT count(*) AS copies FROM log GROUP BY hash(log)"
+    def copies(self, part: int = 1) -> dict[int, int]:
+        """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.
+
+        Only every `part`-th content is counted.
+        """
+        hashed = f"SELECT hash(log) AS h FROM log WHERE h % {part} = 0"
+        hashes = f"SELECT count(*) AS copies FROM ({hashed}) GROUP BY h"
         lines = self._batches(
             f"SELECT copies, count(*) AS contents FROM ({hashes}) GROUP BY copies", 1024
         )

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.engines.blocks import Added, Folding
+    from poolwise.engines.copies import CopySample
     from poolwise.engines.sums import Sums
     from poolwise.moments.blocks import Payoff, Settled
     from poolwise.moments.cells import Cell
@@ -77,12 +78,14 @@ class Pass:
         workspace: Rows and products to compute.
         threads: Threads to use; 0 means one for each core.
         on_rows: Called with a number of rows whenever these are done.
+        copies: Collects hashes of the rows.
     """
 
     layout: Layout
     workspace: Workspace
     threads: int = 0
     on_rows: Callable[[int], object] = lambda _: None
+    copies: CopySample | None = None
 
     def sums(self, stream: Stream) -> Sums | None:
         """Sums over all rows, added in their order; None if there are no rows."""
@@ -105,9 +108,9 @@ class Pass:
             (piece, first_row), (kernels, read) = item, own.value
             tables: Iterable[pa.Table] = read(piece, self.layout.names)
             tables = list(tables) if len(kernels) > 1 else tables
-            sums = [
-                _together(kernel, tables, self.layout.crossed, first_row) for kernel in kernels
-            ]
+            watch = iter if self.copies is None else self.copies.watch
+            crossed = self.layout.crossed
+            sums = [_together(k, tables, crossed, first_row, watch) for k in kernels]
             return sums, piece.num_rows
 
         totals: list[Sums | None] = [None] * len(parts)
@@ -133,12 +136,16 @@ class Pass:
 
 
 def _together(
-    kernel: Kernel, tables: Iterable[pa.Table], crossed: Sequence[str], first_row: int
+    kernel: Kernel,
+    tables: Iterable[pa.Table],
+    crossed: Sequence[str],
+    first_row: int,
+    watch: Callable[[Iterable[Rows]], Iterator[Rows]],
 ) -> Sums | None:
     """Sums of the rows of one piece, whose columns ``p_*`` are those of `crossed`."""
     layout = kernel.layout
     named = (_renamed(table, crossed, layout) for table in tables)
-    batches = to_rows(named, layout, first_row, kernel.rows)
+    batches = watch(to_rows(named, layout, first_row, kernel.rows))
     first = next(batches, None)
     return None if first is None else kernel.together(chain([first], batches))
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlglot import exp
 
-from poolwise.diagnosis.doubled import doubled_rows
 from poolwise.engines import with_loggers
-from poolwise.engines.duckdb import DuckDB, DuckDBRows
+from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
 from poolwise.evaluation.output import json_text, listed_findings
-from poolwise.evaluation.read import Request, named_targets, open_rows
+from poolwise.evaluation.read import Request, copy_findings, named_targets, open_rows
 from poolwise.evaluation.served import served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs
@@ -103,9 +102,7 @@ def check(
     named = named_targets(targets) if targets else {}
     extra = NOTHING if log.mixture is None else mixture_extra(log)  # an estimate has no faults
     with open_rows(Request(log, named, extra=extra), engine) as rows:
-        own = isinstance(rows, DuckDBRows) and log.cluster is None and rows.copies()
-        findings = doubled_rows(own) if own else ()
-        return CheckReport(rows.check(), rows.all_counts, findings)
+        return CheckReport(rows.check(), rows.all_counts, copy_findings(rows, log))
 
 
 def query_text(

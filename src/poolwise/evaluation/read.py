@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from poolwise.diagnosis.doubled import doubled_rows
 from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.trained import check_names, on_own
 from poolwise.engines import as_engine
 from poolwise.engines.base import only_crossed
-from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import ALL, by_default
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
 METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
 BY_BUCKET = frozenset({"jackknife", "bootstrap"})
+MOST_COMPARED = 1 << 22  # contents of rows that are compared after a pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,6 +279,7 @@ class OpenLog:
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *getattr(rows, "notes", ()),
             *undeclared(asked.log, rows, next(iter(splits.values())).whole),
+            *copy_findings(rows, asked.log, sampled=True),
         )
         moments = (splits, whole, compared, pairs, means)
         answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)
@@ -303,6 +306,21 @@ def settled(asked: Request, rows_of_log: Rows) -> OpenLog:
         needs = guarantee_needs(log, asked.method, crossed=log.crossed)
         usable = replace(usable, needs=usable.needs | needs)
     return OpenLog(asked, rows, usable)
+
+
+def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Finding, ...]:
+    """Return a finding if rows are exact copies of others, more often than by chance.
+
+    All columns are compared, after a pass only if its sample has copies.  Rows of one
+    `cluster` may be copies.
+    """
+    if not isinstance(rows, DuckDBRows) or log.cluster is not None:
+        return ()
+    if sampled and not doubled_rows(rows.copied.contents()):
+        return ()
+    return doubled_rows(
+        rows.copies(1 + sum(rows.counts.values()) // MOST_COMPARED if sampled else 1)
+    )
 
 
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
