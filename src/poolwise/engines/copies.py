@@ -76,6 +76,13 @@ class CopySample:
             self._parts.append(hashes)
 
 
+def copies_query(part: int = 1) -> str:
+    """Return the query of all copies, of every `part`-th content by all columns of the log."""
+    hashed = f"SELECT hash(log) AS h FROM log WHERE h % {part} = 0"
+    copies = f"SELECT count(*) AS copies FROM ({hashed}) GROUP BY h"
+    return f"SELECT copies, count(*) AS contents FROM ({copies}) GROUP BY copies"
+
+
 class FirstPass:
     """Holds the sample of the first pass over the rows of a log."""
 

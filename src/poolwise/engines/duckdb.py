@@ -22,7 +22,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.engines.base import CHANGED
-from poolwise.engines.copies import FirstPass
+from poolwise.engines.copies import FirstPass, copies_query
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
     KernelRows,
@@ -345,12 +345,10 @@ class DuckDBRows(KernelRows):
 
         Only every `part`-th content is counted.
         """
-        hashed = f"SELECT hash(log) AS h FROM log WHERE h % {part} = 0"
-        hashes = f"SELECT count(*) AS copies FROM ({hashed}) GROUP BY h"
-        lines = self._batches(
-            f"SELECT copies, count(*) AS contents FROM ({hashes}) GROUP BY copies", 1024
-        )
-        return {line["copies"]: line["contents"] for b in lines for line in b.to_pylist()}
+        lines = [
+            line for b in self._batches(copies_query(part), 1024) for line in b.to_pylist()
+        ]
+        return {line["copies"]: line["contents"] for line in lines}
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Return values of terms in at most about `most` rows, and the share of each row."""
