@@ -23,7 +23,7 @@ quick: $(ready)-test  ## Run the fast tests, in about a minute: nothing slow, no
 
 test: $(ready)-test $(ready)-docs  ## Run all tests and every example of the documentation
 	@bash scripts/system.sh $(SYSTEM)
-	@$(venv) -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(venv) -m pytest -n 2 --dist loadfile --durations=25 $(ARGS)
 
 check: $(ready)-test $(ready)-lint  ## Lint, check the format, the types and the licences
 	@$(venv) -m ruff check

@@ -137,9 +137,10 @@ class Workspace:
     def singles(self) -> tuple[Term, ...]:
         """Terms with a row of their own, in the order of the rows; `ONE` is among them."""
         crossed = {t for cross in self.crosses for t in cross.terms}
-        dense = self._dense
+        dense, sliced = self._dense, frozenset(self.needs.slices)
         rest = {t for t in self.needs.terms if t not in crossed} - dense - set(self.cubes)
-        return (*sorted(dense, key=_order), ONE, *sorted(rest, key=_order))
+        adjacent_slices = sorted(dense, key=lambda t: (t not in sliced, _order(t)))
+        return (*adjacent_slices, ONE, *sorted(rest, key=_order))
 
     @cached_property
     def rows(self) -> dict[Term, int]:
