@@ -32,7 +32,7 @@ rule "gain", below it with the rule "loss".
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 UNSUPPORTED = 1e100  # finite stand-in for infinity, so that moments merge
 LOG_GAINS = frozenset({"log_gain", "balanced_log_gain"})
 OF_TARGET = LOG_GAINS | {"weight", "balanced_weight", "period_weight", "predicted_value"}
+MOST_CACHED = 10_000  # terms of loggers and periods, and products
 OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
 
 
@@ -102,11 +103,17 @@ class Term:
         return len(self.factors) == 3 and len(set(self.factors)) == 1
 
     def __mul__(self, other: Term) -> Term:
-        return Term(tuple(sorted(self.factors + other.factors)))
+        return _product(self, other)
 
     def bind(self, target: str) -> Term:
         """Return the term of one target among several."""
         return Term(tuple(sorted(f.bind(target) for f in self.factors)))
+
+
+@lru_cache(MOST_CACHED)
+def _product(left: Term, right: Term) -> Term:
+    """Return the product; the same object each time, which is found quickly."""
+    return Term(tuple(sorted(left.factors + right.factors)))
 
 
 REWARD = Term((Factor("reward"),))
@@ -123,11 +130,13 @@ PREDICTED_VALUE = Term((Factor("predicted_value"),))
 RESIDUAL = Term((Factor("residual"),))
 
 
+@lru_cache(MOST_CACHED)
 def ratio(logger: str) -> Term:
     """Return logger / mixture, whose expectation over all rows is 1."""
     return Term((Factor("ratio", logger),))
 
 
+@lru_cache(MOST_CACHED)
 def second_moment(logger: str) -> Term:
     r"""Return the term that estimates one logger's second moment from all rows.
 
@@ -137,21 +146,25 @@ def second_moment(logger: str) -> Term:
     return BALANCED_REWARD * BALANCED_REWARD * Term((Factor("inverse_ratio", logger),))
 
 
+@lru_cache(MOST_CACHED)
 def weight_moment(logger: str) -> Term:
     r"""Return the same without rewards; its expectation over the mixture is $E_i[w_i^2]$."""
     return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_ratio", logger),))
 
 
+@lru_cache(MOST_CACHED)
 def period_moment(period: str) -> Term:
     r"""Return the term whose expectation is $E_x \sum_y \bar\pi^2 / \pi_d$ of one period."""
     return BALANCED_WEIGHT * BALANCED_WEIGHT * Term((Factor("inverse_period", period),))
 
 
+@lru_cache(MOST_CACHED)
 def residual_moment(logger: str) -> Term:
     r"""Return the term whose expectation is $E_i[w_i^2 (\delta - \hat q)^2]$."""
     return RESIDUAL * RESIDUAL * weight_moment(logger)
 
 
+@lru_cache(MOST_CACHED)
 def unsupported_weight(logger: str) -> Term:
     """Return the term whose mean is the target's share of actions the logger never plays."""
     return BALANCED_WEIGHT * Term((Factor("unsupported", logger),))
