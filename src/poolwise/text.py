@@ -112,3 +112,12 @@ def listed(names: Sequence[str], last: str = "and") -> str:
     ('a', 'a, b or c')
     """
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def all_of(number: int, nouns: str) -> str:
+    """Write all of several things.
+
+    >>> all_of(2, "logs"), all_of(3, "logs")
+    ('both logs', 'all 3 logs')
+    """
+    return f"both {nouns}" if number == 2 else f"all {number} {nouns}"

@@ -66,6 +66,13 @@ def test_the_difference_from_the_mean_reward_by_hand() -> None:
     assert difference.verdict == "undecided"
 
 
+def test_a_baseline_that_is_not_the_only_largest_logger_is_called_the_first() -> None:
+    rows = pa.table(few_rows().source).slice(1)
+    evaluation = pw.evaluate(replace(few_rows(), source=rows), {"new": "t"}, "naive")
+    reason = "first of the largest loggers"
+    assert (evaluation.baseline, evaluation.baseline_reason) == ("a", reason)
+
+
 def test_the_logger_joins_the_targets_where_all_propensities_are_known() -> None:
     """The difference is that of `compare`, which reads the logger as another target."""
     evaluation = pw.evaluate(digits_log(), TARGETS, baseline="large")

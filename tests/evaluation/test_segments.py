@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,12 +177,18 @@ def test_a_target_that_a_segment_does_not_know_is_a_finding(rows: pa.Table) -> N
 
 
 def test_segments_by_the_action_cannot_be_compared() -> None:
-    log = digits_log()  # its column `digit` is the action
+    log = replace(digits_log(), action=None)  # its column `digit` is the action
     segments = pw.evaluate(log, TARGETS, "calibrated", by="digit < 5").segments
     assert segments is not None
     assert {r.difference.verdict for r in segments.results if r.difference} == {"unreliable"}
     assert segments.differing == ()
     assert "cannot be compared with" in segments.sentence
+
+
+@pytest.mark.parametrize("by", ["digit", "digit < 5", "correct = 1", "coalesce(correct, 0)"])
+def test_segments_by_the_declared_action_or_the_reward_are_refused(by: str) -> None:
+    with refused(UsageError):
+        pw.evaluate(digits_log(), TARGETS, by=by)
 
 
 def evaluation_of(rows: pa.Table, by: str = "country", **roles: Any) -> Evaluation:  # noqa: ANN401

@@ -333,6 +333,8 @@ def test_a_comparison_has_a_report_that_begins_with_it(tmp_path: Path) -> None:
     titles = re.findall(r"<h2>(.*?)</h2>", text.split("<script")[0])
     assert titles[:2] == ["Targets side by side", "Estimates"]
     assert comparison.sentence in html.unescape(text.split("<h2>")[0])
+    assert html.unescape(Seen(text).text).count(comparison.sentence) == 1
+    assert run.output.startswith(" ".join(comparison.sentence.split()[:5]))
     assert "difference of every other target from 'large'" in Seen(text).text
     assert shlex.join(["poolwise", "compare"]) in Seen(text).text
     assert len(list(charts.glob("*.svg"))) == 3 + 3 * 3

@@ -109,7 +109,7 @@ def test_all_logs_contribute() -> None:
     facts = evaluation(result(estimate(1.5)))
     for log in facts["targets"][0]["loggers"]:
         log["best_share"] = 0.5
-    assert answer(facts).endswith("; all 2 logs contribute.")
+    assert answer(facts).endswith("; both logs contribute.")
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,7 @@ def compared(*verdicts: str) -> dict[str, Any]:
 
 
 PAIRED = "In paired comparisons it is"
-SOME = (
-    f"{PAIRED} significantly better than 2 of 3 others, and is not significantly "
-    "different from 1."
-)
+SOME = f"{PAIRED} significantly better than 2 of 3 others, and is not distinguishable from 1."
 
 
 @pytest.mark.parametrize(
@@ -187,11 +184,11 @@ SOME = (
         (("better",), f"{PAIRED} significantly better than the other one."),
         (
             ("better", "better"),
-            f"{PAIRED} significantly better than all 2 others.",
+            f"{PAIRED} significantly better than both others.",
         ),
         (
             ("undecided", "identical"),
-            f"{PAIRED} not significantly different from 2.",
+            f"{PAIRED} not distinguishable from 2.",
         ),
         (("better", "undecided", "better"), SOME),
         (

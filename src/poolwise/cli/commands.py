@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import typer
 
 from poolwise import __version__
 from poolwise.cli.init import init
-from poolwise.cli.keys import META, QuestionCommand, record
+from poolwise.cli.keys import QuestionCommand, asked, command_text
 from poolwise.cli.learning import LearnOptions
 from poolwise.cli.options import (
     AsJson,
@@ -43,7 +42,6 @@ from poolwise.cli.options import (
     Sources,
     Verbose,
     build_log,
-    command_text,
     grouped,
     scored_command,
 )
@@ -59,8 +57,7 @@ from poolwise.cli.watch import watch
 from poolwise.errors import LogError, PoolwiseError, UsageError
 
 if TYPE_CHECKING:
-    from poolwise.log.log import Log
-    from poolwise.log.policy import PolicyLike
+    pass
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
@@ -159,9 +156,9 @@ def evaluate(
             baseline=baseline,
             by=by,
         )
-    asked = _record(command, log, targets)
-    save_report(evaluation, report, asked)
-    print_result(evaluation, as_json=as_json, question=asked, verbose=verbose)
+    question = asked(command, log, targets)
+    save_report(evaluation, report, question)
+    print_result(evaluation, as_json=as_json, question=question, verbose=verbose)
 
 
 @app.command(cls=QuestionCommand)
@@ -198,9 +195,9 @@ def compare(
     chosen = partial(run, baseline=baseline, estimator=estimator, level=level)
     with progress():
         comparison = chosen(log, targets, engine=engine.start())
-    asked = _record(command, log, targets)
-    save_report(comparison, report, asked)
-    print_result(comparison, as_json=as_json, question=asked)
+    question = asked(command, log, targets)
+    save_report(comparison, report, question)
+    print_result(comparison, as_json=as_json, question=question)
     if require:
         gate(partial(comparison.require, require, margin=margin))
 
@@ -229,7 +226,7 @@ def plan(
     reader = engine.start()
     with progress():
         outlook = run(log, targets, **asdict(wanted), level=level, engine=reader)
-    print_result(outlook, as_json=as_json, question=_record(command, log, targets))
+    print_result(outlook, as_json=as_json, question=asked(command, log, targets))
 
 
 @app.command()
@@ -346,10 +343,12 @@ def demo(
     log = digits_log()
     check_outputs(report, log)
     evaluation = run(log, TARGETS, truth=digits_truth(), which_logs=True)
-    asked = _record(command, log, TARGETS)
-    save_report(evaluation, report, asked)
+    question = asked(command, log, TARGETS)
+    save_report(evaluation, report, question)
     lines = [lesson(evaluation.to_dict())]
-    print_result(evaluation, as_json=as_json, question=asked, verbose=verbose, sentences=lines)
+    print_result(
+        evaluation, as_json=as_json, question=question, verbose=verbose, sentences=lines
+    )
 
 
 app.command()(init)
@@ -389,9 +388,3 @@ def main() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - Python flushes it at exit
         sys.stderr.write(f"poolwise: cannot write the output: {error.strerror}\n")
         sys.exit(2)
-
-
-def _record(
-    command: typer.Context, log: Log, targets: Mapping[str, PolicyLike]
-) -> Mapping[str, object]:
-    return record(log, targets, command_text(command), command.meta.get(META, ("", "")))

@@ -8,6 +8,7 @@ replaces its key.  Relative paths start at the folder of the file.
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,8 @@ from poolwise.log.log import SELECT, as_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import typer
 
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -36,6 +39,7 @@ NOT_IN_FILES = {
     "moments",
     "trust",
 }  # of one run, or a permission
+OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
 PLURALS = {"target": "targets", "estimator": "estimators", "reader_option": "reader_options"}
 
 
@@ -54,6 +58,29 @@ def record(
         "file": file[0],
         "text": file[1],
     }
+
+
+def asked(
+    context: typer.Context, log: Log, targets: Mapping[str, PolicyLike]
+) -> dict[str, object]:
+    """Return the record of the question that a command asks."""
+    return record(log, targets, command_text(context), context.meta.get(META, ("", "")))
+
+
+def command_text(context: typer.Context) -> str:
+    """Return the command line that was run, without the options that name its output."""
+    words = ["poolwise", str(context.command.name)]
+    for param in context.command.params:
+        value = context.params.get(str(param.name))
+        if param.name in OF_OUTPUT or value in (None, param.default):
+            continue
+        flag = [param.opts[-1]] if param.param_type_name == "option" else []
+        if value is True:
+            words += flag
+        else:
+            each = value if isinstance(value, list | tuple) else [value]
+            words += [word for v in each for word in (*flag, str(v))]
+    return shlex.join(words)
 
 
 class QuestionCommand(TyperCommand):

@@ -40,7 +40,6 @@ Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]
 Experiment = Literal["toy", "scene", "yeast", "lyrl", "learning", "all"]
 
-OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
 FILES = "Paths or globs (Parquet, CSV, JSON lines), file.duckdb::table, or one SELECT."
 Sources = Annotated[list[str], typer.Argument(metavar="LOGS...", help=FILES)]
 OptionalSources = Annotated[
@@ -316,22 +315,6 @@ def scored_command(scored: ScoredLog, path: Path) -> str:
         words += ["--target", f"{name}={value}"]
     words += ["--densities"] * log.densities
     return shlex.join(words + ["--log-probabilities"] * log.log_probabilities)
-
-
-def command_text(context: typer.Context) -> str:
-    """Return the command line that was run, without the options that name its output."""
-    words = ["poolwise", str(context.command.name)]
-    for param in context.command.params:
-        value = context.params.get(str(param.name))
-        if param.name in OF_OUTPUT or value in (None, param.default):
-            continue
-        flag = [param.opts[-1]] if param.param_type_name == "option" else []
-        if value is True:
-            words += flag
-        else:
-            each = value if isinstance(value, list | tuple) else [value]
-            words += [word for v in each for word in (*flag, str(v))]
-    return shlex.join(words)
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:

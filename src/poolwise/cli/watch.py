@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from poolwise.cli.keys import META, record
+from poolwise.cli.keys import asked
 from poolwise.cli.options import (
     AsJson,
     EngineOptions,
@@ -17,7 +17,6 @@ from poolwise.cli.options import (
     RowOptions,
     Sources,
     build_log,
-    command_text,
 )
 from poolwise.cli.terminal import gate, print_result, progress, refuse_new_folder
 
@@ -65,7 +64,6 @@ def watch(  # noqa: PLR0913 - one for each option, or group of them
             planned=planned,
             engine=engine.start(),
         )
-    question = record(log, targets, command_text(command), command.meta.get(META, ("", "")))
-    print_result(watched, as_json=as_json, question=question)
+    print_result(watched, as_json=as_json, question=asked(command, log, targets))
     if watched.claims:
         gate(watched.require)

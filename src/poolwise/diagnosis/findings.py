@@ -307,7 +307,7 @@ def few_rewarded(
     if skewed and all(term in m.powers for m in view.values()):
         severity, consequence = "note", "the interval is wide, but holds its level"
         advice = "Collect more rows for a narrower one."
-    few = f"The effective number of rewarded rows is only {effective:.1f}, so {consequence}."
+    few = f"Effective rewarded rows: {effective:.1f}. With so few, {consequence}."
     return [Finding("few-rewarded-rows", few, advice, severity)]
 
 

@@ -199,7 +199,7 @@ class Comparison(Reported):
         return str(self.to_dict()["sentence"])
 
     @property
-    def sentences(self) -> Sequence[str]:
+    def opening(self) -> Sequence[str]:
         return (self.sentence,)
 
     def to_dicts(self) -> list[Row]:

@@ -253,7 +253,9 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
         hint = did_you_mean(baseline, names)
         raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
     name = max(counts, key=lambda i: counts[i]) if baseline is None else baseline
-    default = "largest logger" if len(counts) > 1 else "only logger"
+    largest = sum(count == max(counts.values()) for count in counts.values())
+    default = "largest logger" if largest == 1 else "first of the largest loggers"
+    default = default if len(counts) > 1 else "only logger"
     usable = rows.served.estimators
     estimator = preferred(usable)
     incumbent = Incumbent(name, "" if baseline else default, estimator)

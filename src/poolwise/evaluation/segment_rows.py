@@ -12,9 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from sqlglot import exp
+
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import MissingColumnError, UsageError
 from poolwise.evaluation.read import open_rows, opened, settled
+from poolwise.log.policies import as_policy
+from poolwise.log.policy import expression_of
 from poolwise.moments.cells import Cell, periods_of
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from poolwise.engines.base import EngineLike
     from poolwise.errors import Fault
     from poolwise.evaluation.read import OpenLog, Request
+    from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import Moments
     from poolwise.moments.terms import Needs
 
@@ -53,7 +58,8 @@ def opened_by(asked: Request, engine: EngineLike, by: str | None) -> Iterator[Op
 def _refuse(asked: Request, by: str) -> None:
     """Refuse questions that segments cannot answer."""
     log = asked.log
-    if by in {log.action, log.reward}:
+    decided = _columns(log.reward) | ({log.action} if log.action else set())
+    if _columns(by) & decided:
         raise UsageError(
             f"`by` must be known before the action, as a country or a device is, got {by!r}, "
             "which the action or its reward decides"
@@ -67,6 +73,15 @@ def _refuse(asked: Request, by: str) -> None:
             "`by` requires the mixture of each segment, which `propensities` of every logger "
             "give, but not one `mixture` of all rows"
         )
+
+
+def _columns(text: PolicyLike) -> set[str]:
+    """Return the columns that a name or an SQL expression reads."""
+    try:
+        tree = expression_of(as_policy(text))
+    except UsageError:  # a name that is no expression
+        return {str(text)}
+    return set() if tree is None else {node.name for node in tree.find_all(exp.Column)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from poolwise.report.charts import forest_of
 from poolwise.report.tables import UNKNOWN, VERDICTS, Grid
-from poolwise.text import count_text, interval_text, listed, p_text, with_error
+from poolwise.text import all_of, count_text, interval_text, listed, p_text, with_error
 
 if TYPE_CHECKING:
     from poolwise.report.charts import Chart
@@ -66,10 +66,10 @@ def _named(names: list[str], total: int) -> str:
     """Return the names of segments, or their number.
 
     >>> _named(["de"], 3), _named(["de", "fr"], 2), _named(list("abcdef"), 9)
-    ("'de'", 'all 2 segments', '6 segments')
+    ("'de'", 'both segments', '6 segments')
     """
     if len(names) == total > 1:
-        return f"all {total} segments"
+        return all_of(total, "segments")
     return f"{len(names)} segments" if len(names) > FEW else listed(list(map(repr, names)))
 
 

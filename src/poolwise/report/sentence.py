@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poolwise.text import (
+    all_of,
     count_text,
     interval_text,
     listed,
@@ -98,13 +99,13 @@ def rivals(evaluation: Facts) -> str:
     verdicts = [d["verdict"] for d in evaluation["comparison"]["differences"]]
     others, worse = len(verdicts), verdicts.count("worse")
     if worse == others:
-        beaten = "the other one" if others == 1 else f"all {others} others"
+        beaten = "the other one" if others == 1 else all_of(others, "others")
         return f"In paired comparisons it is significantly better than {beaten}."
     doubted = verdicts.count("unreliable")
     alike = others - worse - doubted
     clauses = [
         f"is significantly better than {worse} of {others} others" if worse else "",
-        f"is not significantly different from {alike}" if alike else "",
+        f"is not distinguishable from {alike}" if alike else "",
         f"is not compared with {doubted} whose probabilities cannot be right"
         if doubted
         else "",
@@ -133,7 +134,7 @@ def answer(evaluation: Facts) -> str:
     if logs and total > 1:
         contribute = "contributes" if logs == 1 else "contribute"
         few = f"{logs} of {total} logs {contribute} at least {CARRIED:.0%} of it"
-        clauses.append(f"all {total} logs contribute" if logs == total else few)
+        clauses.append(f"{all_of(total, 'logs')} contribute" if logs == total else few)
     return f"{'; '.join(clauses)}.{_hedge(severities)}"
 
 
@@ -271,7 +272,7 @@ def repeats(pairs: Iterable[Facts]) -> dict[str, list[str]]:
 AGAINST = {
     "better": "shown to be better",
     "worse": "shown to be worse",
-    "undecided": "not significantly different from it",
+    "undecided": "not distinguishable from it",
     "identical": "the same policy on every logged row",
     "unreliable": "not compared",
 }
@@ -305,7 +306,7 @@ def _leader(
         whom = "every target that differs from it" if equal else "every other target"
         return f"{first} and was shown to be better than {whom}."
     shown = f", and was shown to be better than {len(beaten)} of {len(rest)} others"
-    alike = f"it is not significantly different from {_named(unresolved)}"
+    alike = f"it is not distinguishable from {_named(unresolved)}"
     return f"{first}{shown if beaten else ''}; {alike}."
 
 

@@ -303,12 +303,11 @@ def ranking(comparison: Facts) -> Grid:
 
 def differences(comparison: Facts) -> Grid:
     """Return the difference of each target from the baseline or, without one, the best."""
-    header = ["target", "difference", _simultaneous(comparison), "p", "adjusted\np", "verdict"]
+    header = ["target", "difference", _simultaneous(comparison), "adjusted\np", "verdict"]
     rows = [
         [
             pair["target"],
             *_with_interval(pair["difference"], pair),
-            p_text(pair["p_value"]),
             p_text(pair["adjusted"]),
             VERDICTS[pair["verdict"]],
         ]

@@ -195,6 +195,26 @@ def test_bets_are_those_of_duckdb(
     assert -50 < expected[0] < expected[1] < 50
 
 
+def test_segments_are_those_of_duckdb(
+    session: SparkSession, spark: Spark, table: pa.Table, folder: Path
+) -> None:
+    def answers(source: object, engine: Engine) -> list[float]:
+        log = replace(log_of(table), source=source)
+        segments = evaluate(log, TARGETS, "balanced", engine=engine, by="user % 3").segments
+        assert segments is not None
+        numbers = [
+            (r.segment, r.rows, r.estimate.value, r.estimate.std_error)
+            for r in segments.results
+        ]
+        return [float(value) for line in numbers for value in line]
+
+    expected = answers(table, DuckDB())
+    assert [*map(int, expected[::4])] == [0, 1, 2]
+    assert sum(expected[1::4]) == table.num_rows
+    for source in (str(folder), session.createDataFrame(table)):
+        assert answers(source, spark) == pytest.approx(expected, rel=1e-9)
+
+
 def test_expressions_mean_what_they_mean_to_duckdb(
     spark: Spark, table: pa.Table, folder: Path
 ) -> None:
