@@ -12,6 +12,7 @@ import pytest
 
 from poolwise.engines.blocks import blocks_for, by_slot, slot_layout
 from poolwise.engines.duckdb import DuckDB
+from poolwise.errors import LogError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.guarantees import payoffs_of
 from poolwise.log.log import Log
@@ -246,3 +247,11 @@ def test_many_loggers_have_fewer_slots() -> None:
     layout = slot_layout(Layout(tuple(map(str, range(1_000))), (), (), ("new",)))
     slots = layout.deal(np.arange(10_000))
     assert (slots.min(), slots.max()) == (0, 511)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, 1.5])
+def test_rows_that_break_a_rule_are_reported_before_a_bet(wrong: float) -> None:
+    table = columns(60)
+    table["p_a"] = np.where(np.arange(60) == 7, wrong, table["p_a"])
+    with pytest.raises(LogError):
+        betting(log_of(table))

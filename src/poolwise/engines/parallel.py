@@ -41,6 +41,7 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.errors import LogError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
+from poolwise.rows.periods import missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 from poolwise.rows.roles import layout_of
 
@@ -242,6 +243,24 @@ class KernelRows(QueryRows):
         """The same rows, summed by period and logger."""
         apart = self.apart is not None
         return self if apart else replace(self, apart=self.cells, counted=self.counts)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Loggers without a probability in rows of periods in which they are not live.
+
+        Empty if one is missing where its logger is live.
+        """
+        lines = self._lines(missing_query(self.table))
+        live = {(line["period"], line["logger"]) for line in lines}
+        lacking = [
+            (label, (line["period"], label) in live)
+            for k, label in enumerate(self.table.propensities)
+            for line in lines
+            if line[f"p_{k}"]
+        ]
+        if any(needed for _, needed in lacking):
+            return ()
+        return tuple(dict.fromkeys(label for label, _ in lacking))
 
     @property
     def _strata(self) -> dict[str, int]:

@@ -89,8 +89,14 @@ class PeriodBalanced:
         """Terms of a row whose sum has the target's value as expectation."""
         return (PERIOD_REWARD,)
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        """Return the moments to compute; `loggers` are the cells of the log."""
+    def needs(
+        self, loggers: Sequence[str], *, crossed: bool, mixed: bool | None = None
+    ) -> Needs:
+        """Return the moments to compute; `loggers` are the cells of the log.
+
+        The mixture of a period may be known (`mixed`) where the probabilities under
+        loggers of other periods are not.
+        """
         periods = periods_of(loggers)
         if not periods:
             raise RefusedError(
@@ -102,7 +108,8 @@ class PeriodBalanced:
         alone = Needs(groups=(together, (PERIOD_WEIGHT,)), extremes=(PERIOD_WEIGHT,))
         if crossed:
             return alone | Needs(tuple(map(period_moment, periods)), ((BALANCED_WEIGHT,),))
-        refuse_shared(self.name, loggers)
+        if not mixed:
+            refuse_shared(self.name, loggers)
         return alone
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:

@@ -15,6 +15,7 @@ from sqlglot import exp
 
 from poolwise.engines import with_loggers
 from poolwise.engines.duckdb import DuckDB
+from poolwise.engines.live import live_log
 from poolwise.errors import LogError, UsageError
 from poolwise.estimators import BY_NAME
 from poolwise.evaluation.output import json_text, listed_findings
@@ -22,6 +23,7 @@ from poolwise.evaluation.read import Request, copy_findings, named_targets, open
 from poolwise.evaluation.served import served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs
+from poolwise.log.log import LiveLog
 from poolwise.moments.terms import unite
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
@@ -102,7 +104,10 @@ def check(
     named = named_targets(targets) if targets else {}
     extra = NOTHING if log.mixture is None else mixture_extra(log)  # an estimate has no faults
     with open_rows(Request(log, named, extra=extra), engine) as rows:
-        return CheckReport(rows.check(), rows.all_counts, copy_findings(rows, log))
+        faults = rows.check()
+        if faults and not isinstance(log, LiveLog) and (live := live_log(log, engine)):
+            return check(live, targets, engine=engine)
+        return CheckReport(faults, rows.all_counts, copy_findings(rows, log))
 
 
 def query_text(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from poolwise.engines import with_loggers
+from poolwise.engines.live import by_live
 from poolwise.errors import Finding, NotShownError, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import recommended_for
 from poolwise.evaluation.contrasts import Candidates, firsts
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 SEED = 20170813  # the same rows give the same intervals
 
 
+@by_live
 def compare(
     log: Log,
     targets: Mapping[str, PolicyLike],
@@ -92,7 +94,7 @@ def _with_baseline(
     if baseline is None or baseline in named:
         return named
     policy = log.by_label.get(baseline)
-    if policy is not None and log.crossed:
+    if policy is not None and log.covers(baseline):
         return {**named, baseline: policy}
     if baseline in log.by_label or not log.crossed:
         raise UsageError(

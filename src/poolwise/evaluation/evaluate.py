@@ -24,6 +24,7 @@ from poolwise.diagnosis.trained import (
 )
 from poolwise.engines import with_loggers
 from poolwise.engines.base import BlockRows
+from poolwise.engines.live import by_live
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.incumbent import incumbent_of
@@ -54,7 +55,7 @@ from poolwise.moments.terms import (
 from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from poolwise.diagnosis.trained import Conflicts
     from poolwise.engines.base import EngineLike
@@ -72,6 +73,7 @@ NONE: Mapping[str, Any] = {}
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
+@by_live
 def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,
     targets: Mapping[str, PolicyLike] | PolicyLike,
@@ -124,7 +126,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         incumbent = incumbent_of(rows, None if among else baseline)
         answer = partial(_answered, incumbent=incumbent, among=among)
         compared = _compared(rows, always=bool(among))
-        bets = _bets(rows) if asked.method == "betting" else {}
+        bets = partial(_bets, rows) if asked.method == "betting" else dict
         without = without_each(rows) if which_logs and log.crossed else {}
         evaluation = answer(rows, compared, bets, without)
         segments = None
@@ -138,18 +140,21 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
 def _answered(
     rows: OpenLog,
     compared: str,
-    bets: Mapping[str, Interval] = NONE,
+    bets: Callable[[], Mapping[str, Interval]] = dict,
     without: Mapping[str, Mapping[str, Errors]] = NONE,
     *,
     incumbent: Incumbent,
     among: str,
 ) -> Evaluation:
-    """Make the pass over rows and estimate; `among` is the target that is the baseline."""
+    """Make the pass over rows and estimate; `among` is the target that is the baseline.
+
+    Bets are placed after the pass, which rejects rows that break a rule.
+    """
     needs = rows.served.needs | (Needs() if among else incumbent.needs)
     wider = replace(rows, served=replace(rows.served, needs=needs))
     answers = wider.read(compared)
     evaluation = replace(
-        results_of(answers, bets, without),
+        results_of(answers, bets(), without),
         pairs=pairs_of(answers) if answers.compared else None,
         baseline=among or incumbent.name,
         baseline_reason="" if among else incumbent.reason,
@@ -208,7 +213,8 @@ def results_of(
     }
     codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
     fallen = [name for code, name in AS_NAIVE.items() if code in codes]
-    lacking = no_cross_propensities(served.uncrossed, fallen, asked.log.uncrossed(loggers))
+    missing, live = asked.log.uncrossed(loggers), asked.log.mixed
+    lacking = no_cross_propensities(served.uncrossed, fallen, missing, live=live)
     wholes = {name: split.whole for name, split in answers.splits.items()}
     first = next(iter(wholes.values()))
     return Evaluation(

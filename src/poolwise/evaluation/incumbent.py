@@ -18,7 +18,14 @@ from scipy.special import ndtr, ndtri
 from poolwise.diagnosis.trained import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
-from poolwise.evaluation.periods import at_first, is_periodic, own_mean, strata_of, suited
+from poolwise.evaluation.periods import (
+    at_first,
+    is_periodic,
+    needs_of,
+    own_mean,
+    strata_of,
+    suited,
+)
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.student import Interval, tail_of
 from poolwise.moments.estimate import estimated
@@ -269,7 +276,7 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     """Return the incumbent with the moments of its differences."""
     asked, strata = rows.request, tuple(rows.rows.counts)
     strata = strata_of(rows.rows, asked.log) if is_periodic(estimator) else strata
-    wanted = estimator.needs(strata, crossed=asked.log.crossed)
+    wanted = needs_of(estimator, strata, asked.log)
     own, means = wanted.scattered, wanted.means
     factors = [factor for term in own for factor in term.factors]
     joins = (

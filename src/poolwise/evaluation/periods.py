@@ -34,11 +34,19 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import MomentsByLogger
     from poolwise.moments.shape import Powers, Shape
+    from poolwise.moments.terms import Needs
 
 
 def is_periodic(estimator: Estimator) -> bool:
     """Test if an estimator reads the moments of cells."""
     return isinstance(estimator, PeriodBalanced)
+
+
+def needs_of(estimator: Estimator, strata: Sequence[str], log: Log) -> Needs:
+    """Return the moments that an estimator needs of a log, by cell or by logger."""
+    if isinstance(estimator, PeriodBalanced):
+        return estimator.needs(strata, crossed=log.crossed, mixed=log.mixed)
+    return estimator.needs(strata, crossed=log.crossed)
 
 
 def by_period(rows: Rows, log: Log) -> Rows:

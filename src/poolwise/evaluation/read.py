@@ -28,6 +28,7 @@ from poolwise.evaluation.periods import (
     by_period,
     is_periodic,
     merged,
+    needs_of,
     strata_of,
     undeclared,
 )
@@ -254,7 +255,7 @@ class OpenLog:
         if compared:
             chosen = self.served.estimators[compared]
             strata = strata_of(rows, asked.log) if is_periodic(chosen) else tuple(rows.counts)
-            own = chosen.needs(strata, crossed=crossed)
+            own = needs_of(chosen, strata, asked.log)
             pairs = united(own, asked.names, crossed=crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()

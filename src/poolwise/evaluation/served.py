@@ -9,7 +9,7 @@ from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.trained import HONEST
 from poolwise.errors import Finding, RefusedError
 from poolwise.estimators.ips import require_crossed
-from poolwise.evaluation.periods import is_periodic
+from poolwise.evaluation.periods import is_periodic, needs_of
 from poolwise.intervals.skew import interval_needs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def served(
 
 
 def _needs(estimator: Estimator, loggers: Sequence[str], asked: Request) -> Needs:
-    needs, name = estimator.needs(loggers, crossed=asked.log.crossed), estimator.name
+    needs, name = needs_of(estimator, loggers, asked.log), estimator.name
     if needs.modelled and not asked.extra.predicted_reward:
         raise RefusedError(
             f"{name}-refused",

@@ -16,6 +16,7 @@ import numpy as np
 from poolwise.engines import with_loggers
 from poolwise.engines.base import BlockRows
 from poolwise.engines.files import policy_text
+from poolwise.engines.live import by_live
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
 from poolwise.evaluation.evaluate import results_of
 from poolwise.evaluation.output import Result
@@ -169,6 +170,7 @@ def _cell(value: object) -> str:
     return short(value) if isinstance(value, float) else str(value)
 
 
+@by_live
 def watch(
     state: str | PathLike[str],
     log: Log | None = None,
@@ -269,7 +271,7 @@ def _question(
         "reward": log.reward,
         "logger": log.logger or "",
         "period": log.period or "",
-        "balanced_weights": log.crossed,
+        "balanced_weights": log.mixed,
         "log_probabilities": log.log_probabilities,
         "densities": log.densities,
         "on_fault": log.on_fault,
@@ -293,7 +295,7 @@ def _state(rows: OpenLog, asked: Question, number: int) -> State:
     if not isinstance(rows.rows, BlockRows):
         raise UsageError("watch reads rows, which requires the DuckDB or the Spark engine")
     payoffs = _payoffs(asked, rows.request.names)
-    settled = rows.rows.settle(payoffs, pooled=rows.request.log.crossed, watched=True)
+    settled = rows.rows.settle(payoffs, pooled=rows.request.log.mixed, watched=True)
     blocks = _blocks(settled, tuple(rows.rows.counts), number)
     return State(asked, blocks, settled.sums.histograms, settled.shifts)
 

@@ -136,7 +136,7 @@ def by_betting(
     limits = known_range(log, "betting")
     errors = errors_of(check_level(level), sides)
     payoffs = {name: payoffs_of(name, limits) for name in targets}
-    pooled = log.crossed and not trained
+    pooled = log.mixed and not trained
     settled = rows.settle([p for both in payoffs.values() for p in both], pooled=pooled)
     bets = [
         Bets(

@@ -154,6 +154,15 @@ class Log:
         complete = all(p is not None for p in self.by_label.values())
         return pattern or (bool(self.by_label) and complete)
 
+    @property
+    def mixed(self) -> bool:
+        """True if the mixture of the loggers that are live in a row's period is known."""
+        return self.crossed
+
+    def covers(self, logger: str) -> bool:
+        """Test if the probability of every row under a logger is known."""
+        return self.crossed and logger in self.by_label
+
     def uncrossed(self, loggers: Iterable[str]) -> list[str]:
         """Return the loggers among these without a cross-propensity."""
         return [label for label in loggers if self.by_label.get(label) is None]
@@ -183,6 +192,38 @@ class Log:
             for role, text in self.described().items()
         )
         return f"<table>{lines}</table>"
+
+
+@dataclass(frozen=True)
+class LiveLog(Log):
+    """A log whose loggers have probabilities of rows in the periods in which they are live.
+
+    In other periods the probability under some of them is missing; it counts as 0 and is
+    never used.  The mixture of a period is known, that of all rows is not.
+
+    Attributes:
+        incomplete: Loggers whose probabilities are missing in some period.
+    """
+
+    incomplete: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def crossed(self) -> bool:
+        """False: some probabilities are missing."""
+        return False
+
+    @property
+    def mixed(self) -> bool:
+        """True: the mixture of the loggers that are live in a row's period is known."""
+        return True
+
+    def covers(self, logger: str) -> bool:
+        """Test if the probability of every row under a logger is known."""
+        return logger in self.by_label and logger not in self.incomplete
+
+    def uncrossed(self, loggers: Iterable[str]) -> list[str]:
+        """Return the loggers among these whose probabilities are missing in some period."""
+        return [label for label in loggers if label in self.incomplete]
 
 
 def _described(role: str, value: object) -> Iterator[tuple[str, str]]:
@@ -215,7 +256,7 @@ def _source_problems(log: Log) -> Iterator[str]:
 
 def _role_problems(log: Log) -> Iterator[str]:
     mapped = isinstance(log.source, Mapping)
-    if log.propensity is None and not log.crossed:
+    if log.propensity is None and not log.mixed:
         yield (
             "`propensity` is required (of the logged action under the logger that wrote the "
             "row), or `propensities` of every logger"

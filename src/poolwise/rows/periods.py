@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from poolwise.errors import UsageError
 from poolwise.moments.cells import Cell, periods_of
-from poolwise.rows.rules import column, good, role_text, rows
+from poolwise.rows.rules import column, count_where, good, role_text, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +47,18 @@ def cells_query(table: RoleColumns) -> exp.Select:
     count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
     query = exp.select(column("period"), column("logger"), first, count)
     return query.from_(labels.subquery("labels")).group_by(column("period"), column("logger"))
+
+
+def missing_query(table: RoleColumns) -> exp.Select:
+    """Count the rows of each logger in each period, and those without each probability."""
+    every = exp.Count(this=exp.Star()).as_("rows", quoted=True)
+    lacking = [
+        count_where(column(f"p_{k}").is_(exp.null())).as_(f"p_{k}", quoted=True)
+        for k in range(len(table.propensities))
+    ]
+    labels = column("period"), column("logger")
+    query = exp.select(*labels, every, *lacking).from_("rows").group_by(*labels)
+    return query.with_("rows", as_=rows(table))
 
 
 def times_query(logger: Expression, time: str) -> exp.Select:

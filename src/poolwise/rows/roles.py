@@ -28,7 +28,7 @@ from poolwise.log.policy import Expression as SqlText
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.tallies import slots_of
 from poolwise.rows.periods import period_shares
-from poolwise.rows.rules import RoleColumns, column, number, string
+from poolwise.rows.rules import RoleColumns, column, number, or_zero, string
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
@@ -161,14 +161,16 @@ def assign(
         )
     look = _Lookup(columns, log, extra.filled)
     known = log.by_label
-    usable = log.crossed or extra.mixture
-    crossed = {k: v for k, v in known.items() if v is not None} if usable else {}
+    usable = log.mixed or extra.mixture
+    crossed = {k: v for k, v in known.items() if usable and v is not None}
+    probs = {k: look.value(v, f"propensities[{k!r}]") for k, v in crossed.items()}
+    probs |= {k: or_zero(probs[k], log.log_probabilities) for k in log.uncrossed(probs)}
     table = RoleColumns(
         relation=relation,
         logger=_logger(log, look),
         reward=look.value(log.reward, "reward"),
         propensity=look.optional(log.propensity, "propensity"),
-        propensities={k: look.value(v, f"propensities[{k!r}]") for k, v in crossed.items()},
+        propensities=probs,
         targets={k: look.value(v, f"target {k!r}") for k, v in targets.items()},
         labels=tuple(
             known or (map(str, log.source) if isinstance(log.source, Mapping) else ())
@@ -192,8 +194,7 @@ def assign(
     features = tuple(c for c in context if c not in taken_too)
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
-    every = tuple(columns or ())
-    needed = tuple(look.needed)
+    needed, every = tuple(look.needed), tuple(columns or ())
     return Roles(table, look.scored, needed, taken, action, context, features, every)
 
 

@@ -137,6 +137,12 @@ def double(expression: Expression) -> Expression:
     return exp.TryCast(this=expression.copy(), to=exp.DataType.build("double"))
 
 
+def or_zero(prob: Expression, logs: bool) -> Expression:  # noqa: FBT001 - one of two scales
+    """Return a probability, or its logarithm, of 0 where there is none."""
+    zero = exp.cast(string("-infinity"), "double") if logs else number(0.0)
+    return exp.func("coalesce", double(prob), zero)
+
+
 def case(when: Expression, then: Expression, otherwise: Expression) -> Expression:
     """Return one choice of two."""
     return exp.Case().when(when, then).else_(otherwise)
