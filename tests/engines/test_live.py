@@ -18,28 +18,15 @@ from poolwise.evaluation.plan import plan
 from poolwise.evaluation.watch import watch
 from poolwise.log.log import LiveLog, Log
 from tests.support.messages import check_findings, refused
-from tests.support.periods import daily, period_mixture
+from tests.support.periods import daily, period_mixture, with_holes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from poolwise.log.policy import FloatArray
 
 pytestmark = pytest.mark.slow
 TARGETS = {"t": "t"}
-
-
-def with_holes(columns: dict[str, Any], holes: Iterable[tuple[int, str]] = ()) -> pa.Table:
-    """Return the columns without the probabilities of policies of other days, and others."""
-    day, arrays = columns["day"], {}
-    for name, values in columns.items():
-        lone = name.startswith("p_v")
-        mask = day != int(name[3:]) if lone else np.zeros(len(day), dtype=bool)
-        for d, label in holes:
-            mask = mask | ((day == d) & (name == f"p_{label}"))
-        arrays[name] = pa.array(values, mask=mask)
-    return pa.table(arrays)
 
 
 def log_of(table: object, **roles: Any) -> Log:  # noqa: ANN401 - of `Log`

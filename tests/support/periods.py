@@ -10,6 +10,8 @@ import pyarrow as pa
 from poolwise.log.log import Log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from poolwise.moments.moments import FloatArray
 
 CONTROL = "control"
@@ -48,6 +50,18 @@ def daily_log(columns: dict[str, Any], **roles: Any) -> Log:  # noqa: ANN401 - o
         "period": "day",
     }
     return Log(pa.table(columns), **(given | roles))
+
+
+def with_holes(columns: dict[str, Any], holes: Iterable[tuple[int, str]] = ()) -> pa.Table:
+    """Return the columns without the probabilities of policies of other days, and others."""
+    day, arrays = columns["day"], {}
+    for name, values in columns.items():
+        lone = name.startswith("p_v")
+        mask = day != int(name[3:]) if lone else np.zeros(len(day), dtype=bool)
+        for d, label in holes:
+            mask = mask | ((day == d) & (name == f"p_{label}"))
+        arrays[name] = pa.array(values, mask=mask)
+    return pa.table(arrays)
 
 
 def period_mixture(columns: dict[str, Any]) -> FloatArray:

@@ -43,6 +43,7 @@ from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
 from tests.support.learning import segments, segments_log
 from tests.support.messages import refused
+from tests.support.periods import daily, daily_log, with_holes
 from tests.support.reference import (
     Reference,
     assert_moments_agree,
@@ -193,6 +194,34 @@ def test_bets_are_those_of_duckdb(
     expected = limits(replace(log, source=table, period="day"), DuckDB())
     assert limits(by_day, spark) == pytest.approx(expected, rel=1e-10)
     assert -50 < expected[0] < expected[1] < 50
+
+
+def test_periods_are_those_of_duckdb(
+    session: SparkSession, spark: Spark, tmp_path: Path
+) -> None:
+    columns = daily(2_000)
+    table, log = pa.table(columns), daily_log(columns)
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=300)
+    holes = with_holes(columns)  # without probabilities of policies that are not live
+    pq.write_table(holes, tmp_path / "holes.parquet", row_group_size=300)
+
+    def numbers(source: object, engine: Engine) -> list[float]:
+        # slices follow the order of the rows, which Spark changes
+        asked = replace(log, source=source)
+        result = evaluate(
+            asked, {"t": "t"}, "period-balanced", engine=engine, interval="student"
+        )
+        estimate, course = result["t"].estimates["period-balanced"], result["t"].over_time
+        assert course is not None
+        of_periods = [(v.value, v.std_error, v.running) for v in course.values]
+        return [estimate.value, estimate.std_error, *(x for line in of_periods for x in line)]
+
+    expected = numbers(table, DuckDB())
+    for source in (str(tmp_path / "log.parquet"), session.createDataFrame(table)):
+        assert numbers(source, spark) == pytest.approx(expected, rel=1e-12)
+    expected = numbers(holes, DuckDB())
+    holed = numbers(str(tmp_path / "holes.parquet"), spark)
+    assert holed == pytest.approx(expected, rel=1e-12)
 
 
 def test_segments_are_those_of_duckdb(
