@@ -318,7 +318,8 @@ OPTIONS = {
     "init": ["out"],
     "learn": [
         *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "trees", "epsilon", "seed",
-        "rows", "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS, "json",
+        "rows", "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS,
+        "engine", "master", "json",
     ],
 }  # fmt: skip
 
