@@ -319,7 +319,7 @@ OPTIONS = {
     "learn": [
         *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "trees", "epsilon", "seed",
         "rows", "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS,
-        "engine", "master", "json",
+        *ENGINE_OPTIONS, "json",
     ],
 }  # fmt: skip
 

@@ -94,7 +94,8 @@ class Eligible:
         rows = np.flatnonzero(broken)
         if len(rows):
             name = type(self.policy).__name__
-            raise PolicyError(name, f"{reason}, in {len(rows):,} rows", rows[:SHOWN].tolist())
+            where = f"in {len(rows):,} row{'s' * (len(rows) > 1)}"
+            raise PolicyError(name, f"{reason}, {where}", rows[:SHOWN].tolist())
 
 
 def listed(lists: AnyArray, actions: Sequence[Hashable]) -> NDArray[np.bool]:
