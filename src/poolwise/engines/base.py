@@ -54,6 +54,10 @@ CHANGED = Fault(
 LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
 ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
 AT_SOURCE = "Correct the rows at their source: too many break this rule to drop them."
+NOT_NAMED = (
+    "Name every logger of the rows in `propensities` (--propensities), None for one without a "
+    "column, or drop the rows of others: on_fault='drop' (--on-fault drop)."
+)
 ROUNDED = 1.01  # a probability below this was rounded
 MOST_DROPPED = 0.05  # share of a logger's rows that may be dropped without another look
 LOGARITHMS = "Are they logarithms? Pass log_probabilities=True (--log-probabilities)."
@@ -253,6 +257,8 @@ class QueryRows(ABC):
         many = broken > max(1, MOST_DROPPED * int(line["rows"]))
         if not advice and many and rule.scaled is not None:
             advice = self._scale(rule.scaled)
+        elif rule.role == ("logger",) and logger is not None:
+            advice = NOT_NAMED
         return Fault(rule.text, logger or "", broken, values, advice or ADVICE)
 
     def _scale(self, value: exp.Expr) -> str:
