@@ -32,7 +32,10 @@ POLICIES = "import poolwise as pw\nboth = pw.Uniform(['x', 'y'])\n"
 def table(**columns: object) -> pa.Table:
     rng = np.random.default_rng(1)
     half = np.full(ROWS, 0.5)
-    rows = {"r": rng.integers(2, size=ROWS), "policy": np.resize(["a", "b"], ROWS)}
+    rows: dict[str, object] = {
+        "r": rng.integers(2, size=ROWS),
+        "policy": np.resize(["a", "b"], ROWS),
+    }
     rows |= {"p": half, "p_a": half, "p_b": half, "t": rng.random(ROWS)}
     rows |= {"item": ["x"] * ROWS, "stock": [["x", "y"]] * ROWS, "country": ["de"] * ROWS}
     return pa.table(rows | columns)
