@@ -12,13 +12,15 @@ import pytest
 
 from poolwise.engines.blocks import blocks_for, by_slot, slot_layout
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import LogError
+from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.guarantees import payoffs_of
 from poolwise.log.log import Log
 from poolwise.moments.blocks import Payoff, Settled
+from poolwise.moments.cells import Cell
 from poolwise.rows.roles import Layout
 from tests.intervals.test_betting import plain_capital
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -255,3 +257,50 @@ def test_rows_that_break_a_rule_are_reported_before_a_bet(wrong: float) -> None:
     table["p_a"] = np.where(np.arange(60) == 7, wrong, table["p_a"])
     with pytest.raises(LogError):
         betting(log_of(table))
+
+
+# Clusters.
+
+
+def in_days(table: dict[str, Any], days: int = 90) -> dict[str, Any]:
+    """The same columns with a day of each row, few enough for one block each."""
+    rows = len(table["logger"])
+    return {**table, "day": np.arange(rows) * days // rows, "user": np.arange(rows)}
+
+
+def test_copies_of_a_row_in_one_cluster_count_once() -> None:
+    table = pa.table(in_days(columns()))
+    thrice = table.take(pa.array(np.repeat(np.arange(900), 3)))
+    alone = betting(log_of(table, period="day"))
+    for rows in (table, thrice):
+        interval = betting(log_of(rows, period="day", cluster="user"))
+        ends = alone.lower, alone.upper
+        assert (interval.lower, interval.upper) == pytest.approx(ends, rel=1e-10)
+    ignored = betting(log_of(thrice, period="day"))
+    assert ignored.lower != pytest.approx(alone.lower, rel=0.01)
+
+
+def test_random_blocks_hold_whole_clusters() -> None:
+    table = {**columns(), "user": np.arange(900) // 4}
+    log = log_of(table, cluster="user")
+    with DuckDB().open(log, {"new": "t"}) as rows:
+        result = rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=True)
+    assert result.cluster_rows == 4
+    assert result.sums.counts.sum() == 900
+    rng = np.random.default_rng(1)
+    slots = rng.integers(0, 5, (64, 4))
+    cells = [Cell(d, i, k) for k, d in enumerate("12") for i in "ab"]
+    cut = by_slot(slots, cells, ["a", "b"], clustered=True)
+    of_slots = cut.block.reshape(64, 4)
+    assert (of_slots[:, 0] == of_slots[:, 1]).all()
+    assert (of_slots[:, 2] == of_slots[:, 3]).all()
+    assert set(of_slots[:, 0]).isdisjoint(of_slots[:, 2])
+    assert cut.counts.sum() == slots.sum()
+
+
+def test_clusters_that_span_periods_are_refused() -> None:
+    table = in_days(columns(), 3) | {"user": np.arange(900) % 450}
+    with refused(UsageError):
+        betting(log_of(table, period="day", cluster="user"))
+    with refused(UsageError):
+        betting(log_of(table, trained_on={"b": ["a"]}, cluster="user"))

@@ -93,20 +93,32 @@ class Cut:
     names: tuple[str, ...] = ()
 
 
-def by_slot(slots: IntArray, cells: Sequence[Cell] = (), loggers: Sequence[str] = ()) -> Cut:
+def by_slot(
+    slots: IntArray,
+    cells: Sequence[Cell] = (),
+    loggers: Sequence[str] = (),
+    *,
+    clustered: bool = False,
+) -> Cut:
     """Put slots together to random blocks, stratified by logger, within each period.
 
     Args:
         slots: Rows of each slot and logger, or of each slot and cell, shape (slots, strata).
         cells: The cells, if the log has periods.
         loggers: Every logger, likewise.
+        clustered: Whether slots hold clusters, which must stay whole: all rows of a slot and
+            period are in one block then, and blocks are not stratified.
     """
     names = periods_of(cells)
     periods = np.array([names.index(cell.period) for cell in cells] or [0] * slots.shape[1])
     codes = [loggers.index(cell.logger) for cell in cells] or range(slots.shape[1])
     number = parts_of(int(slots.sum()), len(names))
-    before = np.cumsum(slots, axis=0) - slots
-    part = before * number // np.maximum(slots.sum(axis=0), 1)
+    sizes = slots
+    if clustered:
+        of_period = periods[:, None] == periods  # of each pair of strata
+        sizes = slots @ of_period
+    before = np.cumsum(sizes, axis=0) - sizes
+    part = before * number // np.maximum(sizes.sum(axis=0), 1)
     part = np.minimum(part, number - 1)  # of slots after the last row
     block = part + number * periods
     logger = np.broadcast_to(np.array(codes), slots.shape)
@@ -155,11 +167,14 @@ class GroupCounts(Folding[Any]):
 
 
 def slot_layout(layout: Layout) -> Layout:
-    """Return the layout of random slots; fewer where there are many loggers or cells."""
+    """Return the layout of random slots of rows, or of clusters.
+
+    There are fewer where there are many loggers or cells.
+    """
     slots = SLOTS
     while slots > FEWEST_SLOTS and slots * len(layout.strata) > MOST_COUNTS:
         slots //= 2
-    return replace(layout, buckets=slots, shuffled=True, clustered=False)
+    return replace(layout, buckets=slots, shuffled=not layout.clustered)
 
 
 def counting_layout(layout: Layout) -> Layout:

@@ -38,10 +38,10 @@ from poolwise.engines.sums import (
 )
 from poolwise.engines.workspace import FEWEST_ROWS, Workspace
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
-from poolwise.errors import LogError
+from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
-from poolwise.rows.periods import missing_query
+from poolwise.rows.periods import clusters_query, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 from poolwise.rows.roles import layout_of
 
@@ -359,9 +359,24 @@ class KernelRows(QueryRows):
         else:
             layout = slot_layout(layout)
             slots = self._fold(GroupCounts(counting_layout(layout)))
-            cut = by_slot(slots.reshape(layout.buckets, -1), layout.cells, layout.loggers)
+            of_slots = slots.reshape(layout.buckets, -1)
+            clustered = layout.clustered
+            cut = by_slot(of_slots, layout.cells, layout.loggers, clustered=clustered)
         kernel = BlockKernel(layout, cut, tuple(payoffs), pooled, watched)
         sums = self._fold(kernel)
         if not np.array_equal(sums.counts, cut.counts):
             raise LogError([CHANGED])
-        return kernel.settled(sums)
+        return replace(kernel.settled(sums), cluster_rows=self._cluster_rows())
+
+    def _cluster_rows(self) -> int:
+        """Return the rows of the largest cluster; refuse clusters that span periods."""
+        if self.table.cluster is None:
+            return 1
+        (line,) = self._lines(clusters_query(self.table))
+        if line["periods"] > 1:
+            raise UsageError(
+                "bets require that the rows of a cluster are in one period, and some have rows "
+                f"in {line['periods']:,}: use interval='auto', or name a finer cluster, such "
+                "as a user on one day"
+            )
+        return int(line["rows"])

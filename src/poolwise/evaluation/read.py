@@ -103,7 +103,7 @@ class Request:
     @property
     def clustered(self) -> bool:
         """True if buckets hold whole clusters, and errors are those between buckets."""
-        return self.log.cluster is not None and self.method in {"skew", *BY_BUCKET}
+        return self.log.cluster is not None and self.method in {"skew", "betting", *BY_BUCKET}
 
 
 def request(
@@ -162,11 +162,11 @@ def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
         return "skew"
     if interval in GUARANTEES:
         known_range(log, interval)
-        if log.cluster is not None:
+        if log.cluster is not None and interval != "betting":
             raise UsageError(
                 f"interval={interval!r} requires independent rows, and rows of a `cluster` are "
-                "not: use interval='auto', which leaves out clusters in turn, or no `cluster` "
-                "if rows are independent"
+                "not: use interval='auto', which leaves out clusters in turn, 'betting', or no "
+                "`cluster` if rows are independent"
             )
     return interval
 

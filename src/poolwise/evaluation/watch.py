@@ -254,6 +254,11 @@ def _question(
             "watch allows for policies that learned from earlier periods: give `period` in "
             "place of `trained_on`"
         )
+    if log.cluster is not None:
+        raise UsageError(
+            "watch requires independent rows, and rows of a `cluster` are not, those of other "
+            "days among them: leave out `cluster` if rows are independent"
+        )
     if planned is not None and planned < 1:
         raise UsageError(f"planned must be a number of rows, got {planned}")
     if better_than is not None and better_than not in {*targets, *log.by_label}:

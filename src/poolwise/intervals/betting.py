@@ -17,7 +17,11 @@ $$E \prod_{j \in b} \big(1 + \lambda_b (z_j - m)\big)
 since the logarithm is concave, and this is 1 at $m = U$.  So $K_B(U)$ is a non-negative
 supermartingale over block ends: it reaches $1/\alpha$ at any of them with probability at most
 $\alpha$ (Ville).  The lower bound is the largest $m$ with $K_b(m) \ge 1/\alpha$ at any block
-end so far.  Policies may learn from earlier blocks.  Where the mixture of a block lacks
+end so far.  Rows of a cluster depend on each other, so a cluster is one bet, in a block that
+holds it whole.  With at most $k$ rows each, its factor
+$1 + \tfrac{\lambda_b}{k} \sum_{j \in c} (z_j - m)$ is at least the geometric mean
+$\prod_{j \in c} (1 + \lambda_b (z_j - m))^{1/k}$: the logarithm of the capital is divided by
+$k$.  Policies may learn from earlier blocks.  Where the mixture of a block lacks
 support its rows have a smaller mean, so the bound remains valid but conservative.
 
 References:
@@ -61,6 +65,7 @@ class Bets:
         anytime: Whether the best block end counts, which requires that the rows of a block
             do not depend on later blocks; otherwise the last one does.
         at_stake: Largest share of the capital at stake in one row.
+        cluster_rows: Largest number of rows of a cluster, which count as one.
     """
 
     blocks: Blocks
@@ -71,6 +76,7 @@ class Bets:
     horizons: tuple[float, ...] = ()
     anytime: bool = True
     at_stake: float = MOST_AT_STAKE
+    cluster_rows: int = 1
 
     @cached_property
     def _atoms(self) -> Atoms:
@@ -94,11 +100,13 @@ class Bets:
     @cached_property
     def _aims(self) -> FloatArray:
         """Bets on each group before they are cut, shape (horizons, groups)."""
-        by_block = self._moments.reshape(3, self.number, self.strata)
+        moments = self._moments / self.cluster_rows
+        by_block = moments.reshape(3, self.number, self.strata)
         count, first, second = np.cumsum(by_block, axis=1) - by_block
-        scatter = np.maximum(second - first**2 / np.maximum(count, 1.0), 0.0)
+        below = np.where(count > 0, count, 1.0)
+        scatter = np.maximum(second - first**2 / below, 0.0)
         variance = ((PRIOR + scatter) / (count + 1)).ravel()
-        rows = np.array(self.horizons or [max(self._moments[0].sum(), 1.0)])
+        rows = np.array(self.horizons or [max(moments[0].sum(), 1.0)])
         return np.asarray(np.sqrt(2 * math.log(1 / self.error) / np.outer(rows, variance)))
 
     def log_capital(self, candidate: float) -> FloatArray:
@@ -107,7 +115,7 @@ class Bets:
         with np.errstate(divide="ignore"):  # nothing is lost against a candidate of 0
             bets = np.minimum(self._aims, self.at_stake / points)
         gaps = atoms.value - points[atoms.group]
-        gains = atoms.rows * np.log1p(bets[:, atoms.group] * gaps)
+        gains = atoms.rows * np.log1p(bets[:, atoms.group] * gaps) / self.cluster_rows
         block = atoms.group // self.strata
         settled = np.stack([np.bincount(block, g, minlength=self.number) for g in gains])
         return np.asarray(

@@ -134,6 +134,11 @@ def by_betting(
     that it was trained on, but only after the last row.
     """
     limits = known_range(log, "betting")
+    if trained and log.cluster is not None:
+        raise UsageError(
+            "interval='betting' allows for `trained_on` or for a `cluster`, not for both: give "
+            "`period` in place of `trained_on`, or use interval='auto'"
+        )
     errors = errors_of(check_level(level), sides)
     payoffs = {name: payoffs_of(name, limits) for name in targets}
     pooled = log.mixed and not trained
@@ -145,6 +150,7 @@ def by_betting(
             len(settled.sums.counts),
             settled.strata,
             anytime=not trained,
+            cluster_rows=settled.cluster_rows,
         )
         if error
         else None

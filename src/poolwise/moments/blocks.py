@@ -176,12 +176,14 @@ class Settled:
         shifts: Added to the values of each payoff in each block; infinite without a bet.
         strata: Strata of a block.
         names: Name of each block, where blocks are periods.
+        cluster_rows: Largest number of rows of a cluster.
     """
 
     sums: BlockSums
     shifts: tuple[FloatArray, ...]
     strata: int = 1
     names: tuple[str, ...] = ()
+    cluster_rows: int = 1
 
 
 def _bins(values: FloatArray) -> tuple[IntArray, FloatArray]:

@@ -61,6 +61,21 @@ def missing_query(table: RoleColumns) -> exp.Select:
     return query.with_("rows", as_=rows(table))
 
 
+def clusters_query(table: RoleColumns) -> exp.Select:
+    """Select the largest number of rows of a cluster, and of its periods."""
+    if table.cluster is None:
+        raise ValueError("the log has no clusters")
+    period = exp.Literal.number(1) if table.period is None else table.period.copy()
+    counts = {
+        "rows": exp.Count(this=exp.Star()),
+        "periods": exp.Count(this=exp.Distinct(expressions=[period])),
+    }
+    each = exp.select(*(count.as_(n, quoted=True) for n, count in counts.items()))
+    each = each.from_(table.relation.copy()).group_by(table.cluster.copy())
+    most = [exp.Max(this=column(name)).as_(name, quoted=True) for name in counts]
+    return exp.select(*most).from_(each.subquery("clusters"))
+
+
 def times_query(logger: Expression, time: str) -> exp.Select:
     """Select the first and the last time of each logger from the view of the log."""
     label = exp.cast(logger.copy(), "varchar").as_("logger", quoted=True)

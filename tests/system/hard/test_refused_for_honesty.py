@@ -116,7 +116,7 @@ def test_a_message_lists_some_faults_and_counts_the_rest() -> None:
 # Intervals that would be too narrow.
 
 
-@pytest.mark.parametrize("interval", ["bernstein", "likelihood", "betting"])
+@pytest.mark.parametrize("interval", ["bernstein", "likelihood", "smoothed"])
 def test_guarantees_for_independent_rows_are_refused_for_clusters(interval: str) -> None:
     log = log_of(
         TABLE.append_column("user", pa.array(range(100))),
