@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolwise.errors import LogError, MissingColumnError, RefusedError
+import poolwise as pw
+from poolwise.errors import LogError, MissingColumnError, RefusedError, UsageError
 from poolwise.evaluation.evaluate import evaluate
 from tests.support.messages import refused
 from tests.support.reference import frame_of, log_of, numbers, random_table
@@ -235,3 +236,10 @@ def test_rewards_of_any_size_do_not_overflow_a_check(reward: float, engine: Engi
         # of two loggers' columns the same distance is shown, on either side
         statistic = abs(found.checks[name].statistic)
         assert statistic == pytest.approx(abs(check.statistic), rel=1e-6)
+
+
+@pytest.mark.parametrize("verb", [pw.evaluate, pw.compare, pw.check])
+def test_rows_that_are_not_wrapped_in_a_log_are_named(verb: Any) -> None:  # noqa: ANN401 - a verb
+    for rows in (pa.table({"r": [1.0]}), "logs/*.parquet"):
+        with refused(UsageError):
+            verb(rows, {"new": "p"})

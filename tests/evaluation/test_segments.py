@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -237,6 +238,14 @@ def test_questions_that_segments_cannot_answer(
 ) -> None:
     with refused(UsageError):
         pw.evaluate(log_of(rows, **roles), {"new": "p_new"}, by="country", **options)
+
+
+def test_segments_need_rows(rows: pa.Table) -> None:
+    with duckdb.connect() as connection:
+        connection.register("logs", rows)
+        log = replace(log_of(rows), source=None, table="logs", connection=connection)
+        with refused(UsageError):
+            pw.evaluate(log, {"new": "p_new"}, by="country")
 
 
 def test_a_hundred_segments_and_many_loggers(rows: pa.Table) -> None:

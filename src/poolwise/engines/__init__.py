@@ -46,6 +46,11 @@ def as_engine(engine: EngineLike, log: Log) -> Engine:
 
 def with_loggers(log: Log, engine: EngineLike = None) -> Log:
     """Return the log with propensities by label; a pattern is applied to the rows' loggers."""
+    if not isinstance(log, Log):
+        raise UsageError(
+            f"the first argument must be a pw.Log, got {type(log).__name__}: wrap the rows, as "
+            "in pw.Log(rows, reward='click', propensity='p')"
+        )
     if not isinstance(log.propensities, str):
         return log
     bare = Log(
