@@ -209,6 +209,13 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(poolwise.__all__) <= names
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_examples_use_public_names_in_one_way(page: Path) -> None:
+    imports = re.findall(r"^>>> from poolwise\S* import (.+)$", page.read_text("utf-8"), re.M)
+    names = {name.strip() for line in imports for name in line.split(",")}
+    assert names & set(poolwise.__all__) == set()  # pw.compare, not compare
+
+
 def test_every_page_is_in_the_navigation() -> None:
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     listed = re.findall(r"^ +- .*: (\S+\.md)$", settings, re.MULTILINE)
