@@ -211,7 +211,9 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_use_public_names_in_one_way(page: Path) -> None:
-    imports = re.findall(r"^>>> from poolwise\S* import (.+)$", page.read_text("utf-8"), re.M)
+    imports = re.findall(
+        r"^>>> from poolwise\S* import (.+)$", page.read_text("utf-8"), re.MULTILINE
+    )
     names = {name.strip() for line in imports for name in line.split(",")}
     assert names & set(poolwise.__all__) == set()  # pw.compare, not compare
 
