@@ -211,6 +211,24 @@ def drawn(chart: Any, key: str) -> list[dict[str, Any]]:  # noqa: ANN401 - altai
     return next(v for v in every if v and key in v[0] and "edge" not in v[0])
 
 
+def test_an_interval_that_the_axis_cuts_is_marked() -> None:
+    chart = samples.demo().charts()["estimates"].to_dict()
+    words = [p for data in chart["datasets"].values() for p in data if "edge" in p]
+    assert [(p["estimator"], p["text"]) for p in words] == [("naive", "0.832 →")]
+
+
+def test_estimators_of_several_targets_have_names_within_the_chart() -> None:
+    near = {"one": "p_candidate", "two": "0.99 * p_candidate + 0.01 * p_large"}
+    chart = evaluate(digits_log(), near).charts()["estimates"]
+    (*_, names) = chart.to_dict()["layer"]
+    bars = drawn(chart, "low")
+    low, high = chart.to_dict()["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert {p["label"] for p in bars if p["end"] < p["high"]} == set()
+    assert all(low < p["end"] < low + 0.86 * (high - low) for p in bars)
+    assert [p["label"] for p in bars if "→" in p["label"]] == ["→ naive"] * 2
+    assert names["encoding"]["text"]["field"] == "label"
+
+
 def test_every_row_is_in_a_bar_or_in_words() -> None:
     target = samples.grave()[SCRIPT]
     bars = drawn(samples.grave().charts()["weights"], "left")

@@ -113,7 +113,7 @@ class RoleOptions:
         if not targets and not optional:
             raise UsageError(
                 "at least one --target is required, e.g. --target candidate=p_candidate; in a "
-                "question file, candidate = \"p_candidate\" below [targets]"
+                'question file, candidate = "p_candidate" below [targets]'
             )
         loggers = self.loggers(trust=trust) if targets else {}
         loggers = {} if isinstance(loggers, str) else loggers

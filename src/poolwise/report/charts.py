@@ -205,8 +205,8 @@ def _forest(
 
     shown = [p for p in points if p["x"] is not None]
     if offsets:  # room for names to the right of the intervals
+        shown = [_ended(p, max(domain)) for p in shown]
         domain = [min(domain), max(domain) + 0.18 * (max(domain) - min(domain))]
-        shown = [{**p, "end": p["x"] if p["high"] is None else p["high"]} for p in shown]
     base = alt.Chart(inline(shown)).encode(
         y=rows_axis(rows),
         color=alt.Color(
@@ -238,6 +238,14 @@ def _forest(
     return styled(layers, height)
 
 
+def _ended(point: Point, edge: float) -> Point:
+    """Return a point whose interval ends at the edge of the chart, where its name follows."""
+    end = number_of(point["x"] if point["high"] is None else point["high"])
+    if end <= edge:
+        return {**point, "end": end}
+    return {**point, "high": edge, "end": edge, "label": f"→ {point['label']}"}
+
+
 def _truth(truths: Sequence[Point], rows: Sequence[str], height: int) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
     """Draw true values as ticks."""
     import altair as alt
@@ -249,15 +257,22 @@ def _truth(truths: Sequence[Point], rows: Sequence[str], height: int) -> Any:  #
 
 
 def _outside(base: Any, points: Sequence[Point], domain: Sequence[float], *, left: bool) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
-    """Write estimates that lie outside the axis as text at its edge."""
+    """Write estimates that lie outside the axis as text at its edge; mark cut intervals."""
     import altair as alt
 
-    edge = min(domain) if left else max(domain)
-    words = [
-        {**p, "edge": edge, "text": f"← {p['estimate']}" if left else f"{p['estimate']} →"}
-        for p in points
-        if (number_of(p["x"]) < edge if left else number_of(p["x"]) > edge)
-    ]
+    edge, end = (min(domain), "low") if left else (max(domain), "high")
+
+    def is_out(value: object) -> bool:
+        number = edge if value is None else number_of(value)
+        return number < edge if left else number > edge
+
+    words = []
+    for point in points:
+        if is_out(point["x"]) or is_out(point[end]):
+            bound = "" if point[end] is None else short(number_of(point[end]))
+            number = point["estimate"] if is_out(point["x"]) else bound
+            text = f"← {number}" if left else f"{number} →"
+            words.append({**point, "edge": edge, "text": text})
     mark = base.mark_text(
         align="left" if left else "right", dx=4 if left else -4, dy=-9, fontSize=10
     ).encode(x=alt.X("edge:Q"), text=alt.Text("text:N"), color=alt.value(INK))
