@@ -3,8 +3,8 @@
 A bandit with five contexts and four actions is logged for 10 or 30 periods.  Each period has
 a new epsilon-greedy or Thompson policy, trained on all earlier rows, with or without 20%
 concurrent control traffic.  Two targets are evaluated by the package, end to end: a nearly
-optimal policy, and one that is unlike all of them.  In four settings a reward model of
-earlier periods is fitted too.
+optimal policy, and one that is unlike all of them.  In four settings `period-dr` is measured
+too, with a reward model of earlier periods.
 
 Run: python -m benchmarks.periods [LOGS]; writes docs/figures/periods.csv and the table in
 docs/periods.md.  Parts that the CSV file has are not computed again.
@@ -40,7 +40,7 @@ from poolwise.rows.periods import period_shares
 from poolwise.rows.roles import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from poolwise.intervals.student import Interval
     from poolwise.log.policy import AnyArray, Batch
@@ -57,7 +57,7 @@ EPSILON = 0.1  # part of uniform exploration in every learned policy
 CONTROL = 0.2  # share of the rows that the control policy writes
 DRAWS = 300  # of a posterior, for the probabilities of a Thompson policy
 LOGS = 1_000
-FIRST = 10_000  # seed of the first log: those below have chosen the estimator
+FIRST = 50_000  # seed of the first log: estimator and interval were chosen on logs below
 SIZES = tuple(product((10, 30), (50, 200, 500)))  # periods, rows of each
 PART = 250  # logs that are measured at once
 KEYS = ("algorithm", "control", "periods", "rows")
@@ -67,11 +67,9 @@ COLUMNS = (
 )
 ESTIMATORS: dict[str, Estimator] = {
     "period-balanced": PeriodBalanced(),
-    "period-balanced-uncentred": PeriodBalanced(centred=False),
-    "period-balanced-minimum": PeriodBalanced("minimum"),
     "weighted-reward-free": Weighted(divergence="reward-free"),
 }
-WITH_MODEL = "period-dr"
+MAIN, WITH_MODEL = "period-balanced", "period-dr"
 Line = dict[str, str]
 
 
@@ -289,14 +287,16 @@ def with_model(setting: Setting, seed: int) -> Outcomes:
     }
 
 
-def measured(setting: Setting, first: int, logs: int) -> Iterator[Line]:
+def measured(
+    setting: Setting, first: int, logs: int, *, modelled: bool = False
+) -> Iterator[Line]:
     """Evaluate some logs of a setting; yield one line for each target and estimator."""
-    checked(setting, first)
+    if not modelled:
+        checked(setting, first)
+    evaluated = with_model if modelled else intervals_of
     errors: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for seed in range(first, first + logs):
-        results = intervals_of(setting, seed)
-        results |= with_model(setting, seed) if setting in MODELLED else {}
-        for (target, name), (estimate, interval) in results.items():
+        for (target, name), (estimate, interval) in evaluated(setting, seed).items():
             truth = TRUTH[target]
             covered = float(interval.lower <= truth <= interval.upper)
             outcome = (estimate.value - truth, covered, interval.upper - interval.lower)
@@ -314,20 +314,22 @@ def measured(setting: Setting, first: int, logs: int) -> Iterator[Line]:
         yield {k: str(v) for k, v in keys.items()} | {k: f"{v:.8g}" for k, v in numbers.items()}
 
 
-def replicated(path: Path, logs: int, settings: Iterable[Setting]) -> list[Line]:
+def replicated(path: Path, logs: int, settings: Sequence[Setting]) -> list[Line]:
     """Measure the parts that the file lacks, and append them to it."""
     lines: list[Line] = []
     if path.exists():
         with path.open(encoding="utf-8", newline="") as file:
             lines = list(csv.DictReader(file))
-    done = {tuple(line[k] for k in (*KEYS, "first")) for line in lines}
+    done = {tuple(line[k] for k in (*KEYS, "first", "estimator")) for line in lines}
+    parts = [(s, first, MAIN) for first in range(FIRST, FIRST + logs, PART) for s in settings]
+    parts += [(s, first, WITH_MODEL) for s, first, _ in parts if s in MODELLED]
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not lines:
             writer.writeheader()
-        for first, setting in product(range(FIRST, FIRST + logs, PART), settings):
-            if (*map(str, vars(setting).values()), str(first)) not in done:
-                fresh = list(measured(setting, first, PART))
+        for setting, first, name in parts:
+            if (*map(str, vars(setting).values()), str(first), name) not in done:
+                fresh = list(measured(setting, first, PART, modelled=name == WITH_MODEL))
                 writer.writerows(fresh)
                 file.flush()
                 lines += fresh
@@ -336,61 +338,73 @@ def replicated(path: Path, logs: int, settings: Iterable[Setting]) -> list[Line]
 
 @dataclass(frozen=True)
 class Summary:
-    """Coverage and relative error of one estimator in one problem, over all parts."""
+    """Results of one estimator in one problem, over all parts.
+
+    Attributes:
+        logs: Number of logs.
+        coverage: Share of intervals that contain the true value.
+        relative: Root mean squared error over that of reward-free weighted.
+        bias: Mean error, in standard deviations of the estimate.
+    """
 
     logs: int
     coverage: float
     relative: float
+    bias: float
 
 
 def summaries(lines: Iterable[Line], name: str) -> dict[tuple[str, ...], Summary]:
     """Return the results of an estimator by setting and target."""
-    parts: dict[tuple[str, ...], list[Line]] = {}
+    parts: dict[tuple[str, ...], dict[str, Line]] = {}
     for line in lines:
         key = tuple(line[k] for k in (*KEYS, "target", "estimator"))
-        parts.setdefault(key, []).append(line)
-
-    def mean(key: tuple[str, ...], column: str) -> float:
-        weights = [int(line["logs"]) for line in parts[key]]
-        return float(np.average([float(line[column]) for line in parts[key]], weights=weights))
-
+        parts.setdefault(key, {})[line["first"]] = line
     results = {}
-    for key in (k for k in parts if k[-1] == name):
-        rival = (*key[:-1], "weighted-reward-free")
-        relative = (mean(key, "squared_error") / mean(rival, "squared_error")) ** 0.5
-        logs = sum(int(line["logs"]) for line in parts[key])
-        results[key[:-1]] = Summary(logs, mean(key, "coverage"), relative)
+    for key, own in parts.items():
+        if key[-1] != name:
+            continue
+        rival = parts[(*key[:-1], "weighted-reward-free")]
+        theirs = _mean([rival[first] for first in own], "squared_error")
+        error, square = (_mean(own.values(), k) for k in ("error", "squared_error"))
+        results[key[:-1]] = Summary(
+            logs=sum(int(line["logs"]) for line in own.values()),
+            coverage=_mean(own.values(), "coverage"),
+            relative=(square / theirs) ** 0.5,
+            bias=error / (square - error**2) ** 0.5,
+        )
     return results
+
+
+def _mean(lines: Iterable[Line], column: str) -> float:
+    pairs = [(float(line[column]), int(line["logs"])) for line in lines]
+    return sum(value * logs for value, logs in pairs) / sum(logs for _, logs in pairs)
 
 
 def table(lines: Iterable[Line]) -> str:
     """Return the table of the guide: one line for each number of periods and of rows."""
     listed = list(lines)
     texts = [
-        (
-            "| periods | rows of each | logs | period-balanced covers | relative error | "
-            "minimum covers | relative error |"
-        ),
-        "|---:|---:|---:|---|---|---|---|",
+        "| estimator | periods | rows | logs | covers | relative error | at most 1 | bias |",
+        "|---|---:|---:|---:|---|---|---|---|",
     ]
-    of_both = [summaries(listed, name) for name in list(ESTIMATORS)[:2]]
-    for periods, rows in SIZES:
-        cells = [
-            [s for key, s in of_one.items() if key[2:4] == (str(periods), str(rows))]
-            for of_one in of_both
-        ]
-        if not cells[0]:
-            continue
-        numbers = [
-            f"{min(values):{form}} to {max(values):{form}}"
-            for mine in cells
-            for values, form in (
-                ([s.coverage for s in mine], ".3f"),
-                ([s.relative for s in mine], ".2f"),
-            )
-        ]
-        logs = min(s.logs for s in cells[0])
-        texts.append(f"| {periods} | {rows} | {logs:,} | {' | '.join(numbers)} |")
+    for name in (MAIN, WITH_MODEL):
+        of_name = summaries(listed, name)
+        for periods, rows in SIZES:
+            mine = [s for key, s in of_name.items() if key[2:4] == (str(periods), str(rows))]
+            if not mine:
+                continue
+            below = sum(s.relative <= 1 for s in mine)
+            spans = [
+                f"{min(values):{form}} to {max(values):{form}}"
+                for values, form in (
+                    ([s.coverage for s in mine], ".3f"),
+                    ([s.relative for s in mine], ".2f"),
+                    ([s.bias for s in mine], ".2f"),
+                )
+            ]
+            cells = [name, periods, rows, f"{min(s.logs for s in mine):,}", *spans[:2]]
+            cells += [f"{below} of {len(mine)}", spans[2]]
+            texts.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(texts)
 
 

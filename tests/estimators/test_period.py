@@ -12,7 +12,7 @@ from sklearn.dummy import DummyRegressor
 
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.ips import Balanced, Weighted
+from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.period import PeriodBalanced, earlier_means, second_moments
 from poolwise.evaluation.compare import compare
 from poolwise.evaluation.evaluate import evaluate
@@ -357,3 +357,11 @@ def test_engines_without_rows_refuse_periods() -> None:
     log = daily_log(daily())
     with refused(UsageError):
         evaluate(log, TARGETS, engine=summarise(log, TARGETS))
+
+
+def test_the_interval_of_one_logger_in_one_period_is_that_of_naive() -> None:
+    columns = daily(300, days=1, control=0.0)
+    log = daily_log(columns, propensities=None, propensity="p")
+    result = evaluate(log, TARGETS, [PeriodBalanced(), Naive()])["t"]
+    ours, theirs = result.intervals.values()
+    assert (ours.lower, ours.upper) == pytest.approx((theirs.lower, theirs.upper), rel=1e-12)

@@ -316,6 +316,36 @@ def test_a_log_of_periods_in_memory_is_what_an_evaluation_reads(control: float) 
     }
 
 
+def test_the_table_of_periods_sums_up_its_parts() -> None:
+    def line(name: str, first: int, logs: int, **numbers: float) -> periods.Line:
+        keys = {"algorithm": "greedy", "control": 0.0, "periods": 10, "rows": 50}
+        labels = {"target": "best", "estimator": name, "first": first, "logs": logs}
+        return {k: str(v) for k, v in (keys | labels | numbers).items()}
+
+    lines = [
+        line("period-balanced", 0, 100, error=0.0, squared_error=1.0, coverage=0.9),
+        line("period-balanced", 1, 300, error=0.4, squared_error=3.0, coverage=1.0),
+        line("weighted-reward-free", 0, 100, squared_error=4.0),
+        line("weighted-reward-free", 1, 300, squared_error=12.0),
+        line("weighted-reward-free", 2, 300, squared_error=99.0),  # not of the same logs
+    ]
+    (summary,) = periods.summaries(lines, "period-balanced").values()
+    assert summary.logs == 400
+    assert summary.coverage == pytest.approx(0.975)
+    assert summary.relative == pytest.approx(0.5)
+    assert summary.bias == pytest.approx(0.3 / (2.5 - 0.09) ** 0.5)
+    last = periods.table(lines).splitlines()[-1]
+    assert last.startswith("| period-balanced | 10 | 50 | 400 | 0.975 to 0.975 | 0.50 to 0.50")
+
+
+@pytest.mark.slow
+def test_a_log_of_periods_is_evaluated_with_a_model() -> None:
+    setting = periods.Setting("greedy", 0.2, 3, 60)
+    lines = list(periods.measured(setting, 0, 2, modelled=True))
+    assert {line["estimator"] for line in lines} == {periods.WITH_MODEL}
+    assert all(float(line["squared_error"]) < 0.1 for line in lines)
+
+
 @pytest.mark.slow
 def test_bets_are_measured_by_the_code_of_the_package() -> None:
     line = bets.fixed("B mixed", 300, 2)

@@ -19,16 +19,18 @@ import numpy as np
 
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.skew import skew_scores
+from poolwise.intervals.skew import known_columns, skew_scores
 from poolwise.intervals.student import Interval
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear
 from poolwise.moments.shape import (
+    NULL_SPREAD,
     Powers,
     Shape,
     cumulants,
     powers_of_estimate,
+    pull_of,
     shape_from,
     shape_of,
     units_of,
@@ -186,7 +188,9 @@ def _alone(
     """Return the estimate of one period, with its shape and its powers."""
     own = _scaled(linear, cells)
     strata = units_of(own, cells, buckets)
-    shape = None if strata is None else shape_of(strata)
+    columns, within = known_columns(own, cells)
+    pull = pull_of(columns, cells, buckets, within=within)
+    shape = None if strata is None else shape_of(strata, pull)
     return _estimated(own, cells, buckets), shape, powers_of_estimate(own, cells)
 
 
@@ -195,12 +199,15 @@ class _Sums:
     """Sums over periods behind a running estimate, so that each period is read once.
 
     Attributes:
-        numbers: Rows, share, value, variance, variance of cells with one row, and the sum
-            of squared variances of the others over their degrees of freedom, shape (6,).
-        units: Cumulants of the slices, shape (3,), or what each bucket of clusters adds;
-            None without either.
+        numbers: Rows, share, value, variance, variance of cells with one row, the sum of
+            squared variances of the others over their degrees of freedom, and the sum of
+            the weights, shape (7,).
+        units: Cumulants of the slices, the squares of their weights, and the products of
+            weights and squares of the estimate, shape (5,); or what each bucket of
+            clusters adds to the estimate and to the weights, shape (2, buckets).  None
+            without either.
         powers: Powers of the rows in units of one row; None where the pass has none.
-        scale: Number by which `units` were divided.
+        scale: Number by which the estimate's units were divided.
         clustered: True if `units` are buckets.
     """
 
@@ -222,18 +229,12 @@ class _Sums:
         )
 
     @property
-    def _cumulants(self) -> FloatArray | None:
-        if self.units is None or not self.clustered:
-            return self.units
-        return cumulants(self.units)
-
-    @property
     def estimate(self) -> Estimate:
         """Estimate from these periods."""
-        rows, share, value, variance, alone, below = self.numbers.tolist()
+        rows, share, value, variance, alone, below, _ = self.numbers.tolist()
         if self.clustered and self.units is not None:
-            total = cumulants(self.units)
-            variance, freedom = float(total[0]) * self.scale**2, len(self.units) - 1.0
+            variance = float(_tallied(*self.units)[0]) * self.scale**2
+            freedom = self.units.shape[1] - 1.0
         else:
             below += alone**2 / max(1.0, rows - 1.0)
             freedom = variance**2 / below if below > 0 else math.inf
@@ -241,14 +242,28 @@ class _Sums:
 
     @property
     def shape(self) -> Shape | None:
-        """Shape of the estimate."""
-        total = self._cumulants
-        return None if total is None else shape_from(total)
+        """Shape of the estimate; the weights average to 1, as in `moments.shape.pull_of`."""
+        if self.units is None:
+            return None
+        *total, squares, products = _tallied(*self.units) if self.clustered else self.units
+        rows, weights = float(self.numbers[0]), float(self.numbers[-1])
+        spread = math.sqrt(squares)
+        rise = 0.0
+        if spread > NULL_SPREAD * weights:
+            rise = -(weights / rows - 1) * rows * float(products) / float(squares)
+        return shape_from(np.array(total), rise)
 
     @property
     def scaled_powers(self) -> Powers | None:
         """Powers on the scale of the estimate's rows."""
         return self.powers and self.powers.scaled(self.powers.rows / self.numbers[1])
+
+
+def _tallied(units: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the cumulants of one stratum, the squares of its weights, and the products."""
+    free = len(units) / max(1, len(units) - 1)
+    products = free * float(np.sum(weights * units**2))
+    return np.array([*cumulants(units), float(np.sum(weights**2)), products])
 
 
 def _sums(
@@ -261,19 +276,24 @@ def _sums(
     variances = linear.variances(moments)
     error = math.sqrt(math.fsum(variances.values()))
     scale = error if 0 < error < math.inf else 1.0  # keeps cubes in range
+    clustered = len(buckets) > 1
     for cells in periods:
         share, part = _part(linear, cells)
         pairs = [(variances.get(c, 0.0), m.count) for c, m in cells.items()]
         rows, variance = sum(n for _, n in pairs), math.fsum(v for v, _ in pairs)
         alone = math.fsum(v for v, n in pairs if n == 1)
         below = math.fsum(v**2 / (n - 1) for v, n in pairs if n > 1)
-        numbers = np.array([rows, share, part.value(cells), variance, alone, below])
+        column = Linear({c: {PERIOD_WEIGHT: float(m.count)} for c, m in cells.items()})
+        value, weight = part.value(cells), column.value(cells)
+        numbers = np.array([rows, share, value, variance, alone, below, weight])
         powers = powers_of_estimate(part, cells)
         powers = powers and powers.scaled(1 / rows)
-        strata = units_of(part * (1 / scale), cells, buckets)
-        clustered, units = len(buckets) > 1, None
-        if strata is not None:
-            units = strata[0] if clustered else np.sum([*map(cumulants, strata)], axis=0)
+        both = [units_of(x, cells, buckets) for x in (part * (1 / scale), column)]
+        units = None
+        if both[0] is not None and both[1] is not None:
+            strata = list(zip(*both, strict=True))
+            parts = [np.stack(pair) if clustered else _tallied(*pair) for pair in strata]
+            units = np.sum(parts, axis=0)
         yield _Sums(numbers, units, powers, scale, clustered)
 
 

@@ -26,10 +26,10 @@ from poolwise.moments.linear import Linear, shares
 from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
+    PERIOD_RESIDUAL,
     PERIOD_REWARD,
     PERIOD_WEIGHT,
     PREDICTED_VALUE,
-    RESIDUAL,
     Needs,
     Term,
     period_moment,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import Moments
 
 Across = Literal["stable", "minimum"]
-PERIOD_RESIDUAL = PERIOD_WEIGHT * RESIDUAL
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ from poolwise.moments.tallies import LARGEST, NONZERO
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
+    PERIOD_RESIDUAL,
+    PERIOD_REWARD,
+    PERIOD_WEIGHT,
     REWARD,
     WEIGHT,
     WEIGHTED_REWARD,
@@ -363,7 +366,7 @@ def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score
     """Return the columns with known means, and a flag for centring them by logger.
 
     They are those of the regression behind an estimate, or those that calibrated would
-    use; for weights against the row's own logger, that weight.
+    use; for weights against the row's own logger or its period, that weight.
     """
     if linear.fit is not None:
         return linear.fit.columns, linear.fit.within
@@ -376,6 +379,8 @@ def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score
         return tuple(columns), within
     if WEIGHTED_REWARD in terms:
         return (Score({WEIGHT: 1.0}, -1.0),), True
+    if terms & {PERIOD_REWARD, PERIOD_RESIDUAL}:
+        return (Score({PERIOD_WEIGHT: 1.0}, -1.0),), True
     return (), True
 
 

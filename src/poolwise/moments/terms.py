@@ -128,6 +128,7 @@ BALANCED_REWARD = REWARD * BALANCED_WEIGHT
 PREDICTED_REWARD = Term((Factor("predicted_reward"),))
 PREDICTED_VALUE = Term((Factor("predicted_value"),))
 RESIDUAL = Term((Factor("residual"),))
+PERIOD_RESIDUAL = PERIOD_WEIGHT * RESIDUAL
 
 
 @lru_cache(MOST_CACHED)
