@@ -74,7 +74,7 @@ def test_all_copies_of_a_row_are_in_the_sample_or_none() -> None:
     assert list(counts) == [3]
     assert 200 < counts[3] < 500  # a third of 1,000
     halves = [
-        (groups[rows], {name: v[rows].astype(np.float32) for name, v in columns.items()})
+        (groups[rows], {name: v[rows] for name, v in columns.items()})
         for rows in (slice(0, 7), slice(7, None))
     ]
     whole = contents([(groups, columns)], ROWS)

@@ -11,24 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.rows.reader import cut
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import AnyArray, IntArray
+    from poolwise.log.policy import AnyArray
     from poolwise.rows.reader import Rows
 
 MOST = 1 << 14  # rows of a sample
-CACHED = 1 << 14  # rows that are hashed at once
-FACTOR = 0x9E3779B1  # odd: a product with it, modulo 2**32, spreads the bits of a number
-WIDE_FACTOR = 0x9E3779B97F4A7C15
+FACTOR = 0x9E3779B97F4A7C15  # odd: a product with it, modulo 2**64, spreads bits
 
 
 class CopySample:
-    """Collects hashes from batches of a pass; threads may share one.
+    """Collects rows from batches of a pass; threads may share one.
 
     Attributes:
         groups: Number of groups of rows that are not buckets: loggers, or cells of periods.
@@ -37,43 +33,46 @@ class CopySample:
 
     def __init__(self, rows: int, groups: int, most: int = MOST) -> None:
         self.groups = groups
-        self.threshold = 2**32 * most // max(rows, most)
+        self.threshold = 2**64 * most // max(rows, most)
         self._most = 4 * most
-        self._parts: list[NDArray[np.uint64]] = []  # append is atomic
+        self._parts: list[Rows] = []  # append is atomic
 
     def watch(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Yield batches unchanged; add their rows to the sample."""
         for groups, columns in batches:
             if self._few():
-                for part in cut(groups, columns, CACHED):
-                    self._add(*part)
+                self._add(groups, columns)
             yield groups, columns
 
     def contents(self) -> dict[int, int]:
         """Number of contents that occur 1, 2, 3, ... times; empty if there are too few."""
         if not self._parts or not self._few():
             return {}
-        hashes = np.sort(np.concatenate(self._parts))
+        hashes = np.sort(np.concatenate([self._hashes(*part) for part in self._parts]))
         starts = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - 1, append=hashes[-1:] - 1))
         copies, contents = np.unique(np.diff(starts), return_counts=True)
         return dict(zip(copies.tolist(), contents.tolist(), strict=True))
 
     def _few(self) -> bool:
         """Return False once frequent contents have overfilled the sample."""
-        return sum(map(len, self._parts)) <= self._most
+        return sum(len(groups) for groups, _ in self._parts) <= self._most
 
     def _add(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> None:
-        values = list(columns.values())
-        if self.threshold < 2**32:
-            chosen = _below(values, self.threshold)
-            groups, values = groups[chosen], [value[chosen] for value in values]
+        if self.threshold < 2**64:
+            rows = np.flatnonzero(_short(list(columns.values())) < self.threshold)
+            groups, columns = groups[rows], {name: v[rows] for name, v in columns.items()}
         if len(groups):
-            hashes = groups.astype(np.uint64) % np.uint64(self.groups)
-            for value in values:
-                hashes ^= _bits(value)
-                hashes *= np.uint64(WIDE_FACTOR)
+            self._parts.append((groups, dict(columns)))
+
+    def _hashes(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> NDArray[np.uint64]:
+        """Return the hash of each row, in single precision."""
+        hashes = groups.astype(np.uint64) % np.uint64(self.groups)
+        with np.errstate(all="ignore"):  # a large number is infinite
+            for values in columns.values():
+                hashes ^= values.astype(np.float32).view(np.uint32)
+                hashes *= np.uint64(FACTOR)
                 hashes ^= hashes >> np.uint64(29)
-            self._parts.append(hashes)
+        return hashes
 
 
 def copies_query(part: int = 1) -> str:
@@ -101,16 +100,10 @@ class FirstPass:
         return {} if self._sample is None else self._sample.contents()
 
 
-def _below(values: Sequence[AnyArray], threshold: int) -> IntArray:
-    """Return the rows whose short hash, of at most three columns, is below a threshold."""
-    first, *others = (*values[:2], *values[2:][-1:])
-    short = _bits(first) * np.uint32(FACTOR)
-    for value in others:
-        short ^= _bits(value)
-        short *= np.uint32(FACTOR)
-    return np.flatnonzero(short < threshold)
-
-
-def _bits(values: AnyArray) -> NDArray[np.uint32]:
-    with np.errstate(all="ignore"):  # too large a number is infinite, for a hash
-        return np.asarray(values, dtype=np.float32).view(np.uint32)
+def _short(columns: Sequence[AnyArray]) -> NDArray[np.uint64]:
+    """Return a hash of one or two probabilities: to read more columns takes longer."""
+    first, *last = (*columns[1:2], *columns[2:][-1:])
+    total = np.add(first, last[0] if last else 0.0, dtype=np.float64)
+    bits = total.view(np.uint64)
+    bits *= np.uint64(FACTOR)  # modulo 2**64
+    return bits
