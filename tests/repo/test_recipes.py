@@ -227,7 +227,7 @@ def test_the_schema_describes_every_result(tmp_path: Path) -> None:
     validate(pw.evaluate(log, targets, baseline="old").to_json())
     validate(pw.compare(log, targets, baseline="large").to_json())
     validate(pw.compare(log, targets).to_json())
-    by_half = pw.evaluate(log, targets, "calibrated", by="digit < 5")
+    by_half = pw.evaluate(log, targets, "calibrated", by="pixels[29] > 8")
     validate(by_half.to_json())
     assert by_half.segments is not None
     validate(by_half.segments.to_json())
