@@ -70,7 +70,7 @@ def grid(most: int) -> list[Key]:
     """Return all keys to measure, on logs of at most `most` rows."""
     keys = [Key(what, *cell) for cell in CELLS for what in RIVALS]
     keys += [Key(what, 10**6) for what in IN_MEMORY]
-    keys += [*(Key(what, 10**6, 1, LOGGERS) for what in MODELS), LEARN]
+    keys += [*(Key(what, 10**6, 1, LOGGERS) for what in MODELS), LEARN, limits.LEARN_MORE]
     return [key for key in keys if key.rows <= most and fits(key)]
 
 

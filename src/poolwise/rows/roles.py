@@ -160,20 +160,20 @@ def assign(
             "without rows lacks: give `propensities` by label, as in {'v1': 'p_v1'}"
         )
     look = _Lookup(columns, log, extra.filled)
-    known = log.by_label
-    usable = log.mixed or extra.mixture
-    crossed = {k: v for k, v in known.items() if usable and v is not None}
-    probs = {k: look.value(v, f"propensities[{k!r}]") for k, v in crossed.items()}
+    logger, reward = _logger(log, look), look.value(log.reward, "reward")
+    own = look.optional(log.propensity, "propensity")
+    pairs = log.by_label.items() if log.mixed or extra.mixture else ()
+    probs = {k: look.value(v, f"propensities[{k!r}]") for k, v in pairs if v is not None}
     probs |= {k: or_zero(probs[k], log.log_probabilities) for k in log.uncrossed(probs)}
     table = RoleColumns(
         relation=relation,
-        logger=_logger(log, look),
-        reward=look.value(log.reward, "reward"),
-        propensity=look.optional(log.propensity, "propensity"),
+        logger=logger,
+        reward=reward,
+        propensity=own,
         propensities=probs,
         targets={k: look.value(v, f"target {k!r}") for k, v in targets.items()},
         labels=tuple(
-            known or (map(str, log.source) if isinstance(log.source, Mapping) else ())
+            log.by_label or (map(str, log.source) if isinstance(log.source, Mapping) else ())
         ),
         log_probabilities=log.log_probabilities,
         densities=log.densities,
