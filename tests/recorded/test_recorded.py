@@ -25,58 +25,7 @@ if TYPE_CHECKING:
 RELATIVE, ABSOLUTE = 1e-10, 1e-12
 # Patterns of places whose values may differ, each with the reason.  A place is made of the
 # log, the engine, the question and the keys, as in "plain/duckdb/evaluate/targets/t/gamma".
-CHANGED: dict[str, str] = {
-    "*_std_error_without": "computed on request only, whatever the number of rows",
-    "others/exact/drawn/warnings": "logger-hurts-balanced needs errors without each log",
-    "shifted/*/evaluate/warnings": "logger-hurts-balanced follows from the same numbers",
-    "*/comparison/warnings*": "a comparison carries the findings of every target",
-    "*/compare/warnings*": "likewise",
-    "*/pairs */warnings*": "likewise",
-    "*/baseline */warnings*": "likewise",
-    "*/plan*/warnings*": "likewise, of its target",
-    "wrong/*compar*": "no verdict on targets whose probabilities cannot be right",
-    "wrong/*/pairs *": "likewise",
-    "wrong/*/baseline *": "likewise",
-    "shifted/*compar*": "likewise",
-    "shifted/*/pairs *": "likewise",
-    "shifted/*/baseline *": "likewise",
-    "*clusters/*compar*": "a difference keeps the jackknife's error and degrees of freedom",
-    "*clusters/*/pairs *": "likewise",
-    "*clusters/*/baseline *": "likewise",
-    "given_mixture/*compar*": "compare uses the mixture column, as evaluate does",
-    "given_mixture/*/pairs *": "likewise",
-    "given_mixture/*/baseline *": "likewise",
-    "estimated_mixture/*compar*": "likewise, where it is estimated",
-    "estimated_mixture/*/pairs *": "likewise",
-    "estimated_mixture/*/baseline *": "likewise",
-    "*compar*lower": "limits and p-values come from one max-T distribution, over all pairs",
-    "*compar*upper": "likewise",
-    "*compar*/adjusted": "likewise, in place of Holm's",
-    "*/pairs */differences/*/[235]": "likewise: lower, upper, adjusted",
-    "*/baseline */differences/*/[235]": "likewise",
-    "policies/*compar*/p_value": "1 where the ranking contradicts the paired estimate",
-    "faulty/*/interval *": "a missing reward_range is refused before any row is read",
-    "faulty/*/lower *": "likewise",
-    "*/numbers/[23]": "limits of the skew-score interval, the default in place of Student's",
-    "*/evaluate/targets/*/lower": "likewise",
-    "*/evaluate/targets/*/upper": "likewise",
-    "*/upper/targets/*/2": "likewise",
-    "*/lower auto/targets/*/1": "likewise",
-    "*/p_value": "likewise, of a difference",
-    "*/differences/*/4": "likewise",
-    "single/*": "the own propensity of an only logger is its mixture",
-    "tiny/*/verdict": "skewed and stretched limits decide less of few rows",
-    "tiny/*/better_than": "likewise",
-    "tiny/*/worse_than": "likewise",
-    "tiny/*/group": "likewise",
-    "tiny/*/differences/*/6": "likewise",
-    "others/policy_words/targets/*/[12]": "limits of the skew-score interval",
-    "*/interval betting*": "bets are placed on blocks, with weights against a block's mixture",
-    "*/lower betting*": "likewise",
-    "*/checks/columns/statistic": "of two loggers the columns tie, and so do their signs",
-}
-# Findings whose thresholds and severities follow the default interval, now the skew-score one.
-REVISED = frozenset({"few-effective-rows", "few-rewarded-rows"})
+CHANGED: dict[str, str] = {}
 VALUES = load()
 
 
@@ -84,8 +33,6 @@ def differences(old: Any, new: Any, place: str) -> Iterator[str]:  # noqa: ANN40
     """Return the paths where a recorded value is missing or differs."""
     if any(fnmatchcase(place, pattern) for pattern in CHANGED):
         return
-    if place.endswith("/warnings") and isinstance(new, list | tuple):
-        old, new = ([f for f in each if f[0] not in REVISED] for each in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for name, value in old.items():
             if name in new:
