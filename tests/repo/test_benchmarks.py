@@ -19,6 +19,8 @@ from benchmarks import (
     policies,
     rivals,
     run,
+    shapes,
+    spark_speed,
     speed,
     speed_chart,
 )
@@ -282,6 +284,10 @@ def test_the_pages_are_what_the_scripts_give() -> None:
     page, kept = speed_chart.PAGE.read_text("utf-8"), read_speed()
     assert part(page, speed_chart.MARKER) == speed_chart.text(kept)
     assert part(page, arithmetic.MARKER) == arithmetic.text(kept)
+    of_shapes = shapes.table(shapes.read_shapes())
+    assert part(page, shapes.MARKER) == f"{shapes.BEFORE}\n\n{of_shapes}"
+    of_spark = spark_speed.table_of(spark_speed.read_lines())
+    assert part(page, spark_speed.MARKER) == f"{spark_speed.BEFORE}\n\n{of_spark}"
 
 
 def test_a_rival_left_out_is_a_dash() -> None:
