@@ -41,6 +41,7 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
+from poolwise.rows.gather import gather, joined
 from poolwise.rows.periods import clusters_query, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 from poolwise.rows.roles import layout_of
@@ -105,17 +106,21 @@ class Pass:
             )
         )
 
-        def work(item: tuple[Piece, int]) -> tuple[list[Sums | None], int]:
-            (piece, first_row), (kernels, read) = item, own.value
-            tables: Iterable[pa.Table] = read(piece, self.layout.names)
-            tables = list(tables) if len(kernels) > 1 else tables
+        def work(item: tuple[list[Piece], int]) -> tuple[list[Sums | None], int]:
+            (gathered, first_row), (kernels, read) = item, own.value
+            each = (read(piece, self.layout.names) for piece in gathered)
+            tables: Iterable[pa.Table] = chain.from_iterable(each)
+            if len(gathered) > 1:
+                tables = joined(list(tables))
+            elif len(kernels) > 1:
+                tables = list(tables)
             watch = iter if self.copies is None else self.copies.watch
             crossed = self.layout.crossed
             sums = [_together(k, tables, crossed, first_row, watch) for k in kernels]
-            return sums, piece.num_rows
+            return sums, sum(piece.num_rows for piece in gathered)
 
         totals: list[Sums | None] = [None] * len(parts)
-        pieces = numbered(stream, self.layout, workers(self.threads))
+        pieces = gather(numbered(stream, self.layout, workers(self.threads)))
         with threadpool_limits(1):  # matrix products are small, and the threads are ours
             for each, rows in in_order(work, pieces, self._workers(stream)):
                 self.on_rows(rows)

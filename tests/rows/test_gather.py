@@ -1,0 +1,46 @@
+"""Small pieces are read together, and the sums are those of one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import poolwise as pw
+from poolwise.rows.gather import gather, joined
+from tests.support.reference import assert_same, log_of, random_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_pieces_are_gathered_up_to_a_number_of_rows() -> None:
+    sizes = [3, 3, 5, 9, 1, 1]
+    firsts = np.cumsum([0, *sizes[:-1]]).tolist()
+    tables = [(pa.table({"x": [0] * n}), first) for n, first in zip(sizes, firsts, strict=True)]
+    together = [([t.num_rows for t in ts], first) for ts, first in gather(tables, 7)]
+    assert together == [([3, 3], 0), ([5], 6), ([9], 11), ([1, 1], 20)]
+    assert list(gather([], 7)) == []
+
+
+def test_tables_of_several_schemas_are_not_joined() -> None:
+    whole, parts = pa.table({"x": [1]}), pa.table({"x": [0.5]})
+    assert len(joined([whole, parts])) == 2
+    assert joined([whole, whole])[0].num_rows == 2
+
+
+def test_files_of_several_types_give_the_numbers_of_one(tmp_path: Path) -> None:
+    table = random_table(np.random.default_rng(7), {"a": 300, "b": 200})
+    rounded = table.set_column(
+        table.schema.get_field_index("reward"), "reward", pa.compute.round(table["reward"])
+    )
+    for k in range(50):
+        part = rounded.slice(10 * k, 10)
+        if k % 3 == 0:  # whole numbers in some files
+            index = part.schema.get_field_index("reward")
+            part = part.set_column(index, "reward", part["reward"].cast(pa.int32()))
+        pq.write_table(part, tmp_path / f"{k:02}.parquet")
+    log = log_of(str(tmp_path / "*.parquet"))
+    assert_same(pw.evaluate(log, {"t": "t"}), pw.evaluate(log_of(rounded), {"t": "t"}))
