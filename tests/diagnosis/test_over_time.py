@@ -95,6 +95,15 @@ def test_a_change_of_the_value_is_a_finding() -> None:
     check_findings(over_time.findings(), "period-drift")
 
 
+@pytest.mark.slow
+def test_a_constant_value_seldom_drifts() -> None:
+    logs = 100
+    tests = [course(daily(600, days=6, seed=seed)).drift for seed in range(logs)]
+    rejected = sum(test < 0.05 for test in tests)
+    assert rejected <= logs * (0.05 + 3 * math.sqrt(0.05 * 0.95 / logs))
+    assert min(tests) > 1e-5
+
+
 def test_one_period_has_no_drift() -> None:
     columns = daily() | {"day": np.zeros(900, dtype=int)}
     over_time = course(columns)

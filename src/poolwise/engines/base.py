@@ -94,7 +94,7 @@ class Rows(Protocol):
 
     @property
     def saved(self) -> bool:
-        """True if there are no rows, but the moments that were saved."""
+        """True if only saved moments are left, without rows."""
         ...
 
     @property

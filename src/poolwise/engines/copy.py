@@ -21,11 +21,10 @@ from sqlglot import exp
 from poolwise.engines import as_engine
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.spark import Spark
-from poolwise.engines.spark_sources import frame_of, running_session, spark_errors
+from poolwise.engines.spark_sources import frame_of, narrow, running_session, spark_errors
 from poolwise.engines.warehouse import Warehouse, relation_of
 from poolwise.errors import UsageError
-from poolwise.rows.learn import READING
-from poolwise.rows.mixture import mixture_extra
+from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import PART_LOGGER, assign
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
 
 BATCH_ROWS = 65_536
-DECIMAL = pa.types.is_decimal
 
 
 @contextmanager
@@ -90,15 +88,12 @@ def _of_spark(engine: Spark, log: Log) -> Iterator[pa.RecordBatch]:
         session = engine.session or stack.enter_context(running_session(engine.master))
         frame = frame_of(session, log)
         names = _needed(log, frame.columns, exp.to_table("log"))
-        quoted = [f"`{name.replace('`', '``')}`" for name in names]
         with spark_errors("copying the rows"):
-            yield from _collected(frame.select(quoted))
+            yield from _collected(narrow(frame, names))
 
 
 def _needed(log: Log, columns: Sequence[str], relation: Expression) -> list[str]:
-    extra = mixture_extra(log)
-    extra = replace(extra, learners=extra.learners or READING)
-    roles = assign(log, {}, columns, relation, extra)
+    roles = assign(log, {}, columns, relation, learner_extra(log))
     return list(dict.fromkeys([*roles.needed, roles.action, *roles.context]))
 
 
@@ -122,6 +117,6 @@ def _plain(batch: pa.RecordBatch) -> pa.Table:
     """Return the rows with decimal numbers as doubles, whose digits may differ by batch."""
     table = pa.Table.from_batches([batch])
     for k, field in enumerate(table.schema):
-        if DECIMAL(field.type):
+        if pa.types.is_decimal(field.type):
             table = table.set_column(k, field.name, table.column(k).cast(pa.float64()))
     return table

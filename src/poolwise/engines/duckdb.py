@@ -38,8 +38,8 @@ from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.moments.terms import Needs
 from poolwise.rows.guard import first_line, lock, refuse_reaching
-from poolwise.rows.learn import READING, OrderedRows, learn
-from poolwise.rows.mixture import mixture_extra
+from poolwise.rows.learn import OrderedRows, learn
+from poolwise.rows.mixture import learner_extra, mixture_extra
 from poolwise.rows.output import stage
 from poolwise.rows.periods import TIME, times_query
 from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts, plain_stream
@@ -108,11 +108,9 @@ class DuckDB:
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
         """Open a log for a learner, which can read all rows again in the same order."""
-        extra = mixture_extra(log)
-        needed = replace(extra, learners=extra.learners or READING)
-        with self._opened(log, {}, needed) as (connection, folder, roles):
+        with self._opened(log, {}, learner_extra(log)) as (connection, folder, roles):
             _fix_order(connection, log, folder)
-            yield OrderedRows(connection, roles, learn(connection, roles, extra))
+            yield OrderedRows(connection, roles, learn(connection, roles, mixture_extra(log)))
 
     def score(
         self,

@@ -47,21 +47,20 @@ def by_live(verb: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(verb)
     def read(*args: P.args, **options: P.kwargs) -> T:
-        given = [value for value in (*args, *options.values()) if isinstance(value, Log)]
-        if not given:
+        log = next((v for v in (*args, *options.values()) if isinstance(v, Log)), None)
+        if log is None:  # the verb says what it must be
             return verb(*args, **options)
         engine: Any = options.get("engine")
-        live = live_log(given[0], engine) if given[0].on_fault == "drop" else None
+        live = live_log(log, engine) if log.on_fault == "drop" else None
         if live is None:
             try:
                 return verb(*args, **options)
             except LogError:
-                live = live_log(given[0], engine)
+                live = live_log(log, engine)
                 if live is None:
                     raise
-        swap = {id(given[0]): live}
-        positional: Any = [swap.get(id(value), value) for value in args]
-        named: Any = {name: swap.get(id(value), value) for name, value in options.items()}
+        positional: Any = [live if value is log else value for value in args]
+        named: Any = {name: live if v is log else v for name, v in options.items()}
         return verb(*positional, **named)
 
     return read

@@ -39,7 +39,7 @@ from poolwise.rows.score import Scorer, scorer_of
 from poolwise.rows.sources import plain_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from sqlglot.expressions import Expr as Expression
@@ -278,6 +278,11 @@ def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
         session.catalog.dropTempView(name)
 
 
+def narrow(frame: DataFrame, names: Iterable[str]) -> DataFrame:
+    """Select columns by name; Spark reads a dot in a plain name as a path."""
+    return frame.select([f"`{name.replace('`', '``')}`" for name in names])
+
+
 @contextmanager
 def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     """The columns that queries read and the policies' probabilities, cached by the workers."""
@@ -285,13 +290,13 @@ def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     from pyspark.sql.types import DoubleType, StructType
 
     names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    narrow = frame.select([f"`{n.replace('`', '``')}`" for n in names])
-    schema = StructType([narrow.schema[n] for n in roles.queried])
+    needed = narrow(frame, names)
+    schema = StructType([needed.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())
     scoring = partial(_score, scorer_of(roles), schema.names)
     try:
-        with_scores = narrow.mapInArrow(scoring, schema)
+        with_scores = needed.mapInArrow(scoring, schema)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
         raise UsageError(
             "these policies cannot be sent to Spark's workers: "

@@ -21,7 +21,7 @@ from poolwise.log.log import SELECT
 from poolwise.rows.roles import assign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
@@ -189,10 +189,7 @@ class Session:
         """Run a query and return each line of the answer as a mapping by column."""
         with self._running(written(query, self.dialect)) as cursor:
             names = [str(column[0]) for column in cursor.description]
-            rows = [
-                row.values() if hasattr(row, "values") else row for row in cursor.fetchall()
-            ]
-            return [dict(zip(names, row, strict=True)) for row in rows]
+            return [dict(zip(names, row, strict=True)) for row in _values(cursor.fetchall())]
 
     def batches(self, query: exp.Select, size: int) -> Iterator[pa.RecordBatch]:
         """Run a query and yield its answer in batches, as drivers return it: Arrow or rows."""
@@ -202,8 +199,8 @@ class Session:
                 return
             names = [str(column[0]) for column in cursor.description]
             while rows := cursor.fetchmany(size):
-                values = [row.values() if hasattr(row, "values") else row for row in rows]
-                columns = dict(zip(names, map(list, zip(*values, strict=True)), strict=True))
+                lists = map(list, zip(*_values(rows), strict=True))
+                columns = dict(zip(names, lists, strict=True))
                 yield pa.RecordBatch.from_pydict(columns)
 
     def columns(self, relation: Expression) -> dict[str, str]:
@@ -285,6 +282,11 @@ class Session:
         finally:
             with suppress(Exception):  # of a connection that broke meanwhile
                 cursor.close()
+
+
+def _values(rows: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return rows as sequences; some drivers return mappings."""
+    return [row.values() if hasattr(row, "values") else row for row in rows]
 
 
 @dataclass(frozen=True)

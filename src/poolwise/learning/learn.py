@@ -205,11 +205,16 @@ def _not_crossed(*, mixed: bool) -> Finding:
     """Return the finding about a log without the probability of each row under every logger."""
     advice = "Give `propensities` (--propensities) under every logger."
     without = "Without the probability of each row under every logger,"
-    conservative = "the comparison with loggers is conservative"
     if mixed:
-        message = f"{without} {conservative}: it is with their mean rewards, not paired by row."
+        message = (
+            f"{without} loggers are compared by their mean rewards and not row by row, which "
+            "is conservative."
+        )
         return Finding("unpaired-loggers", message, advice, "note")
-    message = f"{without} learning uses the own propensities, and {conservative}."
+    message = (
+        f"{without} learning uses the own propensities, and the comparison with loggers is "
+        "conservative."
+    )
     advice = f"{advice[:-1]}, or estimate their mixture with Log(estimate_mixture=True)."
     return Finding("own-propensities", message, advice)
 

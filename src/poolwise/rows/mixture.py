@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from poolwise.log.policy import index_of
 from poolwise.rows.features import Features, fit_features
 from poolwise.rows.learn import (
     MIXTURE,
+    READING,
     Learner,
     SklearnModel,
     fit_clone,
@@ -57,6 +58,12 @@ def mixture_extra(log: Log) -> Extra:
     classifier = None if log.estimate_mixture is True else log.estimate_mixture
     learner = Learner("mixture", (MIXTURE,), partial(fit_mixture, classifier))
     return Extra(mixture=MIXTURE, learners=(learner,))
+
+
+def learner_extra(log: Log) -> Extra:
+    """Return the same for a learner, which reads actions and context in any case."""
+    extra = mixture_extra(log)
+    return replace(extra, learners=extra.learners or READING)
 
 
 def log_mixture(
