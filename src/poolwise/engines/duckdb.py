@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -36,7 +35,9 @@ from poolwise.engines.parallel import (
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
+from poolwise.log.log import CleanLog
 from poolwise.moments.terms import Needs
+from poolwise.rows.frames import plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.learn import OrderedRows, learn
 from poolwise.rows.mixture import learner_extra, mixture_extra
@@ -49,7 +50,7 @@ from poolwise.rows.score import keep_batches, scored_batches, write_batches
 from poolwise.rows.sources import create_view, literal, plain_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
@@ -100,10 +101,14 @@ class DuckDB:
                 source, roles = frame, _roles(log, targets, frame.schema.names, extra)
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
+            unexplained = isinstance(log, CleanLog)
             if roles.scored or extra.learners:
+                if unexplained:  # the rows would be scored twice
+                    raise LogError([CHANGED])
                 table, source, notes = _scored(*opened(), log, extra, source)
             timed = frame is None or any(map(pa.types.is_temporal, frame.schema.types))
-            yield DuckDBRows(table, lambda: opened()[0], source, notes, self, timed=timed)
+            log_rows = DuckDBRows(table, lambda: opened()[0], source, notes, self, timed=timed)
+            yield replace(log_rows, unexplained=unexplained)
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
@@ -154,15 +159,6 @@ def _roles(
     roles = assign(log, targets, columns, exp.to_table("log"), extra)
     refuse_reaching(roles.table)
     return roles
-
-
-def plain_frame(log: Log) -> pa.Table | None:
-    """Return the log's Arrow table; None for others, and if names collide in DuckDB."""
-    frame = log.parts[0].value
-    if len(log.parts) > 1 or not isinstance(frame, pa.Table) or isinstance(log.source, Mapping):
-        return None
-    names = {name.lower() for name in frame.schema.names}
-    return frame if len(names) == frame.num_columns else None
 
 
 @contextmanager
@@ -221,12 +217,13 @@ class DuckDBRows(KernelRows):
     """An open log; implements `engines.base.Rows`.
 
     Attributes:
-        connect: Returns the connection with the view of the log; opens it the first time.
+        connect: Returns the connection with the view of the log; log_rows it the first time.
         source: Parquet files, each with the label of its rows where no column has it, or a
             table in memory, that hold the rows as they are; None where DuckDB must read them.
         notes: Findings about models that were fitted to the rows.
         engine: Settings of the engine.
         timed: Whether the log may have a column of times.
+        unexplained: Whether bad rows raise an error at once, without their faults.
         copied: Hashes of rows of the first pass, once there was one.
     """
 
@@ -235,6 +232,7 @@ class DuckDBRows(KernelRows):
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
     timed: bool = field(default=False, kw_only=True)
+    unexplained: bool = field(default=False, kw_only=True)
     copied: FirstPass = field(default_factory=FirstPass, kw_only=True)
 
     @property
@@ -303,6 +301,8 @@ class DuckDBRows(KernelRows):
         return self.table.drop and complete and self._good == labels
 
     def check(self) -> tuple[Fault, ...]:
+        if self.unexplained:
+            return (CHANGED,)
         return () if self._all_good else super().check()
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from poolwise.engines import with_loggers
-from poolwise.engines.live import by_live
+from poolwise.engines.live import by_clean, by_live
 from poolwise.errors import Finding, NotShownError, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import recommended_for
 from poolwise.evaluation.contrasts import Candidates, firsts
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 SEED = 20170813  # the same rows give the same intervals
 
 
+@by_clean
 @by_live
 def compare(
     log: Log,

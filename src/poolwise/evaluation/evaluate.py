@@ -24,7 +24,7 @@ from poolwise.diagnosis.trained import (
 )
 from poolwise.engines import with_loggers
 from poolwise.engines.base import BlockRows
-from poolwise.engines.live import by_live
+from poolwise.engines.live import by_clean, by_live
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.incumbent import incumbent_of
@@ -73,6 +73,7 @@ NONE: Mapping[str, Any] = {}
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
+@by_clean
 @by_live
 def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,

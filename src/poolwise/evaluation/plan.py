@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from poolwise.diagnosis.trained import on_own
 from poolwise.engines import with_loggers
 from poolwise.engines.base import SingleRows
-from poolwise.engines.live import by_live
+from poolwise.engines.live import by_clean, by_live
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
@@ -48,6 +48,7 @@ FEWEST_ROWS = 5_000  # of them with many loggers
 SAMPLE_WORK = SAMPLE_ROWS * 40**2  # rows times pairs of loggers: under a minute
 
 
+@by_clean
 @by_live
 def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,

@@ -226,6 +226,11 @@ class LiveLog(Log):
         return [label for label in loggers if label in self.incomplete]
 
 
+@dataclass(frozen=True, eq=False)
+class CleanLog(Log):
+    """A log that is read as if every row were good: a bad row ends the pass, unexplained."""
+
+
 def _described(role: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the text of an argument; of a mapping, one for each logger."""
     if isinstance(value, Mapping):
