@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlglot import exp
 
+from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.roles import EXCLUDED, LARGEST, SMALLEST, UNKNOWN
 
 if TYPE_CHECKING:
@@ -357,25 +358,6 @@ def _groups(
     else:
         buckets = layout.deal(first_row + np.cumsum(codes != EXCLUDED))
     return buckets.astype(np.int64) * len(layout.strata) + codes, known
-
-
-def cluster_buckets(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:
-    """Return the bucket of each cluster, by DuckDB's hash of its text.
-
-    >>> cluster_buckets(pa.chunked_array([["7", "12", "7"]]), 50).tolist()
-    [6, 5, 6]
-    """
-    import duckdb
-
-    if not hasattr(_own, "connection"):  # opening one takes longer than hashing a batch
-        _own.connection = duckdb.connect(config={"threads": 1})
-    connection: duckdb.DuckDBPyConnection = _own.connection
-    connection.register("clusters", pa.table({"cluster": clusters}))
-    query = f"SELECT hash(CAST(cluster AS VARCHAR)) % {buckets} AS bucket FROM clusters"
-    return _numbers(connection.sql(query).to_arrow_table().column("bucket"))
-
-
-_own = threading.local()  # a connection for each thread
 
 
 def good_rows(
