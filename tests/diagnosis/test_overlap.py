@@ -20,7 +20,8 @@ from poolwise.diagnosis.trained import conflicts
 from poolwise.engines.exact import TARGET, FiniteProblem
 from poolwise.errors import UsageError
 from poolwise.estimators.calibrated import Calibrated
-from poolwise.estimators.ips import Weighted, weight_moments
+from poolwise.estimators.divergences import weight_moments
+from poolwise.estimators.ips import Weighted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log

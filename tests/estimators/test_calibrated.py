@@ -34,7 +34,8 @@ from poolwise.estimators.calibrated import (
     uncovered,
 )
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.ips import FLOOR, Balanced, Naive, Weighted
+from poolwise.estimators.divergences import FLOOR
+from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import BALANCED_RESIDUAL, OWN_SCORE, DirectMethod, DoublyRobust
 from poolwise.estimators.shrink import Shrink, shrunk_weight, tuned
 from poolwise.evaluation.evaluate import evaluate

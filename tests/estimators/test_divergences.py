@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import RefusedError
-from poolwise.estimators.ips import (
-    FLOOR,
-    OWN_ONLY,
-    OWN_SHARES,
-    Weighted,
-    pooled_divergences,
-    weight_moments,
-    with_divergences,
-)
+from poolwise.estimators.divergences import FLOOR, pooled_divergences, weight_moments
+from poolwise.estimators.ips import OWN_ONLY, OWN_SHARES, Weighted, with_divergences
 from poolwise.estimators.model import (
     BALANCED_RESIDUAL,
     OWN_SCORE,

@@ -14,7 +14,7 @@ from scipy import stats
 
 from poolwise import Balanced, Log, Naive, Weighted, evaluate
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.ips import pooled_divergences
+from poolwise.estimators.divergences import pooled_divergences
 from poolwise.intervals.student import (
     Limits,
     bernstein_half_width,

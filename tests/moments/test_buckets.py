@@ -15,9 +15,11 @@ import pytest
 from poolwise import evaluate
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError
+from poolwise.estimators import BY_NAME
 from poolwise.estimators.ips import Balanced
 from poolwise.intervals.student import student
 from poolwise.moments.buckets import Split, bootstrap, jackknife, jackknife_freedom, resampled
+from poolwise.moments.estimate import value_of
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -27,6 +29,7 @@ from poolwise.moments.terms import (
     WEIGHTED_REWARD,
     Needs,
     second_moment,
+    unite,
 )
 from tests.support.messages import refused
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
@@ -103,6 +106,30 @@ def test_a_logger_none_of_whose_rows_are_taken_stays_as_it_is() -> None:
     buckets[2]["b"] = moments(drawn(7)[0])
     (found,) = resampled(buckets, np.array([[1.0, 1.0, 0.0, 1.0]]))
     assert_close(found["b"], buckets[2]["b"])
+
+
+def test_shifts_of_means_are_those_of_the_samples() -> None:
+    buckets = [{"a": moments(values)} for values in drawn(8)]
+    buckets[0]["b"], buckets[2]["b"], buckets[1]["c"] = (moments(v) for v in drawn(9)[:3])
+    split = Split(buckets)
+    terms = [REWARD, WEIGHTED_REWARD]
+    whole = np.concatenate([m.means_of(terms) for m in split.whole.values()])
+    expected = [
+        np.concatenate([m.means_of(terms) for m in sample.values()]) - whole
+        for sample in split.without_each
+    ]
+    np.testing.assert_allclose(split.shifts(terms), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_value_alone_is_that_of_the_estimate() -> None:
+    table = random_table(np.random.default_rng(62), {"a": 250, "b": 150})
+    estimators = [make() for make in BY_NAME.values()]
+    needs = unite([e.needs(["a", "b"], crossed=True) for e in estimators])
+    with DuckDB().open(log_of(table), {"": "t"}) as rows:
+        (buckets,) = rows.bucketed([needs], BUCKETS)
+    for estimator in estimators:
+        for sample in Split(buckets).without_each:
+            assert value_of(estimator, sample) == estimator.estimate({**sample}).value
 
 
 def test_rows_that_are_all_alike_have_no_spread_in_any_sample() -> None:

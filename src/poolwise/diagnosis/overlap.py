@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from poolwise.diagnosis import agreement
 from poolwise.diagnosis.tails import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, many
-from poolwise.estimators.ips import pooled_divergences
+from poolwise.estimators.divergences import pooled_divergences
 from poolwise.moments.linear import Score, deviation, shares
 from poolwise.moments.moments import Moments, MomentsByLogger, pooled
 from poolwise.moments.tallies import edges

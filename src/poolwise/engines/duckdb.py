@@ -309,7 +309,9 @@ class DuckDBRows(KernelRows):
         layout = replace(layout, drop=layout.drop and not self._all_good)
         with self._pass() as advance:
             stream, layout = self._stream(layout)
-            copies = self.copied.start(sum(self.counts.values()), len(layout.strata))
+            copies = None
+            if not layout.clustered:  # rows of one cluster may be copies
+                copies = self.copied.start(sum(self.counts.values()), len(layout.strata))
             return Pass(layout, workspace, self.engine.threads, advance, copies).sums(stream)
 
     def _sums_without(

@@ -19,9 +19,9 @@ import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.ips import as_naive, require_crossed
+from poolwise.moments.buckets import together
 from poolwise.moments.estimate import Estimate, estimated, stratified
-from poolwise.moments.linear import Fit, Score, by_count, ratio_score
-from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.linear import Fit, Linear, Score, by_count, ratio_score
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -37,6 +37,8 @@ from poolwise.text import percent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from poolwise.moments.moments import MomentsByLogger
 
 Columns = Literal["loggers", "target", "dr"]
 NULL_COLUMN = 1e-10  # relative to its mean square: a column with less variance is constant
@@ -77,15 +79,20 @@ class SelfNormalised:
         return Needs(groups=(self._terms,))
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
+        return estimated(self._linear(moments), moments)
+
+    def value(self, moments: MomentsByLogger) -> float:
+        return self._linear(moments).value(moments)
+
+    def _linear(self, moments: MomentsByLogger) -> Linear:
         reward, weight = self._terms
-        together = pooled(moments.values())
-        mean = together.mean(weight)
+        whole = together(moments)
+        mean = whole.mean(weight)
         if mean <= 0 or math.isinf(1 / mean):
             raise RefusedError(
                 "no-weight", f"{self.name} requires a row with a positive weight"
             )
-        linear = ratio_score(together, reward, weight).over(moments)
-        return estimated(replace(linear, ratio=self._terms), moments)
+        return replace(ratio_score(whole, reward, weight).over(moments), ratio=self._terms)
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,13 @@ class Calibrated:
         outcome = Score({BALANCED_REWARD: 1.0})
         estimate = regressed(moments, outcome, controls, within=within)
         return replace(estimate, findings=findings)
+
+    def value(self, moments: MomentsByLogger) -> float:
+        if not next(iter(moments.values())).has(BALANCED_REWARD):
+            return self.estimate(moments).value
+        controls, within, _ = self.controls(moments)
+        outcome = Score({BALANCED_REWARD: 1.0})
+        return _fitted(moments, outcome, controls, within=within).value(moments)
 
     def controls(
         self, moments: MomentsByLogger
@@ -201,17 +215,17 @@ def supported_columns(
         others = tuple(c for c in columns if c != "loggers")
         fewer, findings = supported_columns(moments, others)
         return fewer, (_too_many(len(moments)), *findings)
-    together = pooled(moments.values())
-    if together.ddof == 0 or not columns:
+    whole = together(moments)
+    if whole.ddof == 0 or not columns:
         return columns, ()
     if columns != ("loggers",) and uncovered(moments):
         finding = target_uncovered(
-            together.mean(BALANCED_WEIGHT),
+            whole.mean(BALANCED_WEIGHT),
             "or probabilities are wrong (or roughly estimated). Columns that use the target's "
             "weights are left out.",
         )
         return tuple(c for c in columns if c == "loggers"), (finding,)
-    effective = together.effective(BALANCED_WEIGHT)
+    effective = whole.effective(BALANCED_WEIGHT)
     size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
         return (), (few_effective_rows(effective, "no column is used"),)
@@ -271,12 +285,18 @@ def regressed(
     With the columns of all loggers, pooled least squares is best.  Without them the
     differences *between* loggers would bias the slopes, so these use `within` scatter only.
     """
+    return estimated(_fitted(moments, outcome, columns, within=within), moments)
+
+
+def _fitted(
+    moments: MomentsByLogger, outcome: Score, columns: Sequence[Score], *, within: bool
+) -> Linear:
     slopes, rank = least_squares(moments, outcome, columns, within=within)
-    together = pooled(moments.values())
+    whole = together(moments)
     # a few heavy rows determine the slopes, so the effective sample size counts
-    effective = together.effective(BALANCED_WEIGHT) if together.ddof else math.inf
+    effective = whole.effective(BALANCED_WEIGHT) if whole.ddof else math.inf
     fit = Fit(outcome.less(slopes, columns), tuple(columns), effective, within)
-    return estimated(fit.linear(moments, rank), moments)
+    return fit.linear(moments, rank)
 
 
 def least_squares(
@@ -287,16 +307,16 @@ def least_squares(
     Columns are scaled, constant columns get slope 0, and collinear ones the slopes of least
     norm; otherwise slopes from tiny logs would explode.
     """
-    together = pooled(moments.values())
+    whole = together(moments)
     terms = list(dict.fromkeys([*outcome.parts, *(t for c in columns for t in c.parts)]))
-    groups = list(moments.values()) if within else [together]
+    groups = list(moments.values()) if within else [whole]
     scatter = sum((m.scatter_of(terms) for m in groups), np.zeros(()))
-    covariance = scatter / together.count
+    covariance = scatter / whole.count
     mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in columns])
     mix = mix.reshape(len(columns), len(terms))
     response = np.array([outcome.parts.get(t, 0.0) for t in terms])
     inner, outer = mix @ covariance @ mix.T, mix @ covariance @ response
-    means = mix @ np.array([together.mean(t) for t in terms])
+    means = mix @ np.array([whole.mean(t) for t in terms])
     spread = np.sqrt(np.maximum(np.diag(inner), 0.0))
     usable = np.diag(inner) > NULL_COLUMN * (np.diag(inner) + means**2)
     slopes = np.zeros(len(columns))

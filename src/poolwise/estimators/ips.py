@@ -14,21 +14,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.estimators.divergences import (
+    differences,
+    pooled_divergences,
+    weight_moments,
+    with_variance,
+)
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import Estimate, stratified
+from poolwise.moments.estimate import Estimate, stratified, stratified_mean
 from poolwise.moments.linear import (
     Linear,
-    added_freedom,
     row_variances,
-    satterthwaite_freedom,
     shares,
 )
-from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     REWARD,
-    UNSUPPORTED,
     WEIGHTED_REWARD,
     Needs,
     Term,
@@ -39,8 +41,9 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poolwise.moments.moments import MomentsByLogger
+
 Divergence = Literal["auto", "pooled", "own", "known", "reward-free"]
-FLOOR = 1e-3  # relative to the second moment: a smaller divergence is noise
 ROUNDING = 1e-24  # relative to the squared mean: a smaller variance is rounding
 
 
@@ -63,6 +66,9 @@ class Naive:
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
         return stratified(moments, WEIGHTED_REWARD)
+
+    def value(self, moments: MomentsByLogger) -> float:
+        return stratified_mean(moments, WEIGHTED_REWARD)
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,9 @@ class Balanced:
     def estimate(self, moments: MomentsByLogger) -> Estimate:
         estimate = stratified(moments, self._term)
         return replace(estimate, findings=shrink_findings(moments, self.shrink))
+
+    def value(self, moments: MomentsByLogger) -> float:
+        return stratified_mean(moments, self._term)
 
 
 def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:
@@ -175,8 +184,7 @@ class Weighted:
             return with_divergences(moments, self.known)
         if self.divergence == "reward-free":
             return _reward_free(moments)
-        seconds = tuple(map(second_moment, moments))
-        crossed = all(m.has(term) for term in seconds for m in moments.values())
+        crossed = _crossed(moments)
         if self.divergence == "own":
             return _own(moments, crossed=crossed)
         if crossed:
@@ -184,99 +192,21 @@ class Weighted:
             return _with_row_errors(moments, estimate)
         return as_naive(moments, OWN_ONLY)
 
-
-@dataclass(frozen=True)
-class Differences:
-    """Divergences estimated from rows: second moments less a squared value.
-
-    Attributes:
-        second: Second moment of one row of each logger; infinite without support.
-        value: Mean that all loggers have in common.
-        floor: Share of its second moment below which a difference is noise.
-    """
-
-    second: Mapping[str, float]
-    value: float
-    floor: float
-
-    def floored(self) -> dict[str, float]:
-        """Return divergences for shares: noise near 0 would give a logger all of the share."""
-        return {
-            i: max(second - self.value**2, self.floor * second) if second < math.inf else second
-            for i, second in self.second.items()
-        }
-
-    def with_errors(
-        self,
-        estimate: Estimate,
-        moments: MomentsByLogger,
-        error: float,
-        terms: Sequence[Term] = (WEIGHTED_REWARD,),
-    ) -> Estimate:
-        r"""Return an estimate with the variance of these divergences, unbiased.
-
-        $E[\hat U^2]$ exceeds $U^2$ by the variance of $\hat U$, the `error`; added to a
-        difference, it removes the bias (with one logger: $n / (n - 1)$).  A difference below
-        the floor is replaced by the variance of the logger's own rows.
-        """
-        if not self.floor:
-            return estimate
-        own = row_variances(moments, dict.fromkeys(terms, 1.0))
-        noise = {i for i, s in self.second.items() if s - self.value**2 <= self.floor * s}
-        rows = {
-            i: own[i] if i in noise else second - self.value**2 + error
-            for i, second in self.second.items()
-        }
-        used = {i: s for i, s in estimate.shares.items() if s > 0}
-        parts = {i: s**2 * rows[i] / moments[i].count for i, s in used.items()}
-        noisy = {i: part for i, part in parts.items() if i in noise}
-        variance, rest = sum(parts.values()), sum(parts[i] for i in parts if i not in noise)
-        freedom = estimate.freedom
-        if noisy:
-            from_own = (sum(noisy.values()), satterthwaite_freedom(moments, noisy))
-            freedom = added_freedom([from_own, (rest, estimate.freedom)])
-        return with_variance(estimate, moments, variance, freedom)
+    def value(self, moments: MomentsByLogger) -> float:
+        if self.divergence in {"auto", "pooled"} and _crossed(moments):
+            return with_divergences(moments, pooled_divergences(moments)).value
+        return self.estimate(moments).value
 
 
-def _differences(moments: MomentsByLogger) -> Differences:
-    together = pooled(moments.values())
-    value, square = together.mean(BALANCED_REWARD), together.mean_square(BALANCED_REWARD)
-    second = {i: together.mean(second_moment(i)) for i in moments}
-    return Differences(supported(second, square), value, FLOOR if together.ddof else 0.0)
-
-
-def supported(second: Mapping[str, float], square: float) -> dict[str, float]:
-    """Replace second moments that contain `UNSUPPORTED` by infinity."""
-    limit = math.sqrt(UNSUPPORTED) * square
-    return {i: s if s < limit or s == 0 else math.inf for i, s in second.items()}
-
-
-def pooled_divergences(moments: MomentsByLogger) -> dict[str, float]:
-    r"""Return the divergence of the target from each logger, from the rows of all loggers.
-
-    $$D_i = \frac1n \sum_{rows} \frac{\delta^2 \bar\pi^2}{\pi_i \pi_{avg}} - \hat U_{bal}^2$$
-
-    Infinite if the logger never plays a rewarded action of the target; from rows, at
-    least `FLOOR` times the second moment.
-    """
-    return _differences(moments).floored()
+def _crossed(moments: MomentsByLogger) -> bool:
+    """Test if every logger has the second moments of all."""
+    seconds = tuple(map(second_moment, moments))
+    return all(m.has(term) for term in seconds for m in moments.values())
 
 
 def _with_row_errors(moments: MomentsByLogger, estimate: Estimate) -> Estimate:
     error = stratified(moments, BALANCED_REWARD).variance
-    return _differences(moments).with_errors(estimate, moments, error)
-
-
-def weight_moments(moments: MomentsByLogger) -> dict[str, float]:
-    r"""Return the mean square of each logger's own weights, from the rows of all loggers.
-
-    $$v_i = \frac1n \sum_{rows} \frac{\bar\pi^2}{\pi_i \pi_{avg}} \approx E_i[w_i^2]$$
-
-    Infinite if the logger never plays an action of the target, rewarded or not.
-    """
-    together = pooled(moments.values())
-    square = together.mean_square(BALANCED_WEIGHT)
-    return supported({i: together.mean(weight_moment(i)) for i in moments}, square)
+    return differences(moments).with_errors(estimate, moments, error)
 
 
 def _reward_free(moments: MomentsByLogger) -> Estimate:
@@ -322,19 +252,6 @@ def with_divergences(
     freedom = math.inf if exact else float(max(1, rows - len(moments)))
     findings = (_unsupported(outside),) if outside else ()
     return Estimate(linear.value(moments), variance, share, freedom, findings, linear)
-
-
-def with_variance(
-    estimate: Estimate, moments: MomentsByLogger, variance: float, freedom: float
-) -> Estimate:
-    """Return the estimate with another variance, for shares that were adapted to the rows.
-
-    If it exceeds that of `linear`, `linear` is inflated, so that differences use it too.
-    """
-    rows, _ = estimate.linear.plain.variance(moments)
-    inflation = max(1.0, variance / rows) if 0 < rows < math.inf else 1.0
-    linear = replace(estimate.linear, inflation=inflation, most_free=freedom, adapted=True)
-    return replace(estimate, variance=variance, freedom=freedom, linear=linear)
 
 
 def _unsupported(loggers: Sequence[str]) -> Finding:

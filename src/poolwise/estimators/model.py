@@ -23,15 +23,8 @@ from poolwise.estimators.calibrated import (
     target_uncovered,
     uncovered,
 )
-from poolwise.estimators.ips import (
-    FLOOR,
-    OWN_ONLY,
-    Balanced,
-    Differences,
-    require_crossed,
-    supported,
-    with_divergences,
-)
+from poolwise.estimators.divergences import FLOOR, Differences, supported
+from poolwise.estimators.ips import OWN_ONLY, Balanced, require_crossed, with_divergences
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.moments.estimate import Estimate, estimated, stratified
 from poolwise.moments.linear import Score

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.estimators.ips import supported
+from poolwise.estimators.divergences import supported
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, shares

@@ -28,7 +28,14 @@ from poolwise.intervals.skew import skew_multiples, skew_scores
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
-from poolwise.moments.shape import centred_slices, pull_of, shape_of, shapes_of, units_of
+from poolwise.moments.shape import (
+    centred_buckets,
+    centred_slices,
+    pull_of,
+    shape_of,
+    shapes_of,
+    units_of,
+)
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 
 if TYPE_CHECKING:
@@ -39,7 +46,6 @@ if TYPE_CHECKING:
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear, Score
-    from poolwise.moments.moments import Moments
 
 MOST_STRETCHED = 500  # contrasts whose limits are stretched, in half a second
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
@@ -284,12 +290,8 @@ def _clustered(
 
     split = Split(clusters)
     refuse_lone(split)
-    index = {t: k for k, t in enumerate(next(iter(split.whole.values())).terms)}
-    columns = [index[t] for t in terms]
-    means = np.hstack(
-        [[rest[i].means[columns] for rest in split.without_each] for i in split.whole]
-    )
-    gaps = means - means.mean(axis=0)
+    shifts = split.shifts(terms)
+    gaps = shifts - shifts.mean(axis=0)
     share = (len(clusters) - 1) / len(clusters)
     free = max(1.0, effective_buckets(bucket_rows(clusters)) - 1)
     return Source(
@@ -306,8 +308,7 @@ def _shapes(
     """Return skewness and noise of each combination; None without slices or clusters."""
     if clusters:
         parts = [
-            rows[i] @ np.array([_bucket_terms(b.get(i), m, terms) for b in clusters]).T
-            for i, m in moments.items()
+            rows[i] @ centred_buckets(terms, i, m, clusters)[1] for i, m in moments.items()
         ]
         strata = [np.sum(parts, axis=0)]
     elif all(t in m.slices for m in moments.values() for t in terms):
@@ -315,14 +316,6 @@ def _shapes(
     else:
         return None
     return shapes_of(strata)
-
-
-def _bucket_terms(part: Moments | None, whole: Moments, terms: Sequence[Term]) -> FloatArray:
-    """Return what a bucket adds to the mean of each term, centred."""
-    if part is None:
-        return np.zeros(len(terms))
-    gaps = part.means_of(terms) - whole.means_of(terms)
-    return gaps * (part.count / whole.count)
 
 
 @dataclass(frozen=True, eq=False)

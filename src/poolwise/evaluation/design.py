@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.estimators.calibrated import many
-from poolwise.estimators.ips import pooled_divergences
+from poolwise.estimators.divergences import pooled_divergences
 from poolwise.moments.linear import row_variances
 from poolwise.moments.terms import WEIGHTED_REWARD
 from poolwise.report.tables import BEST_SPLIT

@@ -29,7 +29,7 @@ from poolwise.evaluation.periods import (
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.student import Interval, tail_of
 from poolwise.moments.estimate import estimated
-from poolwise.moments.moments import selected
+from poolwise.moments.moments import selected, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
 from poolwise.report.sentence import preferred
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.output import Row
     from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.results import TargetResult
+    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
 
@@ -184,9 +185,9 @@ class Incumbent:
         """Return the difference with the covariance of both sides."""
         answers = suited(answers, answers.served.estimators[self.estimator])
         split, clustered = answers.splits[target], answers.request.clustered
-        whole = self._sides(split.whole)
+        (whole,) = self._sides([split.whole])
         sides = {TARGET: estimate, INCUMBENT: self._own(answers, split.whole)}
-        clusters = [self._sides(bucket) for bucket in split.buckets] if clustered else ()
+        clusters = self._sides(split.buckets) if clustered else ()
         spread = Candidates(sides, whole, clusters).differences([(TARGET, INCUMBENT)])
         (value,), (error,) = spread.values.tolist(), spread.errors.tolist()
         (lower,), (upper,) = (ends.tolist() for ends in spread.limits(critical))
@@ -200,13 +201,13 @@ class Incumbent:
         interval = Interval(lower, upper, answers.request.level)
         return Difference(target, self.name, value, error, interval, p_value, 1.0, "undecided")
 
-    def _sides(self, moments: MomentsByLogger) -> dict[str, Moments]:
+    def _sides(self, buckets: Buckets) -> list[dict[str, Moments]]:
         """Return the moments of both sides, each under the terms of its own name."""
         terms = {t.bind(TARGET): t for t in self.needs.scattered}
         if self.joins:
             named = {t: _of_logger(t, self.name) for t in self.needs.scattered}
             terms |= {t.bind(INCUMBENT): own for t, own in named.items()}
-        return selected(moments, terms)
+        return selected_each(buckets, terms)
 
     def _own(self, answers: Answers, moments: MomentsByLogger) -> Estimate:
         """Return the incumbent's own value: that of its policy, or its mean reward."""

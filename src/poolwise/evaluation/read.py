@@ -43,7 +43,7 @@ from poolwise.intervals.guarantees import (
 )
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.moments.buckets import BUCKETS, Split
-from poolwise.moments.moments import selected
+from poolwise.moments.moments import selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.reward_model import model_extra
@@ -353,7 +353,7 @@ def _bucketed(
 def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:
     """Return the moments of one target, under the names that estimators use."""
     terms = {term: term.bind(target) for term in needs.terms}
-    return Split([selected(bucket, terms) for bucket in buckets])
+    return Split(selected_each(buckets, terms))
 
 
 def _refuse_unlogged(splits: Mapping[str, Split]) -> None:

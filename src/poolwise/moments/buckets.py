@@ -18,15 +18,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger, pooled
+from poolwise.moments.estimate import value_of
+from poolwise.moments.moments import (
+    FloatArray,
+    Moments,
+    MomentsByLogger,
+    means_in,
+    pooled,
+)
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.terms import Term
 
 BUCKETS = 200  # gives the jackknife's standard error a relative error of about 1 in 20
 FEW_ROWS = 0.01  # share of all rows below which a logger's clusters are negligible
 ROUNDING = 1e-24  # relative to the squared value: a smaller variance is rounding
 Buckets = Sequence[MomentsByLogger]
+
+
+class Resample(dict[str, Moments]):
+    """Moments of each logger in one sample, pooled once for all estimators."""
+
+    @cached_property
+    def together(self) -> Moments:
+        """Moments of all loggers."""
+        return pooled(self.values())
+
+
+def together(moments: MomentsByLogger) -> Moments:
+    """Return the moments of all loggers together."""
+    return moments.together if isinstance(moments, Resample) else pooled(moments.values())
 
 
 def pooled_buckets(buckets: Buckets) -> dict[str, Moments]:
@@ -35,7 +57,9 @@ def pooled_buckets(buckets: Buckets) -> dict[str, Moments]:
     return {i: pooled(b[i] for b in buckets if i in b) for i in loggers}
 
 
-def resampled(buckets: Buckets, times: FloatArray) -> Iterator[dict[str, Moments]]:
+def resampled(
+    buckets: Buckets, times: FloatArray, whole: MomentsByLogger | None = None
+) -> Iterator[Resample]:
     """Yield the moments of each resample, scaled to the full number of rows.
 
     Loggers absent from a resample keep their full-sample moments.
@@ -43,11 +67,22 @@ def resampled(buckets: Buckets, times: FloatArray) -> Iterator[dict[str, Moments
     Args:
         buckets: Moments of each bucket.
         times: Number of copies of each bucket in each sample, shape (samples, buckets).
+        whole: Moments of each logger over all buckets, where they are known.
     """
-    whole = pooled_buckets(buckets)
+    whole = pooled_buckets(buckets) if whole is None else whole
     columns = [_samples([b.get(i) for b in buckets], m, times) for i, m in whole.items()]
     for sample in zip(*columns, strict=True):
-        yield dict(zip(whole, sample, strict=True))
+        yield Resample(zip(whole, sample, strict=True))
+
+
+def stacked(
+    buckets: Buckets, logger: str, terms: Sequence[Term]
+) -> tuple[list[int], FloatArray, FloatArray]:
+    """Return the buckets with rows of a logger, their rows, and their means of terms."""
+    present = [k for k, bucket in enumerate(buckets) if logger in bucket]
+    groups = [buckets[k][logger] for k in present]
+    counts = np.array([m.count for m in groups], dtype=np.float64)
+    return present, counts, means_in(groups, terms)
 
 
 def _samples(
@@ -110,15 +145,28 @@ class Split:
         return pooled_buckets(self.buckets)
 
     @cached_property
-    def without_each(self) -> list[dict[str, Moments]]:
+    def without_each(self) -> list[Resample]:
         """Moments with one bucket left out, for each bucket."""
-        return list(resampled(self.buckets, 1.0 - np.eye(len(self.buckets))))
+        return list(resampled(self.buckets, 1.0 - np.eye(len(self.buckets)), self.whole))
 
-    def drawn(self, rng: np.random.Generator, samples: int) -> Iterator[dict[str, Moments]]:
+    def shifts(self, terms: Sequence[Term]) -> FloatArray:
+        """Return how leaving out each bucket shifts means of terms, logger after logger.
+
+        The shape is (buckets, loggers * terms).  A logger with rows in one bucket keeps them.
+        """
+        shifts = np.zeros((len(self.buckets), len(self.whole), len(terms)))
+        for k, (i, whole) in enumerate(self.whole.items()):
+            present, counts, means = stacked(self.buckets, i, terms)
+            if len(present) > 1:
+                share = counts / (whole.count - counts)
+                shifts[present, k] = share[:, None] * (whole.means_of(terms) - means)
+        return shifts.reshape(len(self.buckets), -1)
+
+    def drawn(self, rng: np.random.Generator, samples: int) -> Iterator[Resample]:
         """Yield the moments of buckets drawn with replacement."""
         size = len(self.buckets)
         times = rng.multinomial(size, np.full(size, 1 / size), size=samples)
-        return resampled(self.buckets, times.astype(np.float64))
+        return resampled(self.buckets, times.astype(np.float64), self.whole)
 
 
 def jackknife(estimator: Estimator, split: Split) -> Estimate:
@@ -132,7 +180,7 @@ def jackknife(estimator: Estimator, split: Split) -> Estimate:
     estimate = estimator.estimate(split.whole)
     refuse_lone(split)
     size = len(split.buckets)
-    values = np.array([estimator.estimate(rest).value for rest in split.without_each])
+    values = np.array([value_of(estimator, rest) for rest in split.without_each])
     gaps = values - values.mean()
     variance = (size - 1) / size * float(np.sum(gaps**2))
     if variance <= ROUNDING * estimate.value**2:  # equal rows: the gaps are rounding
@@ -204,4 +252,4 @@ def bootstrap(
     estimator: Estimator, split: Split, rng: np.random.Generator, *, replicates: int = 400
 ) -> FloatArray:
     """Return estimates from buckets drawn with replacement, shape (replicates,)."""
-    return np.array([estimator.estimate(s).value for s in split.drawn(rng, replicates)])
+    return np.array([value_of(estimator, s) for s in split.drawn(rng, replicates)])

@@ -88,6 +88,18 @@ def estimated(
     return Estimate(linear.value(moments), variance, share, freedom, findings, linear)
 
 
+def value_of(estimator: Estimator, moments: MomentsByLogger) -> float:
+    """Return the value of an estimate, without its variance where the estimator can do that."""
+    value = getattr(estimator, "value", None)
+    return estimator.estimate(moments).value if value is None else float(value(moments))
+
+
+def stratified_mean(moments: MomentsByLogger, term: Term) -> float:
+    """Return the value of `stratified` with the shares of the row counts."""
+    share = by_count(moments)
+    return Linear({i: {term: share[i]} for i in moments}).value(moments)
+
+
 def stratified(
     moments: MomentsByLogger, term: Term, share: Mapping[str, float] | None = None
 ) -> Estimate:

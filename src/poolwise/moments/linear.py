@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.moments.moments import Moments, MomentsByLogger, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, means_in, pooled
 from poolwise.moments.terms import Term
 
 if TYPE_CHECKING:
@@ -245,10 +245,7 @@ class Linear:
             terms, present = list(parts), [k for k, b in enumerate(buckets) if i in b]
             groups = [buckets[k][i] for k in present]
             shares = np.array([m.count for m in groups]) / whole[i].count
-            means = np.array([m.means_of(terms) for m in groups]).reshape(
-                len(groups), len(terms)
-            )
-            gaps = means - whole[i].means_of(terms)
+            gaps = means_in(groups, terms) - whole[i].means_of(terms)
             sums[present] += shares * (gaps @ np.array(list(parts.values())))
         return sums
 

@@ -211,15 +211,32 @@ MomentsByLogger = Mapping[str, Moments]
 
 
 def selected(moments: MomentsByLogger, terms: Mapping[Term, Term]) -> dict[str, Moments]:
-    """Return `Moments.select` of each group; groups with the same terms share its work."""
+    """Return `Moments.select` of each group."""
+    return selected_each([moments], terms)[0]
+
+
+def selected_each(
+    buckets: Iterable[MomentsByLogger], terms: Mapping[Term, Term]
+) -> list[dict[str, Moments]]:
+    """Return `selected` of each bucket; groups with the same terms share the work."""
     selections: dict[tuple[object, ...], _Selection] = {}
-    results = {}
-    for key, of_group in moments.items():
-        kind = (of_group.terms, *map(len, of_group.tallies))
+
+    def select(moments: Moments) -> Moments:
+        kind = (moments.terms, *map(len, moments.tallies))
         if kind not in selections:
-            selections[kind] = _Selection(of_group, terms)
-        results[key] = selections[kind](of_group)
-    return results
+            selections[kind] = _Selection(moments, terms)
+        return selections[kind](moments)
+
+    return [{key: select(m) for key, m in bucket.items()} for bucket in buckets]
+
+
+def means_in(groups: Sequence[Moments], terms: Sequence[Term]) -> FloatArray:
+    """Return the means of terms in groups that have the same terms, shape (groups, terms)."""
+    if not groups:
+        return np.empty((0, len(terms)))
+    index = groups[0]._index  # noqa: SLF001 - of this module
+    places = [index[t] for t in terms]
+    return np.array([m.means for m in groups])[:, places]
 
 
 def refuse_infinite(moments: MomentsByLogger) -> None:

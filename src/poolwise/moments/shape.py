@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.moments.buckets import stacked
 from poolwise.moments.tallies import added_powers, slice_rows
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, Term
 
@@ -295,13 +296,17 @@ def _centred(
     """Return the rows of each unit, and what it adds to the mean of each term, centred."""
     if len(buckets) <= 1:
         return slice_rows(moments.count, _size(moments)), centred_slices(terms, moments)
-    means = moments.means_of(terms)
+    return centred_buckets(terms, logger, moments, buckets)
+
+
+def centred_buckets(
+    terms: Sequence[Term], logger: str, moments: Moments, buckets: Sequence[MomentsByLogger]
+) -> tuple[FloatArray, FloatArray]:
+    """Return a logger's rows in each bucket, and what they add to the mean of each term."""
     counts, sums = np.zeros(len(buckets)), np.zeros((len(terms), len(buckets)))
-    for k, bucket in enumerate(buckets):
-        if logger in bucket:
-            part = bucket[logger]
-            counts[k] = part.count
-            sums[:, k] = part.count / moments.count * (part.means_of(terms) - means)
+    present, rows, means = stacked(buckets, logger, terms)
+    counts[present] = rows
+    sums[:, present] = rows / moments.count * (means - moments.means_of(terms)).T
     return counts, sums
 
 

@@ -53,7 +53,7 @@ def _answer(query: str, clusters: pa.Table | None = None) -> AnyArray:
 def _joined(values: pa.ChunkedArray) -> AnyArray:
     """Return numbers, none of them missing."""
     parts = [np.from_dlpack(chunk) for chunk in values.chunks]
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0)])
 
 
 class NumberedBuckets:
