@@ -10,7 +10,7 @@ ready := .venv/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick check docs bench reproduce dist audit matrix fuzz mutate extensions clean
+.PHONY: help demo test quick check docs bench reproduce dist wheels audit matrix fuzz mutate extensions clean
 
 help:  ## List the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,10 @@ dist: $(ready)-dist  ## Build the source archive and the wheel, the same bytes e
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
 		$(venv) -m build --no-isolation
 
+wheels: $(ready)-dist  ## Build the wheels of all platforms
+	@for platform in $$($(venv) hatch_build.py --list); do \
+		POOLWISE_PLATFORM=$$platform $(venv) -m build --no-isolation --wheel || exit 1; done
+
 audit:  ## Look for known vulnerabilities of the versions that we test with (needs network)
 	@bash scripts/audit.sh
 
@@ -67,7 +71,7 @@ clean:  ## Remove the files of the other verbs, except .venv
 
 # A stamp in .venv records a complete installation, so that removing the folder
 # starts anew.
-$(ready): pyproject.toml constraints.txt scripts/setup.sh
+$(ready): pyproject.toml constraints.txt hatch_build.py scripts/setup.sh $(wildcard src/poolwise/engines/native/kernel.[ch])
 	@bash scripts/setup.sh
 	@touch $@
 

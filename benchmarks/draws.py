@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.moments.moments import Moments
-from poolwise.moments.tallies import SLICES, deal, powers_of
+from poolwise.moments.tallies import POWERS, SLICES
 from poolwise.moments.terms import OF_MODEL, OF_TARGET, UNSUPPORTED, Factor, Needs
 
 if TYPE_CHECKING:
@@ -86,6 +86,33 @@ def moments_of(values: Array, needs: Needs) -> Moments:
         slices=dict(zip(needs.slices, slices, strict=True)),
         powers=dict(zip(needs.powers, powers_of(values[powered]), strict=True)),
     )
+
+
+def deal(values: Array, out: Array) -> None:
+    """Set `out`, shape (terms, slices), to the sums of the values, shape (terms, n)."""
+    terms, slices = out.shape
+    rounds = values.shape[1] // slices
+    dealt = rounds * slices
+    np.matmul(np.ones(rounds), values[:, :dealt].reshape(terms, rounds, slices), out=out)
+    out[:, : values.shape[1] - dealt] += values[:, dealt:]
+
+
+def powers_of(values: Array) -> Array:
+    """Return the powers of terms with these values, shape (terms, n), as (terms, 6)."""
+    powers = np.empty((len(values), POWERS))
+    room = np.empty((2, values.shape[1]))  # one term at a time stays in the cache
+    for of_term, numbers in zip(values, powers, strict=True):
+        sizes = np.abs(of_term, out=room[0])
+        squares = np.multiply(sizes, sizes, out=room[1])
+        numbers[:] = (
+            np.count_nonzero(sizes != 0.0),
+            sizes.sum(),
+            sizes @ sizes,
+            sizes @ squares,
+            squares @ squares,
+            sizes.max(initial=0.0),
+        )
+    return powers
 
 
 @dataclass(frozen=True, eq=False)

@@ -230,7 +230,7 @@ def intervals_of(setting: Setting, seed: int) -> Outcomes:
     number = {(c.period, c.logger): k for k, c in enumerate(shared.cells)}
     pairs = zip(columns["period"].tolist(), columns["logger"].tolist(), strict=True)
     codes = np.array([number[str(d), i] for d, i in pairs])
-    sums = shared.kernel(codes, {k: columns[v] for k, v in names.items()})
+    sums = shared.kernel.together([(codes, {k: columns[v] for k, v in names.items()})])
     moments = to_moments(sums, shared.workspace, shared.cells)
     limits = Limits(rows=len(codes), reward_range=None, largest_weight=1.0)
     results = {}

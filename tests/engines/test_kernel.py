@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
+from poolwise.engines import compiled
+from poolwise.engines.compiled import TYPES
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
-from poolwise.engines.groups import order_of
 from poolwise.engines.kernel import Kernel
+from poolwise.engines.program import tiles
 from poolwise.engines.sums import to_moments
-from poolwise.engines.workspace import ONE, Workspace, wanted_pairs
-from poolwise.errors import LogError, RefusedError
+from poolwise.engines.workspace import Workspace, wanted_pairs
+from poolwise.errors import LogError, PoolwiseError, RefusedError
 from poolwise.moments.moments import LONGEST_TAIL
-from poolwise.moments.tallies import BINS, bins, edges
+from poolwise.moments.tallies import BINS, edges
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -294,15 +297,20 @@ def test_histograms_count_every_row_once(table: pa.Table) -> None:
 
 def test_bins_hold_what_their_edges_say() -> None:
     rng = np.random.default_rng(1)
-    values = 2.0 ** rng.uniform(-63, 63, 1_000)
-    number = bins(values)
-    assert (edges()[number] <= values).all()
-    assert (values < edges()[number + 1]).all()
-    ends = np.array([0.0, -0.0, 5e-324, 1e-300, 1e300, np.inf, np.nan])
-    assert bins(ends).tolist() == [0, 0, 1, 1, BINS - 1, BINS - 1, BINS - 1]
+    values = np.concatenate([2.0 ** rng.uniform(-70, 70, 1_000), edges(), [5e-324, 1e300]])
+    of = layout(loggers=("a",), crossed=(), shares=(), targets=("t",), top=1.7e308)
+    ones = np.ones(len(values) + 1)
+    columns = {"reward": ones, "t_0": np.append(values, 1e300), "propensity": ones.copy()}
+    columns["propensity"][-1] = 1e-300  # a weight beyond doubles
+    workspace = Workspace(Needs(histograms=(WEIGHT,)).bind("t"))
+    sums = Kernel(of, workspace).together([(np.zeros(len(ones), dtype=np.int8), columns)])
+    expected = np.searchsorted(edges(), np.append(values, np.inf), side="right") - 1
+    expected[(expected == 0) & (columns["t_0"] > 0)] = 1
+    counts = np.bincount(np.minimum(expected, BINS - 1), minlength=BINS)
+    np.testing.assert_array_equal(sums.histograms[0, 0], counts)
 
 
-def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
+def test_many_targets_give_the_answer_of_one(
     table: pa.Table,
 ) -> None:
     names = [f"t{k}" for k in range(40)]
@@ -314,7 +322,6 @@ def test_many_targets_are_packed_into_blocks_and_give_the_answer_of_one(
         Needs(n.means, ((BALANCED_REWARD, BALANCED_WEIGHT, ratio("a")),), (WEIGHT,)).bind(name)
         for n, name in zip(each, names, strict=True)
     )
-    assert len(Workspace(every).products) > 1
     log, targets = log_of(table, LOGGERS), {name: name for name in names}
     with DuckDB().open(log, targets) as rows, Reference().open(log, targets) as judge:
         assert_moments_agree(rows.moments(every), judge.moments(every))
@@ -443,6 +450,8 @@ def needs_of(of: Layout) -> Needs:
         groups=(tuple(group), (WEIGHTED_REWARD, WEIGHT), (OVERLAP_REWARD, REWARD)),
         extremes=(REWARD, WEIGHT),
         tails=(WEIGHT, BALANCED_WEIGHT),
+        slices=(BALANCED_REWARD, BALANCED_WEIGHT),
+        powers=(REWARD, BALANCED_REWARD),
     )
     return unite(needs.bind(target) for target in of.targets)
 
@@ -551,8 +560,14 @@ def test_each_layout_has_the_moments_of_its_rows(name: str, size: int) -> None:
         error = np.abs(moments.scatter - judge.scatter) / np.outer(spread, spread)
         assert np.nanmax(error) < rtol
         np.testing.assert_array_equal(np.isnan(moments.scatter), np.isnan(judge.scatter))
-        for term in needs.tails:
-            np.testing.assert_allclose(moments.tails[term], judge.tails[term], rtol=rtol)
+        np.testing.assert_allclose(moments.lowest, judge.lowest, rtol=rtol)
+        np.testing.assert_allclose(moments.largest, judge.largest, rtol=rtol)
+        mine = np.flatnonzero(codes == of.loggers.index(label)).tolist()
+        assert moments.span == (mine[0], mine[-1])
+        for kind in ("tails", "slices", "powers"):
+            for term, values_of_term in getattr(judge, kind).items():
+                result = getattr(moments, kind)[term]
+                np.testing.assert_allclose(result, values_of_term, rtol=rtol)
 
 
 def test_columns_need_neither_be_doubles_nor_contiguous() -> None:
@@ -565,6 +580,69 @@ def test_columns_need_neither_be_doubles_nor_contiguous() -> None:
         values.flags.writeable = False
     plain = kernel_moments(of, needs_of(of), codes, columns)
     assert same(plain, kernel_moments(of, needs_of(of), codes, odd))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_each_type_of_column_is_read(kind: np.dtype[Any]) -> None:
+    of = LAYOUTS["plain"]
+    codes, columns = rows_of(of)
+    columns["reward"] = np.round(columns["reward"] * 8) % 50
+    narrow: dict[str, AnyArray] = columns | {"reward": columns["reward"].astype(kind)}
+    plain = kernel_moments(of, needs_of(of), codes, columns)
+    assert same(plain, kernel_moments(of, needs_of(of), codes, narrow))
+
+
+@pytest.mark.parametrize("buckets", [7, 400])
+def test_groups_have_the_sums_of_their_rows(buckets: int) -> None:
+    of = layout(buckets=buckets)
+    workspace, (codes, columns) = Workspace(needs_of(of)), rows_of(of)
+    groups = np.random.default_rng(2).integers(0, buckets, len(codes)) * len(LOGGERS) + codes
+    sums = Kernel(of, workspace).together([(groups, columns)])
+    one = Kernel(layout(), workspace)
+    for group in {*groups.tolist()}:
+        rows = groups == group
+        mine = one.together([(codes[rows], {name: v[rows] for name, v in columns.items()})])
+        for name in ("count", "means", "products", "plain", "largest", "powers"):
+            ours, theirs = getattr(sums, name), getattr(mine, name)
+            np.testing.assert_array_equal(ours[group], theirs[group % len(LOGGERS)], name)
+
+
+def test_each_kind_of_processor_gives_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = LAYOUTS["plain"]
+    codes, columns = rows_of(of, 3_000)
+    found = kernel_moments(of, needs_of(of), codes, columns)
+    monkeypatch.setattr(compiled, "ENTRY", "poolwise_add_anywhere")
+    for label, moments in kernel_moments(of, needs_of(of), codes, columns).items():
+        np.testing.assert_allclose(moments.means, found[label].means, rtol=1e-13)
+        np.testing.assert_allclose(moments.scatter, found[label].scatter, rtol=1e-9, atol=1e-9)
+
+
+def test_a_kernel_of_another_source_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(compiled.FOLDER, tmp_path / "native")
+    monkeypatch.setattr(compiled, "FOLDER", folder)
+    compiled.library.__wrapped__()
+    (folder / "kernel.c").write_text("int other;")
+    with pytest.raises(PoolwiseError, match="compiled from another"):
+        compiled.library.__wrapped__()
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path)
+    with pytest.raises(PoolwiseError, match="cannot be loaded"):
+        compiled.library.__wrapped__()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tiles_cover_each_product_once(seed: int) -> None:
+    wanted = np.argwhere(np.random.default_rng(seed).random((23, 17)) < (0.1, 0.9)[seed % 2])
+    products = [(a, 30 + b, place) for place, (a, b) in enumerate(wanted.tolist())]
+    covered = {}
+    for tile in tiles(products):
+        pairs = [{int(a), int(b)} for a in tile["left"] for b in tile["right"]]
+        for pair, place in zip(pairs, tile["place"].tolist(), strict=True):
+            if place >= 0:
+                assert place not in covered
+                covered[place] = pair
+    assert covered == {place: {a, b} for a, b, place in products}
 
 
 @pytest.mark.parametrize("rows", [(9_000, 0, 0), (0, 0, 9_000), (0, 20, 0), (9_000, 3, 9_000)])
@@ -583,26 +661,11 @@ def test_a_batch_may_lack_a_logger(rows: tuple[int, ...]) -> None:
             assert found[label].mean(REWARD) == pytest.approx(expected, rel=1e-13)
 
 
-@pytest.mark.parametrize("groups", [3, 40, 70_000])
-def test_rows_are_ordered_by_group_and_stay_in_their_order(groups: int) -> None:
-    codes = np.random.default_rng(0).integers(0, groups, 500).astype(np.uint32)
-    codes[0] = groups - 1
-    order, ends = order_of(codes, groups)
-    assert order is not None
-    np.testing.assert_array_equal(order, np.argsort(codes, kind="stable"))
-    again, same_ends = order_of(codes[order], groups)
-    assert again is None
-    np.testing.assert_array_equal(ends, same_ends)
-    np.testing.assert_array_equal(np.diff(ends), np.bincount(codes, minlength=groups))
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_wanted_pair_is_multiplied_once(name: str) -> None:
     workspace = Workspace(needs_of(LAYOUTS[name]))
     place = {term: k for k, term in enumerate(workspace.singles)}
     wanted = wanted_pairs(place, workspace.needs)
-    wanted[place[ONE]] = wanted[:, place[ONE]] = True
-    wanted[place[ONE], place[ONE]] = False
     covered = np.zeros(wanted.shape, dtype=int)
     np.add.at(covered, tuple(workspace.pairs), 1)
     np.testing.assert_array_equal(covered, np.tril(wanted))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poolwise as pw
-from benchmarks.draws import cells_of, draw
+from benchmarks.draws import cells_of, deal, draw, powers_of
 from benchmarks.families import FAMILIES, draw_problem
 from poolwise.engines.duckdb import DuckDB
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
@@ -34,7 +34,7 @@ from poolwise.intervals.student import Limits, student
 from poolwise.moments.linear import Score
 from poolwise.moments.moments import pooled
 from poolwise.moments.shape import cumulants, powers_of_estimate, pull_of, shape_of, units_of
-from poolwise.moments.tallies import add_slices, deal, powers_of, slice_rows
+from poolwise.moments.tallies import add_slices, slice_rows
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, unite
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
+from benchmarks.draws import deal
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.shape import ShapeLine, shape_of
-from poolwise.moments.tallies import deal
 from poolwise.moments.terms import REWARD, WEIGHT
 
 rng = np.random.default_rng(7)

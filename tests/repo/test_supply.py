@@ -148,7 +148,9 @@ def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
     names = zipfile.ZipFile(first[".whl"]).namelist()
     assert "poolwise/py.typed" in names
     assert all(name.startswith(("poolwise/", "poolwise-")) for name in names)
-    assert not [name for name in names if name.endswith((".pkl", ".joblib", ".pyc", ".so"))]
+    compiled = [name for name in names if name.endswith((".dll", ".dylib", ".so"))]
+    assert [name.rpartition(".")[0] for name in compiled] == ["poolwise/engines/native/kernel"]
+    assert not [name for name in names if name.endswith((".pkl", ".joblib", ".pyc"))]
 
 
 LOADERS = {"load", "loads", "Unpickler", "read_pickle"}

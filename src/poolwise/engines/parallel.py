@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Self
 
 import duckdb
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from poolwise.engines.base import CHANGED, QueryRows
 from poolwise.engines.blocks import (
@@ -121,13 +120,12 @@ class Pass:
 
         totals: list[Sums | None] = [None] * len(parts)
         pieces = gather(numbered(stream, self.layout, workers(self.threads)))
-        with threadpool_limits(1):  # matrix products are small, and the threads are ours
-            for each, rows in in_order(work, pieces, self._workers(stream)):
-                self.on_rows(rows)
-                for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):
-                    totals[k] = total = _added(totals[k], sums, workspace)
-                    if total is not None:
-                        raise_floors(floors[k], total)
+        for each, rows in in_order(work, pieces, self._workers(stream)):
+            self.on_rows(rows)
+            for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):
+                totals[k] = total = _added(totals[k], sums, workspace)
+                if total is not None:
+                    raise_floors(floors[k], total)
         return totals
 
     def _workers(self, stream: Stream) -> int:
@@ -199,7 +197,6 @@ def sample_rows(
 
     A row is taken if the hash of its number is a multiple of its logger's step.
     """
-    places = [kernel.workspace.rows[term] for term in terms]
     codes, values = [np.empty(0, dtype=np.int64)], [np.empty((len(terms), 0))]
     step = np.array(steps, dtype=np.uint64)
     first = 1
@@ -211,9 +208,9 @@ def sample_rows(
             first += len(groups)
             if len(chosen):
                 part = {name: column[chosen] for name, column in columns.items()}
-                ends, work = kernel.values(groups[chosen], part)
+                ends, of_terms = kernel.values(groups[chosen], part, terms)
                 codes.append(np.repeat(np.arange(len(step)), np.diff(ends)))
-                values.append(work[places])
+                values.append(of_terms)
     return np.concatenate(codes), np.concatenate(values, axis=1)
 
 

@@ -210,7 +210,7 @@ def most_tasks(layout: Layout, workspace: Workspace) -> int:
     """Tasks whose results this process can hold at the same time."""
     needs = workspace.needs
     values = 2 * len(workspace.singles) + 2 * len(needs.extremes) + len(workspace.pairs.T)
-    values += sum(len(cross.stems) * len(cross.factors) for cross in workspace.crosses)
+    values += len(workspace.plain)
     values += LONGEST_TAIL * len(needs.tails) + BINS * len(needs.histograms)
     size = 8 * values * len(layout.groups)
     return min(max(RESULT_BYTES // size, FEWEST_TASKS), MOST_TASKS)

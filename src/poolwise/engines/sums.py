@@ -47,9 +47,7 @@ class Sums:
             shape (g, pairs).
         lowest: Smallest value of the terms whose extremes are wanted, shape (g, extremes).
         largest: Largest value of these.
-        crossed: Sums of products of stems and loggers' columns, each of shape
-            (g, stems, loggers).
-        cubes: Sums of the cubes of the workspace, shape (g, cubes).
+        plain: Sum of each plain term of the workspace, shape (g, plain).
         tails: The largest values of a term in each stratum: groups without their buckets.
         histograms: Rows in each bin, shape (terms, strata, bins).
         slices: Sum of each term over each slice of the rows, shape (g, terms, slices).
@@ -63,13 +61,17 @@ class Sums:
     products: FloatArray
     lowest: FloatArray
     largest: FloatArray
-    crossed: list[FloatArray]
-    cubes: FloatArray
+    plain: FloatArray
     tails: list[list[FloatArray]]
     histograms: IntArray
     slices: FloatArray
     powers: FloatArray
     spans: IntArray
+
+    @property
+    def arrays(self) -> dict[str, FloatArray | IntArray]:
+        """All arrays, by name; tails are lists."""
+        return {name: value for name, value in vars(self).items() if name != "tails"}
 
     def add(self, other: Sums, workspace: Workspace) -> Sums:
         """Add other sums; changes and returns this one (Chan, Golub & LeVeque, 1983)."""
@@ -81,9 +83,7 @@ class Sums:
             moved = gap * np.sqrt(self.count * part)[:, None]
             self.products += other.products
             self.products += moved[:, left] * moved[:, right]
-            for k, crossed in enumerate(other.crossed):
-                self.crossed[k] += crossed
-            self.cubes += other.cubes
+            self.plain += other.plain
             step = gap * part[:, None]
             moved_to = self.means + step
             self.rest += (self.means - moved_to) + step
@@ -104,33 +104,24 @@ class Sums:
         return self
 
 
-def no_sums(count: IntArray, workspace: Workspace, strata: int) -> Sums:
-    """Return sums of so many rows in each group, all of them 0."""
-    g, needs = len(count), workspace.needs
+def no_sums(layout: Layout, workspace: Workspace) -> Sums:
+    """Return sums of no rows."""
+    g, strata, needs = len(layout.groups), len(layout.strata), workspace.needs
     singles, extremes = len(workspace.singles), len(needs.extremes)
-    crosses = workspace.crosses
     return Sums(
-        count=count,
+        count=np.zeros(g, dtype=np.int64),
         means=np.zeros((g, singles)),
         rest=np.zeros((g, singles)),
         products=np.zeros((g, len(workspace.pairs.T))),
         lowest=np.full((g, extremes), np.inf),
         largest=np.full((g, extremes), -np.inf),
-        crossed=[np.zeros((g, len(c.stems), len(c.factors))) for c in crosses],
-        cubes=np.zeros((g, len(workspace.cubes))),
+        plain=np.zeros((g, len(workspace.plain))),
         tails=[[np.empty(0)] * strata for _ in needs.tails],
         histograms=np.zeros((len(needs.histograms), strata, BINS), dtype=np.int64),
         slices=np.zeros((g, len(needs.slices), slices_for(g * len(needs.slices)))),
         powers=np.zeros((g, len(needs.powers), POWERS)),
         spans=np.array([np.full(g, NO_ROW), np.full(g, -1)]),
     )
-
-
-def set_spans(sums: Sums, ends: IntArray, order: IntArray | None) -> None:
-    """Set the first and the last row of each group of a batch, ordered by group."""
-    has_rows = sums.count > 0
-    spans = np.stack([ends[:-1], ends[1:] - 1])[:, has_rows]
-    sums.spans[:, has_rows] = spans if order is None else order[spans]
 
 
 def longest(left: FloatArray, right: FloatArray) -> FloatArray:
@@ -278,13 +269,9 @@ def _means(sums: Sums, workspace: Workspace, needs: Needs) -> FloatArray:
     with np.errstate(invalid="ignore"):  # callers reject infinite means
         means = _placed(sums.means + sums.rest, workspace.singles, needs)
     count = np.maximum(sums.count, 1)
-    for cross, totals in zip(workspace.crosses, sums.crossed, strict=True):
-        for term, (stem, column) in cross.terms.items():
-            if term in place:
-                means[:, place[term]] = totals[:, stem, column] / count
-    for k, term in enumerate(workspace.cubes):
+    for k, term in enumerate(workspace.plain):
         if term in place:
-            means[:, place[term]] = sums.cubes[:, k] / count
+            means[:, place[term]] = sums.plain[:, k] / count
     return means
 
 

@@ -32,21 +32,12 @@ NONZERO, LARGEST = 0, 5  # places of the count and of the maximum; place p has p
 LOW, HIGH = -64, 64  # powers of two; the outermost bins also count values outside
 BINS = 2 * (HIGH - LOW) + 1  # the first bin holds zeros
 SHIFT = 51  # bits below the exponent and the first bit of the fraction
-FIRST = (1023 + LOW) << 1  # remaining bits of the smallest power
+FIRST = (1023 + LOW) << 1  # remaining bits of the smallest power; NaN counts in the last bin
 
 
 def slices_for(terms: int) -> int:
     """Return the number of slices for so many terms, over all loggers."""
     return next((s for s in SLICES if terms * s <= MOST_SUMS), SLICES[-1])
-
-
-def deal(values: FloatArray, out: FloatArray) -> None:
-    """Set `out`, shape (terms, slices), to the sums of the values, shape (terms, n)."""
-    terms, slices = out.shape
-    rounds = values.shape[1] // slices
-    dealt = rounds * slices
-    np.matmul(np.ones(rounds), values[:, :dealt].reshape(terms, rounds, slices), out=out)
-    out[:, : values.shape[1] - dealt] += values[:, dealt:]
 
 
 def add_slices(sums: FloatArray, more: FloatArray, rows: int) -> None:
@@ -89,44 +80,12 @@ def mixed_bits(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def powers_of(values: FloatArray) -> FloatArray:
-    """Return the powers of terms with these values, shape (terms, n), as (terms, 6)."""
-    powers = np.empty((len(values), POWERS))
-    room = np.empty((2, values.shape[1]))  # one term at a time stays in the cache
-    for of_term, numbers in zip(values, powers, strict=True):
-        sizes = np.abs(of_term, out=room[0])
-        squares = np.multiply(sizes, sizes, out=room[1])
-        numbers[:] = (
-            np.count_nonzero(sizes != 0.0),
-            sizes.sum(),
-            sizes @ sizes,
-            sizes @ squares,
-            squares @ squares,
-            sizes.max(initial=0.0),
-        )
-    return powers
-
-
 def added_powers(left: FloatArray, right: FloatArray) -> FloatArray:
     """Return the powers of both groups of rows together."""
     with np.errstate(over="ignore"):
         both = left + right
     both[..., LARGEST] = np.maximum(left[..., LARGEST], right[..., LARGEST])
     return both
-
-
-def bins(values: FloatArray) -> IntArray:
-    """Return the bin of each non-negative value; NaN counts in the last.
-
-    >>> bins(np.array([0.0, 1.0, 1.4, 1.5, 2.0])).tolist()
-    [0, 129, 129, 130, 131]
-    """
-    numbers = values.view(np.int64) >> SHIFT
-    numbers -= FIRST - 1
-    np.clip(numbers, 1, BINS - 1, out=numbers)
-    if not values.min(initial=1.0) > 0:
-        numbers[values == 0] = 0
-    return numbers
 
 
 def edges() -> FloatArray:

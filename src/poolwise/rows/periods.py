@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from sqlglot import exp
 
 from poolwise.errors import UsageError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.log.policy import FloatArray, IntArray
     from poolwise.rows.rules import RoleColumns
 
 MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
@@ -124,35 +122,3 @@ def period_shares(
         total = sum(counts.values())
         shares.append(tuple(counts.get(label, 0) / total for label in crossed))
     return tuple(shares)
-
-
-class PeriodMixtures:
-    """Computes the mixture of the loggers that were live in a period.
-
-    Args:
-        cells: Cells in the order of the groups of rows.
-        shares: Share of each crossed logger in each period.
-    """
-
-    def __init__(self, cells: Sequence[Cell], shares: Sequence[Sequence[float]]) -> None:
-        self._row = {period: k for k, period in enumerate(periods_of(cells))}
-        self._of_cell = [self._row[cell.period] for cell in cells]
-        self._shares = np.array(shares)
-
-    def mixture(self, period: str, probs: FloatArray) -> FloatArray:
-        """Return the mixture of one period at rows with these probabilities."""
-        mixture: FloatArray = self._shares[self._row[period]] @ probs
-        return mixture
-
-    def fill(
-        self, out: FloatArray, groups: slice, ends: IntArray, probs: FloatArray, own: FloatArray
-    ) -> None:
-        """Set the mixture of each row's own period; without cross-propensities its own."""
-        if not len(probs):
-            np.copyto(out, own)
-            return
-        for group, first, last in zip(
-            range(groups.start, groups.stop), ends[:-1], ends[1:], strict=True
-        ):
-            shares = self._shares[self._of_cell[group % len(self._of_cell)]]
-            np.matmul(shares, probs[:, first:last], out=out[first:last])

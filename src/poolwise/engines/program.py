@@ -1,0 +1,280 @@
+"""Program: steps and products of the compiled kernel for a layout and a workspace.
+
+The kernel works on a matrix of some hundred rows of the log.  Its lines are the columns of the
+layout, the probability of the row's own logger, the mixtures, and one line for each factor
+and term of the workspace; lines of terms that are columns are those columns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
+from poolwise.moments.cells import periods_of
+from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
+from poolwise.moments.terms import LOG_GAINS, UNSUPPORTED, Factor, Term
+from poolwise.rows.roles import LARGEST, SMALLEST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from poolwise.engines.workspace import Workspace
+    from poolwise.log.policy import AnyArray
+    from poolwise.moments.moments import FloatArray
+    from poolwise.rows.roles import Layout
+
+CACHE = 8_192  # doubles of the matrix: they stay in the second cache with room for other data
+MOST_BLOCK, FEWEST_BLOCK = 256, 64  # rows of the matrix
+PADDING = 8  # doubles between lines, which would compete for the cache a power of two apart
+PART, PART_OF_GROUP = 4_096, 256  # rows that are ordered at once, at least and of each group
+MOST_PART = 262_144
+
+
+class Writer:
+    """Writes the steps of a program.
+
+    Args:
+        layout: Columns of the rows.
+        workspace: Terms to compute.
+    """
+
+    def __init__(self, layout: Layout, workspace: Workspace) -> None:
+        self.layout, self.workspace = layout, workspace
+        self.columns = {name: k for k, name in enumerate(layout.columns)}
+        size = len(self.columns)
+        self.own = self.columns["propensity"] if layout.propensity else size
+        self.mixture = self.columns["estimated_mixture"] if layout.mixture else size + 1
+        self.period_mixture = size + 2
+        self.size = size + 3
+        self.steps: list[tuple[object, ...]] = []
+        self.lines: dict[Term, int] = {}
+        self.periods = {period: k for k, period in enumerate(periods_of(layout.cells))}
+
+    def line(self, term: Term) -> int:
+        """Return the line of a term; write the steps that compute it at first."""
+        if term not in self.lines:
+            self.lines[term] = self._written(term)
+        return self.lines[term]
+
+    def _written(self, term: Term) -> int:
+        if len(term.factors) == 1:
+            return self._factor(term.factors[0])
+        half = Term(term.factors[::2])
+        square = half.factors == term.factors[1::2] and half in self.lines
+        parts = [half, half] if square else [Term((f,)) for f in term.factors]
+        first, second, *rest = [self.line(part) for part in parts]
+        out = self._step("multiply", first, second)
+        for more in rest:
+            self._step("multiply", out, more, out)
+        return out
+
+    def _step(
+        self,
+        op: str,
+        left: int,
+        right: int,
+        out: int | None = None,
+        bound: float = 0.0,
+        zero: float = 0.0,
+    ) -> int:
+        if out is None:
+            out, self.size = self.size, self.size + 1
+        self.steps.append((OPS.index(op), out, left, right, bound, zero))
+        return out
+
+    def _factor(self, factor: Factor) -> int:
+        name, columns = factor.name, self.columns
+        if name in {"reward", "predicted_reward"}:
+            return columns[name]
+        if name == "predicted_value":
+            return columns[f"v_{self.layout.valued.index(factor.target)}"]
+        if name == "residual":
+            return self._step("subtract", columns["reward"], columns["predicted_reward"])
+        if name == "overlap":
+            least = self._step("least", 0, 0)
+            return self._step("divide", least, self.own, least)
+        return self._of_logger(factor) if factor.logger else self._of_target(factor)
+
+    def _of_target(self, factor: Factor) -> int:
+        above = self.columns[f"t_{self.layout.targets.index(factor.target)}"]
+        below = {"weight": self.own, "log_gain": self.own, "period_weight": self.period_mixture}
+        out = self._step("divide", above, below.get(factor.name, self.mixture))
+        if factor.name in LOG_GAINS:
+            self._step(factor.rule, out, self.columns["reward"], out, factor.bound, factor.zero)
+        elif factor.rule:
+            self._step(factor.rule, out, out, out, factor.bound)
+        return out
+
+    def _of_logger(self, factor: Factor) -> int:
+        name = factor.name
+        if name == "inverse_period":
+            out = self._step("mix", self.periods[factor.logger], 0)
+            return self._step("inverse", self.mixture, out, out, UNSUPPORTED)
+        prob = self.columns[f"p_{self.layout.crossed.index(factor.logger)}"]
+        if name == "unsupported":
+            return self._step("is_zero", prob, prob)
+        if name == "inverse_ratio":
+            return self._step("inverse", self.mixture, prob, bound=UNSUPPORTED)
+        below = self.period_mixture if name == "period_ratio" else self.mixture
+        return self._step("divide", prob, below)
+
+
+def program_of(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:
+    """Return the program of a layout and a workspace."""
+    program, writer = Program(), Writer(layout, workspace)
+    _set_products(program, writer)
+    _set_tallies(program, writer, floors)
+    _set_layout(program, writer)
+    _set_room(program, writer, len(layout.groups))
+    return program
+
+
+def _set_products(program: Program, writer: Writer) -> None:
+    """Set the steps, and the products of lines before and after they are centred."""
+    workspace = writer.workspace
+    for term in sorted(workspace.singles, key=lambda term: len(term.factors)):
+        writer.line(term)  # first what others are made of
+    plain = workspace.plain.items()
+    rare = {t for t, (_, last) in plain if last.factors[0].name == "unsupported"}
+    for term, (first, last) in plain:
+        writer.line(first)
+        if term not in rare:
+            writer.line(last)
+    always = len(writer.steps)
+    lines = [(writer.line(a), writer.line(b), k) for k, (_, (a, b)) in enumerate(plain)]
+    rarely = [term in rare for term in workspace.plain]
+    usual, seldom = (
+        tiles(line for line, is_rare in zip(lines, rarely, strict=True) if is_rare == which)
+        for which in (False, True)
+    )
+    singles = [writer.line(term) for term in workspace.singles]
+    pairs = enumerate(workspace.pairs.T.tolist())
+    centred = tiles((singles[a], singles[b], k) for k, (a, b) in pairs)
+    left, right = workspace.pairs.copy()
+    program.set(
+        steps=always,
+        all_steps=len(writer.steps),
+        step=np.array(writer.steps, dtype=STEP),
+        singles=singles,
+        tiles=len(centred),
+        plain_tiles=len(usual),
+        all_plain_tiles=len(usual) + len(seldom),
+        tile=centred,
+        plain_tile=np.concatenate([usual, seldom]),
+        pairs=len(left),
+        plain=len(lines),
+        left=left,
+        right=right,
+    )
+
+
+def _set_tallies(program: Program, writer: Writer, floors: FloatArray) -> None:
+    """Set what is added up besides products."""
+    needs = writer.workspace.needs
+    wanted = {
+        "extremes": needs.extremes,
+        "tails": needs.tails,
+        "histograms": needs.histograms,
+        "sliced": needs.slices,
+        "powered": needs.powers,
+    }
+    program.set(
+        **{name: [writer.line(term) for term in terms] for name, terms in wanted.items()},
+        floors=floors,
+        slices=slices_for(len(writer.layout.groups) * len(needs.slices)),
+        bins=BINS,
+        first_bin=FIRST,
+        bin_shift=SHIFT,
+    )
+
+
+def _set_layout(program: Program, writer: Writer) -> None:
+    """Set the rules of the columns, and the shares of the loggers in mixtures."""
+    layout, columns = writer.layout, writer.columns
+    lows, tops = np.array(list(layout.limits.values())).T.copy()
+    crossed = {label: k for k, label in enumerate(layout.crossed)}
+    strata = layout.groups[: len(layout.strata)]
+    periods = np.array(layout.period_shares, dtype=np.float64)
+    own_period = periods[[writer.periods[cell.period] for cell in layout.cells]]
+    shares = np.tile(np.array(layout.shares, dtype=np.float64), (len(strata), 1))
+    logged = [k for name, k in columns.items() if name.startswith(("p_", "t_"))]
+    program.set(
+        columns=len(columns),
+        crossed=len(crossed),
+        lows=lows,
+        tops=tops,
+        own=writer.own,
+        mixture=-1 if layout.mixture else writer.mixture,
+        period_mixture=writer.period_mixture if layout.cells else -1,
+        propensity=layout.propensity,
+        logs=layout.logs,
+        logged=[*logged, writer.own, *([writer.mixture] if layout.mixture else [])],
+        tolerance=layout.tolerance,
+        least=-LARGEST if layout.logs else SMALLEST,
+        groups=len(layout.groups),
+        strata=len(strata),
+        place=np.array([crossed.get(label, -1) for label in strata], dtype=np.int64),
+        shares=own_period if layout.segmented else shares,
+        own_period=own_period,
+        periods=periods,
+    )
+
+
+def _set_room(program: Program, writer: Writer, groups: int) -> None:
+    """Set the size of a block and of a part, and room for both."""
+    lines = writer.size
+    block = min(max(CACHE // lines // 8 * 8, FEWEST_BLOCK), MOST_BLOCK)
+    part = min(max(PART, PART_OF_GROUP * groups), MOST_PART)
+    program.set(
+        lines=lines,
+        block=block,
+        stride=block + PADDING,
+        part=part,
+        matrix=np.empty((lines + 1) * (block + PADDING)),
+        moved=np.empty(max(program.singles.size, 1)),
+        order=np.empty(part, dtype=np.int32),
+        bin=np.empty(block, dtype=np.int32),
+        ends=np.empty(groups + 1, dtype=np.int64),
+    )
+
+
+def tiles(products: Iterable[tuple[int, int, int]]) -> AnyArray:
+    """Cover wanted products of lines by tiles.
+
+    Args:
+        products: The two lines of each product, and its place among the sums.
+    """
+    wanted = list(products)
+    ways = _cover(wanted), _cover([(right, left, place) for left, right, place in wanted])
+    return min(ways, key=len)
+
+
+def _cover(products: Sequence[tuple[int, int, int]]) -> AnyArray:
+    """Cover products by tiles of lines that follow each other on the left."""
+    by_left: dict[int, dict[int, int]] = defaultdict(dict)
+    for left, right, place in products:
+        by_left[left][right] = place
+    lefts, found = sorted(by_left), []
+    for start in range(0, len(lefts), LEFT):
+        four = lefts[start : start + LEFT]
+        rights = sorted({right for left in four for right in by_left[left]})
+        pairs = [rights[k : k + RIGHT] for k in range(0, len(rights), RIGHT)]
+        found += [_tile(four, pair, by_left) for pair in pairs]
+    return np.array(found, dtype=TILE)
+
+
+def _tile(
+    lefts: list[int], rights: list[int], by_left: Mapping[int, Mapping[int, int]]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return a tile; its last lines are repeated where there are too few."""
+    left = [*lefts, *lefts[-1:] * (LEFT - len(lefts))]
+    right = [*rights, *rights[-1:] * (RIGHT - len(rights))]
+    place = [
+        by_left[a].get(b, -1) if i < len(lefts) and j < len(rights) else -1
+        for i, a in enumerate(left)
+        for j, b in enumerate(right)
+    ]
+    return left, right, place
