@@ -136,7 +136,7 @@ class Input(_Arrays):
 
     _fields_ = [
         *_fields("rows before", _number),
-        *_fields("columns types codes starts tails tail_rows values", _pointer),
+        *_fields("columns types codes tails tail_groups tail_rows values starts", _pointer),
     ]
 
 

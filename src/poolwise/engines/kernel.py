@@ -14,7 +14,7 @@ import numpy as np
 
 from poolwise.engines.compiled import TYPES, Input, Totals, add
 from poolwise.engines.program import program_of
-from poolwise.engines.sums import fresh_floors, longest, no_sums, raise_floors
+from poolwise.engines.sums import add_tail, fresh_floors, no_sums, raise_floors
 from poolwise.rows.reader import BadRowsError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Kernel:
     ) -> None:
         self.layout, self.workspace = layout, workspace
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
+        self._columns = layout.columns
         self._program = program_of(layout, workspace, self.floors)
 
     @property
@@ -69,53 +70,37 @@ class Kernel:
         self, codes: AnyArray, columns: Mapping[str, AnyArray], terms: Sequence[Term]
     ) -> tuple[IntArray, FloatArray]:
         """Return where the groups of a batch end, and the values of single terms by group."""
-        singles = self.workspace.singles
+        singles, groups = self.workspace.singles, len(self.layout.groups)
         values = np.empty((len(singles), len(codes)))
-        ends = self._add(no_sums(self.layout, self.workspace), codes, columns, values)
+        ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
+        sums = no_sums(self.layout, self.workspace)
+        self._add(sums, codes, columns, values=values, starts=ends)
         return ends, values[[singles.index(term) for term in terms]]
 
     def _add(
-        self,
-        sums: Sums,
-        codes: AnyArray,
-        columns: Mapping[str, AnyArray],
-        values: FloatArray | None = None,
-    ) -> IntArray:
-        """Add a batch to sums; `codes` are the groups of its rows. Return where groups end."""
-        groups, rows, tails = len(self.layout.groups), len(codes), len(self.floors)
-        arrays = [_plain(columns[name]) for name in self.layout.columns]
-        ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
-        largest, number = np.empty((tails, rows)), np.zeros((tails, groups), dtype=np.int64)
+        self, sums: Sums, codes: AnyArray, columns: Mapping[str, AnyArray], **more: AnyArray
+    ) -> None:
+        """Add a batch to sums; `codes` are the groups of its rows."""
+        rows, tails = len(codes), len(self.floors)
+        arrays = [_plain(columns[name]) for name in self._columns]
+        large, groups = np.empty((tails, rows)), np.empty((tails, rows), dtype=np.int32)
+        number = np.zeros(tails, dtype=np.int64)
         batch, totals = Input(rows=rows, before=int(sums.count.sum())), Totals()
         batch.set(
             columns=np.array([array.ctypes.data for array in arrays], dtype=np.uintp),
             types=np.array([TYPES.index(array.dtype) for array in arrays], dtype=np.int64),
             codes=np.ascontiguousarray(codes, dtype=np.int32),
-            starts=ends,
-            tails=largest,
+            tails=large,
+            tail_groups=groups,
             tail_rows=number,
+            **more,
         )
-        if values is not None:
-            batch.set(values=values)
         totals.set(**sums.arrays)
         if not add(self._program, batch, totals):
             raise BadRowsError
-        self._add_tails(sums, largest, ends, number)
-        return ends
-
-    def _add_tails(
-        self, sums: Sums, largest: FloatArray, ends: IntArray, number: IntArray
-    ) -> None:
-        """Add the values that may be among the largest of their stratum."""
-        strata = len(self.layout.strata)
-        for tails, values, of_group in zip(sums.tails, largest, number, strict=True):
-            parts: dict[int, list[FloatArray]] = {}
-            for group in np.flatnonzero(of_group).tolist():
-                start = ends[group]
-                more = values[start : start + of_group[group]]
-                parts.setdefault(group % strata, []).append(more)
-            for stratum, more in parts.items():
-                tails[stratum] = longest(tails[stratum], np.concatenate(more))
+        for k, size in enumerate(number.tolist()):
+            strata = groups[k, :size] % len(self.layout.strata)
+            add_tail(sums.tails[k], strata, large[k, :size])
 
 
 def _plain(column: AnyArray) -> AnyArray:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.engines.workspace import Workspace
+    from poolwise.log.policy import AnyArray
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.roles import Layout
 
@@ -132,6 +133,16 @@ def longest(left: FloatArray, right: FloatArray) -> FloatArray:
     if len(both) <= 2 * LONGEST_TAIL:
         return both
     return np.partition(both, -LONGEST_TAIL)[-LONGEST_TAIL:]
+
+
+def add_tail(tails: list[FloatArray], strata: AnyArray, values: FloatArray) -> None:
+    """Add values that may be among the largest of their strata."""
+    if not len(values):
+        return
+    order = np.argsort(strata, kind="stable")
+    present, first = np.unique(strata[order], return_index=True)
+    for stratum, more in zip(present.tolist(), np.split(values[order], first[1:]), strict=True):
+        tails[stratum] = longest(tails[stratum], more)
 
 
 def fresh_floors(layout: Layout, workspace: Workspace) -> FloatArray:

@@ -267,17 +267,21 @@ static void MINE(add_extremes)(const Program *program, Sums *sums, number group,
     }
 }
 
-/* Add values that may be among the largest; those of a group are adjacent. */
-static void MINE(add_tails)(const Program *program, const Input *input, number group, number rows) {
+/* List values that may be among the largest. */
+static void MINE(add_tails)(const Program *program, const Input *input, number group,
+                            number rows) {
     for (number k = 0; k < program->tails.size; k++) {
         const double floor = program->floors[k * program->strata + group % program->strata];
         const v8 *x = LINE(program->tails.line[k]);
-        number *count = input->tail_rows + k * program->groups + group;
-        double *out = input->tails + k * input->rows + input->starts[group];
+        const number first = k * input->rows;
+        number *count = input->tail_rows + k;
         for (number i = 0; 8 * i < rows; i++) {
             if (!MINE(any)(x[i] >= floor)) continue;
             for (number j = 8 * i; j < rows && j < 8 * i + 8; j++)
-                if (((double *)x)[j] >= floor) out[(*count)++] = ((double *)x)[j];
+                if (((double *)x)[j] >= floor) {
+                    input->tail_groups[first + *count] = (int32_t)group;
+                    input->tails[first + (*count)++] = ((double *)x)[j];
+                }
         }
     }
 }

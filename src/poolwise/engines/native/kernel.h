@@ -58,10 +58,11 @@ typedef struct {
     const void *const *columns;
     const number *types; /* places in the list of types of compiled.py */
     const int32_t *codes;
-    const number *starts; /* first row of each group in arrays that are ordered by group */
-    double *tails;        /* of each tail, ordered by group */
-    number *tail_rows;    /* rows of each tail and group */
+    double *tails;        /* large values of each tail */
+    int32_t *tail_groups; /* their groups */
+    number *tail_rows;    /* their number, for each tail */
     double *values;       /* of each single, ordered by group; or null */
+    const number *starts; /* first of these of each group */
 } Input;
 
 /* Sums of each group, to which rows are added: the arrays of engines/sums.py. */
