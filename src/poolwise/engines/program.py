@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
+from poolwise.engines.workspace import FEWEST_ROWS, MOST_ROWS
 from poolwise.moments.cells import periods_of
 from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
-from poolwise.moments.terms import LOG_GAINS, UNSUPPORTED, Factor, Term
+from poolwise.moments.terms import LOG_GAINS, OF_TARGET, UNSUPPORTED, Factor, Term
 from poolwise.rows.roles import LARGEST, SMALLEST
 
 if TYPE_CHECKING:
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray
     from poolwise.rows.roles import Layout
 
-CACHE = 8_192  # doubles of the matrix: they stay in the second cache with room for other data
-MOST_BLOCK, FEWEST_BLOCK = 256, 64  # rows of the matrix
+BLOCK = 256  # rows of the matrix; if it depended on the number of lines, so would the last bits
 PADDING = 8  # doubles between lines, which would compete for the cache a power of two apart
-PART, PART_OF_GROUP = 4_096, 256  # rows that are ordered at once, at least and of each group
-MOST_PART = 262_144
+PART_OF_GROUP = 128  # rows of a group that are ordered at once, at least
 
 
 class Writer:
@@ -96,7 +95,7 @@ class Writer:
         if name == "overlap":
             least = self._step("least", 0, 0)
             return self._step("divide", least, self.own, least)
-        return self._of_logger(factor) if factor.logger else self._of_target(factor)
+        return self._of_target(factor) if name in OF_TARGET else self._of_logger(factor)
 
     def _of_target(self, factor: Factor) -> int:
         above = self.columns[f"t_{self.layout.targets.index(factor.target)}"]
@@ -226,17 +225,16 @@ def _set_layout(program: Program, writer: Writer) -> None:
 def _set_room(program: Program, writer: Writer, groups: int) -> None:
     """Set the size of a block and of a part, and room for both."""
     lines = writer.size
-    block = min(max(CACHE // lines // 8 * 8, FEWEST_BLOCK), MOST_BLOCK)
-    part = min(max(PART, PART_OF_GROUP * groups), MOST_PART)
+    part = min(max(FEWEST_ROWS, PART_OF_GROUP * groups), MOST_ROWS)
     program.set(
         lines=lines,
-        block=block,
-        stride=block + PADDING,
+        block=BLOCK,
+        stride=BLOCK + PADDING,
         part=part,
-        matrix=np.empty((lines + 1) * (block + PADDING)),
+        matrix=np.empty((lines + 1) * (BLOCK + PADDING)),
         moved=np.empty(max(program.singles.size, 1)),
         order=np.empty(part, dtype=np.int32),
-        bin=np.empty(block, dtype=np.int32),
+        bin=np.empty(BLOCK, dtype=np.int32),
         ends=np.empty(groups + 1, dtype=np.int64),
     )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, IntArray
 
 DOUBLES = 8_000_000  # of one thread: 64 MB
-MOST_ROWS, FEWEST_ROWS = 131_072, 1_024  # of a batch
+MOST_ROWS, FEWEST_ROWS = 131_072, 4_096  # of a batch; the first is a multiple of the second
 FEW_TAILS = 16  # as many as leave room for other arrays
 OF_LOGGER = ("inverse_ratio", "inverse_period", "unsupported")  # at most once in a mean
 
@@ -71,9 +71,10 @@ class Workspace:
 
     @cached_property
     def batch_rows(self) -> int:
-        """Rows of a batch that memory has room for."""
+        """Rows of a batch that memory has room for, a multiple of those ordered at once."""
         wide = len(self.needs.tails) + FEW_TAILS
-        return min(max(DOUBLES // wide, FEWEST_ROWS), self.most_rows)
+        room = DOUBLES // wide // FEWEST_ROWS * FEWEST_ROWS
+        return min(max(room, FEWEST_ROWS), self.most_rows)
 
 
 def wanted_pairs(place: Mapping[Term, int], needs: Needs) -> NDArray[np.bool]:
