@@ -45,7 +45,7 @@ def test_the_workflows_run_the_checks_of_the_repository() -> None:
     }
     assert ".ci/run" in steps["tests"]
     assert "make docs" in steps["docs"]
-    assert {".ci/run", "make dist"} <= set(steps["release"])
+    assert {".ci/run", "make dist", "make wheels"} <= set(steps["release"])
     systems = flows["tests"]["jobs"]["systems"]["strategy"]["matrix"]["os"]
     assert [name.partition("-")[0] for name in systems] == ["ubuntu", "macos", "windows"]
     assert flows["release"]["jobs"]["publish"]["permissions"] == {"id-token": "write"}
