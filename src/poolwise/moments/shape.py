@@ -158,12 +158,14 @@ class ShapeLine:
         self._scale = sizes[1] / sizes[0]
         pairs = [(a / sizes[0], b / sizes[1]) for a, b in zip(strata, slopes, strict=True)]
         self._sizes = np.array([units.size for units in strata])
+        sums = [_powers(a, 4) @ _powers(b, 4).T for a, b in pairs]
         self._squares, self._cubes, self._fourths = (
-            np.array([_expanded(a, b, power) for a, b in pairs]) for power in (2, 3, 4)
+            np.array([_expanded(of_stratum, power) for of_stratum in sums])
+            for power in (2, 3, 4)
         )
         free = np.concatenate([np.full(n, n / max(1, n - 1)) for n in self._sizes])
         units, along = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        self._rise = _expanded(units, along, 2, pull * free)
+        self._rise = _expanded((_powers(units, 2) * (pull * free)) @ _powers(along, 2).T, 2)
 
     def shape(self, distance: float) -> Shape:
         """Return the shape at a distance."""
@@ -177,15 +179,22 @@ def _largest(units: FloatArray) -> float:
     return float(np.abs(units).max(initial=0.0))
 
 
-def _expanded(
-    units: FloatArray, slopes: FloatArray, power: int, factor: FloatArray | float = 1.0
-) -> list[float]:
-    """Return the coefficients of the sum of `factor * (units + x slopes)` to a power of x."""
-    terms = range(power + 1)
-    return [
-        math.comb(power, k) * float(np.sum(factor * units ** (power - k) * slopes**k))
-        for k in terms
-    ]
+def _powers(units: FloatArray, most: int) -> FloatArray:
+    """Return the powers of units from 0 to `most`, shape (most + 1, units)."""
+    powers = np.ones((most + 1, units.size))
+    for k in range(most):
+        np.multiply(powers[k], units, out=powers[k + 1])
+    return powers
+
+
+def _expanded(sums: FloatArray, power: int) -> list[float]:
+    """Return the coefficients of the sum of `(units + x slopes)` to a power of x.
+
+    Args:
+        sums: Sums of the products of each power of the units and each of the slopes.
+        power: The power.
+    """
+    return [math.comb(power, k) * float(sums[power - k, k]) for k in range(power + 1)]
 
 
 def pull_of(
@@ -194,17 +203,22 @@ def pull_of(
     buckets: Sequence[MomentsByLogger],
     *,
     within: bool,
+    fitted: bool = False,
 ) -> FloatArray | float:
     """Return the factors that correct a variance by columns whose expectation is 0.
 
     The slopes of the squares on the columns times the columns' means would be 0 in
     expectation; where rows with large squares are missing, they are below 0.
 
+    A mean that was regressed on the columns gives each row the weight 1 + pull, so that its
+    variance has the squares of these weights.  A jackknife refits the slopes and has them.
+
     Args:
         columns: The columns.
         moments: Moments of each logger.
         buckets: Moments per bucket, if rows are clustered.
         within: Whether columns are centred by logger instead of over all rows.
+        fitted: Whether the estimate was regressed on the columns.
     """
     means = [m for c in columns if _has_units(m := c.over(moments), moments, buckets)]
     if not means:
@@ -220,7 +234,11 @@ def pull_of(
     large = values > NULL_EIGENVALUE * max(1, len(values))
     rotated = vectors[:, large]
     slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
-    return np.concatenate([-slopes @ units[varies] for units in strata])
+    pull = np.concatenate([-slopes @ units[varies] for units in strata])
+    if not fitted or len(buckets) > 1:
+        return pull
+    rows = [slice_rows(m.count, _size(m)) for m in moments.values()]
+    return pull * (2 + pull / np.concatenate(rows))
 
 
 def _size_of(linear: Linear, moments: MomentsByLogger) -> float:
