@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,9 +86,19 @@ def cumulants(units: FloatArray) -> FloatArray:
     Args:
         units: What each unit of one stratum adds, centred, units on the last axis.
     """
-    squares = units**2
-    sums = squares.sum(axis=-1), (squares * units).sum(axis=-1), (squares**2).sum(axis=-1)
-    return _cumulants(np.array(units.shape[-1]), *sums)
+    return _total([units])
+
+
+def _total(strata: Sequence[FloatArray]) -> FloatArray:
+    """Return the cumulants of a sum of units in several strata."""
+    squares = [units**2 for units in strata]
+    sums = [
+        [each.sum(axis=-1) for each in (square, square * units, square**2)]
+        for units, square in zip(strata, squares, strict=True)
+    ]
+    powers = np.moveaxis(np.array(sums), 0, -1)  # strata on the last axis
+    sizes = np.array([units.shape[-1] for units in strata])
+    return np.asarray(_cumulants(sizes, *powers).sum(axis=-1))
 
 
 def _cumulants(
@@ -112,7 +123,7 @@ def in_range(strata: Sequence[FloatArray]) -> list[FloatArray]:
 
 def shapes_of(strata: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return skewness and noise of several sums; units are on the last axis."""
-    variance, third, noise = np.sum([cumulants(units) for units in in_range(strata)], axis=0)
+    variance, third, noise = _total(in_range(strata))
     positive = np.where(variance > 0, variance, np.inf)
     return third / positive**1.5, noise / positive**2
 
@@ -129,7 +140,7 @@ def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Sh
     strata = in_range(strata)
     squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
     rise = float(np.sum(pull * np.concatenate(squares)))
-    return shape_from(np.sum([cumulants(units) for units in strata], axis=0), rise)
+    return shape_from(_total(strata), rise)
 
 
 def shape_from(total: FloatArray, rise: float = 0.0) -> Shape:
@@ -347,24 +358,27 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     rows.  Weights against the row's own logger take the powers of balanced ones if the
     pass has only these.
     """
-    weighted = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
-    if len(weighted) != 1:
+    terms = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
+    if len(terms) != 1:
         return None
-    own = weighted.pop()
+    own = terms.pop()
     term = own if _has_powers(own, moments) else BALANCED_REWARD
     weight = weight_of(term)
     if weight is None or not _has_powers(term, moments):
         return None
-    rows = sum(m.count for m in moments.values())
-    reward, weights, products = np.zeros(6), np.zeros(4), np.zeros(6)
-    for i, m in moments.items():
-        scale = abs(linear.parts.get(i, {}).get(own, 0.0)) * rows / m.count
-        reward = added_powers(reward, m.powers[REWARD])
-        of_weight = [1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))]
-        with np.errstate(all="ignore"):  # the guards skip powers that are out of range
-            products = added_powers(products, m.powers[term] * scale**EXPONENTS)
-            weights += m.count * np.array(of_weight) * scale ** np.arange(4)
-    return Powers(rows, reward, weights, products, own == term)
+    groups = list(moments.values())
+    counts = np.array([m.count for m in groups])
+    parts = [abs(linear.parts.get(i, {}).get(own, 0.0)) for i in moments]
+    scales = (np.array(parts) * counts.sum() / counts)[:, None]
+    weights = np.array(
+        [[1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))] for m in groups]
+    )
+    with np.errstate(all="ignore"):  # the guards skip powers that are out of range
+        products = np.array([m.powers[term] for m in groups]) * scales**EXPONENTS
+        weights *= counts[:, None] * scales ** np.arange(4)
+    reward = reduce(added_powers, (m.powers[REWARD] for m in groups))
+    weighted = reduce(added_powers, products)
+    return Powers(int(counts.sum()), reward, weights.sum(axis=0), weighted, own == term)
 
 
 def _has_powers(term: Term, moments: MomentsByLogger) -> bool:
