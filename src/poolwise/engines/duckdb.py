@@ -37,17 +37,18 @@ from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.log.log import CleanLog
 from poolwise.moments.terms import Needs
-from poolwise.rows.frames import plain_frame
+from poolwise.rows.frames import Frame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.learn import OrderedRows, learn
 from poolwise.rows.mixture import learner_extra, mixture_extra
 from poolwise.rows.output import stage
 from poolwise.rows.periods import TIME, times_query
-from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts, plain_stream
+from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts
 from poolwise.rows.roles import NOTHING, Extra, Roles, assign, layout_of
 from poolwise.rows.rules import rows
 from poolwise.rows.score import keep_batches, scored_batches, write_batches
 from poolwise.rows.sources import create_view, literal, plain_files
+from poolwise.rows.streams import plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,11 +95,12 @@ class DuckDB:
             def opened() -> tuple[duckdb.DuckDBPyConnection, Path, Roles]:
                 return stack.enter_context(self._opened(log, targets, extra))
 
+            source: Files | Frame | None = frame
             if frame is None:
                 connection, folder, roles = opened()
                 source = plain_files(connection, log, folder)
             else:
-                source, roles = frame, _roles(log, targets, frame.schema.names, extra)
+                roles = _roles(log, targets, frame.table.schema.names, extra)
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
             unexplained = isinstance(log, CleanLog)
@@ -106,9 +108,8 @@ class DuckDB:
                 if unexplained:  # the rows would be scored twice
                     raise LogError([CHANGED])
                 table, source, notes = _scored(*opened(), log, extra, source)
-            timed = frame is None or any(map(pa.types.is_temporal, frame.schema.types))
-            log_rows = DuckDBRows(table, lambda: opened()[0], source, notes, self, timed=timed)
-            yield replace(log_rows, unexplained=unexplained)
+            log_rows = DuckDBRows(table, lambda: opened()[0], source, notes, self)
+            yield replace(log_rows, timed=frame is None or frame.timed, unexplained=unexplained)
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
@@ -186,8 +187,8 @@ def _scored(
     roles: Roles,
     log: Log,
     extra: Extra,
-    source: Files | pa.Table | None,
-) -> tuple[RoleColumns, Files | pa.Table, tuple[Finding, ...]]:
+    source: Files | Frame | None,
+) -> tuple[RoleColumns, Files | Frame, tuple[Finding, ...]]:
     """Append the probabilities of policies and the columns of models to the needed columns.
 
     Returns their roles, the rows as a table if they are few, else the file that they were
@@ -209,7 +210,7 @@ def _scored(
         connection.register("scored", frame)
     notes = tuple(note for fit in fill.fitted for note in fit.findings()) if fill else ()
     table = replace(roles.table, relation=exp.to_table("scored"))
-    return table, ((str(path), None),) if frame is None else frame, notes
+    return table, ((str(path), None),) if frame is None else Frame(frame), notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,7 @@ class DuckDBRows(KernelRows):
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
-    source: Files | pa.Table | None = None
+    source: Files | Frame | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
     timed: bool = field(default=False, kw_only=True)
@@ -309,9 +310,8 @@ class DuckDBRows(KernelRows):
         layout = replace(layout, drop=layout.drop and not self._all_good)
         with self._pass() as advance:
             stream, layout = self._stream(layout)
-            copies = None
-            if not layout.clustered:  # rows of one cluster may be copies
-                copies = self.copied.start(sum(self.counts.values()), len(layout.strata))
+            copies = self.copied.start(sum(self.counts.values()), len(layout.strata))
+            copies = None if layout.clustered else copies  # rows of a cluster may be copies
             return Pass(layout, workspace, self.engine.threads, advance, copies).sums(stream)
 
     def _sums_without(

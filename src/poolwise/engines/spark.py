@@ -38,9 +38,10 @@ from poolwise.engines.spark_sources import (
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.tallies import BINS
-from poolwise.rows.reader import BadRowsError, Reader, RowGroup, plain_stream, to_rows
+from poolwise.rows.reader import BadRowsError, Reader, RowGroup, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name
+from poolwise.rows.streams import plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

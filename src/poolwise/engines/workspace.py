@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,14 +43,12 @@ class Workspace:
     @cached_property
     def plain(self) -> dict[Term, tuple[Term, Term]]:
         """Terms that only need a mean, as products of two others: stem and logger, or cube."""
-        parts = {t: p for t in self.needs.terms if t not in self._more and (p := _split(t))}
+        parts = {t: p for t in self.needs.terms if self._only_mean(t) and (p := _split(t))}
         return dict(sorted(parts.items(), key=lambda item: _order(item[0])))
 
-    @cached_property
-    def _more(self) -> frozenset[Term]:
-        """Terms that need more than a mean."""
+    def _only_mean(self, term: Term) -> bool:
         needs = self.needs
-        wanted = (
+        more = (
             needs.scattered,
             needs.extremes,
             needs.tails,
@@ -59,7 +56,7 @@ class Workspace:
             needs.slices,
             needs.powers,
         )
-        return frozenset(chain.from_iterable(wanted))
+        return not any(term in terms for terms in more)
 
     @cached_property
     def singles(self) -> tuple[Term, ...]:

@@ -110,7 +110,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             object such as ``DuckDB(threads=4)``.
         truth: True values of the targets, where they are known.
         which_logs: Also report standard errors with each logger left out, which reads the
-            log once more, in a warehouse and with `on_fault="drop"` once more for each.
+            log once more, in a warehouse and where rows are dropped once more for each.
         model: A reward model for the doubly robust estimators and for calibrated: a
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
         baseline: Label of a logger, or name of a target, that the headline compares with. By

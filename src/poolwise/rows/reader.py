@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlglot import exp
 
 from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.roles import EXCLUDED, LARGEST, SMALLEST, UNKNOWN
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import AnyArray
     from poolwise.rows.roles import Layout
-    from poolwise.rows.rules import RoleColumns
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -104,7 +102,7 @@ class Reader:
                 raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
             arrays = {name: table.column(source) for name, source in wanted.items()}
             if piece.logger is not None:
-                arrays["logger"] = _constant(piece.logger, table.num_rows)
+                arrays["logger"] = constant(piece.logger, table.num_rows)
             yield pa.table(arrays)
 
     def _tables(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
@@ -123,76 +121,9 @@ class Reader:
             yield pa.Table.from_batches([batch])
 
 
-def _constant(label: str, rows: int) -> pa.Array:
+def constant(label: str, rows: int) -> pa.Array:
+    """Return the same label for every row."""
     return pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int8), [label])
-
-
-def plain_stream(
-    table: RoleColumns, source: Files | pa.Table | None, threads: int = 1
-) -> Stream | None:
-    """Return files or a table as they are; None where DuckDB must read the rows."""
-    roles = table.roles
-    label = roles.pop("logger").name if isinstance(table.logger, exp.Literal) else None
-    if source is None or not all(isinstance(value, exp.Column) for value in roles.values()):
-        return None
-    columns = {name: value.name for name, value in roles.items()}
-    if isinstance(source, tuple):
-        return file_stream([(p, label if own is None else own) for p, own in source], columns)
-    frame: pa.Table = source
-    if label is not None:
-        frame = frame.append_column("", _constant(label, frame.num_rows))
-        columns["logger"] = ""
-    return _table_stream(frame, columns, threads) if _has(frame.schema, columns) else None
-
-
-def file_stream(
-    files: Sequence[tuple[str, str | None]], columns: Mapping[str, str]
-) -> Stream | None:
-    """Return all row groups, without the empty ones; None if a file lacks a column."""
-    if all(label is not None for _, label in files):
-        columns = {name: source for name, source in columns.items() if name != "logger"}
-    pieces: list[Piece] = []
-    for path, label in files:
-        meta = pq.read_metadata(path)
-        if not _has(meta.schema.to_arrow_schema(), columns):
-            return None
-        sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
-        pieces += [RowGroup(path, k, rows, label) for k, rows in enumerate(sizes) if rows]
-    return Stream(pieces, columns)
-
-
-def _has(schema: pa.Schema, columns: Mapping[str, str]) -> bool:
-    """Test if a schema has every column, of a type that all readers read alike."""
-    is_a = pa.types
-    for name, source in columns.items():
-        if schema.names.count(source) != 1 or "." in source:
-            return False
-        kind = schema.field(source).type
-        if name in {"logger", "cluster", "period"}:
-            kind = kind.value_type if is_a.is_dictionary(kind) else kind
-            fits = is_a.is_string(kind) or is_a.is_large_string(kind)
-            fits |= name == "period" and is_a.is_date32(kind)
-        else:
-            fits = is_a.is_floating(kind) or is_a.is_boolean(kind)
-        if not (fits or is_a.is_integer(kind)):
-            return False
-    return True
-
-
-def _table_stream(table: pa.Table, columns: Mapping[str, str], threads: int) -> Stream:
-    """Return the columns of a table in pieces; only labels are copied, as codes."""
-    renamed = pa.table({name: table.column(source) for name, source in columns.items()})
-    place = renamed.schema.names.index("logger")
-
-    def coded(piece: pa.Table) -> pa.Table:
-        return piece.set_column(place, "logger", piece.column(place).dictionary_encode())
-
-    parts: list[list[pa.RecordBatch]] = []
-    for batch in renamed.to_batches(TABLE_ROWS):  # chunks stay whole, small ones together
-        if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
-            parts.append([])
-        parts[-1].append(batch)
-    return Stream(list(in_order(coded, map(pa.Table.from_batches, parts), threads)))
 
 
 # Passes.

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import duckdb
     from numpy.typing import NDArray
 
+    from poolwise.rows.frames import Frame
     from poolwise.rows.learn import Fill
     from poolwise.rows.reader import Files
     from poolwise.rows.roles import Roles
@@ -293,7 +294,7 @@ def scored_batches(
     roles: Roles,
     names: Sequence[str],
     fill: Fill | None = None,
-    source: Files | pa.Table | None = None,
+    source: Files | Frame | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read batches of the columns `names`, with the probabilities of each policy appended.
 
@@ -313,14 +314,13 @@ def scored_batches(
 
 
 def _source_batches(
-    source: Files | pa.Table | None, names: list[str]
+    source: Files | Frame | None, names: list[str]
 ) -> Iterator[pa.RecordBatch] | None:
     """Read columns of a table, or of files with the same types; None for others."""
     if source is None or any("." in name for name in names):
         return None
     if not isinstance(source, tuple):
-        unique = all(source.schema.names.count(name) == 1 for name in names)
-        return iter(source.select(names).to_batches(SCORING_ROWS)) if unique else None
+        return source.batches(names, SCORING_ROWS)
     schemas = [pq.read_schema(path) for path, _ in source]
     labelled = any(label is not None for _, label in source)
     if labelled or not all(set(names) <= set(schema.names) for schema in schemas):

@@ -1,0 +1,119 @@
+"""Streams: files and frames that hold the rows as they are, in pieces for the reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlglot import exp
+
+from poolwise.rows.frames import OddLabelsError, coded_objects
+from poolwise.rows.reader import TABLE_ROWS, RowGroup, Stream, constant, in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poolwise.rows.frames import Frame
+    from poolwise.rows.reader import Files, Piece
+    from poolwise.rows.rules import RoleColumns
+
+LABELS = frozenset({"logger", "cluster", "period"})  # columns of texts, or of whole numbers
+
+
+def plain_stream(
+    table: RoleColumns, source: Files | Frame | None, threads: int = 1
+) -> Stream | None:
+    """Return files or a frame as they are; None where DuckDB must read the rows."""
+    roles = table.roles
+    label = roles.pop("logger").name if isinstance(table.logger, exp.Literal) else None
+    if source is None or not all(isinstance(value, exp.Column) for value in roles.values()):
+        return None
+    columns = {name: value.name for name, value in roles.items()}
+    if isinstance(source, tuple):
+        return file_stream([(p, label if own is None else own) for p, own in source], columns)
+    frame = source
+    if label is not None:
+        labels = constant(label, frame.table.num_rows)
+        frame = replace(frame, table=frame.table.append_column("", labels))
+        columns["logger"] = ""
+    return frame_stream(frame, columns, threads)
+
+
+def file_stream(
+    files: Sequence[tuple[str, str | None]], columns: Mapping[str, str]
+) -> Stream | None:
+    """Return all row groups, without the empty ones; None if a file lacks a column."""
+    if all(label is not None for _, label in files):
+        columns = {name: source for name, source in columns.items() if name != "logger"}
+    pieces: list[Piece] = []
+    for path, label in files:
+        meta = pq.read_metadata(path)
+        if not _has(meta.schema.to_arrow_schema(), columns):
+            return None
+        sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
+        pieces += [RowGroup(path, k, rows, label) for k, rows in enumerate(sizes) if rows]
+    return Stream(pieces, columns)
+
+
+def _has(schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False) -> bool:
+    """Test if a schema has every column, of a type that all readers read alike."""
+    is_a = pa.types
+    for name, source in columns.items():
+        if schema.names.count(source) != 1 or "." in source:
+            return False
+        kind = schema.field(source).type
+        if name in LABELS:
+            kind = kind.value_type if is_a.is_dictionary(kind) else kind
+            fits = is_a.is_string(kind) or is_a.is_large_string(kind)
+            fits |= framed and is_a.is_string_view(kind)
+            fits |= name == "period" and is_a.is_date32(kind)
+        else:
+            fits = is_a.is_floating(kind) or is_a.is_boolean(kind)
+        if not (fits or is_a.is_integer(kind)):
+            return False
+    return True
+
+
+def frame_stream(frame: Frame, columns: Mapping[str, str], threads: int) -> Stream | None:
+    """Return the columns of a frame in pieces; only labels are copied, as codes.
+
+    None if a column is missing, or of a type that only DuckDB reads.
+    """
+    labels = [name for name in columns if name in LABELS]
+    objects = {k: frame.objects[columns[k]] for k in labels if columns[k] in frame.objects}
+    others = {k: v for k, v in columns.items() if k not in objects}
+    if not _has(frame.table.schema, others, framed=True):
+        return None
+
+    def coded(item: tuple[int, pa.Table]) -> pa.Table:
+        first, piece = item
+        for name in labels:
+            place = piece.schema.names.index(name)
+            column = piece.column(place)
+            if name in objects:
+                column = coded_objects(objects[name][first : first + piece.num_rows])
+            elif name == "logger" or pa.types.is_string_view(column.type):
+                column = column.dictionary_encode()
+            piece = piece.set_column(place, name, column)
+        return piece
+
+    renamed = pa.table({k: frame.table.column(source) for k, source in columns.items()})
+    pieces = list(map(pa.Table.from_batches, _parts(renamed)))
+    starts = accumulate((piece.num_rows for piece in pieces), initial=0)
+    try:
+        return Stream(list(in_order(coded, zip(starts, pieces, strict=False), threads)))
+    except OddLabelsError:
+        return None
+
+
+def _parts(table: pa.Table) -> list[list[pa.RecordBatch]]:
+    """Return the batches of each piece: chunks stay whole, small ones together."""
+    parts: list[list[pa.RecordBatch]] = []
+    for batch in table.to_batches(TABLE_ROWS):
+        if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
+            parts.append([])
+        parts[-1].append(batch)
+    return parts
