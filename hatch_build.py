@@ -20,7 +20,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NATIVE = Path("src", "poolwise", "engines", "native")
 SOURCES = ("kernel.h", "kernel.c")  # engines/compiled.py has the same list
-FLAGS = ("-O3", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-s", "-Wall", "-Wextra")
+FLAGS = (
+    "-O3",
+    "-shared",
+    "-s",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",  # lines are read as doubles and as vectors of them
+    "-Wall",
+    "-Wextra",
+)
 PLATFORMS = {  # tag of the wheel: target of the compiler, ending of the library
     "manylinux_2_17_x86_64": ("x86_64-linux-gnu.2.17", ".so"),
     "manylinux_2_17_aarch64": ("aarch64-linux-gnu.2.17", ".so"),

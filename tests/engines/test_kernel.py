@@ -703,6 +703,16 @@ def test_a_bad_row_is_refused(name: str, value: float) -> None:
         kernel.together(cut(codes, columns, 97))
 
 
+@pytest.mark.parametrize("code", [-1, len(LOGGERS)])
+def test_a_row_without_a_group_is_refused(code: int) -> None:
+    of = LAYOUTS["plain"]
+    codes, columns = rows_of(of)
+    codes = codes.astype(np.int64)
+    codes[5] = code
+    with pytest.raises(BadRowsError):
+        Kernel(of, Workspace(needs_of(of))).together([(codes, columns)])
+
+
 def test_a_product_beyond_doubles_makes_no_mean_that_looks_right() -> None:
     of = LAYOUTS["plain"]
     codes, columns = rows_of(of)

@@ -86,14 +86,21 @@ static inline double MINE(most)(v8 x) {
     return y;
 }
 
-/* Order the rows of a part by group, into `order`; `ends` is where each group ends. */
-static void MINE(sort)(const Program *program, const int32_t *codes, number first, number rows) {
+/* Order the rows of a part by group, into `order`; `ends` is where each group ends.  Return 0
+ * if a row has no group. */
+static int MINE(sort)(const Program *program, const int32_t *codes, number first, number rows) {
+    const int32_t groups = (int32_t)program->groups;
+    int outside = 0;
+    for (number j = 0; j < rows; j++)
+        outside |= (codes[first + j] < 0) | (codes[first + j] >= groups);
+    if (outside) return 0;
     number *next = program->ends;
     memset(next, 0, (program->groups + 1) * sizeof(number));
     for (number j = 0; j < rows; j++) next[codes[first + j] + 1]++;
     for (number g = 1; g <= program->groups; g++) next[g] += next[g - 1];
     for (number j = 0; j < rows; j++)
         program->order[next[codes[first + j]]++] = (int32_t)(first + j);
+    return 1;
 }
 
 #define LOAD(type)                                                                \
@@ -443,7 +450,8 @@ static int MINE(add)(const Program *program, const Input *input, Sums *sums, num
 static int MINE(add_all)(const Program *program, const Input *input, Sums *sums) {
     for (number first = 0; first < input->rows; first += program->part) {
         const number left = input->rows - first;
-        MINE(sort)(program, input->codes, first, left < program->part ? left : program->part);
+        const number part = left < program->part ? left : program->part;
+        if (!MINE(sort)(program, input->codes, first, part)) return 1;
         for (number group = 0, from = 0; group < program->groups; group++)
             while (from < program->ends[group]) {
                 const number rest = program->ends[group] - from;
