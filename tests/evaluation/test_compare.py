@@ -150,6 +150,30 @@ def test_columns_of_both_targets_never_hurt_a_difference() -> None:
         assert joint.errors[0] <= plain.errors[0] * (1 + 1e-9)
 
 
+def test_a_difference_has_the_squared_weights_of_the_columns_of_both_targets() -> None:
+    rng = np.random.default_rng(1)
+    weights, reward = rng.choice([0.3, 1.0, 2.0], size=(2, 60)), rng.random(60)
+    columns = {"l": ["a"] * 60, "r": reward, "p": [0.25] * 60}
+    table = pa.table(columns | {"t": weights[0] / 4, "u": weights[1] / 4})
+    log = Log(table, logger="l", reward="r", propensities={"a": "p"})
+    estimator = Calibrated()
+    needs = estimator.needs(("a",), crossed=True)
+    with DuckDB().open(log, {"t": "t", "u": "u"}) as rows:
+        both = united(needs, ["t", "u"], crossed=True)
+        slices = replace(both, slices=tuple(t.bind(n) for n in "tu" for t in needs.terms))
+        moments = rows.moments(slices)
+    spread = candidates_of(estimator, needs, moments, ("t", "u")).differences([("t", "u")])
+    centred = weights - weights.mean(axis=1, keepdims=True)
+    inverse = np.linalg.inv(centred @ centred.T)
+    shares = 1 - 60 * (weights.mean(axis=1) - 1) @ inverse @ centred
+    outcome = (weights[0] - weights[1]) * reward
+    residual = outcome - outcome @ centred.T @ inverse @ (weights - 1)
+    squares = (residual - residual.mean()) ** 2
+    assert spread.values[0] == pytest.approx((shares * outcome).mean())
+    assert spread.stretch[0] ** 2 == pytest.approx((shares**2 @ squares) / squares.sum())
+    assert spread.stretch[0] > 1.01
+
+
 # ---- from rows
 
 
@@ -321,9 +345,10 @@ def test_many_targets_give_the_answer_of_few() -> None:
         pair.difference("target 1").std_error, rel=1e-9
     )
     assert len(wide.pairs) == 22 * 21 / 2
-    for each in wide.pairs:  # simultaneous, so wider than 1.96 errors, below Bonferroni's
-        half = (each.interval.upper - each.value) / each.std_error
-        assert 3.0 < half < 3.9
+    # simultaneous, so wider than that of one pair, below Bonferroni's 3.7 errors of 1.96
+    both, alone = (f.difference("target 1") for f in (wide, pair))
+    assert 1.5 < (both.interval.upper - both.value) / (alone.interval.upper - alone.value) < 1.9
+    assert all(each.interval.upper - each.value > 3 * each.std_error for each in wide.pairs)
 
 
 @pytest.mark.slow

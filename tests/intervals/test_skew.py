@@ -27,6 +27,7 @@ from poolwise.intervals.skew import (
     known_columns,
     reach_of,
     root,
+    shaped_interval,
     skew_multiples,
     skew_scores,
 )
@@ -79,24 +80,113 @@ def test_limits_have_the_unit_of_the_rewards(name: str, unit: float) -> None:
         assert ends == pytest.approx(expected, rel=1e-9), of
 
 
+def moments_of(log: pw.Log, estimator: Estimator) -> dict[str, Moments]:
+    """Moments of a log that an estimator and its interval need, from all its batches."""
+    loggers = tuple(log.by_label)
+    with DuckDB().open(log, {"t": "target"}) as opened:
+        needs = estimator.needs(loggers, crossed=True)
+        needs |= interval_needs(needs, loggers)
+        moments = opened.moments(needs.bind("t"))
+    return {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in moments.items()}
+
+
+def published(log: pw.Log, estimator: Estimator, level: float) -> list[float]:
+    """Limits of the rule of the reference file, whose weights 1 + pull are not squared."""
+    moments = moments_of(log, estimator)
+    estimate = estimator.estimate(moments)
+    columns, within = known_columns(estimate.linear, moments)
+    pull = pull_of(columns, moments, (), within=within)
+    shape = shape_of(units_of(estimate.linear, moments, ()) or (), pull)
+    powers = powers_of_estimate(estimate.linear, moments)
+    interval, _ = shaped_interval(estimate, shape, powers, level, FREE)
+    return [interval.lower, interval.upper]
+
+
+def corrected(name: str, level: int) -> list[float]:
+    """Limits of calibrated, by hand: the reference ones, with squared weights of the rows."""
+    values = np.array(GOLDEN["logs"][name]["rows"], dtype=np.float64)
+    label, weight, reward = values[:, 0], values[:, 1], values[:, 2]
+    weighted, columns = weight * reward, values[:, [1, *range(3, values.shape[1])]] - 1
+    centred = columns - columns.mean(axis=0)
+    inverse = np.linalg.pinv(centred, rcond=1e-6)
+    weights = 1 - len(values) * columns.mean(axis=0) @ inverse
+    residual = weighted - columns @ (inverse @ weighted)
+    squares = np.zeros(len(values))
+    for rows in (label == i for i in np.unique(label)):
+        squares[rows] = (residual[rows] - residual[rows].mean()) ** 2 * sum(rows)
+        squares[rows] /= sum(rows) - 1
+    expected = GOLDEN["logs"][name]["expected"]["calibrated"]
+    assert (weights * weighted).mean() == pytest.approx(expected["value"], abs=1e-10)
+    rise = max(1.0, (weights**2 * squares).sum() / squares.sum())
+    more = math.sqrt(rise / max(1.0, expected["Vcal"] / expected["V"]))
+    return [
+        expected["value"] + more * (end - expected["value"])
+        for end in expected[f"limits{level}"]
+    ]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", GOLDEN["logs"])
 def test_limits_of_the_reference_logs(name: str, level: int) -> None:
-    evaluation = pw.evaluate(golden_log(name), "target", level=level / 100)
-    for estimator, expected in GOLDEN["logs"][name]["expected"].items():
-        interval = evaluation["target"].intervals[estimator]
-        limits = expected[f"limits{level}"]
-        assert [interval.lower, interval.upper] == pytest.approx(limits, abs=1e-9, rel=0)
+    log = golden_log(name)
+    intervals = pw.evaluate(log, "target", level=level / 100)["target"].intervals
+    ends = {of: [interval.lower, interval.upper] for of, interval in intervals.items()}
+    limits = {
+        of: each[f"limits{level}"] for of, each in GOLDEN["logs"][name]["expected"].items()
+    }
+    assert ends["balanced"] == pytest.approx(limits["balanced"], abs=1e-9, rel=0)
+    rule = published(log, Calibrated(), level / 100)
+    assert rule == pytest.approx(limits["calibrated"], abs=1e-9, rel=0)
+    assert ends["calibrated"] == pytest.approx(corrected(name, level), abs=1e-9, rel=0)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
-@pytest.mark.parametrize("name", list(GOLDEN["logs"])[::2])
+@pytest.mark.parametrize("name", list(GOLDEN["logs"])[1:3])
 def test_limits_do_not_depend_on_the_batches(name: str, rows: int, tmp_path: Path) -> None:
-    evaluation = pw.evaluate(golden_log(name, tmp_path, rows), "target")
-    for estimator, expected in GOLDEN["logs"][name]["expected"].items():
-        interval = evaluation["target"].intervals[estimator]
-        limits = expected["limits95"]
-        assert [interval.lower, interval.upper] == pytest.approx(limits, abs=1e-9, rel=0)
+    log = golden_log(name, tmp_path, rows)
+    intervals = pw.evaluate(log, "target")["target"].intervals
+    ends = {of: [interval.lower, interval.upper] for of, interval in intervals.items()}
+    limits = {of: each["limits95"] for of, each in GOLDEN["logs"][name]["expected"].items()}
+    assert ends["balanced"] == pytest.approx(limits["balanced"], abs=1e-9, rel=0)
+    rule = published(log, Calibrated(), 0.95)
+    assert rule == pytest.approx(limits["calibrated"], abs=1e-9, rel=0)
+    assert ends["calibrated"] == pytest.approx(corrected(name, 95), abs=1e-9, rel=0)
+
+
+def test_weights_of_rows_that_the_slopes_imply() -> None:
+    """By hand: the weights 1 + pull are 15/17 (thrice), 35/34 and 45/34."""
+    weight, reward = np.array([0.5, 0.5, 0.5, 1.0, 2.0]), [0.0, 1.0, 2.0, 3.0, 1.0]
+    columns = {"l": ["a"] * 5, "r": reward, "p": [0.25] * 5, "target": weight / 4}
+    log = pw.Log(pa.table(columns), logger="l", reward="r", propensities={"a": "p"})
+    estimator = Calibrated(guard=False)
+    moments = moments_of(log, estimator)
+    estimate = estimator.estimate(moments)
+    assert estimate.value == pytest.approx(24 / 17)
+    known, within = known_columns(estimate.linear, moments)
+    units = units_of(estimate.linear, moments, ()) or ()
+    pull = pull_of(known, moments, (), within=within)
+    assert 34 * (1 + pull) == pytest.approx([30, 30, 30, 35, 45])
+    assert shape_of(units, pull).rise == pytest.approx(7347 / 7225)
+    squared = pull_of(known, moments, (), within=within, fitted=True)
+    assert shape_of(units, squared).rise == pytest.approx(25686 / 24565)
+    assert np.array_equal(
+        pull_of(known, moments, (moments, moments), within=within, fitted=True),
+        pull_of(known, moments, (moments, moments), within=within),
+    )
+
+
+def test_squared_weights_of_slices_count_their_rows() -> None:
+    """Slices of 509 have about 13 rows here: a square of their sum counts as one row's."""
+    moments, _ = drawn("B mixed", 6, 20_000)
+    columns, within = known_columns(Calibrated().estimate(moments).linear, moments)
+    plain, squared = (
+        np.asarray(pull_of(columns, moments, (), within=within, fitted=fitted))
+        for fitted in (False, True)
+    )
+    rows = np.concatenate([slice_rows(m.count, 509) for m in moments.values()])
+    assert rows.sum() == sum(m.count for m in moments.values())
+    assert rows.min() > 1
+    assert squared == pytest.approx(2 * plain + plain**2 / rows, rel=1e-12)
 
 
 @given(

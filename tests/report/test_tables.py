@@ -80,7 +80,7 @@ def test_the_demo_in_tables() -> None:
     estimates, logs, weights, single, tests = samples.demo().grids()
     assert estimates.title == "candidate: 10,500 rows of 3 loggers; its true value is 0.6795"
     assert estimates.header[-1] == "covers truth"
-    assert estimates.rows[0] == ["calibrated ★", "0.6771 ± 0.0040", "[0.6691, 0.6848]", "yes"]
+    assert estimates.rows[0] == ["calibrated ★", "0.6771 ± 0.0040", "[0.6690, 0.6849]", "yes"]
     assert [row[0] for row in estimates.rows if "★" in row[0]] == ["calibrated ★"]
     assert logs.rows[0][:5] == ["small", "6,000", "0.258", "5.4%", "12.7"]
     assert logs.rows[0][5:] == ["0.00541 (+36%)", "0.0109 (+19%)"]

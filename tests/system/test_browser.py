@@ -147,7 +147,7 @@ def symbols(page: Page, chart: str) -> Locator:
 @pytest.mark.parametrize(
     ("name", "chart", "words"),
     [
-        ("demo", "estimates", ["calibrated", "0.6771 ± 0.0040", "[0.6691, 0.6848]"]),
+        ("demo", "estimates", ["calibrated", "0.6771 ± 0.0040", "[0.6690, 0.6849]"]),
         ("demo", "logs", ["small", "57.1%"]),
         ("demo", "weights", ["small", "1.05"]),
         ("demo", "agreement", ["0.679 ± 0.060"]),

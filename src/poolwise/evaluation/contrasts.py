@@ -113,9 +113,7 @@ class Candidates:
         spread = self._spread(values, linears, pairs)
         if spread.shapes is None or len(pairs) > MOST_STRETCHED:
             return spread
-        noise = spread.shapes[1].tolist()
-        stretch = [self._stretch(c, n) for c, n in zip(linears, noise, strict=True)]
-        return replace(spread, stretch=np.array(stretch))
+        return replace(spread, stretch=np.array([self._stretch(c) for c in linears]))
 
     def _difference(self, left: str, right: str) -> Linear:
         """Return the difference of two estimates.
@@ -173,15 +171,14 @@ class Candidates:
         sources = self._sources(rows, terms)
         return Spread(np.array(values), sources, np.array(most_free), shapes)
 
-    def _stretch(self, linear: Linear, noise: float) -> float:
-        """Factor on the limits of a fit: slopes from few rows, and rows that are missing."""
+    def _stretch(self, linear: Linear) -> float:
+        """Factor on the limits of a fit, for the errors of slopes and rows that are missing."""
         if linear.fit is None:
             return 1.0
         strata = units_of(linear, self.moments, self.clusters) or []
         columns, within = linear.fit.columns, linear.fit.within
-        pull = pull_of(columns, self.moments, self.clusters, within=within)
-        more = max(1.0, linear.overfitting(noise) / linear.inflation)
-        return math.sqrt(more * shape_of(strata, pull).rise)
+        pull = pull_of(columns, self.moments, self.clusters, within=within, fitted=True)
+        return math.sqrt(shape_of(strata, pull).rise)
 
     def _coefficients(
         self, linears: Sequence[Linear]

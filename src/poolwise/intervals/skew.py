@@ -23,6 +23,7 @@ from poolwise.intervals.simultaneous import student_multiples
 from poolwise.intervals.student import (
     BOUNDED,
     Interval,
+    clipped,
     one_sided,
     student,
     student_interval,
@@ -107,9 +108,7 @@ def skew_multiples(
         freedom: Degrees of freedom of each variance.
         critical: Normal critical value of each, or of all.
     """
-    student = student_multiples(critical, _freedom(skewness, noise, freedom))
-    near = _near(np.abs(skewness), student)
-    far = _far(np.abs(skewness), student, critical)
+    near, far = _both(np.abs(skewness), _freedom(skewness, noise, freedom), critical)
     right = skewness >= 0
     return np.where(right, near, far), np.where(right, far, near)
 
@@ -122,13 +121,22 @@ def skew_scores(
     It is the inverse of `skew_multiples`, by bisection.
     """
     inside, outside = np.zeros_like(ratios), np.full_like(ratios, LARGEST_SCORE)
+    skew, free, sizes = np.abs(skewness), _freedom(skewness, noise, freedom), np.abs(ratios)
+    against = (ratios >= 0) == (skewness >= 0)
     for _ in range(BISECTIONS):
         middle = (inside + outside) / 2
-        below, above = skew_multiples(skewness, noise, freedom, middle)
-        excluded = np.where(ratios >= 0, below, above) < np.abs(ratios)
+        excluded = np.where(against, *_both(skew, free, middle)) < sizes
         inside = np.where(excluded, middle, inside)
         outside = np.where(excluded, outside, middle)
     return (inside + outside) / 2
+
+
+def _both(
+    skew: FloatArray, freedom: FloatArray, critical: FloatArray | float
+) -> tuple[FloatArray, FloatArray]:
+    """Return the limits against the skew and on its side."""
+    student = student_multiples(critical, freedom)
+    return _near(skew, student), _far(skew, student, critical)
 
 
 def _freedom(
@@ -259,7 +267,7 @@ def auto_interval(
     if strata is None:
         return shaped_interval(estimate, None, powers, level, limits, sides)
     columns, within = known_columns(linear, moments)
-    pull = pull_of(columns, moments, buckets, within=within)
+    pull = pull_of(columns, moments, buckets, within=within, fitted=linear.fit is not None)
     if linear.ratio is not None:
         reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha)
         if reach is not None:
@@ -382,19 +390,3 @@ def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score
     if terms & {PERIOD_REWARD, PERIOD_RESIDUAL}:
         return (Score({PERIOD_WEIGHT: 1.0}, -1.0),), True
     return (), True
-
-
-def clipped(interval: Interval, reward_range: tuple[float, float] | None) -> Interval:
-    """Cut the limits to the range of the rewards; the range if nothing of them is in it."""
-    if reward_range is None:
-        return interval
-    lowest, highest = reward_range
-    if interval.lower > highest or interval.upper < lowest:
-        lower, upper = reward_range
-    else:
-        lower, upper = max(interval.lower, lowest), min(interval.upper, highest)
-    return Interval(
-        lower if math.isfinite(interval.lower) else interval.lower,
-        upper if math.isfinite(interval.upper) else interval.upper,
-        interval.level,
-    )

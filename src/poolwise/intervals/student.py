@@ -135,3 +135,19 @@ def _no_width(rows: int) -> Finding:
         "interval is unbounded.",
         "Collect more rows, or give `reward_range` (--reward-range) if rewards are bounded.",
     )
+
+
+def clipped(interval: Interval, reward_range: tuple[float, float] | None) -> Interval:
+    """Cut the limits to the range of the rewards; the range if nothing of them is in it."""
+    if reward_range is None:
+        return interval
+    lowest, highest = reward_range
+    if interval.lower > highest or interval.upper < lowest:
+        lower, upper = reward_range
+    else:
+        lower, upper = max(interval.lower, lowest), min(interval.upper, highest)
+    return Interval(
+        lower if math.isfinite(interval.lower) else interval.lower,
+        upper if math.isfinite(interval.upper) else interval.upper,
+        interval.level,
+    )

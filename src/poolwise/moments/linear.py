@@ -162,18 +162,6 @@ class Linear:
         """The combination with its coefficients treated as fixed."""
         return Linear(self.parts, self.constant)
 
-    def overfitting(self, noise: float) -> float:
-        """Return the factor by which slopes fitted to few rows understate the variance.
-
-        The rows that two targets do not share may be far fewer than those of each; 2 / noise
-        is the number of normal rows whose variance would be as uncertain.
-        """
-        if self.fit is None or math.isinf(self.fit.effective) or not noise > 0:
-            return 1.0
-        rank = self.fit.effective * (1 - 1 / self.inflation)
-        effective = min(self.fit.effective, 2 / noise)
-        return effective / max(1.0, effective - rank)
-
     def value(self, moments: MomentsByLogger) -> float:
         """Return the value of the combination at these means."""
         return self.constant + sum(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,9 +86,19 @@ def cumulants(units: FloatArray) -> FloatArray:
     Args:
         units: What each unit of one stratum adds, centred, units on the last axis.
     """
-    squares = units**2
-    sums = squares.sum(axis=-1), (squares * units).sum(axis=-1), (squares**2).sum(axis=-1)
-    return _cumulants(np.array(units.shape[-1]), *sums)
+    return _total([units])
+
+
+def _total(strata: Sequence[FloatArray]) -> FloatArray:
+    """Return the cumulants of a sum of units in several strata."""
+    squares = [units**2 for units in strata]
+    sums = [
+        [each.sum(axis=-1) for each in (square, square * units, square**2)]
+        for units, square in zip(strata, squares, strict=True)
+    ]
+    powers = np.moveaxis(np.array(sums), 0, -1)  # strata on the last axis
+    sizes = np.array([units.shape[-1] for units in strata])
+    return np.asarray(_cumulants(sizes, *powers).sum(axis=-1))
 
 
 def _cumulants(
@@ -112,7 +123,7 @@ def in_range(strata: Sequence[FloatArray]) -> list[FloatArray]:
 
 def shapes_of(strata: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return skewness and noise of several sums; units are on the last axis."""
-    variance, third, noise = np.sum([cumulants(units) for units in in_range(strata)], axis=0)
+    variance, third, noise = _total(in_range(strata))
     positive = np.where(variance > 0, variance, np.inf)
     return third / positive**1.5, noise / positive**2
 
@@ -129,7 +140,7 @@ def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Sh
     strata = in_range(strata)
     squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
     rise = float(np.sum(pull * np.concatenate(squares)))
-    return shape_from(np.sum([cumulants(units) for units in strata], axis=0), rise)
+    return shape_from(_total(strata), rise)
 
 
 def shape_from(total: FloatArray, rise: float = 0.0) -> Shape:
@@ -158,12 +169,14 @@ class ShapeLine:
         self._scale = sizes[1] / sizes[0]
         pairs = [(a / sizes[0], b / sizes[1]) for a, b in zip(strata, slopes, strict=True)]
         self._sizes = np.array([units.size for units in strata])
+        sums = [_powers(a, 4) @ _powers(b, 4).T for a, b in pairs]
         self._squares, self._cubes, self._fourths = (
-            np.array([_expanded(a, b, power) for a, b in pairs]) for power in (2, 3, 4)
+            np.array([_expanded(of_stratum, power) for of_stratum in sums])
+            for power in (2, 3, 4)
         )
         free = np.concatenate([np.full(n, n / max(1, n - 1)) for n in self._sizes])
         units, along = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        self._rise = _expanded(units, along, 2, pull * free)
+        self._rise = _expanded((_powers(units, 2) * (pull * free)) @ _powers(along, 2).T, 2)
 
     def shape(self, distance: float) -> Shape:
         """Return the shape at a distance."""
@@ -177,15 +190,22 @@ def _largest(units: FloatArray) -> float:
     return float(np.abs(units).max(initial=0.0))
 
 
-def _expanded(
-    units: FloatArray, slopes: FloatArray, power: int, factor: FloatArray | float = 1.0
-) -> list[float]:
-    """Return the coefficients of the sum of `factor * (units + x slopes)` to a power of x."""
-    terms = range(power + 1)
-    return [
-        math.comb(power, k) * float(np.sum(factor * units ** (power - k) * slopes**k))
-        for k in terms
-    ]
+def _powers(units: FloatArray, most: int) -> FloatArray:
+    """Return the powers of units from 0 to `most`, shape (most + 1, units)."""
+    powers = np.ones((most + 1, units.size))
+    for k in range(most):
+        np.multiply(powers[k], units, out=powers[k + 1])
+    return powers
+
+
+def _expanded(sums: FloatArray, power: int) -> list[float]:
+    """Return the coefficients of the sum of `(units + x slopes)` to a power of x.
+
+    Args:
+        sums: Sums of the products of each power of the units and each of the slopes.
+        power: The power.
+    """
+    return [math.comb(power, k) * float(sums[power - k, k]) for k in range(power + 1)]
 
 
 def pull_of(
@@ -194,17 +214,22 @@ def pull_of(
     buckets: Sequence[MomentsByLogger],
     *,
     within: bool,
+    fitted: bool = False,
 ) -> FloatArray | float:
     """Return the factors that correct a variance by columns whose expectation is 0.
 
     The slopes of the squares on the columns times the columns' means would be 0 in
     expectation; where rows with large squares are missing, they are below 0.
 
+    A mean that was regressed on the columns gives each row the weight 1 + pull, so that its
+    variance has the squares of these weights.  A jackknife refits the slopes and has them.
+
     Args:
         columns: The columns.
         moments: Moments of each logger.
         buckets: Moments per bucket, if rows are clustered.
         within: Whether columns are centred by logger instead of over all rows.
+        fitted: Whether the estimate was regressed on the columns.
     """
     means = [m for c in columns if _has_units(m := c.over(moments), moments, buckets)]
     if not means:
@@ -220,7 +245,11 @@ def pull_of(
     large = values > NULL_EIGENVALUE * max(1, len(values))
     rotated = vectors[:, large]
     slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
-    return np.concatenate([-slopes @ units[varies] for units in strata])
+    pull = np.concatenate([-slopes @ units[varies] for units in strata])
+    if not fitted or len(buckets) > 1:
+        return pull
+    rows = [slice_rows(m.count, _size(m)) for m in moments.values()]
+    return pull * (2 + pull / np.concatenate(rows))
 
 
 def _size_of(linear: Linear, moments: MomentsByLogger) -> float:
@@ -329,24 +358,27 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     rows.  Weights against the row's own logger take the powers of balanced ones if the
     pass has only these.
     """
-    weighted = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
-    if len(weighted) != 1:
+    terms = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
+    if len(terms) != 1:
         return None
-    own = weighted.pop()
+    own = terms.pop()
     term = own if _has_powers(own, moments) else BALANCED_REWARD
     weight = weight_of(term)
     if weight is None or not _has_powers(term, moments):
         return None
-    rows = sum(m.count for m in moments.values())
-    reward, weights, products = np.zeros(6), np.zeros(4), np.zeros(6)
-    for i, m in moments.items():
-        scale = abs(linear.parts.get(i, {}).get(own, 0.0)) * rows / m.count
-        reward = added_powers(reward, m.powers[REWARD])
-        of_weight = [1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))]
-        with np.errstate(all="ignore"):  # the guards skip powers that are out of range
-            products = added_powers(products, m.powers[term] * scale**EXPONENTS)
-            weights += m.count * np.array(of_weight) * scale ** np.arange(4)
-    return Powers(rows, reward, weights, products, own == term)
+    groups = list(moments.values())
+    counts = np.array([m.count for m in groups])
+    parts = [abs(linear.parts.get(i, {}).get(own, 0.0)) for i in moments]
+    scales = (np.array(parts) * counts.sum() / counts)[:, None]
+    weights = np.array(
+        [[1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))] for m in groups]
+    )
+    with np.errstate(all="ignore"):  # the guards skip powers that are out of range
+        products = np.array([m.powers[term] for m in groups]) * scales**EXPONENTS
+        weights *= counts[:, None] * scales ** np.arange(4)
+    reward = reduce(added_powers, (m.powers[REWARD] for m in groups))
+    weighted = reduce(added_powers, products)
+    return Powers(int(counts.sum()), reward, weights.sum(axis=0), weighted, own == term)
 
 
 def _has_powers(term: Term, moments: MomentsByLogger) -> bool:
