@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from poolwise.errors import UsageError
-from poolwise.intervals.simultaneous import factor_of, max_t
+from poolwise.intervals.simultaneous import factor_of, max_t, skew_multiples, skew_scores
 from tests.support.messages import refused
 
 
@@ -126,3 +126,20 @@ def test_what_has_no_meaning_is_refused() -> None:
         critical(np.eye(2), 95)
     with refused(UsageError):
         critical(np.eye(2), draws=0)
+
+
+@given(
+    ratio=st.floats(-8, 8),
+    skewness=st.floats(-2, 2),
+    noise=st.floats(0, 1),
+    freedom=st.floats(2, 1e6),
+)
+def test_scores_invert_the_limits(
+    ratio: float, skewness: float, noise: float, freedom: float
+) -> None:
+    arrays = [np.array([x]) for x in (skewness, noise, freedom)]
+    score = skew_scores(np.array([ratio]), *arrays)
+    if score[0] > 36:
+        return
+    below, above = skew_multiples(arrays[0], arrays[1], arrays[2], score)
+    assert (below if ratio >= 0 else above)[0] == pytest.approx(abs(ratio), abs=1e-9)

@@ -28,8 +28,6 @@ from poolwise.intervals.skew import (
     reach_of,
     root,
     shaped_interval,
-    skew_multiples,
-    skew_scores,
 )
 from poolwise.intervals.student import Limits, student
 from poolwise.moments.linear import Score
@@ -350,23 +348,6 @@ def test_a_log_without_rewards_has_an_upper_limit(
     interval = result.intervals["balanced"]
     assert (interval.lower, interval.upper) == pytest.approx((0.0, expected))
     assert "bounded-interval" in {f.code for f in result.findings}
-
-
-@given(
-    ratio=st.floats(-8, 8),
-    skewness=st.floats(-2, 2),
-    noise=st.floats(0, 1),
-    freedom=st.floats(2, 1e6),
-)
-def test_scores_invert_the_limits(
-    ratio: float, skewness: float, noise: float, freedom: float
-) -> None:
-    arrays = [np.array([x]) for x in (skewness, noise, freedom)]
-    score = skew_scores(np.array([ratio]), *arrays)
-    if score[0] > 36:
-        return
-    below, above = skew_multiples(arrays[0], arrays[1], arrays[2], score)
-    assert (below if ratio >= 0 else above)[0] == pytest.approx(abs(ratio), abs=1e-7)
 
 
 def test_a_root_and_none() -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import Finding
-from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.skew import known_columns, skew_scores
+from poolwise.intervals.simultaneous import ALONE, skew_scores
+from poolwise.intervals.skew import known_columns
 from poolwise.intervals.student import Interval
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.estimate import Estimate, estimated

@@ -21,10 +21,11 @@ from poolwise.intervals.simultaneous import (
     factor_of,
     limits,
     max_t,
+    skew_multiples,
+    skew_scores,
     student_multiples,
     student_scores,
 )
-from poolwise.intervals.skew import skew_multiples, skew_scores
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled

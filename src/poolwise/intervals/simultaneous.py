@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 CELLS = 2_000_000  # numbers per batch of draws: 16 MB
 ROUNDING = 1e-10  # relative to the largest: a smaller eigenvalue is rounding
 QUANTILES = 1_000  # of the drawn directions; they replace them
+SYMMETRIC = 1e-12  # smaller skewness is none
+LARGEST_SCORE, BISECTIONS, SECANTS = 37.0, 16, 5  # of the inverse of skewed limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class MaxT:
     Directions are drawn and the length is integrated,
     $P(\max_k |Z_k| > c) = E[1 - F_{\chi^2_d}(c^2 / \max_k |Z_k / \lVert Z \rVert|^2)]$, which
     is exact for one candidate.  It is a normal distribution, and so too narrow for few or
-    skewed rows; `student_multiples` allows for few.
+    skewed rows; `student_multiples` and `skew_multiples` allow for these.
 
     Attributes:
         candidates: Number of candidates with variance.
@@ -157,3 +159,91 @@ def student_scores(ratios: FloatArray, freedom: FloatArray) -> FloatArray:
     finite = np.isfinite(freedom)
     tails = stdtr(np.where(finite, freedom, 1.0), -np.abs(ratios))
     return np.where(finite, -ndtri(tails), np.abs(ratios))
+
+
+def skew_multiples(
+    skewness: FloatArray, noise: FloatArray, freedom: FloatArray, critical: FloatArray | float
+) -> tuple[FloatArray, FloatArray]:
+    """Return the standard errors from several values to their limits, below and above.
+
+    Args:
+        skewness: Skewness of each value.
+        noise: Variance of each estimated variance, over its square.
+        freedom: Degrees of freedom of each variance.
+        critical: Normal critical value of each, or of all.
+    """
+    near, far = _both(np.abs(skewness), kurtosis_freedom(skewness, noise, freedom), critical)
+    right = skewness >= 0
+    return np.where(right, near, far), np.where(right, far, near)
+
+
+def skew_scores(
+    ratios: FloatArray, skewness: FloatArray, noise: FloatArray, freedom: FloatArray
+) -> FloatArray:
+    """Return the critical value at which the interval of each value / error ends at 0.
+
+    It is the inverse of `skew_multiples`: bisection until the limits are nearly linear,
+    then the secant method.
+    """
+    skew, free, sizes = (
+        np.abs(skewness),
+        kurtosis_freedom(skewness, noise, freedom),
+        np.abs(ratios),
+    )
+    against = (ratios >= 0) == (skewness >= 0)
+
+    def excess(critical: FloatArray) -> FloatArray:
+        return np.where(against, *_both(skew, free, critical)) - sizes
+
+    inside, outside = np.zeros_like(ratios), np.full_like(ratios, LARGEST_SCORE)
+    for _ in range(BISECTIONS):
+        middle = (inside + outside) / 2
+        short = excess(middle) < 0
+        inside, outside = np.where(short, middle, inside), np.where(short, outside, middle)
+    last, score = inside, outside
+    before, value = excess(last), excess(score)
+    for _ in range(SECANTS):
+        rise, step = value - before, np.zeros_like(score)
+        np.divide(value * (score - last), rise, out=step, where=rise != 0)
+        last, before = score, value
+        score = np.clip(score - step, inside, outside)
+        value = excess(score)
+    return score
+
+
+def _both(
+    skew: FloatArray, freedom: FloatArray, critical: FloatArray | float
+) -> tuple[FloatArray, FloatArray]:
+    """Return the limits against the skew and on its side."""
+    student = student_multiples(critical, freedom)
+    return near_multiple(skew, student), far_multiple(skew, student, critical)
+
+
+def kurtosis_freedom(
+    skewness: FloatArray | float,
+    noise: FloatArray | float,
+    freedom: FloatArray | float,
+    heavy: float = 0.0,
+) -> FloatArray:
+    """Return the degrees of freedom that the kurtosis of the units leaves, at least 1."""
+    excess = noise - (1 - heavy / 2) * np.square(skewness)
+    with np.errstate(divide="ignore"):
+        most = np.where(excess > 0, 2 / np.maximum(excess, 0.0), np.inf)
+    return np.maximum(1.0, np.minimum(freedom, most))
+
+
+def near_multiple(skew: FloatArray | float, student: FloatArray | float) -> FloatArray:
+    """Return the limit against the skew: Hall's cubic transformation."""
+    flat = np.maximum(skew, SYMMETRIC)
+    shift = flat * (student - flat / 6)
+    small = 2 * np.abs(shift) < 1  # where 1 + shift would lose digits
+    root = np.expm1(np.log1p(np.where(small, shift, 0.0)) / 3)
+    return np.where(small, root, np.cbrt(1 + shift) - 1) * 3 / flat
+
+
+def far_multiple(
+    skew: FloatArray | float, student: FloatArray | float, normal: FloatArray | float
+) -> FloatArray:
+    """Return the limit on the side of the skew: the root of d² = z²(1 + skew d)."""
+    half = normal * np.asarray(skew) / 2
+    return np.asarray(student * (half + np.sqrt(1 + half**2)))

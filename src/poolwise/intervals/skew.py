@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.estimators.calibrated import Calibrated, Columns, many
-from poolwise.intervals.simultaneous import student_multiples
+from poolwise.intervals.simultaneous import far_multiple, kurtosis_freedom, near_multiple
 from poolwise.intervals.student import (
     BOUNDED,
     Interval,
@@ -68,8 +68,6 @@ if TYPE_CHECKING:
 GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
 LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
 STEPS, CLOSE, FURTHEST = 60, 1e-13, 50  # of the search for the limits of a ratio
-SYMMETRIC = 1e-12  # smaller skewness is none
-LARGEST_SCORE, BISECTIONS = 37.0, 60  # of the inverse of the limits
 
 
 @dataclass(frozen=True)
@@ -84,89 +82,17 @@ def reach_of(estimate: Estimate, shape: Shape, powers: Powers | None, alpha: flo
     """Return the distances to the two limits, each of which errs with probability alpha."""
     plain = estimate.variance / estimate.linear.inflation
     heavy = _heaviness(powers) if powers else 0.0
-    freedom = float(_freedom(shape.skewness, shape.noise, estimate.freedom, heavy))
+    freedom = float(kurtosis_freedom(shape.skewness, shape.noise, estimate.freedom, heavy))
     normal = student_quantile(1 - alpha, math.inf)
     student = student_quantile(1 - alpha, freedom)
     skew = abs(shape.skewness)
-    near = float(_near(skew, student))
+    near = float(near_multiple(skew, student))
     if estimate.linear.adapted:  # shares that fall with the rewards lower the estimate
         near = max(near, student)
     far = _far_guarded(skew, student, normal, plain, heavy, powers)
     error = math.sqrt(estimate.variance * shape.rise)
     below, above = (near, far) if shape.skewness >= 0 else (far, near)
     return Reach(below * error, above * error)
-
-
-def skew_multiples(
-    skewness: FloatArray, noise: FloatArray, freedom: FloatArray, critical: FloatArray | float
-) -> tuple[FloatArray, FloatArray]:
-    """Return the standard errors from several values to their limits, below and above.
-
-    Args:
-        skewness: Skewness of each value.
-        noise: Variance of each estimated variance, over its square.
-        freedom: Degrees of freedom of each variance.
-        critical: Normal critical value of each, or of all.
-    """
-    near, far = _both(np.abs(skewness), _freedom(skewness, noise, freedom), critical)
-    right = skewness >= 0
-    return np.where(right, near, far), np.where(right, far, near)
-
-
-def skew_scores(
-    ratios: FloatArray, skewness: FloatArray, noise: FloatArray, freedom: FloatArray
-) -> FloatArray:
-    """Return the critical value at which the interval of each value / error ends at 0.
-
-    It is the inverse of `skew_multiples`, by bisection.
-    """
-    inside, outside = np.zeros_like(ratios), np.full_like(ratios, LARGEST_SCORE)
-    skew, free, sizes = np.abs(skewness), _freedom(skewness, noise, freedom), np.abs(ratios)
-    against = (ratios >= 0) == (skewness >= 0)
-    for _ in range(BISECTIONS):
-        middle = (inside + outside) / 2
-        excluded = np.where(against, *_both(skew, free, middle)) < sizes
-        inside = np.where(excluded, middle, inside)
-        outside = np.where(excluded, outside, middle)
-    return (inside + outside) / 2
-
-
-def _both(
-    skew: FloatArray, freedom: FloatArray, critical: FloatArray | float
-) -> tuple[FloatArray, FloatArray]:
-    """Return the limits against the skew and on its side."""
-    student = student_multiples(critical, freedom)
-    return _near(skew, student), _far(skew, student, critical)
-
-
-def _freedom(
-    skewness: FloatArray | float,
-    noise: FloatArray | float,
-    freedom: FloatArray | float,
-    heavy: float = 0.0,
-) -> FloatArray:
-    """Return the degrees of freedom that the kurtosis of the units leaves, at least 1."""
-    excess = noise - (1 - heavy / 2) * np.square(skewness)
-    with np.errstate(divide="ignore"):
-        most = np.where(excess > 0, 2 / np.maximum(excess, 0.0), np.inf)
-    return np.maximum(1.0, np.minimum(freedom, most))
-
-
-def _near(skew: FloatArray | float, student: FloatArray | float) -> FloatArray:
-    """Return the limit against the skew: Hall's cubic transformation."""
-    flat = np.maximum(skew, SYMMETRIC)
-    shift = flat * (student - flat / 6)
-    small = 2 * np.abs(shift) < 1  # where 1 + shift would lose digits
-    root = np.expm1(np.log1p(np.where(small, shift, 0.0)) / 3)
-    return np.where(small, root, np.cbrt(1 + shift) - 1) * 3 / flat
-
-
-def _far(
-    skew: FloatArray | float, student: FloatArray | float, normal: FloatArray | float
-) -> FloatArray:
-    """Return the limit on the side of the skew: the root of d² = z²(1 + skew d)."""
-    half = normal * np.asarray(skew) / 2
-    return np.asarray(student * (half + np.sqrt(1 + half**2)))
 
 
 def _far_guarded(
@@ -179,13 +105,15 @@ def _far_guarded(
 ) -> float:
     """Return the limit on the side of the skew, widened by the two guards."""
     if powers is None:
-        return float(_far(skew, student, normal))
+        return float(far_multiple(skew, student, normal))
     largest = float(powers.weighted[LARGEST]) / powers.rows / math.sqrt(plain) if heavy else 0.0
     wider = 1 + heavy * largest**2  # one more row like the largest
     skew = (skew + heavy * largest**3) / wider**1.5
     spread, tilt = _ghosts(powers)
-    rare = math.sqrt(spread) * float(_far(skew * tilt / math.sqrt(spread), student, normal))
-    return max(float(_far(skew, student, normal)), rare) * math.sqrt(wider)
+    rare = math.sqrt(spread) * float(
+        far_multiple(skew * tilt / math.sqrt(spread), student, normal)
+    )
+    return max(float(far_multiple(skew, student, normal)), rare) * math.sqrt(wider)
 
 
 def _heaviness(powers: Powers) -> float:
