@@ -32,11 +32,13 @@ from poolwise.engines.parallel import (
     sample_rows,
     workers,
 )
+from poolwise.engines.scored import append_scores, fix_order
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.log.log import CleanLog
 from poolwise.moments.terms import Needs
+from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import Frame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.learn import OrderedRows, learn
@@ -46,8 +48,8 @@ from poolwise.rows.periods import TIME, times_query
 from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts
 from poolwise.rows.roles import NOTHING, Extra, Roles, assign, layout_of
 from poolwise.rows.rules import rows
-from poolwise.rows.score import keep_batches, scored_batches, write_batches
-from poolwise.rows.sources import create_view, literal, plain_files
+from poolwise.rows.score import scored_batches, write_batches
+from poolwise.rows.sources import create_view, plain_files
 from poolwise.rows.streams import plain_stream
 
 if TYPE_CHECKING:
@@ -85,37 +87,45 @@ class DuckDB:
     ) -> Iterator[DuckDBRows]:
         """Open a log with its targets; policies in Python are scored first.
 
-        The models of `extra` are fitted to the rows before that. A table in memory may need
-        no query at all, so for it DuckDB starts with the first one.
+        The models of `extra` are fitted to the rows before that. Frames and plain
+        files may need no query at all, so for them DuckDB starts with the first one.
         """
-        frame = plain_frame(log)
+        plain = plain_frame(log) or plain_parquet(log)
         with ExitStack() as stack:
 
             @cache
             def opened() -> tuple[duckdb.DuckDBPyConnection, Path, Roles]:
                 return stack.enter_context(self._opened(log, targets, extra))
 
-            source: Files | Frame | None = frame
-            if frame is None:
+            source: Files | Frame | None
+            if plain is None:
                 connection, folder, roles = opened()
                 source = plain_files(connection, log, folder)
             else:
-                roles = _roles(log, targets, frame.table.schema.names, extra)
+                source, roles = plain.source, _roles(log, targets, plain.names, extra)
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
             unexplained = isinstance(log, CleanLog)
             if roles.scored or extra.learners:
                 if unexplained:  # the rows would be scored twice
                     raise LogError([CHANGED])
-                table, source, notes = _scored(*opened(), log, extra, source)
-            log_rows = DuckDBRows(table, lambda: opened()[0], source, notes, self)
-            yield replace(log_rows, timed=frame is None or frame.timed, unexplained=unexplained)
+                table, source, notes = append_scores(*opened(), log, extra, source)
+            yield DuckDBRows(
+                table,
+                lambda: opened()[0],
+                source,
+                notes,
+                self,
+                footers=Footers() if plain is None else plain.footers,
+                timed=plain is None or plain.timed,
+                unexplained=unexplained,
+            )
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
         """Open a log for a learner, which can read all rows again in the same order."""
         with self._opened(log, {}, learner_extra(log)) as (connection, folder, roles):
-            _fix_order(connection, log, folder)
+            fix_order(connection, log, folder)
             yield OrderedRows(connection, roles, learn(connection, roles, mixture_extra(log)))
 
     def score(
@@ -173,46 +183,6 @@ def _stoppable() -> Iterator[None]:
         raise
 
 
-def _fix_order(connection: duckdb.DuckDBPyConnection, log: Log, folder: Path) -> None:
-    """Write the rows of a SELECT to a file: a second run may return other rows."""
-    if any(part.kind == "select" for part in log.parts):
-        copy = literal(str(folder / "log.parquet"))
-        connection.execute(f"COPY (FROM log) TO {copy} (FORMAT parquet)")
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM read_parquet({copy})")
-
-
-def _scored(
-    connection: duckdb.DuckDBPyConnection,
-    folder: Path,
-    roles: Roles,
-    log: Log,
-    extra: Extra,
-    source: Files | Frame | None,
-) -> tuple[RoleColumns, Files | Frame, tuple[Finding, ...]]:
-    """Append the probabilities of policies and the columns of models to the needed columns.
-
-    Returns their roles, the rows as a table if they are few, else the file that they were
-    written to, and findings about the models.
-    """
-    fill = None
-    if extra.learners:
-        _fix_order(connection, log, folder)
-        fill = learn(connection, roles, extra)
-    names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    batches = scored_batches(connection, roles, names, fill, source)
-    columns = [*roles.queried, *roles.scored, *extra.filled]
-    path = folder / "scored.parquet"
-    frame = keep_batches(batches, path, columns)
-    if frame is None:
-        file = f"read_parquet({literal(str(path))})"
-        connection.execute(f"CREATE TEMP VIEW scored AS FROM {file}")
-    else:
-        connection.register("scored", frame)
-    notes = tuple(note for fit in fill.fitted for note in fit.findings()) if fill else ()
-    table = replace(roles.table, relation=exp.to_table("scored"))
-    return table, ((str(path), None),) if frame is None else Frame(frame), notes
-
-
 @dataclass(frozen=True, eq=False)
 class DuckDBRows(KernelRows):
     """An open log; implements `engines.base.Rows`.
@@ -223,6 +193,7 @@ class DuckDBRows(KernelRows):
             table in memory, that hold the rows as they are; None where DuckDB must read them.
         notes: Findings about models that were fitted to the rows.
         engine: Settings of the engine.
+        footers: Footers of the files.
         timed: Whether the log may have a column of times.
         unexplained: Whether bad rows raise an error at once, without their faults.
         copied: Hashes of rows of the first pass, once there was one.
@@ -232,6 +203,7 @@ class DuckDBRows(KernelRows):
     source: Files | Frame | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
+    footers: Footers = field(default_factory=Footers, kw_only=True)
     timed: bool = field(default=False, kw_only=True)
     unexplained: bool = field(default=False, kw_only=True)
     copied: FirstPass = field(default_factory=FirstPass, kw_only=True)
@@ -255,7 +227,7 @@ class DuckDBRows(KernelRows):
     def _plain(self) -> Stream | None:
         """Return a table, or files as they are, listed anew since they may have changed."""
         if isinstance(self.source, tuple):
-            return plain_stream(self.table, self.source)
+            return plain_stream(self.table, self.source, footers=self.footers)
         return self._frame
 
     def _stream(self, layout: Layout) -> tuple[Stream, Layout]:

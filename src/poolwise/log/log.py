@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import cached_property
 from html import escape
+from itertools import groupby
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,7 +142,7 @@ class Log:
         if problems:
             raise UsageError("\n".join(problems))
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """Parts of the source, in order."""
         if self.table is not None:
@@ -352,12 +354,12 @@ def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see
 def _joined(parts: list[Part]) -> list[Part]:
     """Join neighbouring files of one format, so that one scan reads them all."""
     joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if last and last.kind == part.kind and part.kind in FORMATS:
-            joined[-1] = Part((*last.value, *part.value), part.kind, part.logger)
+    for (kind, logger), neighbours in groupby(parts, lambda part: (part.kind, part.logger)):
+        if kind in FORMATS:
+            paths = tuple(path for part in neighbours for path in part.value)
+            joined.append(Part(paths, kind, logger))
         else:
-            joined.append(part)
+            joined += neighbours
     return joined
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from poolwise.rows.footers import Footers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -41,11 +43,23 @@ class Frame:
         table: All columns; one of type null in place of a column that only DuckDB reads.
         objects: Python objects of columns of pandas, which may be labels.
         other: Whether the frame is not an Arrow table.
+        footers: Footers of files, of which a frame has none.
     """
 
     table: pa.Table
     objects: Mapping[str, AnyArray] = field(default_factory=dict)
     other: bool = False
+    footers: Footers = field(default_factory=Footers)
+
+    @property
+    def source(self) -> Frame:
+        """The frame itself."""
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self.table.schema.names)
 
     @property
     def timed(self) -> bool:

@@ -129,6 +129,8 @@ def local_files(connection: Connection, log: Log) -> list[str]:
 
 
 def _glob(connection: Connection, patterns: list[str]) -> list[str]:
+    if all(not re.search(r"[*?\[{~]", p) and Path(p).is_file() for p in patterns):
+        return patterns
     lines = connection.execute("SELECT file FROM glob(?)", [patterns]).fetchall()
     return [str(line[0]) for line in lines]
 

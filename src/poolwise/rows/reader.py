@@ -12,7 +12,7 @@ import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.rows.clusters import cluster_buckets
+from poolwise.rows.footers import Footers
+from poolwise.rows.gather import gather
 from poolwise.rows.roles import EXCLUDED, LARGEST, SMALLEST, UNKNOWN
 
 if TYPE_CHECKING:
@@ -72,21 +74,24 @@ class Stream:
     Attributes:
         pieces: All pieces, in the order of the rows; those of a query can be read once.
         columns: Column of the files for each column of the layout; empty without files.
+        footers: Footers of the files.
     """
 
     pieces: Iterable[Piece]
     columns: Mapping[str, str] = field(default_factory=dict)
+    footers: Footers = field(default_factory=Footers)
 
     def reader(self) -> Reader:
         """Return a function that reads pieces; each thread has its own."""
-        return Reader(self.columns)
+        return Reader(self.columns, self.footers)
 
 
 class Reader:
     """Reads pieces; keeps its last file open."""
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    def __init__(self, columns: Mapping[str, str], footers: Footers | None = None) -> None:
         self.columns = columns
+        self._footers = footers or Footers()
         self._path = ""
         self._file: pq.ParquetFile
 
@@ -111,7 +116,12 @@ class Reader:
             return
         if piece.path != self._path:
             label = self.columns.get("logger")
-            self._file = pq.ParquetFile(piece.path, read_dictionary=[label] if label else None)
+            self._file = pq.ParquetFile(
+                piece.path,
+                metadata=self._footers(piece.path),
+                read_dictionary=[label] if label else None,
+                pre_buffer=False,  # the system reads ahead, and threads read other groups
+            )
             self._path = piece.path
         if piece.num_rows * len(names) <= LARGE_GROUP:
             yield self._file.read_row_group(piece.group, columns=names, use_threads=False)
@@ -142,7 +152,11 @@ def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
                     counts[label] += number
         return +counts
 
-    return list(in_order(count, stream.pieces, threads))
+    def count_each(pieces: Sequence[Piece]) -> list[Counter[str | None]]:
+        return [count(piece) for piece in pieces]
+
+    gathered = (pieces for pieces, _ in gather((piece, 0) for piece in stream.pieces))
+    return list(chain.from_iterable(in_order(count_each, gathered, threads)))
 
 
 def numbered(stream: Stream, layout: Layout, threads: int) -> Iterator[tuple[Piece, int]]:

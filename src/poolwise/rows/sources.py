@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,9 +230,11 @@ def _headers(connection: Connection, part: Part, log: Log) -> Iterator[list[str]
         names = names() if callable(names) else names
         yield [str(name) for name in (frame.columns if names is None else names)]
     elif part.kind == "parquet":
-        for path in part_files(connection, part):
-            query = f"SELECT name FROM parquet_schema({literal(path)})"
-            yield [str(line[0]) for line in connection.execute(query).fetchall()[1:]]
+        paths = literal(part_files(connection, part))
+        query = f"SELECT file_name, name FROM parquet_schema({paths})"
+        lines = connection.execute(query).fetchall()
+        for _, of_file in groupby(lines, lambda line: line[0]):
+            yield [str(name) for _, name in of_file][1:]
     elif part.kind == "csv":
         own = {"header", "union_by_name", *TYPED}
         options = {k: v for k, v in log.reader_options.items() if k.lower() not in own}

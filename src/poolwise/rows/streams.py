@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlglot import exp
 
+from poolwise.rows.footers import Footers, alike
 from poolwise.rows.frames import OddLabelsError, coded_objects
 from poolwise.rows.reader import TABLE_ROWS, RowGroup, Stream, constant, in_order
 
@@ -24,7 +24,10 @@ LABELS = frozenset({"logger", "cluster", "period"})  # columns of texts, or of w
 
 
 def plain_stream(
-    table: RoleColumns, source: Files | Frame | None, threads: int = 1
+    table: RoleColumns,
+    source: Files | Frame | None,
+    threads: int = 1,
+    footers: Footers | None = None,
 ) -> Stream | None:
     """Return files or a frame as they are; None where DuckDB must read the rows."""
     roles = table.roles
@@ -33,7 +36,8 @@ def plain_stream(
         return None
     columns = {name: value.name for name, value in roles.items()}
     if isinstance(source, tuple):
-        return file_stream([(p, label if own is None else own) for p, own in source], columns)
+        files = [(path, label if own is None else own) for path, own in source]
+        return file_stream(files, columns, footers)
     frame = source
     if label is not None:
         labels = constant(label, frame.table.num_rows)
@@ -43,19 +47,25 @@ def plain_stream(
 
 
 def file_stream(
-    files: Sequence[tuple[str, str | None]], columns: Mapping[str, str]
+    files: Sequence[tuple[str, str | None]],
+    columns: Mapping[str, str],
+    footers: Footers | None = None,
 ) -> Stream | None:
     """Return all row groups, without the empty ones; None if a file lacks a column."""
+    footers = footers or Footers()
     if all(label is not None for _, label in files):
         columns = {name: source for name, source in columns.items() if name != "logger"}
     pieces: list[Piece] = []
+    last = None
     for path, label in files:
-        meta = pq.read_metadata(path)
-        if not _has(meta.schema.to_arrow_schema(), columns):
+        footer = footers(path)
+        same = last is not None and alike(footer, last)
+        if not same and not _has(footer.schema.to_arrow_schema(), columns):
             return None
-        sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
+        last = footer
+        sizes = [footer.row_group(k).num_rows for k in range(footer.num_row_groups)]
         pieces += [RowGroup(path, k, rows, label) for k, rows in enumerate(sizes) if rows]
-    return Stream(pieces, columns)
+    return Stream(pieces, columns, footers)
 
 
 def _has(schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False) -> bool:

@@ -1,0 +1,94 @@
+"""Footers: names, types and row groups of Parquet files, which each file's end lists.
+
+A log of plain files is opened from these, without a query; thousands of small files are
+parsed once, not once in each pass.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from poolwise.rows.roles import PART_LOGGER
+
+if TYPE_CHECKING:
+    from poolwise.log.log import Log
+    from poolwise.rows.reader import Files
+
+PATTERN = re.compile(r"[*?\[{]|=.*/|^~|^\w+://")  # paths that DuckDB reads in its own way
+Stamp = tuple[int, ...]  # changes whenever a file does
+
+
+class Footers:
+    """Footers of files that were read, parsed again where a file changed; threads share one."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, tuple[Stamp, pq.FileMetaData]] = {}
+
+    def __call__(self, path: str) -> pq.FileMetaData:
+        """Return the footer of a file as it is now."""
+        stamp = _stamp(path)
+        last, footer = self._parsed.get(path, ((), None))
+        if footer is None or last != stamp:
+            footer = pq.read_metadata(path)
+            self._parsed[path] = stamp, footer
+        return footer
+
+
+def _stamp(path: str) -> Stamp:
+    status = os.stat(path)  # noqa: PTH116 - thousands of files
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def alike(left: pq.FileMetaData, right: pq.FileMetaData) -> bool:
+    """Test if two files have the same columns of the same types."""
+    if left is right:
+        return True
+    types = [(footer.metadata or {}).get(b"ARROW:schema") for footer in (left, right)]
+    return types[0] == types[1] and left.schema.equals(right.schema)
+
+
+@dataclass(frozen=True, eq=False)
+class PlainFiles:
+    """Parquet files of the same columns, which need no query to be opened.
+
+    Attributes:
+        source: Paths, each with the label of its rows where no column has it.
+        names: Columns of the log.
+        timed: Whether there is a column of times.
+        footers: Footers of the files.
+    """
+
+    source: Files
+    names: tuple[str, ...]
+    timed: bool
+    footers: Footers = field(default_factory=Footers)
+
+
+def plain_parquet(log: Log) -> PlainFiles | None:
+    """Return the files of a log that are plain; None for others, and for unreadable ones."""
+    if log.reader_options or any(part.kind != "parquet" for part in log.parts):
+        return None
+    files = tuple((path, part.logger) for part in log.parts for path in part.value)
+    if any(PATTERN.search(path) for path, _ in files):
+        return None
+    footers = Footers()
+    try:
+        all_footers = [footers(path) for path, _ in files]
+        first, *others = all_footers
+        schema = first.schema.to_arrow_schema()
+        same = all(alike(first, other) for other in others)
+        once = len({_stamp(path)[:2] for path, _ in files}) == len(files)
+    except (pa.ArrowException, OSError, ValueError):  # DuckDB says what is wrong
+        return None
+    names = [*schema.names, *([] if files[0][1] is None else [PART_LOGGER])]
+    if not (same and once) or len({name.lower() for name in names}) < len(names):
+        return None
+    return PlainFiles(
+        files, tuple(names), any(map(pa.types.is_temporal, schema.types)), footers
+    )
