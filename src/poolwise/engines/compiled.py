@@ -126,8 +126,8 @@ class Program(_Arrays):
         *_fields("left right", _pointer),
         *_fields("slices bins first_bin bin_shift", _number),
         *_fields("floors", _pointer),
-        *_fields("lines block stride part", _number),
-        *_fields("matrix moved order bin ends", _pointer),
+        *_fields("lines block part room", _number),
+        *_fields("line ordered moved order bin starts ends", _pointer),
     ]
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
-from poolwise.engines.workspace import FEWEST_ROWS, MOST_ROWS
 from poolwise.moments.cells import periods_of
 from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
 from poolwise.moments.terms import LOG_GAINS, OF_TARGET, UNSUPPORTED, Factor, Term
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 
 BLOCK = 256  # rows of the matrix; if it depended on the number of lines, so would the last bits
 PADDING = 8  # doubles between lines, which would compete for the cache a power of two apart
-PART_OF_GROUP = 128  # rows of a group that are ordered at once, at least
+PART, PART_OF_GROUP = 2_048, 128  # rows that are ordered at once, at least and of each group
+MOST_ORDERED = 4_000_000  # doubles of ordered columns: 32 MB
 
 
 class Writer:
@@ -224,18 +224,26 @@ def _set_layout(program: Program, writer: Writer) -> None:
 
 def _set_room(program: Program, writer: Writer, groups: int) -> None:
     """Set the size of a block and of a part, and room for both."""
-    lines = writer.size
-    part = min(max(FEWEST_ROWS, PART_OF_GROUP * groups), MOST_ROWS)
+    columns, lines = len(writer.columns), writer.size
+    most = max(MOST_ORDERED // columns, PART)
+    part = min(max(PART, PART_OF_GROUP * groups), most)
+    room = part + 8 * min(groups, part) + PADDING
+    matrix = np.empty((lines + 1 - columns, BLOCK + PADDING))
+    line = np.zeros(lines + 1, dtype=np.uintp)  # those of columns move from block to block
+    line[columns:] = matrix.ctypes.data + matrix.strides[0] * np.arange(len(matrix))
+    program.arrays.append(matrix)
     program.set(
         lines=lines,
         block=BLOCK,
-        stride=BLOCK + PADDING,
         part=part,
-        matrix=np.empty((lines + 1) * (BLOCK + PADDING)),
+        room=room,
+        line=line,
+        ordered=np.empty(columns * room),
         moved=np.empty(max(program.singles.size, 1)),
-        order=np.empty(part, dtype=np.int32),
+        order=np.empty(room, dtype=np.int32),
         bin=np.empty(BLOCK, dtype=np.int32),
-        ends=np.empty(groups + 1, dtype=np.int64),
+        starts=np.empty(groups, dtype=np.int64),
+        ends=np.empty(groups, dtype=np.int64),
     )
 
 

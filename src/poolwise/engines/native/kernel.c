@@ -65,7 +65,7 @@ typedef double MINE(v4) __attribute__((vector_size(32), aligned(8)));
 #define v8 MINE(v8)
 #define m8 MINE(m8)
 #define v4 MINE(v4)
-#define LINE(k) ((v8 *)(program->matrix + (k) * program->stride))
+#define LINE(k) ((v8 *)program->line[k])
 #define PICK(mask, yes, no) ((v8)(((mask) & (m8)(yes)) | (~(mask) & (m8)(no))))
 
 static inline double MINE(total)(v8 x) {
@@ -86,37 +86,40 @@ static inline double MINE(most)(v8 x) {
     return y;
 }
 
-/* Order the rows of a part by group, into `order`; `ends` is where each group ends.  Return 0
- * if a row has no group. */
-static int MINE(sort)(const Program *program, const int32_t *codes, number first, number rows) {
+/* Order the rows of a part by group, each from a multiple of eight on, which the last row is
+ * repeated up to.  Return the rows with these copies; 0 if a row has no group. */
+static number MINE(sort)(const Program *program, const int32_t *codes, number first,
+                         number rows) {
     const int32_t groups = (int32_t)program->groups;
     int outside = 0;
-    for (number j = 0; j < rows; j++)
-        outside |= (codes[first + j] < 0) | (codes[first + j] >= groups);
+    for (number j = 0; j < rows; j++) outside |= (codes[j] < 0) | (codes[j] >= groups);
     if (outside) return 0;
-    number *next = program->ends;
-    memset(next, 0, (program->groups + 1) * sizeof(number));
-    for (number j = 0; j < rows; j++) next[codes[first + j] + 1]++;
-    for (number g = 1; g <= program->groups; g++) next[g] += next[g - 1];
-    for (number j = 0; j < rows; j++)
-        program->order[next[codes[first + j]]++] = (int32_t)(first + j);
-    return 1;
+    number *ends = program->ends, total = 0;
+    memset(ends, 0, program->groups * sizeof(number));
+    for (number j = 0; j < rows; j++) ends[codes[j]]++;
+    for (number g = 0; g < program->groups; g++) {
+        const number size = ends[g];
+        program->starts[g] = ends[g] = total;
+        total += (size + 7) / 8 * 8;
+    }
+    for (number j = 0; j < rows; j++) program->order[ends[codes[j]]++] = (int32_t)(first + j);
+    for (number g = 0; g < program->groups; g++)
+        for (number j = ends[g]; j % 8; j++) program->order[j] = program->order[j - 1];
+    return total;
 }
 
-#define LOAD(type)                                                                \
-    {                                                                             \
-        const type *from = source;                                                \
-        if (adjacent)                                                             \
-            for (number j = 0; j < rows; j++) out[j] = (double)from[order[0] + j]; \
-        else                                                                      \
-            for (number j = 0; j < rows; j++) out[j] = (double)from[order[j]];    \
-        break;                                                                    \
+#define LOAD(type)                                                                  \
+    {                                                                               \
+        const type *from = source;                                                  \
+        if (adjacent)                                                               \
+            for (number j = 0; j < adjacent; j++) out[j] = (double)from[order[0] + j]; \
+        for (number j = adjacent; j < rows; j++) out[j] = (double)from[order[j]];   \
+        break;                                                                      \
     }
 
-/* Copy rows of a column, and fill the last eight with the last row. */
+/* Copy a column in an order, of which the first rows may be adjacent. */
 static void MINE(load)(double *restrict out, const void *source, number type,
-                       const int32_t *restrict order, number rows) {
-    const int adjacent = order[rows - 1] - order[0] == rows - 1;
+                       const int32_t *restrict order, number rows, number adjacent) {
     switch (type) {
     case 0: LOAD(double)
     case 1: LOAD(float)
@@ -129,12 +132,11 @@ static void MINE(load)(double *restrict out, const void *source, number type,
     case 8: LOAD(uint32_t)
     default: LOAD(uint64_t)
     }
-    for (number j = rows; j % 8; j++) out[j] = out[rows - 1];
 }
 #undef LOAD
 
 /* Return 0 if a value is outside of the limits, or NaN. */
-static int MINE(within)(const v8 *x, number size, double low, double top) {
+static inline int MINE(within)(const v8 *x, number size, double low, double top) {
     m8 good = ~(m8){0};
     for (number i = 0; i < size; i++) good &= (x[i] >= low) & (x[i] <= top);
     return !MINE(any)(~good);
@@ -142,7 +144,7 @@ static int MINE(within)(const v8 *x, number size, double low, double top) {
 
 static void MINE(mix)(const Program *program, v8 *restrict out, const double *shares, number size) {
     const v8 *first = LINE(1);
-    const number lines = program->crossed, apart = program->stride / 8;
+    const number lines = program->crossed, apart = program->room / 8;
     for (number i = 0; i < size; i++) {
         v8 sum = shares[0] * first[i];
         for (number k = 1; k < lines; k++) sum += shares[k] * first[k * apart + i];
@@ -360,11 +362,27 @@ static inline double MINE(sum)(const v8 *x, number size) {
     return MINE(total)((a + b) + (c + d));
 }
 
+/* Subtract a number from a line; return the sum of what is left. */
+static inline double MINE(subtract)(v8 *x, number rows, double less) {
+    const number size = (rows + 7) / 8;
+    v8 a = {0}, b = {0};
+    number i = 0;
+    for (; i + 2 < size; i += 2) {
+        x[i] -= less, x[i + 1] -= less;
+        a += x[i], b += x[i + 1];
+    }
+    for (; i < size; i++) {
+        x[i] -= less;
+        for (number j = rows; i == size - 1 && j % 8; j++) ((double *)x)[j] = 0.0;
+        a += x[i];
+    }
+    return MINE(total)(a + b);
+}
+
 /* Centre a line; return its mean, and the mean that rounding left. */
-static double MINE(centre)(const Program *program, number line, number rows, double *rest) {
+static double MINE(centre)(v8 *x, number rows, double *rest) {
     const double alike = 1e-13, rounded = 4 * 2.220446049250313e-16;
     const number size = (rows + 7) / 8;
-    v8 *x = LINE(line);
     double mean = MINE(sum)(x, size) / (double)rows;
     const double *value = (double *)x, first = value[0];
     if (fabs(mean) < INFINITY && fabs(first - mean) <= alike * fabs(mean)) {
@@ -379,9 +397,7 @@ static double MINE(centre)(const Program *program, number line, number rows, dou
             return first;
         }
     }
-    for (number i = 0; i < size; i++) x[i] -= mean;
-    MINE(clear)(program, line, rows);
-    *rest = MINE(sum)(x, size) / (double)rows;
+    *rest = MINE(subtract)(x, rows, mean) / (double)rows;
     return mean;
 }
 
@@ -394,7 +410,7 @@ static void MINE(add_centred)(const Program *program, Sums *sums, number group, 
     const double part = (double)rows / total, scale = sqrt(before * part);
     for (number k = 0; k < singles; k++) {
         double rest;
-        const double mean = MINE(centre)(program, program->singles.line[k], rows, &rest);
+        const double mean = MINE(centre)(LINE(program->singles.line[k]), rows, &rest);
         if (before == 0.0) {
             means[k] = mean, rests[k] = rest;
             continue;
@@ -420,13 +436,13 @@ static void MINE(copy)(const Program *program, const Input *input, const Sums *s
                rows * sizeof(double));
 }
 
-/* Add a block: rows of one group. */
+/* Add a block: rows of one group, from a place in the order of the part on. */
 static int MINE(add)(const Program *program, const Input *input, Sums *sums, number group,
-                     const int32_t *order, number rows) {
+                     number from, number rows) {
     const number stratum = group % program->strata, size = (rows + 7) / 8;
     int zeros;
     for (number k = 0; k < program->columns; k++)
-        MINE(load)((double *)LINE(k), input->columns[k], input->types[k], order, rows);
+        program->line[k] = program->ordered + k * program->room + from;
     if (!MINE(check)(program, stratum, size, &zeros)) return 0;
     MINE(fill)(program, size, zeros);
     if (input->values) MINE(copy)(program, input, sums, group, rows);
@@ -441,9 +457,23 @@ static int MINE(add)(const Program *program, const Input *input, Sums *sums, num
         MINE(multiply)(program, program->plain_tile + k, size, plain);
     MINE(add_centred)(program, sums, group, rows);
     number *spans = sums->spans + group;
-    if (!sums->count[group]) spans[0] = input->before + order[0];
-    spans[program->groups] = input->before + order[rows - 1];
+    if (!sums->count[group]) spans[0] = input->before + program->order[from];
+    spans[program->groups] = input->before + program->order[from + rows - 1];
     sums->count[group] += rows;
+    return 1;
+}
+
+/* Add the rows of a group in a part, in blocks of about the same size. */
+static int MINE(add_group)(const Program *program, const Input *input, Sums *sums,
+                           number group) {
+    number from = program->starts[group];
+    const number end = program->ends[group], block = program->block;
+    for (number blocks = (end - from + block - 1) / block; blocks > 0; blocks--) {
+        const number equal = ((end - from + blocks - 1) / blocks + 7) / 8 * 8;
+        const number rows = equal < end - from ? equal : end - from;
+        if (!MINE(add)(program, input, sums, group, from, rows)) return 0;
+        from += rows;
+    }
     return 1;
 }
 
@@ -451,14 +481,15 @@ static int MINE(add_all)(const Program *program, const Input *input, Sums *sums)
     for (number first = 0; first < input->rows; first += program->part) {
         const number left = input->rows - first;
         const number part = left < program->part ? left : program->part;
-        if (!MINE(sort)(program, input->codes, first, part)) return 1;
-        for (number group = 0, from = 0; group < program->groups; group++)
-            while (from < program->ends[group]) {
-                const number rest = program->ends[group] - from;
-                const number rows = rest < program->block ? rest : program->block;
-                if (!MINE(add)(program, input, sums, group, program->order + from, rows)) return 1;
-                from += rows;
-            }
+        const number rows = MINE(sort)(program, input->codes + first, first, part);
+        if (!rows) return 1;
+        const int32_t group_of_first = input->codes[first];
+        const number alike = program->ends[group_of_first] - program->starts[group_of_first];
+        for (number k = 0; k < program->columns; k++)
+            MINE(load)(program->ordered + k * program->room, input->columns[k],
+                       input->types[k], program->order, rows, alike == part ? part : 0);
+        for (number group = 0; group < program->groups; group++)
+            if (!MINE(add_group)(program, input, sums, group)) return 1;
     }
     return 0;
 }

@@ -46,11 +46,12 @@ typedef struct {
     const number *left, *right; /* singles of each centred product */
     number slices, bins, first_bin, bin_shift;
     const double *floors;       /* of each tail and stratum */
-    number lines, block, stride; /* lines of the matrix, rows, and their distance */
-    number part;                 /* rows that are ordered at once */
-    double *matrix, *moved;      /* room for a block, and for one number of each single */
+    number lines, block;     /* lines of the matrix, and their largest number of rows */
+    number part, room;       /* rows that are ordered at once, and room for them in a column */
+    double **line;           /* where the rows of a block begin in each line */
+    double *ordered, *moved; /* columns of a part; room for one number of each single */
     int32_t *order, *bin;
-    number *ends;
+    number *starts, *ends;   /* of each group in a part */
 } Program;
 
 typedef struct {
