@@ -37,6 +37,7 @@ Result = TypeVar("Result")
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
 TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
+CLOSE = 1_024  # difference of integer labels that need not be looked up
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
 
@@ -239,9 +240,18 @@ def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterato
 def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray]]:
     """Yield the distinct labels of each chunk as text, and the index of each row in them.
 
-    Text as DuckDB writes integers; the last label is None, that of NULL.
+    Text as DuckDB writes integers; the last label is None, that of NULL. Integers that are
+    close to each other are their own indices.
     """
     for chunk in labels.chunks:
+        if pa.types.is_integer(chunk.type) and len(chunk) and not chunk.null_count:
+            numbers = np.from_dlpack(chunk)
+            low, top = int(numbers.min()), int(numbers.max())
+            if top - low < CLOSE:
+                wide = np.uint64 if numbers.dtype.kind == "u" else np.int64
+                above = np.subtract(numbers, low, dtype=wide).view(np.int64)
+                yield [*map(str, range(low, top + 1)), None], above
+                continue
         coded = chunk.dictionary_encode()
         texts = coded.dictionary.cast(pa.string()).to_pylist()
         indices = coded.indices
