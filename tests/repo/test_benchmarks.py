@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ import poolwise as pw
 from benchmarks import (
     arithmetic,
     bets,
+    coverage,
     data,
     learners,
     limits,
@@ -362,3 +364,27 @@ def test_bets_are_measured_by_the_code_of_the_package() -> None:
     assert float(str(learned["difference"])) >= 0.8
     assert float(str(bets.difference(1)["width"])) < 0.6
     assert bets.tables([line, learned, bets.difference(1)]).count("|---") == 2
+
+
+# Coverage of nominal 95% intervals that the documentation claims, by the kind of problem.
+CLAIMED = {
+    "hard": (0.93, 1.0),
+    "easy": (0.94, 0.965),
+    "1,000 rows": (0.94, 0.965),
+    **dict.fromkeys(("3 rewarded", "10 rewarded", "30 rewarded"), (0.95, 1.0)),
+    "lognormal": (0.94, 1.0),
+    **dict.fromkeys(("40 users", "100 users", "1000 users"), (0.93, 1.0)),
+    "paired": (0.93, 0.97),
+    **dict.fromkeys(("5 targets", "20 targets"), (0.94, 0.975)),
+}
+
+
+def test_recorded_coverage_is_that_claimed() -> None:
+    with (coverage.FIGURES / "coverage.csv").open(encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["estimator"] != "naive"]
+    assert CLAIMED.keys() <= {line["group"] for line in lines}
+    for line in lines:
+        least, most = CLAIMED.get(line["group"], (0.0, 1.0))
+        assert least <= float(line["skew"]) <= most, line
+        assert line["group"] != "1,000 rows" or float(line["width"]) <= 1.03, line
+        assert int(line["logs"]) >= coverage.LOGS or line["group"] == "20 targets", line
