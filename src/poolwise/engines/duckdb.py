@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
@@ -49,11 +48,12 @@ from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts
 from poolwise.rows.roles import NOTHING, Extra, Roles, assign, layout_of
 from poolwise.rows.rules import rows
 from poolwise.rows.score import scored_batches, write_batches
-from poolwise.rows.sources import create_view, plain_files
 from poolwise.rows.streams import plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import duckdb
 
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
@@ -99,6 +99,8 @@ class DuckDB:
 
             source: Files | Frame | None
             if plain is None:
+                from poolwise.rows.sources import plain_files
+
                 connection, folder, roles = opened()
                 source = plain_files(connection, log, folder)
             else:
@@ -148,6 +150,10 @@ class DuckDB:
         self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path, Roles]]:
         """Open a locked connection with the view of the log, a folder, and the roles."""
+        import duckdb
+
+        from poolwise.rows.sources import create_view
+
         with (
             _stoppable(),
             tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
@@ -353,6 +359,8 @@ class DuckDBRows(KernelRows):
 
     def _batches(self, text: str, size: int) -> Iterator[pa.RecordBatch]:
         """Run a query; the connection runs one at a time."""
+        import duckdb
+
         try:
             reader: Any = self.connection.sql(text).to_arrow_reader(size)
             try:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
-import duckdb
 import numpy as np
 
 from poolwise.engines.base import CHANGED, QueryRows
@@ -197,6 +196,8 @@ def sample_rows(
 
     A row is taken if the hash of its number is a multiple of its logger's step.
     """
+    import duckdb
+
     codes, values = [np.empty(0, dtype=np.int64)], [np.empty((len(terms), 0))]
     step = np.array(steps, dtype=np.uint64)
     first = 1

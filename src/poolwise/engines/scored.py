@@ -10,7 +10,6 @@ from sqlglot import exp
 from poolwise.rows.frames import Frame
 from poolwise.rows.learn import learn
 from poolwise.rows.score import keep_batches, scored_batches
-from poolwise.rows.sources import literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 def fix_order(connection: duckdb.DuckDBPyConnection, log: Log, folder: Path) -> None:
     """Write the rows of a SELECT to a file: a second run may return other rows."""
+    from poolwise.rows.sources import literal
+
     if any(part.kind == "select" for part in log.parts):
         copy = literal(str(folder / "log.parquet"))
         connection.execute(f"COPY (FROM log) TO {copy} (FORMAT parquet)")
@@ -45,6 +46,8 @@ def append_scores(
     Returns their roles, the rows as a table if they are few, else the file that they were
     written to, and findings about the models.
     """
+    from poolwise.rows.sources import literal
+
     fill = None
     if extra.learners:
         fix_order(connection, log, folder)

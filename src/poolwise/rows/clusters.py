@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -42,6 +41,8 @@ def _hashed(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:
 
 def _answer(query: str, clusters: pa.Table | None = None) -> AnyArray:
     """Return the only column of an answer, from the connection of this thread."""
+    import duckdb
+
     if not hasattr(_own, "connection"):  # opening one takes longer than hashing a batch
         _own.connection = duckdb.connect(config={"threads": 1})
     connection: duckdb.DuckDBPyConnection = _own.connection

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import duckdb
 from sqlglot import exp
 
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
     from poolwise.log.log import Log, Part
     from poolwise.rows.rules import RoleColumns
 
@@ -45,7 +46,6 @@ TABLES = {  # errors of extensions, and their meaning here
         "metadata file, as in iceberg_scan('table/metadata/00002-x.metadata.json')"
     ),
 }
-Connection = duckdb.DuckDBPyConnection
 NOT_IN_EXPRESSIONS = re.compile(
     r"getenv|getvariable|current_setting|which_secret|write_log|nextval|setval|query(_table)?"
     r"|json_execute_serialized_sql|sniff_csv|(read|parquet|duckdb|pragma)_\w+",
@@ -55,6 +55,8 @@ NOT_IN_EXPRESSIONS = re.compile(
 
 def require_select(connection: Connection, text: str) -> None:
     """Refuse text that is not exactly one SELECT statement."""
+    import duckdb
+
     try:
         statements = connection.extract_statements(text)
     except duckdb.Error as reason:
@@ -176,6 +178,8 @@ def _extension(path: str) -> str:
 
 def load_extension(connection: Connection, name: str, source: str) -> None:
     """Load an extension of DuckDB; fetch it if that is necessary and allowed."""
+    import duckdb
+
     try:
         try:
             connection.execute(f"LOAD {name}")
