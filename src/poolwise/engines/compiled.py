@@ -30,6 +30,8 @@ LEFT, RIGHT = 4, 2  # lines of a tile
 TYPES = tuple(map(np.dtype, ("f8", "f4", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")))
 OPS = (
     "divide",
+    "invert",
+    "quotient",
     "multiply",
     "subtract",
     "least",
@@ -43,7 +45,7 @@ OPS = (
     "mix",
 )
 STEP = np.dtype(
-    [(name, "i8") for name in ("op", "out", "left", "right")]
+    [(name, "i8") for name in ("op", "out", "left", "right", "inverse")]
     + [(name, "f8") for name in ("bound", "zero")]
 )
 TILE = np.dtype(

@@ -50,6 +50,7 @@ class Writer:
         self.size = size + 3
         self.steps: list[tuple[object, ...]] = []
         self.lines: dict[Term, int] = {}
+        self.inverses: dict[int, int] = {}
         self.periods = {period: k for k, period in enumerate(periods_of(layout.cells))}
 
     def line(self, term: Term) -> int:
@@ -78,11 +79,20 @@ class Writer:
         out: int | None = None,
         bound: float = 0.0,
         zero: float = 0.0,
+        inverse: int = 0,
     ) -> int:
         if out is None:
             out, self.size = self.size, self.size + 1
-        self.steps.append((OPS.index(op), out, left, right, bound, zero))
+        self.steps.append((OPS.index(op), out, left, right, inverse, bound, zero))
         return out
+
+    def _divide(self, above: int, below: int) -> int:
+        """Divide by a mixture or a probability; quotients of one mixture share its inverse."""
+        if below == self.own:
+            return self._step("divide", above, below)
+        if below not in self.inverses:
+            self.inverses[below] = self._step("invert", below, below)
+        return self._step("quotient", above, below, inverse=self.inverses[below])
 
     def _factor(self, factor: Factor) -> int:
         name, columns = factor.name, self.columns
@@ -100,7 +110,7 @@ class Writer:
     def _of_target(self, factor: Factor) -> int:
         above = self.columns[f"t_{self.layout.targets.index(factor.target)}"]
         below = {"weight": self.own, "log_gain": self.own, "period_weight": self.period_mixture}
-        out = self._step("divide", above, below.get(factor.name, self.mixture))
+        out = self._divide(above, below.get(factor.name, self.mixture))
         if factor.name in LOG_GAINS:
             self._step(factor.rule, out, self.columns["reward"], out, factor.bound, factor.zero)
         elif factor.rule:
@@ -118,7 +128,7 @@ class Writer:
         if name == "inverse_ratio":
             return self._step("inverse", self.mixture, prob, bound=UNSUPPORTED)
         below = self.period_mixture if name == "period_ratio" else self.mixture
-        return self._step("divide", prob, below)
+        return self._divide(prob, below)
 
 
 def program_of(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:

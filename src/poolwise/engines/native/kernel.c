@@ -15,11 +15,15 @@
 #define NAMED(a, b) JOIN(a, b)
 #define MINE(name) NAMED(name, KIND)
 
+#if defined(__aarch64__)
+#define FUSED
+#endif
 #define KIND any
 #include "kernel.c"
 #undef KIND
 #if defined(__x86_64__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#define FUSED
 #define KIND avx2
 #include "kernel.c"
 #undef KIND
@@ -135,10 +139,14 @@ static void MINE(load)(double *restrict out, const void *source, number type,
 }
 #undef LOAD
 
-/* Return 0 if a value is outside of the limits, or NaN. */
-static inline int MINE(within)(const v8 *x, number size, double low, double top) {
-    m8 good = ~(m8){0};
-    for (number i = 0; i < size; i++) good &= (x[i] >= low) & (x[i] <= top);
+/* Return 0 if a value is outside of the limits, or NaN; tell if one is 0. */
+static inline int MINE(within)(const v8 *x, number size, double low, double top, m8 *zero) {
+    m8 good = ~(m8){0}, none = *zero;
+    for (number i = 0; i < size; i++) {
+        good &= (x[i] >= low) & (x[i] <= top);
+        none |= x[i] == 0.0;
+    }
+    *zero = none;
     return !MINE(any)(~good);
 }
 
@@ -168,8 +176,11 @@ static void MINE(take_exp)(const Program *program, number size) {
 
 /* Check the columns, and compute own probability and mixtures; 0 if a row is bad. */
 static int MINE(check)(const Program *program, number stratum, number size, int *zeros) {
+    m8 zero = {0}, other = {0}; /* where a crossed logger, or another column, is 0 */
     for (number k = 0; k < program->columns; k++)
-        if (!MINE(within)(LINE(k), size, program->lows[k], program->tops[k])) return 0;
+        if (!MINE(within)(LINE(k), size, program->lows[k], program->tops[k],
+                          k >= 1 && k <= program->crossed ? &zero : &other))
+            return 0;
     const number place = program->place[stratum];
     v8 *own = LINE(program->own);
     if (place >= 0) {
@@ -184,12 +195,13 @@ static int MINE(check)(const Program *program, number stratum, number size, int 
             memcpy(own, prob, size * sizeof(v8));
         if (MINE(any)(~good)) return 0;
     }
-    if (!MINE(within)(own, size, program->least, INFINITY)) return 0;
-    if (program->logs) MINE(take_exp)(program, size);
-    m8 zero = {0};
-    for (number k = 1; k <= program->crossed; k++) {
-        const v8 *x = LINE(k);
-        for (number i = 0; i < size; i++) zero |= x[i] == 0.0;
+    if (!program->propensity && !MINE(within)(own, size, program->least, INFINITY, &other))
+        return 0;
+    if (program->logs) {
+        MINE(take_exp)(program, size);
+        zero = (m8){0};
+        for (number k = 1; k <= program->crossed; k++)
+            MINE(within)(LINE(k), size, 0.0, 1.0, &zero);
     }
     *zeros = MINE(any)(zero);
     const double *shares[] = {program->shares, program->own_period};
@@ -204,6 +216,19 @@ static int MINE(check)(const Program *program, number stratum, number size, int 
     return 1;
 }
 
+/* Return left / right from 1 / right, which is cheap for the second quotient on (Markstein,
+ * 1990); without fused multiplication, and where that overflows, by division. */
+static inline v8 MINE(quotient)(v8 left, v8 right, v8 inverse) {
+#if defined(FUSED)
+    const v8 near = left * inverse;
+    const v8 gap = __builtin_elementwise_fma(-near, right, left);
+    const v8 result = __builtin_elementwise_fma(gap, inverse, near);
+    if (!MINE(any)(result != result)) return result;
+#endif
+    (void)inverse;
+    return left / right;
+}
+
 #define EACH(expression) for (number i = 0; i < size; i++) out[i] = (expression); break
 
 /* Compute factors and products, each into its line. */
@@ -213,9 +238,12 @@ static void MINE(fill)(const Program *program, number size, int zeros) {
         const Step *step = program->step + k;
         v8 *out = LINE(step->out);
         const v8 *left = LINE(step->left), *right = LINE(step->right);
+        const v8 *inverse = LINE(step->inverse);
         const double bound = step->bound, zero = step->zero;
         switch (step->op) {
         case DIVIDE: EACH(left[i] / right[i]);
+        case INVERT: EACH(1.0 / right[i]);
+        case QUOTIENT: EACH(MINE(quotient)(left[i], right[i], inverse[i]));
         case MULTIPLY: EACH(left[i] * right[i]);
         case SUBTRACT: EACH(left[i] - right[i]);
         case LEAST:

@@ -8,10 +8,11 @@
 typedef int64_t number;
 
 enum { TILE_LEFT = 4, TILE_RIGHT = 2, POWERS = 6 };
-enum { DIVIDE, MULTIPLY, SUBTRACT, LEAST, CLIP, SWITCH, OPTIMISTIC, GAIN, LOSS, IS_ZERO, INVERSE, MIX };
+enum { DIVIDE, INVERT, QUOTIENT, MULTIPLY, SUBTRACT, LEAST, CLIP, SWITCH, OPTIMISTIC, GAIN, LOSS,
+       IS_ZERO, INVERSE, MIX };
 
 typedef struct {
-    number op, out, left, right; /* lines */
+    number op, out, left, right, inverse; /* lines */
     double bound, zero;
 } Step;
 
