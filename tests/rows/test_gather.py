@@ -27,8 +27,12 @@ def test_pieces_are_gathered_up_to_a_number_of_rows() -> None:
 
 def test_tables_of_several_schemas_are_not_joined() -> None:
     whole, parts = pa.table({"x": [1]}), pa.table({"x": [0.5]})
-    assert len(joined([whole, parts])) == 2
-    assert joined([whole, whole])[0].num_rows == 2
+    tables = joined([whole, whole, parts, whole])
+    assert [(table.num_rows, table.schema) for table in tables] == [
+        (2, whole.schema),
+        (1, parts.schema),
+        (1, whole.schema),
+    ]
 
 
 def test_files_of_several_types_give_the_numbers_of_one(tmp_path: Path) -> None:

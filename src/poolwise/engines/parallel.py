@@ -39,7 +39,7 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
-from poolwise.rows.gather import gather, joined
+from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather, joined
 from poolwise.rows.periods import clusters_query, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 from poolwise.rows.roles import layout_of
@@ -107,10 +107,8 @@ class Pass:
         def work(item: tuple[list[Piece], int]) -> tuple[list[Sums | None], int]:
             (gathered, first_row), (kernels, read) = item, own.value
             each = (read(piece, self.layout.names) for piece in gathered)
-            tables: Iterable[pa.Table] = chain.from_iterable(each)
-            if len(gathered) > 1:
-                tables = joined(list(tables))
-            elif len(kernels) > 1:
+            tables: Iterable[pa.Table] = joined(chain.from_iterable(each))
+            if len(kernels) > 1:
                 tables = list(tables)
             watch = iter if self.copies is None else self.copies.watch
             crossed = self.layout.crossed
@@ -118,7 +116,8 @@ class Pass:
             return sums, sum(piece.num_rows for piece in gathered)
 
         totals: list[Sums | None] = [None] * len(parts)
-        pieces = gather(numbered(stream, self.layout, workers(self.threads)))
+        most = MOST_GATHERED if len(parts) == 1 else GATHERED  # all kernels have the same rows
+        pieces = gather(numbered(stream, self.layout, workers(self.threads)), most)
         for each, rows in in_order(work, pieces, self._workers(stream)):
             self.on_rows(rows)
             for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):

@@ -79,6 +79,7 @@ class Writer:
         out: int | None = None,
         bound: float = 0.0,
         zero: float = 0.0,
+        *,
         inverse: int = 0,
     ) -> int:
         if out is None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from poolwise.rows.reader import Piece
 
 GATHERED = 65_536  # rows of small pieces that are read together
+MOST_GATHERED = 262_144  # rows of a thread before its sums are added to those of others
 
 
 def gather(
@@ -39,7 +40,29 @@ def gather(
         yield together, first
 
 
-def joined(tables: list[pa.Table]) -> list[pa.Table]:
-    """Return tables of one schema as one; others as they are."""
-    same = all(table.schema.equals(tables[0].schema) for table in tables)
-    return [pa.concat_tables(tables).combine_chunks()] if same and tables else tables
+def joined(tables: Iterable[pa.Table], rows: int = GATHERED) -> Iterator[pa.Table]:
+    """Yield small neighbours of one schema as one table, up to so many rows.
+
+    >>> tables = [pa.table({"x": [0] * n}) for n in (2, 3, 4, 9, 1)]
+    >>> [table.num_rows for table in joined(tables, 5)]
+    [5, 4, 9, 1]
+    """
+    small: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        if small and (
+            count + table.num_rows > rows or not table.schema.equals(small[0].schema)
+        ):
+            yield _one(small)
+            small, count = [], 0
+        if table.num_rows >= rows:  # not held while the next one is read
+            yield table
+        else:
+            small.append(table)
+            count += table.num_rows
+    if small:
+        yield _one(small)
+
+
+def _one(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]
