@@ -173,6 +173,19 @@ def test_weights_of_rows_that_the_slopes_imply() -> None:
     )
 
 
+def test_a_column_without_a_slope_raises_no_variance() -> None:
+    """Weights near 1.5 have a mean that is missed, but vary too little to be regressed on."""
+    rng = np.random.default_rng(2)
+    weight = 1.5 + 1e-8 * rng.normal(size=60)
+    columns = {"l": ["a"] * 60, "r": rng.random(60), "p": [0.25] * 60, "target": weight / 4}
+    log = pw.Log(pa.table(columns), logger="l", reward="r", propensities={"a": "p"})
+    moments = moments_of(log, Calibrated())
+    linear = Calibrated().estimate(moments).linear
+    known, within = known_columns(linear, moments)
+    assert not np.any(pull_of(known, moments, (), within=within, fitted=True))
+    assert np.abs(pull_of(known, moments, (), within=within)).max() > 1e6
+
+
 def test_squared_weights_of_slices_count_their_rows() -> None:
     """Slices of 509 have about 13 rows here: a square of their sum counts as one row's."""
     moments, _ = drawn("B mixed", 6, 20_000)

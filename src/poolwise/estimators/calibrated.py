@@ -22,6 +22,7 @@ from poolwise.estimators.ips import as_naive, require_crossed
 from poolwise.moments.buckets import together
 from poolwise.moments.estimate import Estimate, estimated, stratified
 from poolwise.moments.linear import Fit, Linear, Score, by_count, ratio_score
+from poolwise.moments.shape import NULL_COLUMN
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import MomentsByLogger
 
 Columns = Literal["loggers", "target", "dr"]
-NULL_COLUMN = 1e-10  # relative to its mean square: a column with less variance is constant
 NULL_EIGENVALUE = 1e-9  # per column: smaller eigenvalues are collinear directions
 ROWS_PER_COLUMN = 10  # effective rows that each slope requires
 ROWS_OF_LOGGER = 10  # columns of 2 rows cost 1% of coverage, columns of 10 rows none

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, IntArray, Moments, MomentsByLogger
 
 NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
+NULL_COLUMN = 1e-10  # variance relative to the mean square: smaller ones have no slope
 EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers of powers
 NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
 
@@ -219,10 +220,9 @@ def pull_of(
     """Return the factors that correct a variance by columns whose expectation is 0.
 
     The slopes of the squares on the columns times the columns' means would be 0 in
-    expectation; where rows with large squares are missing, they are below 0.
-
-    A mean that was regressed on the columns gives each row the weight 1 + pull, so that its
-    variance has the squares of these weights.  A jackknife refits the slopes and has them.
+    expectation; where rows with large squares are missing, they are below 0.  A mean that was
+    regressed on the columns gives each row the weight 1 + pull, so that its variance has the
+    squares of these weights; a jackknife refits the slopes and has them.
 
     Args:
         columns: The columns.
@@ -238,9 +238,10 @@ def pull_of(
     gram = sum((units @ units.T for units in strata), np.zeros((len(means), len(means))))
     spread = np.sqrt(np.diag(gram))
     sizes = np.array([_size_of(mean, moments) for mean in means])
-    varies = np.flatnonzero(spread > NULL_SPREAD * sizes)
-    spread = spread[varies]
-    known = np.array([mean.value(moments) for mean in means])[varies] / spread
+    known = np.array([mean.value(moments) for mean in means])
+    unfit = fitted * math.sqrt(NULL_COLUMN / sum(m.count for m in moments.values()))
+    varies = np.flatnonzero(spread > np.maximum(NULL_SPREAD * sizes, unfit * abs(known)))
+    spread, known = spread[varies], known[varies] / spread[varies]
     values, vectors = np.linalg.eigh(gram[np.ix_(varies, varies)] / np.outer(spread, spread))
     large = values > NULL_EIGENVALUE * max(1, len(values))
     rotated = vectors[:, large]
@@ -263,8 +264,7 @@ def units_of(
 ) -> list[FloatArray] | None:
     """Return what each unit adds to a combination, centred by logger, for each stratum.
 
-    None if the pass has no slices of its terms.
-    The strata are the loggers, or all buckets together.
+    None without slices of its terms.  The strata are the loggers, or all buckets together.
     """
     if not _has_units(linear, moments, buckets):
         return None
