@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from poolwise.moments.estimate import Estimate, stratified
+from poolwise.moments.estimate import Estimate, stratified, value_of
 from poolwise.moments.linear import by_count, row_variances, satterthwaite_freedom, shares
 from poolwise.moments.terms import WEIGHT
 from tests.support.small import group
+
+if TYPE_CHECKING:
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import MomentsByLogger
 
 A, B = [1.0, 3.0, 8.0], [2.0, 6.0]  # means 4 and 4, variances 13 and 8
 TWO = {"a": group({WEIGHT: A}), "b": group({WEIGHT: B})}
@@ -78,3 +83,18 @@ def test_an_estimate_is_shown_with_its_standard_error() -> None:
     assert estimate.std_error == pytest.approx(0.0648, rel=1e-15)
     assert str(estimate) == "8.193 ± 0.065"
     assert (estimate.freedom, estimate.findings) == (math.inf, ())
+
+
+def test_a_value_comes_from_its_own_method_or_else_from_the_estimate() -> None:
+    class Plain:
+        def estimate(self, moments: MomentsByLogger) -> Estimate:
+            return stratified(moments, WEIGHT, {"a": 0.25, "b": 0.75})
+
+    class Quick(Plain):
+        def value(self, moments: MomentsByLogger) -> int:
+            return sum(int(m.count) for m in moments.values())
+
+    moments = {"a": group({WEIGHT: A}), "b": group({WEIGHT: [5.0, 9.0]})}
+    assert value_of(cast("Estimator", Plain()), moments) == 6.25
+    value = value_of(cast("Estimator", Quick()), moments)
+    assert (value, type(value)) == (5.0, float)

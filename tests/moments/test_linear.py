@@ -18,7 +18,7 @@ from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, tuned
-from poolwise.moments.linear import Fit, Linear, Score, deviation
+from poolwise.moments.linear import Deviation, Fit, Linear, Score, added_freedom, deviation
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, WEIGHT, ratio
 from tests.support.small import group, mean, scatter, var
@@ -53,6 +53,14 @@ def test_the_variance_of_a_difference_is_the_sum_over_loggers_with_covariances()
     assert (FIRST - SECOND).constant == 4.0
 
 
+def test_a_sum_has_the_loggers_of_both() -> None:
+    both = SECOND + FIRST
+    assert both.parts == {
+        "b": {REWARD: 1.5, WEIGHT: 1.0},
+        "a": {REWARD: 0.5, WEIGHT: -2.0},
+    }
+
+
 def test_a_logger_with_one_row_borrows_the_variance_of_all_rows() -> None:
     rows = {"a": [1, 4, 7, 0], "b": [8]}
     moments = {i: group({REWARD: values}) for i, values in rows.items()}
@@ -79,6 +87,8 @@ def test_fitted_slopes_inflate_the_variance_and_limit_the_freedom() -> None:
     variance, freedom = Fit(score, (), effective=5.0).linear(TWO, rank=2).variance(TWO)
     assert variance == pytest.approx(plain * 5 / 3, rel=1e-14)
     assert freedom == 2.0  # 5 - 2 - 1
+    few = Fit(score, (), effective=2.5).linear(TWO, rank=2)
+    assert (few.inflation, few.most_free) == (2.5, 1.0)  # at least one row is left
     exact = Fit(score, ()).linear(TWO, rank=2)
     assert (exact.inflation, exact.most_free) == (1.0, math.inf)
     fitted = Linear({}, inflation=3.0, most_free=4.0) - Linear({}, inflation=2.0, most_free=9.0)
@@ -90,7 +100,12 @@ def test_binding_names_the_terms_of_one_target() -> None:
     linear = Linear({"a": {BALANCED_REWARD: 2.0, ratio("b"): 1.0}}, 1.0, 1.5, 7.0).bind("t")
     assert linear.parts == {"a": {BALANCED_REWARD.bind("t"): 2.0, ratio("b"): 1.0}}
     assert (linear.constant, linear.inflation, linear.most_free) == (1.0, 1.5, 7.0)
+    assert linear.fit is None
     score = Score({BALANCED_WEIGHT: 1.0}, -1.0)
+    fitted = Linear({}, fit=Fit(score, (score,), 9.0, within=True)).bind("t").fit
+    assert fitted == Fit(score.bind("t"), (score.bind("t"),), 9.0, within=True)
+    scaled = Linear({}, fit=fitted, ratio=(REWARD, WEIGHT)) * 2.0
+    assert (scaled.fit, scaled.ratio) == (None, None)
     assert score.bind("t") == Score({BALANCED_WEIGHT.bind("t"): 1.0}, -1.0)
 
 
@@ -114,6 +129,51 @@ def test_a_deviation_is_a_distance_in_standard_errors() -> None:
     assert deviation(linear, TWO, (), expected=6.0).z == 0.0
     floor = deviation(linear, TWO, (), expected=1.0, at_least=25.0)
     assert floor.z == pytest.approx(1.0)
+
+
+def test_a_deviation_is_from_1_without_a_lower_bound_on_the_variance() -> None:
+    tenth = deviation(Score({REWARD: 0.1}).of("b"), TWO, ())  # 0.6, variance 0.13 of 3 rows
+    assert tenth.z == pytest.approx(-0.4 / math.sqrt(0.13 / 3), rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("value", "z", "p_value"),
+    [(1.0, 0.0, 1.0), (1 + 5e-10, 0.0, 1.0), (1.01, math.inf, 0.0), (0.99, -math.inf, 0.0)],
+)
+def test_without_variance_any_gap_but_rounding_is_significant(
+    value: float, z: float, p_value: float
+) -> None:
+    assert deviation(Linear({}, value), TWO, ()) == Deviation(value, z, p_value)
+
+
+def test_an_exact_variance_has_infinite_degrees_of_freedom() -> None:
+    assert added_freedom([(2.0, math.inf), (0.0, 3.0)]) == math.inf
+    assert added_freedom([(2.0, math.inf), (2.0, 3.0)]) == 12.0  # 4² / (2² / 3)
+
+
+def test_the_variance_between_buckets_is_that_of_their_sums() -> None:
+    rows = {"a": [[1, 4], [7, 0], [9]], "b": [[3], [5], [10, 6]]}
+    coefficients = {"a": Fraction(1, 2), "b": Fraction(-2)}
+    linear = Linear({i: {REWARD: float(c)} for i, c in coefficients.items()})
+    for size in (2, 3):
+        buckets = [{i: group({REWARD: rows[i][k]}) for i in rows} for k in range(size)]
+        whole = {i: group({REWARD: sum(rows[i][:size], [])}) for i in rows}  # noqa: RUF017
+        sums = [Fraction(0)] * size
+        for i, factor in coefficients.items():
+            everything = [r for part in rows[i][:size] for r in part]
+            for k in range(size):
+                gaps = [r - mean(everything) for r in rows[i][k]]
+                sums[k] += factor * sum(gaps, Fraction(0)) / len(everything)
+        variance, freedom = linear.deviation_variance(whole, buckets)
+        assert variance == pytest.approx(float(size * var(sums)), rel=1e-13)
+        assert freedom == size - 1
+
+
+def test_a_variance_between_buckets_that_is_rounding_counts_as_0() -> None:
+    linear = Score({REWARD: 1.0}).of("a")
+    rows = (1e6, 1e6 + 1e-8)  # squared, the gap is below 1e-24 of the squared sum
+    whole, *buckets = ({"a": group({REWARD: r})} for r in (rows, rows[:1], rows[1:]))
+    assert linear.deviation_variance(whole, buckets) == (0.0, 1.0)
 
 
 numbers = st.floats(-100, 100)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.moments.moments import LONGEST_TAIL, Moments, pooled
+from poolwise.moments.moments import (
+    LONGEST_TAIL,
+    Moments,
+    Terms,
+    cut,
+    fingerprint,
+    means_in,
+    pooled,
+    selected_each,
+)
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     OVERLAP,
@@ -183,6 +194,9 @@ LEFT = Moments(
     largest=np.array([1.0, 2.0, 4.0]),
     tails={WEIGHT: np.array([2.0])},
     histograms={REWARD: np.array([1, 0])},
+    slices={OVERLAP: np.array([4.0, 0.0, 0.0])},
+    powers={REWARD: np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])},
+    span=(7, 7),
 )
 RIGHT = Moments(  # rewards 4 and 6, weights 0 and 4, overlaps 5 and 9
     terms=PAIR,
@@ -193,13 +207,16 @@ RIGHT = Moments(  # rewards 4 and 6, weights 0 and 4, overlaps 5 and 9
     largest=np.array([6.0, 4.0, 9.0]),
     tails={WEIGHT: np.array([4.0, 0.0])},
     histograms={REWARD: np.array([0, 2])},
+    slices={OVERLAP: np.array([5.0, 9.0, 0.0])},
+    powers={REWARD: np.array([2.0, 10.0, 52.0, 280.0, 1552.0, 6.0])},
+    span=(3, 5),
 )
 
 
 def assert_fields(found: Moments, expected: Moments) -> None:
     for field in fields(Moments):
         mine, other = getattr(found, field.name), getattr(expected, field.name)
-        if field.name in {"tails", "histograms"}:
+        if isinstance(other, Mapping):
             assert list(mine) == list(other), field.name
             for term in other:
                 assert mine[term].tolist() == other[term].tolist(), field.name
@@ -221,9 +238,14 @@ def test_merging_gives_every_field_of_all_rows() -> None:
         ddof=1,
         tails={WEIGHT: np.array([4.0, 2.0, 0.0])},
         histograms={REWARD: np.array([1, 2])},
+        slices={OVERLAP: np.array([4.0, 5.0, 9.0])},
+        powers={REWARD: np.array([3.0, 11.0, 53.0, 281.0, 1553.0, 6.0])},
+        span=(3, 7),
     )
     assert_fields(LEFT + RIGHT, expected)
-    assert_fields(RIGHT + LEFT, expected)
+    # slices continue where the rows of the first group ended
+    later = {OVERLAP: np.array([5.0, 9.0, 4.0])}
+    assert_fields(RIGHT + LEFT, replace(expected, slices=later))
     assert_fields(pooled([LEFT, RIGHT]), expected)
     exact = replace(LEFT, ddof=0) + replace(RIGHT, ddof=0)
     assert_fields(exact, replace(expected, ddof=0))
@@ -260,6 +282,9 @@ def test_selecting_keeps_every_field_under_the_new_name_and_scatters_first() -> 
         ddof=0,
         tails={REWARD: np.array([4.0, 0.0])},
         histograms={WEIGHT: np.array([0, 2])},
+        slices={OVERLAP: np.array([5.0, 9.0, 0.0])},
+        powers={WEIGHT: np.array([2.0, 10.0, 52.0, 280.0, 1552.0, 6.0])},
+        span=(3, 5),
     )
     assert_fields(found, expected)
     without = RIGHT.select({OVERLAP: OVERLAP})
@@ -343,3 +368,96 @@ def test_three_groups_keep_one_flat_list_of_tails() -> None:
     parts: tuple[tuple[dict[Term, np.ndarray], int], ...] = twice.parts  # type: ignore[attr-defined]
     assert [rows for _, rows in parts] == [3, 2, 1, 3, 2, 1]
     assert twice[WEIGHT].tolist() == [9, 9, 8.5, 8.5, 8, 8]
+
+
+def test_a_tally_that_one_group_lacks_is_not_merged() -> None:
+    bare = replace(RIGHT, histograms={}, powers={}, slices={}, span=None)
+    for both in (LEFT + bare, bare + LEFT):
+        assert (dict(both.histograms), dict(both.powers), dict(both.slices)) == ({}, {}, {})
+        assert both.span is None
+    fewer = replace(RIGHT, slices={OVERLAP: np.array([14.0])})
+    assert dict((LEFT + fewer).slices) == {}
+
+
+def test_groups_without_rows_merge_to_the_first() -> None:
+    first, second = replace(LEFT, count=0), replace(RIGHT, count=0)
+    assert pooled([first, second]) is first
+
+
+def test_groups_with_other_orders_of_terms_are_selected_by_name() -> None:
+    other = LEFT.select({WEIGHT: WEIGHT, REWARD: REWARD, OVERLAP: OVERLAP})
+    assert other.terms == (WEIGHT, REWARD, OVERLAP)
+    buckets = selected_each([{"a": LEFT, "b": other}, {"a": RIGHT}], {BALANCED_WEIGHT: WEIGHT})
+    means = [{i: m.mean(BALANCED_WEIGHT) for i, m in bucket.items()} for bucket in buckets]
+    assert means == [{"a": 2.0, "b": 2.0}, {"a": 2.0}]
+    assert LEFT.select({}).means.tolist() == []
+
+
+def test_means_of_groups_are_a_table() -> None:
+    assert means_in([LEFT, RIGHT], [OVERLAP, REWARD]).tolist() == [[4.0, 1.0], [7.0, 5.0]]
+    assert means_in([], PAIR).shape == (0, 3)
+
+
+def test_terms_are_sent_without_their_cached_hash() -> None:
+    terms = Terms(PAIR)
+    hash(terms)
+    copy = pickle.loads(pickle.dumps(terms))  # noqa: S301 - our own bytes
+    assert copy == PAIR
+    assert copy.index_of == {REWARD: 0, WEIGHT: 1, OVERLAP: 2}
+    assert vars(copy).keys() == {"index_of"}
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "expected"),
+    [
+        (1.0, 1.0, (0, 2**26)),
+        (0.96, 0.96, (0, math.floor(0.96 * 2**26))),  # 0.96 pi / 3 is above 1
+        (0.95, 0.95, (-1, math.floor(1.9 * 2**26))),
+        (-3.0, 4.0, (2, -3 * 2**24)),
+        (0.0, 0.0, (0, 0)),
+        (math.inf, 2.0, (0, 0)),
+    ],
+)
+def test_a_number_is_cut_to_eight_digits_of_its_scale(
+    value: float, scale: float, expected: tuple[int, int]
+) -> None:
+    assert cut(value, scale) == expected
+
+
+def described(low: float, high: float, mean: float) -> Moments:
+    """Two rows whose reward has these extremes and mean; both weights are 1."""
+    terms = (REWARD, WEIGHT, BALANCED_WEIGHT)
+    extremes = (np.array([low, 1.0, 1.0]), np.array([high, 1.0, 1.0]))
+    return Moments(terms, 2, np.array([mean, 1.0, 2.0]), np.empty((0, 0)), *extremes)
+
+
+def test_a_fingerprint_digests_counts_extremes_and_means() -> None:
+    one, two = (0, 2**26), (1, 2**26)
+    line = ("t", "a", 2, one, two, (0, 3 * 2**25), one, one, one)
+    hashed = {
+        crossed: sha256(f"{(*line, *more)!r}\n".encode()).hexdigest()[:16]
+        for crossed, more in ((False, ()), (True, (one, one, two)))
+    }
+    views = {"t": {"a": described(1.0, 2.0, 1.5)}}
+    assert {crossed: fingerprint(views, crossed=crossed) for crossed in hashed} == hashed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "mean", "gap", "same"),
+    [
+        (0.0, 1.0, 1e-6, 1e-12, False),  # no cancellation: digits of the mean
+        (0.5, 1e3, 0.6, 1e-7, False),
+        (-1.0, 1.0, 1e-9, 1e-9, True),  # those of the largest summand
+        (-1e3, 1.0, 0.5, 1e-7, True),
+        (-1.0, 1e3, 0.5, 1e-7, True),
+        (-1.0, 1e3, 0.5, 1e-4, False),
+    ],
+)
+def test_a_fingerprint_has_the_digits_that_a_sum_has(
+    low: float, high: float, mean: float, gap: float, *, same: bool
+) -> None:
+    first, second = (
+        fingerprint({"t": {"a": described(low, high, m)}}, crossed=True)
+        for m in (mean, mean + gap)
+    )
+    assert (first == second) is same

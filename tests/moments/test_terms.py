@@ -6,8 +6,9 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
-from poolwise.moments.terms import BALANCED_REWARD
+from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHT, Needs, unite
 
 LOOK_UP = """
 import pickle, sys
@@ -28,3 +29,12 @@ def test_a_term_that_was_sent_to_another_process_is_found_there() -> None:
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         assert done.stdout == "True\n"
+
+
+def test_the_union_has_each_term_of_every_kind_once() -> None:
+    for kind in ("means", "extremes", "tails", "histograms", "slices", "powers"):
+        parts: list[dict[str, Any]] = [{kind: (WEIGHT,)}, {kind: (REWARD, WEIGHT)}]
+        first, second = (Needs(**part) for part in parts)
+        assert unite([first, second]) == second
+    groups = ((REWARD, WEIGHT), (REWARD,))
+    assert unite([Needs(groups=groups[:1]), Needs(groups=groups)]).groups == groups
