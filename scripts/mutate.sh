@@ -4,9 +4,11 @@
 # usage: scripts/mutate.sh [FILE ...]        such as: scripts/mutate.sh src/poolwise/moments/moments.py
 #
 # Works on a copy of the tree, so that the tree may change meanwhile, and in a virtual
-# environment of its own.  Prints a table by module and exits with 1 if fewer than 90 % of
-# the mutants were killed; LEAST replaces the 90.  Survivors are written, as differences, to
-# build/mutation/survivors.txt; docs/mutation.md explains them.  Takes a quarter of an hour.
+# environment of its own; VENV names one that remains for the next run.  Prints a table by
+# module and exits with 1 if fewer than LEAST % of the mutants were killed.  Survivors are
+# written, as differences, to build/mutation/survivors.txt; docs/mutation.md explains them.
+# mutmut makes the mutants, scripts/mutants.py runs their tests: MINUTES ends it earlier, and
+# LONGEST leaves out tests that take more seconds.  All modules take about an hour.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/tree.sh
@@ -18,7 +20,7 @@ tests=(tests/moments tests/estimators tests/intervals tests/engines/test_exact.p
 # A survivor runs every test: leave out tests that are slow or need other programs,
 # and tests that start a process, which would import the unchanged code.
 without="in_every_process or another_process or connection"
-least=${LEAST:-90}
+least=${LEAST:-95}
 out=$PWD/build/mutation
 
 work=$(mktemp -d)
@@ -29,14 +31,17 @@ fail() {
     exit 1
 }
 
-# Uninstall poolwise, so that only the copy can be imported.
+venv=${VENV:-$work/venv}
+
+# pip compiles the kernel into the copy.  Uninstall poolwise, so that only the copy can be
+# imported.
 install() {
-    "${PYTHON:-python3}" -m venv "$work/venv" &&
-        "$work/venv/bin/python" -m pip --disable-pip-version-check -qq install \
-            --constraint constraints.txt "$work/tree" \
-            pytest pytest-timeout hypothesis pandas scikit-learn &&
-        "$work/venv/bin/python" -m pip --disable-pip-version-check -qq uninstall --yes poolwise &&
-        "$work/venv/bin/python" -m pip --disable-pip-version-check -qq install mutmut==3.8.0
+    local pip=("$venv/bin/python" -m pip --disable-pip-version-check -qq)
+    [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv" || return
+    "${pip[@]}" install --constraint constraints.txt "$work/tree" \
+        pytest pytest-timeout hypothesis pandas scikit-learn &&
+        "${pip[@]}" uninstall --yes poolwise &&
+        "${pip[@]}" install mutmut==3.8.0
 }
 
 lines() {
@@ -49,16 +54,30 @@ configure() {
 source_paths=src
 only_mutate=
 $(lines "${files[@]}")
-pytest_add_cli_args=
-$(lines -p no:cacheprovider -m "not slow and not system" -k "not ($(tr -s ' \n' ' ' <<<"$without"))")
-pytest_add_cli_args_test_selection=
-$(lines "${tests[@]}")
 also_copy=
     benchmarks
 END
 }
 
-# Failing examples are not shrunk, and mutmut 3.8 reads an attribute that pytest removed.
+make_mutants() {
+    "$venv/bin/python" - <<'END'
+from mutmut import __main__ as mutmut
+
+mutmut.copy_src_dir()
+mutmut.copy_also_copy_files()
+mutmut.setup_source_paths()
+mutmut.create_mutants(max_children=1)
+END
+}
+
+run_tests() {
+    cd mutants &&
+        RESULTS=$work/results.json PYTHONPATH=$work/tree/scripts:src:. \
+            "$venv/bin/python" -m pytest -q -s -p mutants -p no:cacheprovider \
+            -m "not slow and not system" -k "not ($without)" "${tests[@]}"
+}
+
+# Failing examples are not shrunk.
 adapt_tests() {
     cat <<'END'
 
@@ -71,33 +90,33 @@ settings.register_profile(
     phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile("mutate")
-pytest.Item._nodeid = property(lambda item: item.nodeid)
 END
 }
 
-# Exit codes of pytest by mutant: 0 passed, 33 and 5 ran nothing, None was not run.
+# Mutants that were not run do not count.
 count() {
-    "$work/venv/bin/python" - "$least" <<'END'
+    "$venv/bin/python" - "$work/results.json" "$least" <<'END'
 import json
 import sys
 from pathlib import Path
 
-line = "{:<32} {:>7} {:>6} {:>8} {:>7}".format
-print(line("module", "mutants", "killed", "survived", "percent"))
+outcomes = json.loads(Path(sys.argv[1]).read_text())
+line = "{:<32} {:>7} {:>7} {:>6} {:>8} {:>7}".format
+print(line("module", "mutants", "not run", "killed", "survived", "percent"))
 rows, survivors = [], []
 for path in sorted(Path("mutants/src").rglob("*.py.meta")):
-    codes = json.loads(path.read_text())["exit_code_by_key"]
-    if None in codes.values():
-        sys.exit(f"mutate: {path.stem} was not finished")
-    alive = [name for name, code in codes.items() if code in {0, 5, 33}]
+    names = list(json.loads(path.read_text())["exit_code_by_key"])
+    words = [outcomes[name] for name in names if name in outcomes]
+    alive = [name for name in names if outcomes.get(name) in {"survived", "untested"}]
     survivors += alive
-    name = str(path.relative_to("mutants/src/poolwise")).removesuffix(".meta")
-    rows += [(name, len(codes), len(alive))] * bool(codes)
-rows.append(("all", sum(r[1] for r in rows), sum(r[2] for r in rows)))
-for name, mutants, alive in rows:
-    print(line(name, mutants, mutants - alive, alive, f"{1 - alive / mutants:.1%}"))
+    module = str(path.relative_to("mutants/src/poolwise")).removesuffix(".meta")
+    rows += [(module, len(names), len(words), len(alive))] * bool(names)
+rows.append(("all", *map(sum, zip(*(row[1:] for row in rows), strict=True))))
+for module, mutants, run, alive in rows:
+    share = f"{1 - alive / run:.1%}" if run else "-"
+    print(line(module, mutants, mutants - run, run - alive, alive, share))
 Path("survivors").write_text("".join(f"{name}\n" for name in survivors))
-sys.exit(100 * (1 - rows[-1][2] / rows[-1][1]) < float(sys.argv[1]))
+sys.exit(100 * (1 - rows[-1][3] / max(1, rows[-1][2])) < float(sys.argv[2]))
 END
 }
 
@@ -106,14 +125,15 @@ install || fail "the virtual environment could not be made"
 cd "$work/tree" || exit 1
 configure >setup.cfg
 adapt_tests >>tests/conftest.py
-"$work/venv/bin/mutmut" run --max-children 1 >"$work/log" 2>&1 || {
-    tr '\r' '\n' <"$work/log" | tail -n 30 >&2
-    fail "mutmut did not run to its end"
+make_mutants >"$work/log" 2>&1 && (run_tests) >>"$work/log" 2>&1
+[ -e "$work/results.json" ] || {
+    tail -n 30 "$work/log" >&2
+    fail "the mutants were not run"
 }
 count
 status=$?
 mkdir -p "$out"
 while read -r name; do
-    "$work/venv/bin/mutmut" show "$name" </dev/null
+    "$venv/bin/mutmut" show "$name" </dev/null
 done <survivors >"$out/survivors.txt" 2>/dev/null
 exit "$status"

@@ -156,6 +156,10 @@ def test_each_fold_is_corrected_with_the_slopes_of_the_other() -> None:
     assert found.variance == pytest.approx(float(variance), rel=1e-12)
     assert found.shares == pytest.approx({"a": 4 / 7, "b": 3 / 7})
     assert found.findings == ()
+    # the combination has the mean slope of the folds, by their rows
+    slope = (4 * slope_within(SECOND) + 3 * slope_within(FIRST)) / 7
+    for i, share in found.shares.items():
+        assert found.linear.parts[i] == pytest.approx({Y: share, W: -share * float(slope)})
     # the freedom is that of all rows, corrected as the first fold is
     whole = {i: moments_of(FIRST)[i] + moments_of(SECOND)[i] for i in "ab"}
     parts = {Y: 1.0, W: -float(slope_within(SECOND))}

@@ -173,6 +173,12 @@ def test_agreeing_candidates_leave_the_narrowest() -> None:
     assert slope([1.0, 1.0, 1.0], [3.0, 2.0, 1.0]) == 2
     assert slope([1.0], [math.inf]) == 0
     assert slope([1.0, 100.0], [math.inf, 1.0]) == 1
+    assert slope([1.0, 1.0], [0.0, 0.0]) == 1  # a gap of 0 agrees without any width
+
+
+def test_equal_widths_are_compared_in_their_order() -> None:
+    widths = [0.2 + 0.1 * (k % 3) for k in range(60)]
+    assert slope([1.0] * 60, widths) == 57  # the last of the narrowest
 
 
 @given(candidates, st.integers(0, 1000), st.sampled_from([0.5, 2.0, 8.0]), st.integers(-64, 64))

@@ -18,6 +18,7 @@ from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, tuned
+from poolwise.moments.estimate import value_of
 from poolwise.moments.linear import Deviation, Fit, Linear, Score, added_freedom, deviation
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, WEIGHT, ratio
@@ -242,6 +243,8 @@ def test_the_combination_of_an_estimator_has_its_value(
     estimate = ESTIMATORS[name].estimate(moments)
     assert estimate.linear.parts
     assert estimate.linear.value(moments) == pytest.approx(estimate.value, rel=1e-12, abs=1e-12)
+    alone = value_of(ESTIMATORS[name], moments)  # without the variance
+    assert alone == pytest.approx(estimate.value, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
