@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import RefusedError
-from poolwise.estimators.divergences import FLOOR, pooled_divergences, weight_moments
+from poolwise.estimators.divergences import (
+    FLOOR,
+    pooled_divergences,
+    weight_moments,
+    with_variance,
+)
 from poolwise.estimators.ips import OWN_ONLY, OWN_SHARES, Weighted, with_divergences
 from poolwise.estimators.model import (
     BALANCED_RESIDUAL,
@@ -70,6 +75,27 @@ def test_known_divergences_give_shares_value_variance_and_freedom() -> None:
     assert Weighted("known", DIVERGENCE).estimate(OWN) == found
     assert with_divergences(exact(OWN), DIVERGENCE).freedom == math.inf
     assert with_divergences(exact(OWN) | {"b": OWN["b"]}, DIVERGENCE).freedom == math.inf
+
+
+@pytest.mark.parametrize(
+    ("variance", "scale", "inflation"),
+    [
+        (10.0, 1.0, 3.0),  # rows: (13/3 + 18/2) / 4 = 10/3
+        (2.0, 1.0, 1.0),  # a smaller variance does not deflate
+        (0.1, 0.1, 3.0),
+        (5.0, 0.0, 1.0),  # rows without spread
+    ],
+)
+def test_another_variance_inflates_the_combination(
+    variance: float, scale: float, inflation: float
+) -> None:
+    rows = {"a": A, "b": B}
+    moments = {i: group({WEIGHTED_REWARD: [scale * r for r in rows[i]]}) for i in rows}
+    plain = stratified(moments, WEIGHTED_REWARD, {"a": 0.5, "b": 0.5})
+    other = with_variance(plain, moments, variance, 7.0)
+    assert (other.value, other.variance, other.freedom) == (plain.value, variance, 7.0)
+    assert other.linear.inflation == pytest.approx(inflation, rel=1e-12)
+    assert (other.linear.most_free, other.linear.adapted) == (7.0, True)
 
 
 def test_one_row_of_each_logger_leaves_one_degree_of_freedom() -> None:

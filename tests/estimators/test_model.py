@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -9,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.calibrated import Calibrated
-from poolwise.estimators.ips import Balanced
-from poolwise.estimators.model import OWN_SCORE, DirectMethod, DoublyRobust
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
+from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.estimators.model import (
+    OWN_SCORE,
+    DirectMethod,
+    DoublyRobust,
+    GivenMixture,
+    with_mixture,
+)
 from poolwise.estimators.shrink import Shrink
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.moments.terms import Needs
@@ -176,3 +183,51 @@ def test_options_that_make_no_sense_are_refused() -> None:
         DoublyRobust("naive", Shrink("clip", 2))
     with refused(UsageError):
         toy("T2").exact(DirectMethod())
+
+
+LABELS = {"a": "p_a", "b": None, "c": "p_c"}
+
+
+@pytest.mark.parametrize("mixture", ["p_mixture", None])
+@pytest.mark.parametrize(
+    "estimator", [Calibrated(guard=False), SelfNormalised(), DoublyRobust(), Balanced()]
+)
+def test_balanced_weights_take_the_mixture_of_the_log(
+    estimator: Estimator, mixture: str | None
+) -> None:
+    log = cast("Log", SimpleNamespace(by_label=LABELS, mixture=mixture))
+    wrapped = with_mixture(estimator, log)
+    assert isinstance(wrapped, GivenMixture)
+    assert wrapped.estimated is (mixture is None)
+    inner = estimator
+    if isinstance(estimator, Calibrated):  # columns of loggers with propensities alone
+        inner = Calibrated(guard=False, known=("a", "c"))
+    assert wrapped.estimator == inner
+    assert wrapped.name == inner.name + ("" if mixture else "-estimated")
+    assert wrapped.needs(("a", "b"), crossed=False) == inner.needs(("a", "b"), crossed=True)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Naive(),
+        Weighted(),
+        SelfNormalised("own"),
+        DoublyRobust("naive"),
+        DoublyRobust("weighted"),
+    ],
+)
+def test_other_weights_do_without_the_mixture(estimator: Estimator) -> None:
+    log = cast("Log", SimpleNamespace(by_label=LABELS, mixture="p_mixture"))
+    assert with_mixture(estimator, log) is estimator
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_an_estimated_mixture_is_a_finding(*, estimated: bool) -> None:
+    inner = Balanced(Shrink("clip", 1.0))
+    moments = toy("T1").moments(inner.needs(tuple(toy("T1").loggers), crossed=True))
+    plain = inner.estimate(moments)
+    estimate = GivenMixture(inner, estimated=estimated).estimate(moments)
+    assert estimate.value == plain.value
+    codes = ["estimated-mixture"] * estimated + ["shrunk-weights"]
+    assert [finding.code for finding in estimate.findings] == codes

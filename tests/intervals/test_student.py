@@ -19,6 +19,7 @@ from poolwise.intervals.student import (
     Limits,
     bernstein_half_width,
     check_level,
+    clipped,
     one_sided,
     student,
     student_interval,
@@ -145,3 +146,23 @@ def test_an_impossible_estimate_excludes_nothing_but_one_that_touches_the_range_
     half = bernstein_half_width(0.0, 1.0, 701, 0.9)
     touching, _ = student_interval(Estimate(-half, 0.0, {}), 0.9, limits)
     assert touching == Interval(0.0, 0.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((-1.0, 2.0), (0.0, 1.0)),
+        ((0.25, 0.5), (0.25, 0.5)),
+        ((2.0, 3.0), (0.0, 1.0)),  # nothing of it is in the range
+        ((-3.0, -2.0), (0.0, 1.0)),
+        ((1.0, 2.0), (1.0, 1.0)),  # it touches the range
+        ((-1.0, 0.0), (0.0, 0.0)),
+        ((-math.inf, 2.0), (-math.inf, 1.0)),  # a side that was not asked for
+        ((-1.0, math.inf), (0.0, math.inf)),
+    ],
+)
+def test_limits_are_cut_to_the_range(
+    limits: tuple[float, float], expected: tuple[float, float]
+) -> None:
+    assert clipped(Interval(*limits, 0.9), (0.0, 1.0)) == Interval(*expected, 0.9)
+    assert clipped(Interval(*limits, 0.9), None) == Interval(*limits, 0.9)
