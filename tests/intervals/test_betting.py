@@ -253,7 +253,45 @@ def test_an_interval_has_the_units_of_the_rewards() -> None:
     assert (one.lower, one.upper) == pytest.approx((max(1.0, 5 * low), 5.0))
     none = interval_of(None, losses, (1.0, 5.0), 0.9)
     assert (none.lower, none.upper) == pytest.approx((1.0, 5 - 5 * high))
+    assert {found.level for found in (interval, one, none)} == {0.9}
     assert errors_of(0.9, "upper") == pytest.approx((0.0, 0.1))
+    assert errors_of(0.9, "lower") == pytest.approx((0.1, 0.0))
+    assert errors_of(0.9, "two") == pytest.approx((0.05, 0.05))
+
+
+def test_rows_of_a_cluster_share_one_bet() -> None:
+    values = [0.5, 0.25, 1.0, 0.75]
+    rows = Blocks.of(np.arange(4, dtype=np.int64), np.array(values))
+    single, double = (Bets(rows, 0.1, 4, cluster_rows=k) for k in (1, 2))
+    capital = double.log_capital(0.3)
+    # half of each row's gain, with bets for half the rows: the scatter is halved, too
+    total, expected = 0.0, []
+    for k, value in enumerate(values):
+        past = values[:k]
+        scatter = sum((z - sum(past) / k) ** 2 for z in past) / 2 if past else 0.0
+        variance = (0.25 + scatter) / (k / 2 + 1)
+        bet = min(math.sqrt(2 * math.log(10) / (2 * variance)), 0.5 / 0.3)
+        total += math.log1p(bet * (value - 0.3)) / 2
+        expected.append(total)
+    assert capital == pytest.approx(expected, rel=1e-12)
+    assert single.log_capital(0.3)[-1] > capital[-1]
+
+
+def test_later_blocks_without_rows_do_not_change_the_capital() -> None:
+    short, longer = bets_on([[0.5], [0.75]], 0.1), bets_on([[0.5], [0.75], []], 0.1)
+    first, second = short.log_capital(0.2), longer.log_capital(0.2)
+    assert second.tolist() == [*first, first[-1]]
+
+
+def test_the_last_block_end_counts_unless_the_best_may() -> None:
+    blocks = [[1.0] * 40, [1.0] * 40, [0.0] * 30, [0.0] * 10]
+    best, last = (bets_on(blocks, 0.05, anytime=anytime) for anytime in (True, False))
+    for bets, capital in ((best, np.max), (last, lambda ends: ends[-1])):
+        lower = bets.lower()
+        assert 0.2 < lower < 1
+        # at the bound, capital is 1 over the error
+        assert capital(bets.log_capital(lower)) == pytest.approx(math.log(20), abs=1e-7)
+    assert last.lower() < best.lower() - 0.1
 
 
 @pytest.mark.parametrize(

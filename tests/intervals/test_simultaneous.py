@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from scipy import special
 
 from poolwise.errors import UsageError
-from poolwise.intervals.simultaneous import factor_of, max_t, skew_multiples, skew_scores
+from poolwise.intervals.simultaneous import (
+    MaxT,
+    factor_of,
+    limits,
+    max_t,
+    skew_multiples,
+    skew_scores,
+    student_multiples,
+    student_scores,
+)
 from tests.support.messages import refused
 
 
@@ -143,3 +152,73 @@ def test_scores_invert_the_limits(
         return
     below, above = skew_multiples(arrays[0], arrays[1], arrays[2], score)
     assert (below if ratio >= 0 else above)[0] == pytest.approx(abs(ratio), abs=1e-9)
+
+
+# two dimensions: P(length > c / f) = exp(-(c / f)² / 2)
+@pytest.mark.parametrize(
+    ("furthest", "expected"),
+    [
+        ([0.9], math.exp(-2 / 0.81)),
+        ([0.9, 0.85], (math.exp(-2 / 0.81) + math.exp(-2 / 0.7225)) / 2),
+        ([0.5], 2 * special.ndtr(-2.0)),  # at least that of one candidate
+        ([1.0], 1 - (1 - 2 * special.ndtr(-2.0)) ** 2),  # at most that of independent ones
+    ],
+)
+def test_p_values_average_over_directions(furthest: list[float], expected: float) -> None:
+    distribution = MaxT(2, 2, np.array(furthest))
+    assert distribution.p_values(np.array([2.0])) == pytest.approx([expected], rel=1e-12)
+
+
+def test_critical_values_invert_p_values() -> None:
+    inner = MaxT(2, 2, np.array([0.9])).critical(0.95)
+    assert inner == pytest.approx(math.sqrt(1.62 * math.log(20)), rel=1e-9)
+    single = float(special.ndtri(0.975))
+    ends = [MaxT(2, 2, np.array([f])).critical(0.95) for f in (0.5, 1.0)]
+    assert ends == pytest.approx([single, sidak(2, 0.95)], rel=1e-12)
+
+
+@pytest.mark.parametrize(("candidates", "rank"), [(0, 0), (1, 1), (1, 2), (3, 1)])
+def test_one_candidate_or_one_dimension_is_normal(candidates: int, rank: int) -> None:
+    alone = max_t(np.ones((candidates, rank)), np.random.default_rng(1), draws=1)
+    assert (alone.candidates, alone.rank, alone.furthest.tolist()) == (candidates, rank, [1.0])
+    scores = np.array([0.5, 2.0])
+    assert alone.p_values(scores).tolist() == (2 * special.ndtr(-scores)).tolist()
+    assert alone.critical(0.9) == pytest.approx(special.ndtri(0.95), rel=1e-12)
+
+
+def test_a_direction_is_drawn_and_its_largest_coordinate_counts() -> None:
+    distribution = max_t(np.eye(2), np.random.default_rng(1), draws=1)
+    drawn = np.random.default_rng(1).standard_normal(2)
+    assert (distribution.candidates, distribution.rank) == (2, 2)
+    assert distribution.furthest == pytest.approx(
+        abs(drawn).max() / math.hypot(*drawn), rel=1e-12
+    )
+    with pytest.raises(UsageError):
+        max_t(np.eye(2), np.random.default_rng(1), draws=0)
+
+
+def test_a_factor_gives_the_correlation_of_candidates_that_vary() -> None:
+    covariance = np.array([[0.25, 0.0, 0.1], [0.0, 0.0, 0.0], [0.1, 0.0, 0.16]])
+    factor = factor_of(covariance)
+    assert factor @ factor.T == pytest.approx(np.array([[1.0, 0.5], [0.5, 1.0]]), rel=1e-12)
+    assert factor_of(np.array([[9.0, 6.0], [6.0, 4.0]])).shape == (2, 1)
+    assert factor_of(np.zeros((2, 2))).shape == (0, 0)
+    for bad in ([1.0], [[1.0, 0.0]], [[math.nan]], [[1.0, math.inf], [0.0, 1.0]], [[-1.0]]):
+        with pytest.raises(UsageError):
+            factor_of(np.array(bad))
+
+
+def test_limits_are_multiples_of_the_error_on_each_side() -> None:
+    values, errors = np.array([1.0, 5.0]), np.array([2.0, 0.5])
+    lower, upper = limits(values, errors, np.array([3.0, 2.0]), np.array([4.0, 6.0]))
+    assert (lower.tolist(), upper.tolist()) == ([-5.0, 4.0], [9.0, 8.0])
+
+
+def test_students_multiples_have_the_tail_of_a_normal_one() -> None:
+    # one degree of freedom: the quantile is a tangent; infinitely many: the normal one
+    freedom = np.array([1.0, math.inf])
+    tangent = math.tan(math.pi * (0.5 - float(special.ndtr(-1.96))))
+    multiples = student_multiples(1.96, freedom)
+    assert multiples == pytest.approx([tangent, 1.96], rel=1e-12)
+    ratios = np.array([-tangent, 1.96])
+    assert student_scores(ratios, freedom) == pytest.approx([1.96, 1.96], rel=1e-12)

@@ -18,18 +18,25 @@ from poolwise.errors import RefusedError, UsageError
 from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import from_result, summarise
-from poolwise.intervals.smoothed import SCALES, smoothed_bound, smoothed_terms
+from poolwise.intervals.smoothed import (
+    SCALES,
+    smoothed_bound,
+    smoothed_interval,
+    smoothed_needs,
+    smoothed_terms,
+)
 from poolwise.moments.terms import Needs
 from tests.engines.test_blocks import columns, log_of
 from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection, PostgresEngine
+from tests.support.small import group
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from poolwise.engines.base import Engine
-    from poolwise.intervals.student import Interval
+    from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
 
 TARGETS = {"new": "t"}
@@ -161,6 +168,34 @@ def test_terms_know_their_weights() -> None:
         assert {t.factors[0].zero for t in losses} == {3.0}
         assert [t.factors[0].bound for t in gains] == [3 * s for s in SCALES]
         assert len(set(Needs(means=gains + losses).bind("new").terms)) == 20
+
+
+@pytest.mark.parametrize("crossed", [True, False])
+@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
+def test_the_interval_has_the_units_of_the_rewards(sides: Sides, *, crossed: bool) -> None:
+    limits = (-1.0, 3.0)
+    rewards, weight = np.array([2.0, 0.5, 3.0, -1.0, 2.5] * 8), np.array([1.0, 0.5] * 20)
+    scaled = (weight * (rewards + 1) / 4, weight * (3 - rewards) / 4)
+    names = smoothed_terms(limits, crossed=crossed)
+    values = {
+        term: np.log1p(rows / s).tolist()
+        for rows, terms in zip(scaled, names, strict=True)
+        for s, term in zip(SCALES, terms, strict=True)
+    }
+    assert set(smoothed_needs(limits, crossed=crossed).means) == set(values)
+    first, second = ({t: v[k::2] for t, v in values.items()} for k in (0, 1))
+    view = {"a": group(first), "b": group(second)}
+    interval = smoothed_interval(view, limits, 0.9, sides, crossed=crossed)
+    error = 0.05 if sides == "two" else 0.1
+    lower, upper = -1 + 4 * bound(scaled[0], error), 3 - 4 * bound(scaled[1], error)
+    expected = (-1.0 if sides == "upper" else lower, 3.0 if sides == "lower" else upper)
+    assert (interval.lower, interval.upper) == pytest.approx(expected, abs=1e-9)
+    assert interval.level == 0.9
+    assert -1 < lower < upper < 3
+
+
+def test_one_row_is_not_enough_for_a_bound() -> None:
+    assert bound(np.array([1.0]), 0.05) == 0.0
 
 
 def test_policies_that_learned_are_refused() -> None:
