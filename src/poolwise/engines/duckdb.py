@@ -228,12 +228,12 @@ class DuckDBRows(KernelRows):
 
     @cached_property
     def _frame(self) -> Stream | None:
-        return plain_stream(self.table, self.source, self._threads)
+        return plain_stream(self.table, self.source, self._threads, computing=True)
 
     def _plain(self) -> Stream | None:
         """Return a table, or files as they are, listed anew since they may have changed."""
         if isinstance(self.source, tuple):
-            return plain_stream(self.table, self.source, footers=self.footers)
+            return plain_stream(self.table, self.source, 1, self.footers, computing=True)
         return self._frame
 
     def _stream(self, layout: Layout) -> tuple[Stream, Layout]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.rows.clusters import cluster_buckets
+from poolwise.rows.computed import Computed, Computer
 from poolwise.rows.footers import Footers
 from poolwise.rows.gather import gather
 from poolwise.rows.roles import EXCLUDED, LARGEST, SMALLEST, UNKNOWN
@@ -76,32 +77,42 @@ class Stream:
         pieces: All pieces, in the order of the rows; those of a query can be read once.
         columns: Column of the files for each column of the layout; empty without files.
         footers: Footers of the files.
+        computed: Columns of the layout that are computed from others.
     """
 
     pieces: Iterable[Piece]
     columns: Mapping[str, str] = field(default_factory=dict)
     footers: Footers = field(default_factory=Footers)
+    computed: Computed = field(default_factory=lambda: Computed({}))
 
     def reader(self) -> Reader:
         """Return a function that reads pieces; each thread has its own."""
-        return Reader(self.columns, self.footers)
+        return Reader(self.columns, self.footers, self.computed)
 
 
 class Reader:
     """Reads pieces; keeps its last file open."""
 
-    def __init__(self, columns: Mapping[str, str], footers: Footers | None = None) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        footers: Footers | None = None,
+        computed: Computed | None = None,
+    ) -> None:
         self.columns = columns
         self._footers = footers or Footers()
+        self._compute = Computer(computed or Computed({}))
         self._path = ""
         self._file: pq.ParquetFile
 
     def __call__(self, piece: Piece, names: Sequence[str]) -> Iterator[pa.Table]:
         """Read some columns of a row group; a table in memory as it is, chunk by chunk."""
         if not isinstance(piece, RowGroup):
-            yield from (pa.Table.from_batches([batch]) for batch in piece.to_batches())
+            for batch in piece.to_batches():
+                yield self._compute(pa.Table.from_batches([batch]), names)
             return
         wanted = {name: self.columns[name] for name in names if name in self.columns}
+        wanted |= self._compute.computed.operands(names)
         sources = list(dict.fromkeys(wanted.values()))
         for table in self._tables(piece, sources):
             if table.num_columns < len(sources):
@@ -109,7 +120,7 @@ class Reader:
             arrays = {name: table.column(source) for name, source in wanted.items()}
             if piece.logger is not None:
                 arrays["logger"] = constant(piece.logger, table.num_rows)
-            yield pa.table(arrays)
+            yield self._compute(pa.table(arrays), names)
 
     def _tables(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
         if not names:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from sqlglot import exp
 
+from poolwise.rows.computed import OPERAND, computed_roles
 from poolwise.rows.footers import Footers, alike
 from poolwise.rows.frames import OddLabelsError, coded_objects
 from poolwise.rows.reader import TABLE_ROWS, RowGroup, Stream, constant, in_order
@@ -28,22 +29,38 @@ def plain_stream(
     source: Files | Frame | None,
     threads: int = 1,
     footers: Footers | None = None,
+    *,
+    computing: bool = False,
 ) -> Stream | None:
-    """Return files or a frame as they are; None where DuckDB must read the rows."""
+    """Return files or a frame as they are; None where DuckDB must read the rows.
+
+    With `computing`, roles may be arithmetic of columns.
+    """
     roles = table.roles
     label = roles.pop("logger").name if isinstance(table.logger, exp.Literal) else None
-    if source is None or not all(isinstance(value, exp.Column) for value in roles.values()):
+    columns = {name: v.name for name, v in roles.items() if isinstance(v, exp.Column)}
+    others = {name: v for name, v in roles.items() if name not in columns}
+    computed = computed_roles(others) if computing or not others else None
+    if source is None or computed is None or others.keys() & LABELS:
         return None
-    columns = {name: value.name for name, value in roles.items()}
+    columns |= computed.operands(others)
     if isinstance(source, tuple):
         files = [(path, label if own is None else own) for path, own in source]
-        return file_stream(files, columns, footers)
-    frame = source
-    if label is not None:
-        labels = constant(label, frame.table.num_rows)
-        frame = replace(frame, table=frame.table.append_column("", labels))
-        columns["logger"] = ""
-    return frame_stream(frame, columns, threads)
+        stream = file_stream(files, columns, footers)
+    else:
+        stream = frame_stream(*_labelled(source, columns, label), threads)
+    return None if stream is None else replace(stream, computed=computed)
+
+
+def _labelled(
+    frame: Frame, columns: dict[str, str], label: str | None
+) -> tuple[Frame, dict[str, str]]:
+    """Append the label of all rows, where no column has it."""
+    if label is None:
+        return frame, columns
+    labels = constant(label, frame.table.num_rows)
+    table = frame.table.append_column("", labels)
+    return replace(frame, table=table), columns | {"logger": ""}
 
 
 def file_stream(
@@ -82,6 +99,7 @@ def _has(schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False)
             fits |= name == "period" and is_a.is_date32(kind)
         else:
             fits = is_a.is_floating(kind) or is_a.is_boolean(kind)
+            fits &= not (name.startswith(OPERAND) and is_a.is_float16(kind))
         if not (fits or is_a.is_integer(kind)):
             return False
     return True
