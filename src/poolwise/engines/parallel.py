@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 65_536  # of a batch of single rows
 OF_LOGGER = re.compile(r"p_\d+")  # columns of the loggers' probabilities
-SMALL_GROUP = 4_000_000  # values of a row group that one more thread may hold: 32 MB
 
 
 def workers(threads: int) -> int:
@@ -118,23 +117,13 @@ class Pass:
         totals: list[Sums | None] = [None] * len(parts)
         most = MOST_GATHERED if len(parts) == 1 else GATHERED  # all kernels have the same rows
         pieces = gather(numbered(stream, self.layout, workers(self.threads)), most)
-        for each, rows in in_order(work, pieces, self._workers(stream)):
+        for each, rows in in_order(work, pieces, workers(self.threads)):
             self.on_rows(rows)
             for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):
                 totals[k] = total = _added(totals[k], sums, workspace)
                 if total is not None:
                     raise_floors(floors[k], total)
         return totals
-
-    def _workers(self, stream: Stream) -> int:
-        """Threads: one more than cores, since one waits while Arrow reads a file.
-
-        Where row groups are large, or the number was given, memory matters more.
-        """
-        if self.threads or not stream.columns:
-            return workers(self.threads)
-        largest = max((piece.num_rows for piece in stream.pieces), default=0)
-        return workers(0) + (largest * len(stream.columns) <= SMALL_GROUP)
 
 
 def _together(

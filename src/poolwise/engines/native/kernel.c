@@ -65,6 +65,7 @@ PUBLIC int poolwise_add(const Program *program, const Input *input, Sums *sums) 
 
 typedef double MINE(v8) __attribute__((vector_size(64), aligned(8)));
 typedef int64_t MINE(m8) __attribute__((vector_size(64), aligned(8)));
+typedef uint64_t MINE(u8) __attribute__((vector_size(64), aligned(8)));
 typedef double MINE(v4) __attribute__((vector_size(32), aligned(8)));
 #define v8 MINE(v8)
 #define m8 MINE(m8)
@@ -312,9 +313,11 @@ static void MINE(add_tails)(const Program *program, const Input *input, number g
         const v8 *x = LINE(program->tails.line[k]);
         const number first = k * input->rows;
         number *count = input->tail_rows + k;
-        for (number i = 0; 8 * i < rows; i++) {
-            if (!MINE(any)(x[i] >= floor)) continue;
-            for (number j = 8 * i; j < rows && j < 8 * i + 8; j++)
+        for (number i = 0; 8 * i < rows; i += 4) { /* a block has a multiple of 32 rows */
+            if (!MINE(any)((x[i] >= floor) | (x[i + 1] >= floor) | (x[i + 2] >= floor) |
+                           (x[i + 3] >= floor)))
+                continue;
+            for (number j = 8 * i; j < rows && j < 8 * i + 32; j++)
                 if (((double *)x)[j] >= floor) {
                     input->tail_groups[first + *count] = (int32_t)group;
                     input->tails[first + (*count)++] = ((double *)x)[j];
@@ -324,19 +327,17 @@ static void MINE(add_tails)(const Program *program, const Input *input, number g
 }
 
 static void MINE(count_bins)(const Program *program, Sums *sums, number stratum, number rows) {
+    const m8 none = {0}, one = none + 1, last = none + (program->bins - 1);
     for (number k = 0; k < program->histograms.size; k++) {
-        const double *x = (double *)LINE(program->histograms.line[k]);
+        const v8 *x = LINE(program->histograms.line[k]);
         number *counts = sums->histograms + (k * program->strata + stratum) * program->bins;
-        int32_t *bin = program->bin;
-        for (number j = 0; j < rows; j++) {
-            uint64_t bits;
-            memcpy(&bits, x + j, sizeof bits);
-            int32_t place = (int32_t)(bits >> program->bin_shift) - (int32_t)program->first_bin + 1;
-            const int32_t last = (int32_t)program->bins - 1;
-            place = place < 1 ? 1 : place > last ? last : place;
-            bin[j] = x[j] == 0.0 ? 0 : place;
+        for (number i = 0; 8 * i < rows; i++) {
+            m8 place = (m8)((MINE(u8))x[i] >> program->bin_shift) - (program->first_bin - 1);
+            place = __builtin_elementwise_min(__builtin_elementwise_max(place, one), last);
+            place &= x[i] != 0.0;
+            const number left = rows - 8 * i;
+            for (number j = 0; j < (left < 8 ? left : 8); j++) counts[place[j]]++;
         }
-        for (number j = 0; j < rows; j++) counts[bin[j]]++;
     }
 }
 
