@@ -6,8 +6,9 @@ has a process of its own.  It runs the tests that call the changed function up t
 failure: first those that killed other mutants of the function, then those of its module, then
 the quickest.
 
-Writes the outcome of each mutant to the file RESULTS.  The environment variables LONGEST
-(seconds of one test) and MINUTES (of the whole run) leave out longer tests and later mutants.
+Writes the outcome of each mutant to the file RESULTS.  Environment variables limit the work:
+LONGEST leaves out tests of other modules that take more seconds, MINUTES the mutants that
+remain after that time, and ONLY names a file with patterns of the mutants to run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 
 LONGEST = float(os.environ.get("LONGEST", "inf"))
 MINUTES = float(os.environ.get("MINUTES", "inf"))
+ONLY = (
+    Path(os.environ["ONLY"]).read_text(encoding="utf-8").split()
+    if "ONLY" in os.environ
+    else ["*"]
+)
 SLOWER, ALLOWED = 6, 20  # seconds of a mutant: SLOWER times those of its tests, and ALLOWED
 REPORT: list[int] = []  # in a process that tests a mutant, the pipe to its parent
 
@@ -58,25 +65,32 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     tests = {item.nodeid: item for item in session.items}
     seconds, callers = recorded(list(tests.values()))
     prepare()
-    outcomes: dict[str, str] = {}
+    results, outcomes = Path(os.environ["RESULTS"]), dict[str, str]()
     kills: Counter[tuple[str, str]] = Counter()
     for name in mutants():
         if time.monotonic() > end:
             break
         function, own = name.rpartition("__mutmut_")[0], own_tests(name)
-        chosen = [t for t in callers.get(function, ()) if seconds[t] <= LONGEST]
+        chosen = [
+            test
+            for test in callers.get(function, ())
+            if seconds[test] <= LONGEST or test.startswith(own)
+        ]
         chosen.sort(key=lambda t: (-kills[function, t], not t.startswith(own), seconds[t], t))
         limit = ALLOWED + SLOWER * sum(seconds[test] for test in chosen)
         outcomes[name], by = outcome(name, [tests[test] for test in chosen], limit)
         kills[function, by] += 1
-    Path(os.environ["RESULTS"]).write_text(json.dumps(outcomes), encoding="utf-8")
+        if len(outcomes) % 50 == 0:
+            results.write_text(json.dumps(outcomes), encoding="utf-8")
+    results.write_text(json.dumps(outcomes), encoding="utf-8")
     return True
 
 
 def mutants() -> Iterator[str]:
-    """Yield the names of all mutants, one module after the other."""
+    """Yield the names of the mutants, one module after the other."""
     for path in sorted(Path("src").rglob("*.py.meta")):
-        yield from json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
+        names = json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
+        yield from (n for n in names if any(fnmatchcase(n, pattern) for pattern in ONLY))
 
 
 def own_tests(name: str) -> str:

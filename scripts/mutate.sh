@@ -7,8 +7,8 @@
 # environment of its own; VENV names one that remains for the next run.  Prints a table by
 # module and exits with 1 if fewer than LEAST % of the mutants were killed.  Survivors are
 # written, as differences, to build/mutation/survivors.txt; docs/mutation.md explains them.
-# mutmut makes the mutants, scripts/mutants.py runs their tests: MINUTES ends it earlier, and
-# LONGEST leaves out tests that take more seconds.  All modules take about an hour.
+# mutmut makes the mutants, scripts/mutants.py runs their tests; MINUTES, LONGEST and ONLY
+# limit its work.  All modules take more than an hour: give files to check a change.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/tree.sh
