@@ -131,6 +131,7 @@ make_mutants >"$work/log" 2>&1 && (run_tests) >>"$work/log" 2>&1
     tail -n 30 "$work/log" >&2
     fail "the mutants were not run"
 }
+grep '^mutate: ' "$work/log"
 count
 status=$?
 mkdir -p "$out"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -11,12 +13,22 @@ import pytest
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
+from poolwise.intervals.guarantees import from_moments, refuse_adaptive, refuse_outside
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    REWARD,
+    WEIGHT,
+    WEIGHTED_REWARD,
+)
 from tests.support.messages import refused
+from tests.support.small import group
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
-    from poolwise.intervals.student import Interval
+    from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
+    from poolwise.moments.moments import Moments
 
 LEVEL = 0.9
 
@@ -102,3 +114,89 @@ def test_betting_holds_the_truth_as_often_as_it_promises() -> None:
     """60 logs at 90%: fewer than 47 hits would be three standard errors too few."""
     hits = sum(0.576 in interval(drawn(seed), "betting") for seed in range(60))
     assert hits >= 47
+
+
+# ---------------------------------------- from moments of a few rows
+
+
+def plain_log(**fields: object) -> Log:
+    usual = {"reward_range": (-1.0, 4.0), "crossed": True, "period": None}
+    return cast("Log", SimpleNamespace(**(usual | fields)))
+
+
+ROWS = {"a": ([2.0, 0.5, 1.0], [1.0, 2.0, -1.0]), "b": ([0.5, 1.5], [4.0, 0.0])}
+
+
+def view_of(*, crossed: bool) -> dict[str, Moments]:
+    """Moments of weights and weighted rewards, with their extremes."""
+    terms = (BALANCED_WEIGHT, BALANCED_REWARD) if crossed else (WEIGHT, WEIGHTED_REWARD)
+    view = {}
+    for i, (weight, reward) in ROWS.items():
+        columns = (np.array(weight), np.array(weight) * np.array(reward))
+        moments = group(dict(zip(terms, map(np.ndarray.tolist, columns), strict=True)))
+        largest = np.array([columns[terms.index(t)].max() for t in moments.terms])
+        view[i] = replace(moments, largest=largest)
+    return view
+
+
+@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
+@pytest.mark.parametrize("crossed", [True, False])
+def test_bernstein_and_likelihood_take_the_sums_of_the_rows(
+    sides: Sides, *, crossed: bool
+) -> None:
+    log, view = plain_log(crossed=crossed), view_of(crossed=crossed)
+    w, r = (np.concatenate([ROWS[i][k] for i in ROWS]) for k in (0, 1))
+    interval, findings = from_moments("bernstein", view, log, 0.9, sides)
+    # the largest weight is 2, and the rewards have a range of 5
+    expected = empirical_bernstein((w * r).mean(), (w * r).var(ddof=1), 5, 10.0, 0.9, sides)
+    assert (interval.lower, interval.upper) == pytest.approx((expected.lower, expected.upper))
+    assert (interval.level, [f.code for f in findings]) == (0.9, ["largest-weight-seen"])
+    six = (5, w.sum(), (w**2).sum(), (w * r).sum(), (w**2 * r).sum(), ((w * r) ** 2).sum())
+    interval, findings = from_moments("likelihood", view, log, 0.9, sides)
+    expected = euclidean_likelihood(WeightSums(*six), 0.9, reward_range=(-1, 4), sides=sides)
+    assert (interval.lower, interval.upper) == pytest.approx((expected.lower, expected.upper))
+    assert (interval.level, findings) == (0.9, ())
+
+
+@pytest.mark.parametrize(
+    ("limits", "width"), [((1.0, 4.0), 8.0), ((-3.0, -1.0), 6.0), ((-1.0, 4.0), 10.0)]
+)
+def test_weighted_rewards_are_as_wide_as_the_range_with_0(
+    limits: tuple[float, float], width: float
+) -> None:
+    view = view_of(crossed=True)
+    interval, _ = from_moments("bernstein", view, plain_log(reward_range=limits), 0.9, "two")
+    together = view["a"] + view["b"]
+    mean, variance = together.mean(BALANCED_REWARD), together.var(BALANCED_REWARD)
+    assert interval.upper == empirical_bernstein(mean, variance, 5, width, 0.9).upper
+
+
+@pytest.mark.parametrize(
+    ("method", "period", "trained", "crossed", "forbidden"),
+    [
+        ("likelihood", None, (), True, False),
+        ("likelihood", "day", (), False, True),
+        ("likelihood", None, ("b",), True, True),
+        ("likelihood", None, ("b",), False, False),  # own weights do not pool loggers
+        ("betting", "day", ("b",), True, False),
+    ],
+)
+def test_bounds_for_fixed_policies_are_refused_where_they_learned(
+    method: str, period: str | None, trained: tuple[str, ...], *, crossed: bool, forbidden: bool
+) -> None:
+    log = plain_log(period=period, crossed=crossed)
+    with pytest.raises(UsageError) if forbidden else nullcontext():
+        refuse_adaptive(method, log, trained)
+
+
+@pytest.mark.parametrize(
+    ("limits", "forbidden"),
+    [(None, False), ((1.0, 5.0), False), ((1.5, 5.0), True), ((1.0, 4.5), True)],
+)
+def test_rewards_outside_their_range_are_refused(
+    limits: tuple[float, float] | None, *, forbidden: bool
+) -> None:
+    both = group({REWARD: [1.0, 5.0]})
+    moments = {"a": replace(both, lowest=np.array([1.0]), largest=np.array([5.0]))}
+    with pytest.raises(UsageError) if forbidden else nullcontext():
+        refuse_outside(plain_log(reward_range=limits), moments)

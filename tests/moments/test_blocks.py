@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from poolwise.moments.blocks import BINS, NO_BLOCKS, Blocks
+from poolwise.moments.blocks import BINS, NO_BLOCKS, Blocks, BlockSums, marks_of
+from poolwise.moments.tallies import mixed_bits
 
 FloatArray = NDArray[np.float64]
 
@@ -85,3 +86,50 @@ def test_groups_keep_their_numbers() -> None:
     assert (blocks.keys // BINS).tolist() == [3, 7]
     assert (blocks.moved(2).keys // BINS).tolist() == [5, 9]
     assert blocks.moments(8)[0].tolist() == [0, 0, 0, 1, 0, 0, 0, 2]
+
+
+def test_the_smallest_bins_are_the_powers_of_two() -> None:
+    least = 2.0**-64
+    values = np.array([0.0, least / 2, least, least * (1 + 1 / 32), 2.0**64, 1e300])
+    blocks = one_group(values)
+    assert (blocks.keys.tolist(), blocks.sums[0].tolist()) == (
+        [0, 1, 2, BINS - 1],  # the first has values that are rounded to 0
+        [2.0, 1.0, 1.0, 2.0],
+    )
+    assert blocks.atoms().value.tolist() == [0.0, least, least * (1 + 1 / 32), 2.0**64]
+    assert blocks.sums.dtype.name == "float64"
+
+
+def test_the_first_groups_are_cut_off() -> None:
+    blocks = Blocks.of(np.array([0, 1, 1, 3]), np.array([1.0, 2.0, 0.0, 5.0]))
+    for groups, bins in ((0, 0), (1, 1), (2, 3), (3, 3), (4, 4)):
+        first = blocks.until(groups)
+        assert first.keys.tolist() == blocks.keys[:bins].tolist()
+        assert first.sums.tolist() == blocks.sums[:, :bins].tolist()
+
+
+def test_sums_of_blocks_add_up() -> None:
+    groups = np.array([0, 1])
+    left, right = (Blocks.of(groups, np.array(v)) for v in ([1.0, 2.0], [1.0, 3.0]))
+    first = BlockSums((left, right), np.array([[1], [2]]), np.array([5, 2**64 - 1], np.uint64))
+    second = BlockSums((right, left), np.array([[3], [5]]), np.array([7, 3], np.uint64))
+    both = first + second
+    assert both.counts.tolist() == [[4], [7]]
+    assert both.marks.tolist() == [12, 2]  # modulo 2**64
+    for histogram in both.histograms:
+        assert histogram.keys.tolist() == (left + right).keys.tolist()
+        assert histogram.sums.tolist() == (left + right).sums.tolist()
+        assert histogram.moments(2).tolist() == [[2.0, 2.0], [2.0, 5.0], [2.0, 13.0]]
+
+
+def test_marks_are_sums_of_hashes_in_any_order() -> None:
+    label = np.array([3, 9, 3], dtype=np.uint64)
+    columns = [np.array([0.5, -0.0, 2.0]), np.array([1.0, 4.0, 0.0])]
+    block = np.array([1, 1, 0])
+    hashes = label
+    for column in ([0.5, 0.0, 2.0], columns[1]):  # -0 is 0
+        hashes = mixed_bits(hashes ^ np.array(column).view(np.uint64))
+    expected = [int(hashes[2]), (int(hashes[0]) + int(hashes[1])) % 2**64, 0]
+    assert marks_of(block, label, columns, 3).tolist() == expected
+    back = [column[::-1] for column in columns]
+    assert marks_of(block[::-1], label[::-1], back, 3).tolist() == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import duckdb
 import numpy as np
@@ -14,12 +14,19 @@ import pytest
 
 from poolwise import evaluate
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import LogError
+from poolwise.errors import LogError, RefusedError
 from poolwise.estimators import BY_NAME
 from poolwise.estimators.ips import Balanced
 from poolwise.intervals.student import student
-from poolwise.moments.buckets import Split, bootstrap, jackknife, jackknife_freedom, resampled
-from poolwise.moments.estimate import value_of
+from poolwise.moments.buckets import (
+    Split,
+    bootstrap,
+    jackknife,
+    jackknife_freedom,
+    resampled,
+    together,
+)
+from poolwise.moments.estimate import stratified, value_of
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -33,9 +40,11 @@ from poolwise.moments.terms import (
 )
 from tests.support.messages import refused
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
+from tests.support.small import group
 
 if TYPE_CHECKING:
-    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.moments import FloatArray, IntArray, MomentsByLogger
 
 TERMS = (WEIGHTED_REWARD, WEIGHT, REWARD)
 SIZES = (5, 1, 9, 3)  # of the buckets; one bucket has a single row
@@ -284,3 +293,66 @@ def test_intervals_of_uneven_clusters_cover(sizes: list[int], share: float) -> N
         before += 0.0 in student(replace(found, freedom=len(sizes) - 1.0), 0.95)
     assert before < covered - 0.02 * samples
     assert covered / samples > share - 3 * np.sqrt(share * (1 - share) / samples)
+
+
+class Mean:
+    """The mean reward of all rows."""
+
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        return stratified(moments, REWARD)
+
+
+MEAN = cast("Estimator", Mean())
+
+
+def rewards(*buckets: dict[str, list[float]]) -> Split:
+    return Split([{i: group({REWARD: r}) for i, r in bucket.items()} for bucket in buckets])
+
+
+def test_the_jackknife_of_three_buckets_is_worked_out_by_hand() -> None:
+    # means without each bucket: 7, 5, 3; gaps 2, 0, -2: 2/3 of 8.  Equal sizes have two
+    # degrees; squares 1, 0, 1 have 2 · 4 / (2 - 4/3) = 12
+    split = rewards({"a": [1.0]}, {"a": [5.0]}, {"a": [9.0]})
+    estimate = jackknife(MEAN, split)
+    assert (estimate.value, estimate.variance) == pytest.approx((5.0, 16 / 3), rel=1e-13)
+    assert estimate.freedom == pytest.approx(2.0, rel=1e-13)
+
+
+@pytest.mark.parametrize("value", [1e-3, 1.0, 1e3])
+def test_gaps_of_rounding_are_no_variance(value: float) -> None:
+    equal = [value] * 3
+    same = jackknife(MEAN, rewards({"a": equal}, {"a": equal}, {"a": equal}))
+    assert (same.variance, same.freedom) == (0.0, 2.0)
+    # standard errors of 1e-13 of the value are rounding, and those of 1e-11 are not
+    for gap, rounding in ((1e-13, True), (1e-11, False)):
+        split = rewards({"a": [value]}, {"a": [value * (1 + 2 * gap)]})
+        assert (jackknife(MEAN, split).variance == 0.0) is rounding
+
+
+def test_a_logger_of_one_bucket_is_refused_unless_it_has_few_rows() -> None:
+    single, both = {"a": [1.0, 2.0]}, {"a": [1.0, 2.0] * 24 + [1.0], "b": [3.0]}
+    for split in (rewards(single), rewards(single | {"b": [1.0]}, single)):
+        with pytest.raises(RefusedError) as refusal:
+            jackknife(MEAN, split)
+        assert refusal.value.code == "one-cluster"
+    # one of 100 rows is few, and one of 99 is not
+    most = rewards(both, {"a": [2.0] * 50})
+    assert jackknife(MEAN, most).freedom >= 1
+    with pytest.raises(RefusedError):
+        jackknife(MEAN, rewards(both, {"a": [2.0] * 49}))
+    twice = rewards(both, both)
+    assert jackknife(MEAN, twice).variance == 0.0
+
+
+def test_a_sample_keeps_the_divisor_of_its_rows() -> None:
+    exact = [{"a": group({REWARD: r}, ddof=0)} for r in ([1.0, 2.0], [4.0, 7.0])]
+    sample = next(resampled(exact, np.array([[1.0, 0.0]])))
+    assert (sample["a"].ddof, sample["a"].count) == (0, 4)
+    assert sample["a"].var(REWARD) == pytest.approx(0.25, rel=1e-13)
+    assert together(sample) is together(sample)  # pooled once
+
+
+def test_overflow_in_a_sample_is_no_warning() -> None:
+    split = rewards({"a": [1e200, 1e200]}, {"a": [-1e200]}, {"a": [0.0, 0.0]})
+    means = [sample["a"].mean(REWARD) for sample in split.without_each]
+    assert means == pytest.approx([-1e200 / 3, 5e199, 1e200 / 3], rel=1e-12)
