@@ -101,6 +101,11 @@ class Candidates:
     def _bound(self) -> dict[str, Linear]:
         return {name: e.linear.bind(name) for name, e in self.estimates.items()}
 
+    @cached_property
+    def _together(self) -> MomentsByLogger:
+        """Moments of all rows, as one group: the loggers are pooled once for all pairs."""
+        return {"": pooled(self.moments.values())}
+
     def singles(self, names: Sequence[str]) -> Spread:
         """Return the estimates of targets."""
         values = [self.estimates[name].value for name in names]
@@ -130,9 +135,10 @@ class Candidates:
         columns = [*common, *(c for c in (*mine, *theirs) if c not in common and _of_target(c))]
         score = first.fit.score - second.fit.score
         within = sum(not _of_target(c) for c in columns) < len(self.moments)
-        terms = {t: t for t in (*score.parts, *(t for c in columns for t in c.parts))}
-        rows = {i: m.select(terms) for i, m in self.moments.items()}
-        rows = rows if within else {"": pooled(rows.values())}
+        rows = self._together
+        if within:
+            terms = {t: t for t in (*score.parts, *(t for c in columns for t in c.parts))}
+            rows = {i: m.select(terms) for i, m in self.moments.items()}
         slopes, rank = least_squares(rows, score, columns, within=within)
         effective = min(first.fit.effective, second.fit.effective)
         fit = Fit(score.less(slopes, columns), tuple(columns), effective, within)
