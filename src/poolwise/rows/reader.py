@@ -156,6 +156,8 @@ def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
     own = PerThread(stream.reader)
 
     def count(piece: Piece) -> Counter[str | None]:
+        if isinstance(piece, RowGroup) and piece.logger is not None:
+            return Counter({piece.logger: piece.num_rows})
         counts: Counter[str | None] = Counter()
         for table in own.value(piece, ["logger"]):
             for labels, indices in _coded(table.column("logger")):
