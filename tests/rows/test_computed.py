@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("target", PLAIN + OTHER)
 def test_expressions(target: str, path: Path) -> None:
     table = pq.read_table(path)
-    select = Log(f"SELECT * FROM '{path}'", **ROLES)
+    select = Log(f"SELECT * FROM '{path}' WHERE true", **ROLES)
     expected = evaluate(select, {"t": target}, "balanced")["t"].estimates["balanced"]
     for source in (path, table, table.to_pandas()):
         log = Log(source, **ROLES)
@@ -73,7 +73,21 @@ def test_computed_rewards_and_clusters(path: Path) -> None:
     roles = ROLES | {"reward": "2 * r - 1", "cluster": "n"}
     results = [
         evaluate(Log(source, **roles), {"t": "t"}, "balanced")["t"].estimates["balanced"]
-        for source in (path, f"SELECT * FROM '{path}'")
+        for source in (path, f"SELECT * FROM '{path}' WHERE true")
     ]
     assert results[0].value == pytest.approx(results[1].value, rel=1e-12)
     assert results[0].variance == pytest.approx(results[1].variance, rel=1e-9)
+
+
+def test_labels_of_a_select_are_those_of_the_file(path: Path) -> None:
+    odd = pq.read_table(path).to_pandas().replace({"logger": {"a": "it's", "b": "b\n"}})
+    roles = ROLES | {"propensities": {"it's": "p_a", "b\n": "p_b"}}
+    pq.write_table(pa.Table.from_pandas(odd), path)
+    select = f"SELECT * FROM '{path}' WHERE true"
+    results = [evaluate(Log(s, **roles), {"t": "t"}, "naive") for s in (path, select)]
+    assert results[0].rows == results[1].rows
+    values = [result["t"].estimates["naive"].value for result in results]
+    assert values[1] == pytest.approx(values[0], rel=1e-12)
+    with pytest.raises(LogError) as caught:
+        evaluate(Log(select, **ROLES), {"t": "t"})
+    assert {fault.logger for fault in caught.value.faults} == {"a", "b", "it's", "b\n"}

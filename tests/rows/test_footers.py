@@ -55,6 +55,26 @@ def test_names_of_plain_files(tmp_path: Path) -> None:
     assert mapped.names == ("r", "p", "t", PART_LOGGER)
 
 
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("SELECT * FROM '{}'", True),
+        ("select *\n  from '{}' ;", True),
+        ("FROM '{}'", True),
+        ("SELECT * FROM '{}' WHERE t > 0", False),
+        ("SELECT r, p, t FROM '{}'", False),
+        ("SELECT * FROM '{}' -- all", False),
+        ("SELECT * FROM '{0}' UNION ALL FROM '{0}'", False),
+    ],
+)
+def test_a_select_of_a_whole_file_is_the_file(text: str, plain: bool, tmp_path: Path) -> None:  # noqa: FBT001 - of a case
+    path = write(tmp_path / "a.parquet")
+    files = plain_parquet(Log(text.format(path), **ROLES))
+    assert (None if files is None else files.source) == (
+        ((str(path), None),) if plain else None
+    )
+
+
 def test_times_are_noticed(tmp_path: Path) -> None:
     days = pa.array([0] * 50, pa.timestamp("s"))
     files = plain_parquet(Log(write(tmp_path / "a.parquet", at=days), **ROLES))

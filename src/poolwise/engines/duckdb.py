@@ -246,7 +246,8 @@ class DuckDBRows(KernelRows):
             number = exp.Anonymous(this="hash", expressions=[unit])
             bucket = exp.Mod(this=number, expression=exp.convert(layout.buckets))
             table = replace(table, bucket=bucket)
-        batches = self._batches(rows(table).sql(dialect="duckdb"), TABLE_ROWS)
+        query = _coded(rows(table), layout.loggers)
+        batches = self._batches(query.sql(dialect="duckdb"), TABLE_ROWS)
         return Stream(pa.Table.from_batches([b]) for b in batches if b.num_rows), layout
 
     @cached_property
@@ -369,6 +370,17 @@ class DuckDBRows(KernelRows):
                 reader.close()
         except (duckdb.Error, pa.ArrowException) as reason:
             raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
+
+
+def _coded(query: exp.Select, labels: Sequence[str]) -> exp.Select:
+    """Let DuckDB return labels, the first column, as codes; NULL for unknown ones."""
+    if not labels:
+        return query
+    first, *others = query.selects
+    texts = ", ".join(exp.Literal.string(label).sql(dialect="duckdb") for label in labels)
+    kind = exp.DataType.build(f"ENUM({texts})", dialect="duckdb")
+    codes = exp.TryCast(this=first.unalias().copy(), to=kind)
+    return query.select(codes.as_(first.alias, quoted=True), *others, append=False)
 
 
 @contextmanager

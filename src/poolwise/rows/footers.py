@@ -17,10 +17,13 @@ import pyarrow.parquet as pq
 from poolwise.rows.roles import PART_LOGGER
 
 if TYPE_CHECKING:
-    from poolwise.log.log import Log
+    from collections.abc import Sequence
+
+    from poolwise.log.log import Log, Part
     from poolwise.rows.reader import Files
 
 PATTERN = re.compile(r"[*?\[{]|=.*/|^~|^\w+://")  # paths that DuckDB reads in its own way
+WHOLE_FILE = re.compile(r"\s*(?:SELECT\s+\*\s+)?FROM\s+'([^']+\.parquet)'\s*", re.IGNORECASE)
 Stamp = tuple[int, ...]  # changes whenever a file does
 
 
@@ -70,12 +73,18 @@ class PlainFiles:
     footers: Footers = field(default_factory=Footers)
 
 
+def _paths(part: Part) -> Sequence[str]:
+    """Return the paths of Parquet files, and of a SELECT of one whole file; else a pattern."""
+    if part.kind == "select":
+        whole = WHOLE_FILE.fullmatch(part.value)
+        return [whole[1]] if whole else ["*"]
+    return part.value if part.kind == "parquet" else ["*"]
+
+
 def plain_parquet(log: Log) -> PlainFiles | None:
     """Return the files of a log that are plain; None for others, and for unreadable ones."""
-    if log.reader_options or any(part.kind != "parquet" for part in log.parts):
-        return None
-    files = tuple((path, part.logger) for part in log.parts for path in part.value)
-    if any(PATTERN.search(path) for path, _ in files):
+    files = tuple((path, part.logger) for part in log.parts for path in _paths(part))
+    if not files or log.reader_options or any(PATTERN.search(path) for path, _ in files):
         return None
     footers = Footers()
     try:
