@@ -79,7 +79,7 @@ PANDAS: dict[str, tuple[Callable[[Frame], Frame], bool]] = {
     "index": (lambda f: f.set_index(f.index[::-1]), True),
     "every other row twice": (lambda f: f.iloc[np.arange(2 * ROWS) // 2].iloc[::2], True),
     "matrix": (_as_block, True),
-    "half": (lambda f: f.assign(x=f["t"].astype("f2")), True),
+    "times": (lambda f: f.assign(x=np.array(["2024-01-01"] * ROWS, dtype="M8[ns]")), True),
     "masked": (lambda f: f.astype({"t": "Float64"}), False),
     "unused": (lambda f: f.assign(x=[{} for _ in range(ROWS)]), True),
 }

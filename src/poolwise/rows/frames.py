@@ -99,17 +99,21 @@ def _of_pandas(source: Any) -> Frame | None:  # noqa: ANN401 - pandas may not be
         if series.dtype == object:
             objects[name] = series.to_numpy()
         columns[name] = _of_series(series)
+        if columns[name] is None:
+            return None
     return Frame(pa.table(columns), objects, other=True)
 
 
-def _of_series(series: Any) -> pa.Array | pa.ChunkedArray:  # noqa: ANN401 - see above
-    """Return numbers and Arrow texts as they are; nulls in place of others."""
+def _of_series(series: Any) -> pa.Array | pa.ChunkedArray | None:  # noqa: ANN401 - see above
+    """Return numbers and Arrow texts as they are, nulls for objects and times, else None."""
     dtype = series.dtype
     if isinstance(dtype, np.dtype):
+        if dtype.kind in "OM":
+            return pa.nulls(len(series))
         native = dtype.isnative and dtype.str[1:] in PLAIN
-        return pa.array(series.to_numpy()) if native else pa.nulls(len(series))
+        return pa.array(series.to_numpy()) if native else None
     arrow = getattr(dtype, "storage", "") == "pyarrow" or dtype.name == "category"
-    return pa.array(series.array, from_pandas=True) if arrow else pa.nulls(len(series))
+    return pa.array(series.array, from_pandas=True) if arrow else None
 
 
 def _of_polars(source: Any) -> Frame | None:  # noqa: ANN401 - Polars may not be installed
