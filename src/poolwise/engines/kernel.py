@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Term
     from poolwise.rows.roles import Layout
 
+FIRST_ROWS = 32_768  # of a batch before the floors of tails are raised
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
 
 
@@ -58,13 +59,25 @@ class Kernel:
         """Return the sums of several batches, at least one."""
         sums: Sums | None = None
         for codes, columns in batches:
-            if sums is None:
-                sums = no_sums(self.layout, self.workspace)
-            self._add(sums, codes, columns)
-            raise_floors(self.floors, sums)
+            sums = no_sums(self.layout, self.workspace) if sums is None else sums
+            for rows in self._cuts(len(codes)):
+                part = {name: columns[name][rows] for name in self._columns}
+                self._add(sums, codes[rows], part)
+                raise_floors(self.floors, sums)
         if sums is None:
             raise ValueError("there is no batch")
         return sums
+
+    def _cuts(self, rows: int) -> list[slice]:
+        """Cut the first batch early: until floors are raised, tails list each value.
+
+        Sums do not depend on it, since a cut is where rows are ordered anew.
+        """
+        if not np.isneginf(self.floors).any():
+            return [slice(0, rows)]
+        part = self._program.part
+        first = min(max(FIRST_ROWS // part, 1) * part, rows)
+        return [slice(0, first), slice(first, rows)] if first < rows else [slice(0, rows)]
 
     def values(
         self, codes: AnyArray, columns: Mapping[str, AnyArray], terms: Sequence[Term]
