@@ -119,10 +119,10 @@ LIMITS = (
     Limit(
         "peak memory at 1e8 rows, times that at 1e7",
         Reading(EVALUATE, "megabytes"),
-        1.2,
+        1.1,
         Reading(Key("evaluate", 10**7), "megabytes"),
     ),
-    Limit("megabytes at 1e8 rows", Reading(EVALUATE, "megabytes"), 700),
+    Limit("megabytes at 1e8 rows", Reading(EVALUATE, "megabytes"), 500),
 )
 
 
