@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.draws import cells_of, draw
 from benchmarks.families import FAMILIES, draw_problem, softmax
 from poolwise.engines.exact import FiniteProblem
-from poolwise.errors import UsageError
+from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import (
     AS_NAIVE,
     BALANCED_PREDICTION,
@@ -68,6 +68,7 @@ from tests.support.toys import GOLDEN, TOYS, toy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from poolwise.estimators.calibrated import Columns
     from poolwise.evaluation.results import TargetResult
     from poolwise.moments.estimate import Estimator
 
@@ -946,3 +947,21 @@ def test_intervals_cover_more_often_without_the_columns_of_small_loggers() -> No
             )
             gained.append(int(after) - int(before))
     assert np.mean(gained) > 3 * np.std(gained) / math.sqrt(len(gained))
+
+
+@pytest.mark.parametrize(("columns", "within"), [(("target",), True), (("loggers",), False)])
+def test_a_fit_says_where_its_slopes_come_from(
+    columns: tuple[Columns, ...], *, within: bool
+) -> None:
+    estimator = Calibrated(columns=columns, guard=False)
+    moments = toy("T1").moments(estimator.needs(tuple(toy("T1").loggers), crossed=True))
+    fit = estimator.estimate(moments).linear.fit
+    assert fit is not None
+    assert fit.within is within
+
+
+def test_a_mean_weight_that_cannot_divide_is_refused() -> None:
+    tiny = {"a": group({BALANCED_WEIGHT: [1e-310, 0.0], BALANCED_REWARD: [1e-310, 0.0]})}
+    with pytest.raises(RefusedError) as refusal:
+        SelfNormalised().estimate(tiny)
+    assert refusal.value.code == "no-weight"

@@ -222,6 +222,12 @@ def test_other_weights_do_without_the_mixture(estimator: Estimator) -> None:
     assert with_mixture(estimator, log) is estimator
 
 
+def test_columns_of_a_given_mixture_are_those_of_the_loggers() -> None:
+    inner, loggers = Calibrated(guard=False), ("a", "b", "c")
+    needs = GivenMixture(inner, estimated=False).needs(loggers, crossed=False)
+    assert needs == inner.needs(loggers, crossed=True) != inner.needs(("a",), crossed=True)
+
+
 @pytest.mark.parametrize("estimated", [False, True])
 def test_an_estimated_mixture_is_a_finding(*, estimated: bool) -> None:
     inner = Balanced(Shrink("clip", 1.0))
