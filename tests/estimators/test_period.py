@@ -19,7 +19,14 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import summarise
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell, periods_of
-from poolwise.moments.terms import PERIOD_REWARD
+from poolwise.moments.terms import (
+    BALANCED_WEIGHT,
+    PERIOD_REWARD,
+    PERIOD_WEIGHT,
+    UNSUPPORTED,
+    Needs,
+    period_moment,
+)
 from poolwise.rows.learn import fit_earlier
 from tests.support.histories import (
     LIVE,
@@ -34,6 +41,7 @@ from tests.support.histories import (
 )
 from tests.support.messages import refused
 from tests.support.periods import daily, daily_log, daily_unplayed, period_mixture
+from tests.support.small import group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -365,3 +373,83 @@ def test_the_interval_of_one_logger_in_one_period_is_that_of_naive() -> None:
     result = evaluate(log, TARGETS, [PeriodBalanced(), Naive()])["t"]
     ours, theirs = result.intervals.values()
     assert (ours.lower, ours.upper) == pytest.approx((theirs.lower, theirs.upper), rel=1e-12)
+
+
+# ---------------------------------------- five rows in three cells, by hand
+
+FIRST_A, FIRST_B, SECOND_B = Cell("1", "a", 0), Cell("1", "b", 0), Cell("2", "b", 1)
+FIVE = {  # weights, and weights times rewards
+    FIRST_A: ([1.0, 2.0], [2.0, 4.0]),
+    FIRST_B: ([0.5], [1.0]),
+    SECOND_B: ([1.0, 3.0], [6.0, 0.0]),
+}
+
+
+def five_rows(**second: float) -> dict[str, Moments]:
+    """Moments of the cells; `second` has v of each period, the same in every row."""
+    return {
+        cell: group(
+            {PERIOD_WEIGHT: weights, PERIOD_REWARD: products, BALANCED_WEIGHT: weights}
+            | {period_moment(d[1:]): [v] * len(weights) for d, v in second.items()}
+        )
+        for cell, (weights, products) in FIVE.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("estimator", "second", "share", "value"),
+    [
+        # 3 and 2 rows: 3/2 to 2/1.  The second period is centred at 7/3.5 = 2, so that its
+        # rows are 2 + 6 - 2 and 2 + 0 - 6
+        (PeriodBalanced(), {"d1": 4.0, "d2": 1.0}, Fraction(3, 7), Fraction(11, 7)),
+        (PeriodBalanced("minimum"), {"d1": 4.0, "d2": 1.0}, Fraction(3, 11), Fraction(15, 11)),
+        (PeriodBalanced(), {}, Fraction(3, 5), Fraction(9, 5)),
+        (PeriodBalanced(), {"d1": 4.0}, Fraction(3, 5), Fraction(9, 5)),
+        (
+            PeriodBalanced(centred=False),
+            {"d1": 4.0, "d2": 1.0},
+            Fraction(3, 7),
+            Fraction(19, 7),
+        ),
+    ],
+)
+def test_periods_are_combined_by_their_second_moments(
+    estimator: PeriodBalanced, second: dict[str, float], share: Fraction, value: Fraction
+) -> None:
+    estimate = estimator.estimate(five_rows(**second))
+    assert estimate.value == pytest.approx(float(value), rel=1e-13)
+    of_a = float(share) * 2 / 3
+    assert estimate.shares == pytest.approx({"a": of_a, "b": 1 - of_a}, rel=1e-13)
+    later = {PERIOD_REWARD: float(1 - share)}
+    if estimator.centred:
+        later[PERIOD_WEIGHT] = -2 * float(1 - share)
+    assert estimate.linear.parts[SECOND_B] == pytest.approx(later, rel=1e-13)
+    assert estimate.linear.parts[FIRST_A] == pytest.approx({PERIOD_REWARD: of_a}, rel=1e-13)
+    assert estimate.findings == ()
+
+
+def test_periods_that_cannot_play_the_target_have_no_share_and_no_part_in_the_centre() -> None:
+    estimate = PeriodBalanced().estimate(five_rows(d1=UNSUPPORTED, d2=1.0))
+    assert (estimate.value, estimate.shares) == (3.0, {"a": 0.0, "b": 1.0})
+    assert [finding.code for finding in estimate.findings] == ["period-unsupported"]
+    for estimator in (PeriodBalanced(), PeriodBalanced("minimum")):
+        with pytest.raises(RefusedError) as refusal:
+            estimator.estimate(five_rows(d1=UNSUPPORTED, d2=UNSUPPORTED))
+        assert refusal.value.code == f"{estimator.name}-refused"
+
+
+def test_the_needs_of_periods_are_those_of_their_terms() -> None:
+    cells = tuple(FIVE)
+    moments = tuple(map(period_moment, ("1", "2")))
+    weight, both = (PERIOD_WEIGHT,), (PERIOD_REWARD, PERIOD_WEIGHT)
+    alone = Needs((), (both, weight), weight)
+    crossed = PeriodBalanced().needs(cells, crossed=True)
+    assert crossed == Needs(moments, (both, weight, (BALANCED_WEIGHT,)), weight)
+    assert PeriodBalanced().needs(cells, crossed=False, mixed=True) == alone
+    assert PeriodBalanced().needs((FIRST_A, SECOND_B), crossed=False) == alone
+    uncentred = PeriodBalanced(centred=False).needs(cells, crossed=False, mixed=True)
+    assert uncentred == Needs((), ((PERIOD_REWARD,), weight), weight)
+    for refused_cells in (cells, ("a", "b")):
+        with pytest.raises(RefusedError) as refusal:
+            PeriodBalanced().needs(refused_cells, crossed=False)
+        assert refusal.value.code == "period-balanced-refused"
