@@ -39,6 +39,7 @@ Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows 
 Rows = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
 TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
 CLOSE = 1_024  # difference of integer labels that need not be looked up
+BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
 
@@ -133,6 +134,7 @@ class Reader:
                 metadata=self._footers(piece.path),
                 read_dictionary=[label] if label else None,
                 pre_buffer=False,  # the system reads ahead, and threads read other groups
+                buffer_size=BUFFER,
             )
             self._path = piece.path
         if piece.num_rows * len(names) <= LARGE_GROUP:
