@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from poolwise.rows.reader import Piece
 
 GATHERED = 65_536  # rows of small pieces that are read together
+WIDE = 10  # columns of a table that is copied when small ones are joined, on average
 MOST_GATHERED = 262_144  # rows of a thread before its sums are added to those of others
 
 
@@ -55,7 +56,8 @@ def joined(tables: Iterable[pa.Table], rows: int = GATHERED) -> Iterator[pa.Tabl
         ):
             yield _one(small)
             small, count = [], 0
-        if table.num_rows >= rows:  # not held while the next one is read
+        wide = table.num_rows * table.num_columns >= WIDE * rows
+        if table.num_rows >= rows or wide:  # not held while the next one is read
             yield table
         else:
             small.append(table)
