@@ -1,8 +1,8 @@
 """Kernel: turns batches of rows into sums of products, in compiled code.
 
 `program` says what the code computes, ``native/kernel.c`` does it.  Rows are ordered by
-group and go through all steps in blocks of some hundred rows.  Each block is centred by its
-own means before its products are taken, which keeps the digits of means that are large
+group and go through all steps in blocks of some hundred rows.  Each block is centred
+before its products are taken, which keeps the digits of means that are large
 compared with the standard deviation.
 """
 

@@ -7,7 +7,7 @@ and term of the workspace; lines of terms that are columns are those columns.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -250,7 +250,7 @@ def _set_room(program: Program, writer: Writer, groups: int) -> None:
         room=room,
         line=line,
         ordered=np.empty(columns * room),
-        moved=np.empty(max(program.singles.size, 1)),
+        moved=np.empty(2 * max(program.singles.size, 1)),
         order=np.empty(room, dtype=np.int32),
         bin=np.empty(BLOCK, dtype=np.int32),
         starts=np.empty(groups, dtype=np.int64),
@@ -265,16 +265,20 @@ def tiles(products: Iterable[tuple[int, int, int]]) -> AnyArray:
         products: The two lines of each product, and its place among the sums.
     """
     wanted = list(products)
-    ways = _cover(wanted), _cover([(right, left, place) for left, right, place in wanted])
-    return min(ways, key=len)
+    partners = Counter(line for left, right, _ in wanted for line in {left, right})
+    by_partners = sorted(partners, key=lambda line: (partners[line], line))
+    rank = {line: k for k, line in enumerate(by_partners)}  # neighbours share most lines
+    ranked = [(*sorted((a, b), key=rank.__getitem__), k) for a, b, k in wanted]
+    ways = (ranked, [(right, left, place) for left, right, place in ranked])
+    return min((_cover(way, rank) for way in ways), key=len)
 
 
-def _cover(products: Sequence[tuple[int, int, int]]) -> AnyArray:
-    """Cover products by tiles of lines that follow each other on the left."""
+def _cover(products: Sequence[tuple[int, int, int]], rank: Mapping[int, int]) -> AnyArray:
+    """Cover products by tiles of lines that follow each other in rank on the left."""
     by_left: dict[int, dict[int, int]] = defaultdict(dict)
     for left, right, place in products:
         by_left[left][right] = place
-    lefts, found = sorted(by_left), []
+    lefts, found = sorted(by_left, key=rank.__getitem__), []
     for start in range(0, len(lefts), LEFT):
         four = lefts[start : start + LEFT]
         rights = sorted({right for left in four for right in by_left[left]})

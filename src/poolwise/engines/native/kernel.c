@@ -1,8 +1,8 @@
 /* Kernel: turns a batch of rows into sums of products; engines/program.py writes its program.
  *
  * Rows are ordered by group, a part of the batch at a time, and go through all steps in blocks
- * that stay in the fastest cache.  Each block is centred by its own means before its products
- * are taken, and blocks are merged as in Chan, Golub & LeVeque (1983).
+ * that stay in the fastest cache.  Each block is centred before its products are taken, and
+ * blocks are merged as in Chan, Golub & LeVeque (1983).
  *
  * The file includes itself once for each kind of processor; `poolwise_add` picks one. */
 #ifndef KIND
@@ -430,31 +430,36 @@ static double MINE(centre)(v8 *x, number rows, double *rest) {
     return mean;
 }
 
-/* Add means and centred products of a block to those of its group. */
+/* Add means and centred products of a block to those of its group.  The first block of a group
+ * is centred by its own means, later ones by those of the rows before, whose distance from
+ * the block's means is taken out of the products. */
 static void MINE(add_centred)(const Program *program, Sums *sums, number group, number rows) {
     const number singles = program->singles.size, size = (rows + 7) / 8;
     double *means = sums->means + group * singles, *rests = sums->rest + group * singles;
-    double *products = sums->products + group * program->pairs, *moved = program->moved;
-    const double before = (double)sums->count[group], total = before + (double)rows;
-    const double part = (double)rows / total, scale = sqrt(before * part);
+    double *products = sums->products + group * program->pairs;
+    double *moved = program->moved, *off = program->moved + singles;
+    const double before = (double)sums->count[group], number_of = (double)rows;
+    const double part = number_of / (before + number_of), scale = sqrt(before * part);
     for (number k = 0; k < singles; k++) {
-        double rest;
-        const double mean = MINE(centre)(LINE(program->singles.line[k]), rows, &rest);
+        v8 *x = LINE(program->singles.line[k]);
         if (before == 0.0) {
-            means[k] = mean, rests[k] = rest;
+            means[k] = MINE(centre)(x, rows, rests + k);
             continue;
         }
-        const double gap = (mean - means[k]) + (rest - rests[k]), step = gap * part;
+        const double distance = MINE(subtract)(x, rows, means[k]) / number_of;
+        const double gap = distance - rests[k], step = gap * part;
         const double next = means[k] + step;
         rests[k] += (means[k] - next) + step;
         means[k] = next;
-        moved[k] = gap * scale;
+        moved[k] = gap * scale, off[k] = distance * sqrt(number_of);
     }
     for (number k = 0; k < program->tiles; k++)
         MINE(multiply)(program, program->tile + k, size, products);
     if (before > 0.0)
-        for (number k = 0; k < program->pairs; k++)
-            products[k] += moved[program->left[k]] * moved[program->right[k]];
+        for (number k = 0; k < program->pairs; k++) {
+            const number a = program->left[k], b = program->right[k];
+            products[k] += moved[a] * moved[b] - off[a] * off[b];
+        }
 }
 
 static void MINE(copy)(const Program *program, const Input *input, const Sums *sums, number group,

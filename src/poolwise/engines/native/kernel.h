@@ -50,7 +50,7 @@ typedef struct {
     number lines, block;     /* lines of the matrix, and their largest number of rows */
     number part, room;       /* rows that are ordered at once, and room for them in a column */
     double **line;           /* where the rows of a block begin in each line */
-    double *ordered, *moved; /* columns of a part; room for one number of each single */
+    double *ordered, *moved; /* columns of a part; room for two numbers of each single */
     int32_t *order, *bin;
     number *starts, *ends;   /* of each group in a part */
 } Program;
