@@ -268,7 +268,7 @@ def tiles(products: Iterable[tuple[int, int, int]]) -> AnyArray:
     partners = Counter(line for left, right, _ in wanted for line in {left, right})
     by_partners = sorted(partners, key=lambda line: (partners[line], line))
     rank = {line: k for k, line in enumerate(by_partners)}  # neighbours share most lines
-    ranked = [(*sorted((a, b), key=rank.__getitem__), k) for a, b, k in wanted]
+    ranked = [(a, b, k) if rank[a] >= rank[b] else (b, a, k) for a, b, k in wanted]
     ways = (ranked, [(right, left, place) for left, right, place in ranked])
     return min((_cover(way, rank) for way in ways), key=len)
 
