@@ -72,7 +72,7 @@ class Computer:
     def __call__(self, table: pa.Table, names: Collection[str]) -> pa.Table:
         """Replace the operands of a table by those of the roles `names` that are computed."""
         texts = {k: text for k, text in self.computed.texts.items() if k in names}
-        operands = [name for name in table.schema.names if name.startswith(OPERAND)]
+        operands = [n for n in table.column_names if n.startswith(OPERAND)]
         if not operands:
             return table
         columns = [name.removeprefix(OPERAND) for name in operands]

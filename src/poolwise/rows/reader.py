@@ -118,10 +118,7 @@ class Reader:
         for table in self._tables(piece, sources):
             if table.num_columns < len(sources):
                 raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
-            arrays = {name: table.column(source) for name, source in wanted.items()}
-            if piece.logger is not None:
-                arrays["logger"] = constant(piece.logger, table.num_rows)
-            yield self._compute(pa.table(arrays), names)
+            yield self._compute(_renamed(table, wanted, piece.logger), names)
 
     def _tables(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
         if not names:
@@ -143,6 +140,17 @@ class Reader:
         rows = max(LARGE_GROUP // 8 // len(names), 1)
         for batch in self._file.iter_batches(rows, [piece.group], names, use_threads=False):
             yield pa.Table.from_batches([batch])
+
+
+def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> pa.Table:
+    """Return the columns of a table under the names of a layout, with the label of all rows."""
+    of_source = {source: name for name, source in wanted.items()}
+    if wanted and label is None and len(of_source) == len(wanted):  # fastest, for small files
+        return table.rename_columns([of_source[source] for source in table.column_names])
+    arrays = {name: table.column(source) for name, source in wanted.items()}
+    if label is not None:
+        arrays["logger"] = constant(label, table.num_rows)
+    return pa.table(arrays)
 
 
 def constant(label: str, rows: int) -> pa.Array:
