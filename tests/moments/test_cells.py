@@ -23,8 +23,8 @@ def test_cells_are_equal_if_period_and_logger_are() -> None:
 
 
 def test_periods_are_in_the_order_of_the_log_and_not_of_their_texts() -> None:
-    cells = [Cell("9", "a", 2), Cell("10", "b", 1), "c", Cell("10", "a", 1), Cell("9", "b", 2)]
-    assert periods_of(cells) == ("10", "9")
+    cells = [Cell("10", "a", 2), Cell("9", "b", 1), "c", Cell("9", "a", 1), Cell("10", "b", 2)]
+    assert periods_of(cells) == ("9", "10")
 
 
 def test_moments_of_a_logger_are_pooled_over_periods() -> None:

@@ -172,9 +172,12 @@ def test_the_variance_between_buckets_is_that_of_their_sums() -> None:
 
 def test_a_variance_between_buckets_that_is_rounding_counts_as_0() -> None:
     linear = Score({REWARD: 1.0}).of("a")
-    rows = (1e6, 1e6 + 1e-8)  # squared, the gap is below 1e-24 of the squared sum
-    whole, *buckets = ({"a": group({REWARD: r})} for r in (rows, rows[:1], rows[1:]))
-    assert linear.deviation_variance(whole, buckets) == (0.0, 1.0)
+    # squared, a gap of 1e-8 is below 1e-24 of the squared sum, and one of 1e-4 is not
+    for gap, rounding in ((1e-8, True), (1e-4, False)):
+        rows = (1e6, 1e6 + gap)
+        whole, *buckets = ({"a": group({REWARD: r})} for r in (rows, rows[:1], rows[1:]))
+        variance, freedom = linear.deviation_variance(whole, buckets)
+        assert (variance == 0.0, freedom) == (rounding, 1.0)
 
 
 numbers = st.floats(-100, 100)
