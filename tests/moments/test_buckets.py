@@ -310,12 +310,12 @@ def rewards(*buckets: dict[str, list[float]]) -> Split:
 
 
 def test_the_jackknife_of_three_buckets_is_worked_out_by_hand() -> None:
-    # means without each bucket: 7, 5, 3; gaps 2, 0, -2: 2/3 of 8.  Equal sizes have two
-    # degrees; squares 1, 0, 1 have 2 · 4 / (2 - 4/3) = 12
-    split = rewards({"a": [1.0]}, {"a": [5.0]}, {"a": [9.0]})
+    # means without each bucket: 7, 11/3, 7/3; gaps 8/3, -2/3, -2: 2/3 of 104/9.  Sizes of
+    # 2, 1 and 1 are worth 16/6 buckets
+    split = rewards({"a": [1.0, 1.0]}, {"a": [5.0]}, {"a": [9.0]})
     estimate = jackknife(MEAN, split)
-    assert (estimate.value, estimate.variance) == pytest.approx((5.0, 16 / 3), rel=1e-13)
-    assert estimate.freedom == pytest.approx(2.0, rel=1e-13)
+    assert (estimate.value, estimate.variance) == pytest.approx((4.0, 208 / 27), rel=1e-13)
+    assert estimate.freedom == pytest.approx(5 / 3, rel=1e-13)
 
 
 @pytest.mark.parametrize("value", [1e-3, 1.0, 1e3])

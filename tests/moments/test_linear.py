@@ -165,6 +165,7 @@ def test_the_variance_between_buckets_is_that_of_their_sums() -> None:
             for k in range(size):
                 gaps = [r - mean(everything) for r in rows[i][k]]
                 sums[k] += factor * sum(gaps, Fraction(0)) / len(everything)
+        assert linear.bucket_sums(buckets, whole) == pytest.approx(list(map(float, sums)))
         variance, freedom = linear.deviation_variance(whole, buckets)
         assert variance == pytest.approx(float(size * var(sums)), rel=1e-13)
         assert freedom == size - 1
