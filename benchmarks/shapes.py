@@ -118,6 +118,10 @@ def _select(paths: list[Path]) -> str:
     return f"SELECT * FROM '{paths[0]}'"  # noqa: S608 - our own path
 
 
+def _where(paths: list[Path]) -> str:
+    return f"{_select(paths)} WHERE reward IS NOT NULL"
+
+
 def _by_logger(paths: list[Path]) -> dict[str, str]:
     return {path.stem.rpartition("_")[2]: str(path) for path in paths}
 
@@ -148,7 +152,8 @@ SHAPES = (
     ),
     Shape("files", f"{FILES:,} small files", 1.6, files=FILES),
     Shape("expression", "SQL expression as target", 1.6, target="1.0 * t_0"),
-    Shape("select", "a SELECT", 1.8, source=_select),
+    Shape("select", "a SELECT of a file", 1.8, source=_select),
+    Shape("where", "a SELECT with a condition", 1.8, source=_where),
     Shape("cluster", "`cluster=` (200 buckets by user)", 2.2, users_of(0), CLUSTERS),
     Shape("drop", '`on_fault="drop"`', 1.8, roles={"on_fault": "drop"}),
     Shape("pandas", "pandas frame", 0.6, source=_pandas),
