@@ -25,6 +25,16 @@ def test_pieces_are_gathered_up_to_a_number_of_rows() -> None:
     assert list(gather([], 7)) == []
 
 
+def test_the_last_pieces_are_gathered_less() -> None:
+    size = 10_000
+    tables = [(pa.table({"x": np.zeros(size)}), size * k) for k in range(200)]
+    together = [len(pieces) for pieces, _ in gather(tables, 262_144, 200 * size)]
+    assert sum(together) == 200
+    assert together[0] == 22  # (2,000,000 - 220,000) / 8 is less than 230,000
+    assert together == sorted(together, reverse=True)
+    assert together[-2] == 6  # never less than 65,536
+
+
 def test_tables_of_several_schemas_are_not_joined() -> None:
     whole, parts = pa.table({"x": [1]}), pa.table({"x": [0.5]})
     tables = joined([whole, whole, parts, whole])

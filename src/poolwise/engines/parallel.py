@@ -116,7 +116,9 @@ class Pass:
 
         totals: list[Sums | None] = [None] * len(parts)
         most = MOST_GATHERED if len(parts) == 1 else GATHERED  # all kernels have the same rows
-        pieces = gather(numbered(stream, self.layout, workers(self.threads)), most)
+        known = isinstance(stream.pieces, list)
+        total = sum(piece.num_rows for piece in stream.pieces) if known else None
+        pieces = gather(numbered(stream, self.layout, workers(self.threads)), most, total)
         for each, rows in in_order(work, pieces, workers(self.threads)):
             self.on_rows(rows)
             for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):

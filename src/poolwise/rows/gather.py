@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 GATHERED = 65_536  # rows of small pieces that are read together
 WIDE = 10  # columns of a table that is copied when small ones are joined, on average
+LAST_PARTS = 8  # the last rows are split into as many parts, and more
 MOST_GATHERED = 262_144  # rows of a thread before its sums are added to those of others
 
 
 def gather(
-    pieces: Iterable[tuple[Piece, int]], rows: int = GATHERED
+    pieces: Iterable[tuple[Piece, int]], rows: int = GATHERED, total: int | None = None
 ) -> Iterator[tuple[list[Piece], int]]:
     """Yield neighbouring pieces together, up to so many rows, with the rows before them.
+
+    Fewer towards the end, if the rows of all pieces are known: threads end at about the same
+    time.
 
     >>> small = [(pa.table({"x": [0] * n}), first) for n, first in ((2, 0), (3, 2), (4, 5))]
     >>> [(len(pieces), first) for pieces, first in gather(small, 5)]
@@ -31,7 +35,8 @@ def gather(
     together: list[Piece] = []
     first = count = 0
     for piece, first_row in pieces:
-        if together and count + piece.num_rows > rows:
+        left = rows if total is None else max((total - first_row) // LAST_PARTS, GATHERED)
+        if together and count + piece.num_rows > min(rows, left):
             yield together, first
             together, count = [], 0
         first = first if together else first_row
