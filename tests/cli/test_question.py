@@ -101,6 +101,7 @@ def test_a_plan_takes_its_half_width_from_the_file(file: Path) -> None:
     assert pw.Question.read(file).plan().half_width == 0.1
 
 
+@pytest.mark.slow
 def test_the_command_line_reads_the_file_and_records_the_question(file: Path) -> None:
     page = file.parent / "report.html"
     outcome = run("evaluate", file, "--json", "--html", page)

@@ -121,6 +121,7 @@ def log_of(rows: History, *, crossed: bool) -> Log:
     return Log(table, logger="logger", reward="reward", propensity="p", period="day")
 
 
+@pytest.mark.slow
 def test_the_code_agrees_with_the_fractions() -> None:
     every = [rows for rows, _ in histories()]
     for rows in every[:: len(every) // 12]:

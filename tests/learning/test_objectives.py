@@ -128,6 +128,7 @@ def test_the_paired_difference_is_golden() -> None:
     assert paired.std_error(sample.logger) == pytest.approx(golden["se"], abs=1e-10)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-3, 3), min_size=9, max_size=9))
 def test_balanced_objectives_are_the_estimates_of_evaluate(entries: list[float]) -> None:
     coefficients = np.array(entries).reshape(3, 3)

@@ -153,6 +153,7 @@ def test_the_command_that_scores_does_not_replace_its_source(folder: Path) -> No
     check_text(said)
 
 
+@pytest.mark.slow
 def test_a_report_may_lie_in_the_folder_of_the_logs(folder: Path) -> None:
     report = folder / "logs" / "report.html"
     for _ in range(2):
