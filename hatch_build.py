@@ -55,7 +55,11 @@ def this_platform() -> str:
 def compile_kernel(root: Path, name: str) -> Path:
     """Compile the kernel for a platform, into the folder of its sources."""
     if name not in PLATFORMS:
-        raise SystemExit(f"poolwise is built for {', '.join(PLATFORMS)}, and not for {name}")
+        listed = ", ".join(PLATFORMS)
+        raise SystemExit(
+            f"poolwise is built for {listed}, got {name}: set POOLWISE_PLATFORM to one that "
+            "this machine can run"
+        )
     target, suffix = PLATFORMS[name]
     folder = root / NATIVE
     known = crc32(b"".join((folder / source).read_bytes() for source in SOURCES))

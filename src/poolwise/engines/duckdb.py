@@ -194,7 +194,7 @@ class DuckDBRows(KernelRows):
     """An open log; implements `engines.base.Rows`.
 
     Attributes:
-        connect: Returns the connection with the view of the log; log_rows it the first time.
+        connect: Returns the connection with the view of the log; opens it the first time.
         source: Parquet files, each with the label of its rows where no column has it, or a
             table in memory, that hold the rows as they are; None where DuckDB must read them.
         notes: Findings about models that were fitted to the rows.

@@ -154,12 +154,9 @@ def _set_products(program: Program, writer: Writer) -> None:
         if term not in rare:
             writer.line(last)
     always = len(writer.steps)
-    lines = [(writer.line(a), writer.line(b), k) for k, (_, (a, b)) in enumerate(plain)]
-    rarely = [term in rare for term in workspace.plain]
-    usual, seldom = (
-        tiles(line for line, is_rare in zip(lines, rarely, strict=True) if is_rare == which)
-        for which in (False, True)
-    )
+    lines = {t: (writer.line(a), writer.line(b), k) for k, (t, (a, b)) in enumerate(plain)}
+    usual = tiles(line for term, line in lines.items() if term not in rare)
+    seldom = tiles(line for term, line in lines.items() if term in rare)
     singles = [writer.line(term) for term in workspace.singles]
     pairs = enumerate(workspace.pairs.T.tolist())
     centred = tiles((singles[a], singles[b], k) for k, (a, b) in pairs)
@@ -249,7 +246,7 @@ def _set_room(program: Program, writer: Writer, groups: int) -> None:
         part=part,
         room=room,
         line=line,
-        ordered=np.empty(columns * room),
+        ordered=np.empty(columns * room + BLOCK),  # tails read up to the end of a block
         moved=np.empty(2 * max(program.singles.size, 1)),
         order=np.empty(room, dtype=np.int32),
         bin=np.empty(BLOCK, dtype=np.int32),
@@ -278,13 +275,13 @@ def _cover(products: Sequence[tuple[int, int, int]], rank: Mapping[int, int]) ->
     by_left: dict[int, dict[int, int]] = defaultdict(dict)
     for left, right, place in products:
         by_left[left][right] = place
-    lefts, found = sorted(by_left, key=rank.__getitem__), []
+    lefts, cover = sorted(by_left, key=rank.__getitem__), []
     for start in range(0, len(lefts), LEFT):
         four = lefts[start : start + LEFT]
         rights = sorted({right for left in four for right in by_left[left]})
         pairs = [rights[k : k + RIGHT] for k in range(0, len(rights), RIGHT)]
-        found += [_tile(four, pair, by_left) for pair in pairs]
-    return np.array(found, dtype=TILE)
+        cover += [_tile(four, pair, by_left) for pair in pairs]
+    return np.array(cover, dtype=TILE)
 
 
 def _tile(

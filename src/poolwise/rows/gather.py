@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from poolwise.rows.reader import Piece
 
 GATHERED = 65_536  # rows of small pieces that are read together
-WIDE = 10  # columns of a table that is copied when small ones are joined, on average
-LAST_PARTS = 8  # the last rows are split into as many parts, and more
+WIDE = 10  # columns of joined tables: to copy wider ones takes longer than it saves
+LAST_PARTS = 8  # a task takes at most this part of the rows that are left
 MOST_GATHERED = 262_144  # rows of a thread before its sums are added to those of others
 
 

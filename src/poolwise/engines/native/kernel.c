@@ -30,13 +30,19 @@
 #pragma clang attribute pop
 #include <cpuid.h>
 
-static int has_avx2(void) {
+static int detect_avx2(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (1u << 12 | 1u << 27)) != (1u << 12 | 1u << 27))
         return 0; /* no FMA, or registers that the system does not keep */
     unsigned low, high;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & 1u << 5);
+}
+
+static int has_avx2(void) { /* a virtual machine answers the instruction slowly */
+    static int known = -1;
+    if (known < 0) known = detect_avx2();
+    return known;
 }
 #endif
 
@@ -91,8 +97,8 @@ static inline double MINE(most)(v8 x) {
     return y;
 }
 
-/* Order the rows of a part by group, each from a multiple of eight on, which the last row is
- * repeated up to.  Return the rows with these copies; 0 if a row has no group. */
+/* Order the rows of a part by group.  Each group begins at a multiple of eight: its last row is
+ * repeated to fill the gap.  Return the number of places; 0 if a row has no group. */
 static number MINE(sort)(const Program *program, const int32_t *codes, number first,
                          number rows) {
     const int32_t groups = (int32_t)program->groups;
@@ -140,7 +146,7 @@ static void MINE(load)(double *restrict out, const void *source, number type,
 }
 #undef LOAD
 
-/* Return 0 if a value is outside of the limits, or NaN; tell if one is 0. */
+/* Return 0 if a value is outside of the limits, or NaN.  Add to `zero` where values are 0. */
 static inline int MINE(within)(const v8 *x, number size, double low, double top, m8 *zero) {
     m8 good = ~(m8){0}, none = *zero;
     for (number i = 0; i < size; i++) {
@@ -313,7 +319,7 @@ static void MINE(add_tails)(const Program *program, const Input *input, number g
         const v8 *x = LINE(program->tails.line[k]);
         const number first = k * input->rows;
         number *count = input->tail_rows + k;
-        for (number i = 0; 8 * i < rows; i += 4) { /* a block has a multiple of 32 rows */
+        for (number i = 0; 8 * i < rows; i += 4) { /* lines have room for all 32 rows */
             if (!MINE(any)((x[i] >= floor) | (x[i + 1] >= floor) | (x[i + 2] >= floor) |
                            (x[i + 3] >= floor)))
                 continue;
