@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,14 @@ from sklearn.dummy import DummyRegressor
 
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
+from poolwise.estimators import BY_NAME, WITH_MODEL, by_default, recommended_for
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.estimators.period import PeriodBalanced, earlier_means, second_moments
+from poolwise.estimators.period import (
+    PeriodBalanced,
+    PeriodDoublyRobust,
+    earlier_means,
+    second_moments,
+)
 from poolwise.evaluation.compare import compare
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import summarise
@@ -454,3 +461,18 @@ def test_the_needs_of_periods_are_those_of_their_terms() -> None:
         with pytest.raises(RefusedError) as refusal:
             PeriodBalanced().needs(refused_cells, crossed=False)
         assert refusal.value.code == "period-balanced-refused"
+
+
+def test_estimators_of_periods_come_first_where_there_are_periods() -> None:
+    log = daily_log(daily())
+    assert recommended_for(log, modelled=False) == "period-balanced"
+    assert recommended_for(log, modelled=True) == "period-dr"
+    fixed = replace(log, period=None)
+    assert {recommended_for(fixed, modelled=m) for m in (False, True)} == {"calibrated"}
+    balanced = {"period-balanced": PeriodBalanced}
+    robust = {"period-dr": PeriodDoublyRobust}
+    assert by_default(modelled=False, periods=False) == BY_NAME
+    assert by_default(modelled=True, periods=False) == WITH_MODEL
+    plain, modelled = (by_default(modelled=m, periods=True) for m in (False, True))
+    assert [*plain.items()] == [*balanced.items(), *BY_NAME.items()]
+    assert [*modelled.items()] == [*(robust | balanced).items(), *WITH_MODEL.items()]

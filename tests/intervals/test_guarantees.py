@@ -12,8 +12,17 @@ import pytest
 
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.intervals.betting import Bets
 from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
-from poolwise.intervals.guarantees import from_moments, refuse_adaptive, refuse_outside
+from poolwise.intervals.guarantees import (
+    by_betting,
+    from_moments,
+    guarantee_needs,
+    payoffs_of,
+    refuse_adaptive,
+    refuse_outside,
+)
+from poolwise.moments.blocks import Blocks, BlockSums, Payoff, Settled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -21,11 +30,13 @@ from poolwise.moments.terms import (
     WEIGHT,
     WEIGHTED_REWARD,
 )
-from tests.support.messages import refused
+from tests.support.messages import check_findings, refused
 from tests.support.small import group
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.moments.moments import Moments
@@ -150,7 +161,8 @@ def test_bernstein_and_likelihood_take_the_sums_of_the_rows(
     # the largest weight is 2, and the rewards have a range of 5
     expected = empirical_bernstein((w * r).mean(), (w * r).var(ddof=1), 5, 10.0, 0.9, sides)
     assert (interval.lower, interval.upper) == pytest.approx((expected.lower, expected.upper))
-    assert (interval.level, [f.code for f in findings]) == (0.9, ["largest-weight-seen"])
+    assert interval.level == 0.9
+    check_findings(findings, "largest-weight-seen")
     six = (5, w.sum(), (w**2).sum(), (w * r).sum(), (w**2 * r).sum(), ((w * r) ** 2).sum())
     interval, findings = from_moments("likelihood", view, log, 0.9, sides)
     expected = euclidean_likelihood(WeightSums(*six), 0.9, reward_range=(-1, 4), sides=sides)
@@ -197,6 +209,89 @@ def test_rewards_outside_their_range_are_refused(
     limits: tuple[float, float] | None, *, forbidden: bool
 ) -> None:
     both = group({REWARD: [1.0, 5.0]})
-    moments = {"a": replace(both, lowest=np.array([1.0]), largest=np.array([5.0]))}
-    with pytest.raises(UsageError) if forbidden else nullcontext():
+    both = replace(both, lowest=np.array([1.0]), largest=np.array([5.0]))
+    moments = {"a": both, "b": replace(both, lowest=np.array([1.25]))}
+    with refused(UsageError) if forbidden else nullcontext():
         refuse_outside(plain_log(reward_range=limits), moments)
+
+
+# ---------------------------------------- bets on known histograms
+
+
+class Rows:
+    """Rows of four payoffs, in four blocks of two strata: most is gained before the end."""
+
+    def __init__(self) -> None:
+        groups = np.repeat(np.arange(8), [20, 20, 20, 20, 20, 10, 5, 5])
+        before = np.where(groups < 4, 1.0, 0.0)
+        values = [0.5 * before, 0.375 * before, 0.4 * before, 0.25 * before]
+        histograms = tuple(Blocks.of(groups, value) for value in values)
+        sums = BlockSums(histograms, np.zeros((4, 2), np.int64), np.zeros(4, np.uint64))
+        self.settled = Settled(sums, (), strata=2, cluster_rows=2)
+        self.requests: list[tuple[list[Payoff], bool]] = []
+
+    def settle(
+        self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
+    ) -> Settled:
+        assert not watched
+        self.requests.append((list(payoffs), pooled))
+        return self.settled
+
+
+@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("trained", [None, False, True])
+def test_each_target_has_bets_on_its_own_gains_and_losses(
+    sides: Sides, *, mixed: bool, trained: bool | None
+) -> None:
+    rows, limits = Rows(), (-1.0, 4.0)
+    log = plain_log(mixed=mixed, cluster=None, reward_range=limits)
+    options = {} if trained is None else {"trained": trained}
+    intervals = by_betting(rows, ["t", "u"], log, 0.5, sides, **options)
+    payoffs = [*payoffs_of("t", limits), *payoffs_of("u", limits)]
+    assert rows.requests == [(payoffs, mixed and not trained)]
+    error = 0.25 if sides == "two" else 0.5
+    bets = [
+        Bets(histogram, error, 4, 2, anytime=not trained, cluster_rows=2)
+        for histogram in rows.settled.sums.histograms
+    ]
+    assert list(intervals) == ["t", "u"]
+    for interval, gains, losses in zip(intervals.values(), bets[::2], bets[1::2], strict=True):
+        lower, upper = 5 * gains.lower() - 1, 4 - 5 * losses.lower()
+        assert -1.0 < lower < upper < 4.0
+        assert interval.lower == pytest.approx(-1.0 if sides == "upper" else lower, rel=1e-13)
+        assert interval.upper == pytest.approx(4.0 if sides == "lower" else upper, rel=1e-13)
+        assert interval.level == 0.5
+
+
+def test_bets_on_trained_loggers_have_no_clusters() -> None:
+    log = plain_log(mixed=True, cluster="user")
+    with refused(UsageError):
+        by_betting(Rows(), ["t", "u"], log, 0.9, "two", trained=True)
+    assert set(by_betting(Rows(), ["t", "u"], log, 0.9, "two")) == {"t", "u"}
+
+
+def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
+    negative, positive = payoffs_of("t", (-1.0, 4.0)), payoffs_of("t", (2.0, 5.0))
+    assert negative == (Payoff("t", -1.0, 1.0, 5.0), Payoff("t", 4.0, -1.0, 5.0))
+    assert positive == (Payoff("t", 0.0, 1.0, 5.0), Payoff("t", 5.0, -1.0, 5.0))
+
+
+def test_guarantees_need_the_range_and_one_pair_of_terms() -> None:
+    log, without = plain_log(), plain_log(reward_range=None)
+    needs = {
+        crossed: guarantee_needs(log, "likelihood", crossed=crossed)
+        for crossed in (False, True)
+    }
+    assert needs[False].groups == ((WEIGHTED_REWARD, WEIGHT),)
+    assert needs[True].groups == ((BALANCED_REWARD, BALANCED_WEIGHT),)
+    for crossed in (False, True):
+        smoothed = guarantee_needs(log, "smoothed", crossed=crossed)
+        assert smoothed.groups == needs[crossed].groups
+        assert len(smoothed.means) == 20  # gains and losses, of ten scales
+    with refused(UsageError):
+        guarantee_needs(without, "smoothed", crossed=True)
+    with refused(UsageError):
+        from_moments("likelihood", view_of(crossed=True), without, 0.9, "two")
+    with refused(UsageError):
+        by_betting(Rows(), ["t", "u"], without, 0.9, "two")
