@@ -46,7 +46,7 @@ from tests.support.histories import (
     policies,
     value,
 )
-from tests.support.messages import refused
+from tests.support.messages import check_findings, refused
 from tests.support.periods import daily, daily_log, daily_unplayed, period_mixture
 from tests.support.small import group
 
@@ -439,11 +439,18 @@ def test_periods_are_combined_by_their_second_moments(
 def test_periods_that_cannot_play_the_target_have_no_share_and_no_part_in_the_centre() -> None:
     estimate = PeriodBalanced().estimate(five_rows(d1=UNSUPPORTED, d2=1.0))
     assert (estimate.value, estimate.shares) == (3.0, {"a": 0.0, "b": 1.0})
-    assert [finding.code for finding in estimate.findings] == ["period-unsupported"]
+    check_findings(estimate.findings, "period-unsupported")
     for estimator in (PeriodBalanced(), PeriodBalanced("minimum")):
-        with pytest.raises(RefusedError) as refusal:
+        with refused(RefusedError) as refusal:
             estimator.estimate(five_rows(d1=UNSUPPORTED, d2=UNSUPPORTED))
         assert refusal.value.code == f"{estimator.name}-refused"
+
+
+def test_light_weights_give_a_centre_too() -> None:
+    rows = {PERIOD_WEIGHT: [0.25, 0.5], PERIOD_REWARD: [0.5, 1.75]}
+    means = earlier_means({FIRST_A: group(rows), SECOND_B: group(rows)})
+    assert means == {"1": 0.0, "2": 3.0}
+    assert second_moments(five_rows()) == {"1": 1.0, "2": 1.0}
 
 
 def test_the_needs_of_periods_are_those_of_their_terms() -> None:
@@ -457,9 +464,9 @@ def test_the_needs_of_periods_are_those_of_their_terms() -> None:
     assert PeriodBalanced().needs((FIRST_A, SECOND_B), crossed=False) == alone
     uncentred = PeriodBalanced(centred=False).needs(cells, crossed=False, mixed=True)
     assert uncentred == Needs((), ((PERIOD_REWARD,), weight), weight)
-    for refused_cells in (cells, ("a", "b")):
-        with pytest.raises(RefusedError) as refusal:
-            PeriodBalanced().needs(refused_cells, crossed=False)
+    for other in (cells, ("a", "b")):
+        with refused(RefusedError) as refusal:
+            PeriodBalanced().needs(other, crossed=False)
         assert refusal.value.code == "period-balanced-refused"
 
 

@@ -179,6 +179,14 @@ def test_agreeing_candidates_leave_the_narrowest() -> None:
 def test_equal_widths_are_compared_in_their_order() -> None:
     widths = [0.2 + 0.1 * (k % 3) for k in range(60)]
     assert slope([1.0] * 60, widths) == 57  # the last of the narrowest
+    equal = slope([1.0] * 40, [2.0, 1.0] * 20)
+    assert equal == 39
+
+
+def test_slope_compares_numbers_of_any_type() -> None:
+    values: Any = np.array([2, 1], np.uint8)  # 1 - 2 is 255 in these
+    widths: Any = np.array([3, 0], np.uint8)
+    assert slope(values, [3.0, 0.0]) == slope([2.0, 1.0], widths) == 1
 
 
 @given(candidates, st.integers(0, 1000), st.sampled_from([0.5, 2.0, 8.0]), st.integers(-64, 64))

@@ -121,10 +121,12 @@ def least_over_ghosts(
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(7))
 def test_euclidean_likelihood_is_its_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     weights = rng.choice([0.25, 0.5, 1.0, 2.0, 4.0], size=12, p=[0.3, 0.3, 0.2, 0.1, 0.1])
+    if seed == 6:  # the mean is 1, so that no ghost is required
+        weights = np.repeat([0.25, 0.5, 2.25], 4)
     rewards = rng.uniform(-1, 3, size=12)
     allowed = (0.1, 6.0)
     found = euclidean_likelihood(
@@ -188,7 +190,44 @@ def test_a_target_that_nobody_logged_may_be_worth_anything() -> None:
     found = euclidean_likelihood(WeightSums(50, 0.0, 0.0, 0.0, 0.0, 0.0), 0.95)
     assert (found.lower, found.upper) == (0.0, 1.0)
     empty = euclidean_likelihood(WeightSums(0, 0.0, 0.0, 0.0, 0.0, 0.0), 0.95)
-    assert (empty.lower, empty.upper) == (0.0, 1.0)
+    assert (empty.lower, empty.upper, empty.level) == (0.0, 1.0, 0.95)
+    heavy = WeightSums(100, 1e156, math.inf, 1.0, 1.0, 1.0)  # a square out of range
+    large = euclidean_likelihood(heavy, 0.95, weight_range=(0.0, 8.0))
+    assert (large.lower, large.upper) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.7])
+@pytest.mark.parametrize("reward", [0.1, 0.3, 0.7])
+def test_one_row_and_its_ghost_have_one_solution(weight: float, reward: float) -> None:
+    # Masses g and 1 - g of weights w and 2 average to 1 at g = 1 / (2 - w); the other ghosts
+    # cost more than the 1/2 that the level leaves.
+    one = sums_of(np.array([weight]), np.array([reward]))
+    found = euclidean_likelihood(one, 0.5, weight_range=(0.0, 2.0))
+    mass = 1 / (2 - weight)
+    least = mass * weight * reward
+    assert ends(found) == pytest.approx([least, least + 2 * (1 - mass)], rel=1e-12)
+
+
+def test_one_row_without_a_choice_says_nothing() -> None:
+    # the ghost of weight 0 has half of the mass, and one of weight 2 cannot balance 2
+    one = sums_of(np.array([2.0]), np.array([0.25]))
+    found = euclidean_likelihood(one, 0.5, weight_range=(0.0, 2.0), reward_range=(-1.0, 1.0))
+    assert (found.lower, found.upper) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("unit", [2.0**-24, 2.0**24])
+def test_likelihood_has_the_unit_of_the_rewards(unit: float) -> None:
+    plain = WeightSums(100, 98.0, 150.0, 40.0, 62.0, 62.0)
+    scaled = WeightSums(100, 98.0, 150.0, 40.0 * unit, 62.0 * unit, 62.0 * unit**2)
+    found = euclidean_likelihood(scaled, 0.95, reward_range=(0.0, unit))
+    assert ends(found) / unit == pytest.approx(ends(euclidean_likelihood(plain, 0.95)))
+
+
+def test_weights_of_one_may_have_a_rounding_error() -> None:
+    exact, close = (WeightSums(10, 10.0 + e, 10.0, 0.0, 0.0, 0.0) for e in (0.0, 2e-15))
+    assert close.weight > exact.weight
+    both = [euclidean_likelihood(s, 0.9, weight_range=(0.0, 3.0)) for s in (exact, close)]
+    assert ends(both[1]) == pytest.approx(ends(both[0]), abs=1e-9)
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.5, 1.0])
@@ -207,6 +246,15 @@ def test_a_likelihood_needs_ranges_that_make_sense() -> None:
         euclidean_likelihood(sums, 0.95, reward_range=(0.0, math.inf))
     with refused(UsageError):
         euclidean_likelihood(sums, 0.95, weight_range=(2.0, 3.0))
+    for limits in ((-math.inf, 0.0), (1.0, 1.0)):
+        with refused(UsageError):
+            euclidean_likelihood(sums, 0.95, reward_range=limits)
+    with refused(UsageError):
+        empirical_bernstein(0.5, 0.25, 100, 1.0, 0.95, "both")  # type: ignore[arg-type]
+    ones = euclidean_likelihood(sums, 0.95, weight_range=(1.0, 1.0))
+    # 2/6 with one more reward; variance 2/6 - 2/6², of which the quantile over 6 is spent
+    spent = math.sqrt(2 / 9 * float(special.fdtri(1, 5, 0.95)) / 6)
+    assert ones.upper == pytest.approx(2 / 6 + spent)
 
 
 def test_equal_rewards_at_weights_of_one_still_leave_a_width() -> None:

@@ -135,7 +135,7 @@ class PeriodBalanced:
         parts, constant = {}, 0.0
         for cell, part in share.items():
             parts[cell] = dict.fromkeys(self._terms, part)
-            if (centre := centres.get(_period(cell), 0.0)) and part:
+            if (centre := centres.get(_period(cell))) and part:
                 parts[cell][PERIOD_WEIGHT] = -centre * part
                 constant += centre * part
         return Linear(parts, constant)
