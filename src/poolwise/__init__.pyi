@@ -34,8 +34,8 @@ from .evaluation.summarise import summarise as summarise
 from .evaluation.watch import Watched as Watched
 from .evaluation.watch import watch as watch
 from .formats.labelled import bandit_log as bandit_log
-from .formats.obd import from_obd as from_obd
-from .formats.obp import from_obp as from_obp
+from .formats.open_bandit import from_obd as from_obd
+from .formats.open_bandit import from_obp as from_obp
 from .formats.rankings import ranking_log as ranking_log
 from .formats.vw import from_dsjson as from_dsjson
 from .learning.learn import learn as learn

@@ -17,7 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from poolwise import evaluate
 from poolwise.errors import MissingColumnError, SourceError, UsageError
-from poolwise.formats.obd import from_obd, uniform_item
+from poolwise.formats.open_bandit import from_obd, uniform_item
 from tests.support.messages import refused
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from poolwise import Weighted, evaluate
 from poolwise.errors import LogError, RefusedError, UsageError
-from poolwise.formats.obp import from_obp, other_of_two
+from poolwise.formats.open_bandit import from_obp, other_of_two
 from tests.support.messages import refused
 
 if TYPE_CHECKING:

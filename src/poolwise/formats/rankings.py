@@ -56,22 +56,15 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     log_probabilities: bool = False,
     reader_options: Mapping[str, object] | None = None,
 ) -> RankingLog:
-    r"""Read a table with one row per request and position as a log of rankings.
+    """Read a table with one row per request and position as a log of rankings.
 
-    The value of a target is then that of a *request*, $E \sum_k \delta_k$, and every estimator
-    weights the reward of position $k$ by
-
-    $$w_k = \frac{\bar\pi(y_{1:k}|x)}{\sum_i \frac{n_i}{n} \pi_i(y_{1:k}|x)},
-      \qquad \pi_i(y_{1:k}|x) = \prod_{l \le k} \pi_i(y_l|x, y_{<l})$$
-
-    in the cascade model: the mixture of products, with $n_i$ *requests* of logger $i$. A
-    product of mixtures would describe a logger that is drawn at each position, which is a
-    different policy. Requests must be complete. Parquet files and queries are read again by
-    each evaluation: call this function again when they have changed. Other sources are read
-    into memory.
+    The value of a target is that of a request: the sum over its positions.  A mixture of
+    loggers is one of products over positions, with shares of requests.  Parquet files and
+    queries are read again by each evaluation: call this function again when they have
+    changed.  Other sources are read into memory.
 
     Args:
-        source: Rows, as for `Log`.
+        source: Rows, as for `Log`; requests must be complete.
         targets: Probability of the logged item at its position under each new policy, by
             name: a column or a SQL expression. A single one gets the name "target".
         request: Column or SQL expression of the request; unique over all loggers.
@@ -80,40 +73,17 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         logger: The policy that wrote the row, as for `Log`.
         propensity: Probability of the logged item at its position, under its own logger.
         propensities: The same under every logger, by label.
-        model: Items that a reward may depend on: "cascade", the items up to its position;
-            "independent", only the item at its position; "whole", the whole list.
-            Probabilities are conditional on the items above in the first and the last
-            model, and marginal in the independent model.
+        model: Items that a reward may depend on: those up to its position ("cascade"), only
+            the one at its position ("independent", which needs marginal probabilities), or
+            the "whole" list. The other two models need probabilities given the items above.
         cluster: Column that groups dependent requests, such as a user; by default the request.
         trained_on: Policies that were trained on logs of others, as for `Log`.
         log_probabilities: All probabilities are natural logarithms.
         reader_options: Options for DuckDB's file reader.
 
     Raises:
-        LogError: Rows break a rule, or requests are not complete: a position twice or
-            missing, two loggers in one request, no request at all.
-
-    Examples:
-        >>> import pyarrow as pa
-        >>> import poolwise as pw
-        >>> table = pa.table(
-        ...     {
-        ...         "request": [1, 1, 2, 2],
-        ...         "position": [1, 2, 1, 2],
-        ...         "click": [1, 0, 0, 1],
-        ...         "p": [0.5, 0.5, 0.5, 1.0],  # of the item, given the one above
-        ...         "p_new": [0.25, 0.5, 0.75, 1.0],
-        ...     }
-        ... )
-        >>> log, new = ranking_log(
-        ...     table, "p_new", request="request", position="position", reward="click",
-        ...     propensity="p",
-        ... )
-        >>> pw.evaluate(log, new, "naive")["target"].estimates["naive"].value  # (1/2 + 3/2) / 2
-        1.0
+        LogError: Rows break a rule, or requests are not complete.
     """
-    from poolwise.engines.duckdb import DuckDB
-
     named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
     _refuse_misuse(model, named, propensity, propensities)
     long = Log(
@@ -126,16 +96,8 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         log_probabilities=log_probabilities,
         reader_options=reader_options or {},
     )
-    with DuckDB().open(long, named) as rows:
-        units = {"request": request, "position": position, "cluster": cluster or request}
-        row = _row(rows.connection, rows.table, units)
-        faults = [replace(fault, advice=ADVICE) for fault in rows.check()]
-        shape, incomplete = _shape(rows.connection, row, request)
-        if faults or incomplete:
-            raise LogError([*faults, *incomplete])
-        text = _text(rows.connection, _query(row, shape, model))
-        lasting = all(part.kind in {"parquet", "select"} for part in long.parts)
-        positions = text if lasting else _run(rows.connection, text)
+    units = {"request": request, "position": position, "cluster": cluster or request}
+    positions = _positions(long, named, units, model)
     single = model == "whole" and cluster is None  # each request is one row
     return _as_log(positions, long, named, None if single else "cluster")
 
@@ -158,6 +120,23 @@ def _refuse_misuse(
             "probabilities of rankings must be columns or SQL expressions, got "
             f"{type(invalid[0]).__name__ if invalid else None}: score policies in Python first"
         )
+
+
+def _positions(
+    long: Log, targets: Mapping[str, str], units: Mapping[str, str], model: Model
+) -> object:
+    """Return the rows of a log of rankings: a query, or an Arrow table; reject bad requests."""
+    from poolwise.engines.duckdb import DuckDB
+
+    with DuckDB().open(long, targets) as rows:
+        row = _row(rows.connection, rows.table, units)
+        faults = [replace(fault, advice=ADVICE) for fault in rows.check()]
+        shape, incomplete = _shape(rows.connection, row, units["request"])
+        if faults or incomplete:
+            raise LogError([*faults, *incomplete])
+        text = _text(rows.connection, _query(row, shape, model))
+        lasting = all(part.kind in {"parquet", "select"} for part in long.parts)
+        return text if lasting else _run(rows.connection, text)
 
 
 def _as_log(

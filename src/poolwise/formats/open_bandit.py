@@ -1,24 +1,32 @@
-"""Open Bandit Pipeline: its dictionaries of arrays become a log.
+"""Open Bandit: dictionaries of the Pipeline, and folders of the Dataset, become logs.
 
-OBP has dense arrays, rows times actions times positions, and one propensity per row.  An
-evaluation needs one number per row and logger: the probability of the logged action.  This
-module extracts that number and does not keep the dense arrays.
+The Pipeline (OBP) has dense arrays, rows times actions times positions, and one propensity per
+row.  An evaluation needs one number per row and logger: the probability of the logged action,
+which `from_obp` extracts.
+
+The Dataset (Saito et al., 2020) has one folder for each policy that chose fashion items,
+``random`` and ``bts``, and in it one folder for each campaign.  The propensity of a row is
+that of its own policy; for ``random`` it is known for every row, 1 over the number of items.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from poolwise.errors import UsageError
+from poolwise.errors import MissingColumnError, SourceError, UsageError, did_you_mean
 from poolwise.formats.labelled import list_column
 from poolwise.log.log import Log
 from poolwise.log.policy import SUM_TOLERANCE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
 
     from poolwise.log.policy import AnyArray, FloatArray, IntArray
@@ -27,6 +35,17 @@ BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as in OBP
 TARGET = "target_prob"
 STRATA = ("stratum_idx", "strata")  # OBP renamed these keys; the older names come second
 AVERAGES = ("pscore_avg", "pscore_star")
+
+ITEMS: Mapping[str, int] = {"all": 80, "men": 34, "women": 46}  # of each campaign
+UNIFORM = "random"  # the policy that plays every item with the same probability
+PROPENSITY = "propensity_score"
+ROLES = {
+    "item_id": "action",
+    "position": "context",
+    "click": "reward",
+    PROPENSITY: "propensity",
+}
+CONTEXT = ("position", "user_feature")  # beginnings of the names of context columns
 
 
 def from_obp(
@@ -49,35 +68,11 @@ def from_obp(
             arrays becomes a column for each name.
         behavior: For each value of `stratum_idx`, that logger's probabilities in *every*
             row, in the same shapes or already of the logged action, shape (rows,).
-
-    Examples:
-        >>> feedback = {"n_rounds": 2, "n_actions": 2, "context": None, "position": None,
-        ...             "action": [0, 1], "reward": [1, 0], "pscore": [0.5, 0.25]}
-        >>> log = from_obp(feedback, action_dist=[[0.75, 0.25], [0.75, 0.25]])
-        >>> log.source["target_prob"].to_pylist()
-        [0.75, 0.25]
     """
-    import pyarrow as pa
-
     rows = _Feedback(bandit_feedback)
-    labels, own = rows.labels(), rows.own_propensity()
-    crossed = _crossed(rows, labels, own, behavior)
-    columns: dict[str, AnyArray | pa.Array] = {
-        "logger": labels,
-        "action": rows.action,
-        "reward": rows.vector("reward"),
-        "propensity": own,
-        **{f"propensity_{label}": values for label, values in crossed.items()},
-    }
-    average = None if crossed else rows.first_of(AVERAGES)
-    if average is not None:
-        columns["mixture"] = rows.vector(average)
+    crossed, columns = _columns(rows, behavior)
     context = rows.context()
-    if not isinstance(action_dist, Mapping | None):
-        action_dist = {TARGET: action_dist}
-    targets = {
-        k: rows.at_action(f"action_dist[{k!r}]", v) for k, v in (action_dist or {}).items()
-    }
+    targets = rows.targets(action_dist)
     taken = [name for name in targets if name in {*columns, *context}]
     if taken:
         raise UsageError(f"a target must not have the name of a column: rename {taken[0]!r}")
@@ -89,8 +84,27 @@ def from_obp(
         propensity="propensity",
         propensities={label: f"propensity_{label}" for label in crossed} or None,
         context=tuple(context),
-        mixture=None if average is None else "mixture",
+        mixture="mixture" if "mixture" in columns else None,
     )
+
+
+def _columns(
+    rows: _Feedback, behavior: Mapping[Any, ArrayLike] | None
+) -> tuple[list[str], dict[str, AnyArray]]:
+    """Return the loggers with cross-propensities, and the columns of roles."""
+    labels, own = rows.labels(), rows.own_propensity()
+    crossed = _crossed(rows, labels, own, behavior)
+    columns = {
+        "logger": labels,
+        "action": rows.action,
+        "reward": rows.vector("reward"),
+        "propensity": own,
+        **{f"propensity_{label}": values for label, values in crossed.items()},
+    }
+    average = rows.first_of(AVERAGES)
+    if average is not None and not crossed:
+        columns["mixture"] = rows.vector(average)
+    return list(crossed), columns
 
 
 class _Feedback:
@@ -151,6 +165,15 @@ class _Feedback:
             count = int(invalid.sum())
             raise UsageError(f"{name} does not sum to 1 over the actions in {count:,} rows")
         return dense[np.arange(self.count), self.action, self._position(name, dense.shape[2])]
+
+    def targets(
+        self, action_dist: ArrayLike | Mapping[str, ArrayLike] | None
+    ) -> dict[str, FloatArray]:
+        """Return the probability of the logged action under each target, by name."""
+        if not isinstance(action_dist, Mapping | None):
+            action_dist = {TARGET: action_dist}
+        named = (action_dist or {}).items()
+        return {name: self.at_action(f"action_dist[{name!r}]", v) for name, v in named}
 
     def _position(self, name: str, positions: int) -> IntArray:
         if "position" in self.values:
@@ -238,3 +261,102 @@ def other_of_two(
     return {
         str(name): np.where(index == k, own, other) for k, name in enumerate(names.tolist())
     }
+
+
+def from_obd(
+    path: str | Path,
+    *,
+    campaign: str | None = None,
+    loggers: Sequence[str] = (),
+    context: Sequence[str] | None = None,
+) -> Log:
+    """Read the Open Bandit Dataset, as published, into a log.
+
+    Loggers have the names of their folders: ``random``, ``bts``.  Only own propensities are
+    known; those of ``random`` are the same for every item, so that `estimate_mixture`
+    estimates only those of the other logger.
+
+    Args:
+        path: The folder that holds ``random`` and ``bts``, or one CSV file within it.
+        campaign: "all", "men" or "women"; optional if the folder has only one.
+        loggers: Policies to read; by default all.
+        context: Columns of the context; by default the position and the user's features.
+
+    Raises:
+        SourceError: The folder has no such files.
+        MissingColumnError: Files lack columns.
+    """
+    files = _files(Path(path), campaign)
+    chosen = _chosen(files, loggers)
+    header = _common_header(list(chosen.values()))
+    items = ITEMS.get(next(iter(chosen.values())).stem)
+    others: dict[str, str | None] = dict.fromkeys(chosen)
+    if items and UNIFORM in others:
+        others[UNIFORM] = f"1.0 / {items}"
+    if context is None:
+        context = [column for column in header if column.startswith(CONTEXT)]
+    return Log(
+        {label: str(file) for label, file in chosen.items()},
+        action="item_id",
+        reward="click",
+        propensity=PROPENSITY,
+        propensities=others if any(others.values()) else None,
+        context=tuple(context),
+        reward_range=(0.0, 1.0),
+    )
+
+
+def uniform_item(campaign: str) -> str:
+    """Return the target that shows all items of a campaign equally often, in SQL.
+
+    >>> uniform_item("men")
+    '1.0 / 34'
+    """
+    if campaign not in ITEMS:
+        raise UsageError(f"campaign must be one of {', '.join(ITEMS)}, got {campaign!r}")
+    return f"1.0 / {ITEMS[campaign]}"
+
+
+def _files(folder: Path, campaign: str | None) -> dict[str, Path]:
+    """Return the file of each policy for one campaign, or a single file by its policy."""
+    if folder.is_file():  # its policy is the folder above that of the campaign
+        above = folder.resolve().parent
+        return {above.parent.name if above.name == folder.stem else above.name: folder}
+    paths = [p for p in sorted(folder.glob("*/*/*.csv")) if p.parent.name == p.stem]
+    campaigns = sorted({path.stem for path in paths})
+    if not paths:
+        raise SourceError(str(folder), "it has no files such as random/men/men.csv")
+    if campaign is None and len(campaigns) > 1:
+        raise UsageError(f"campaign is required: the folder has {', '.join(campaigns)}")
+    campaign = campaigns[0] if campaign is None else campaign
+    if campaign not in campaigns:
+        raise UsageError(f"campaign must be one of {', '.join(campaigns)}, got {campaign!r}")
+    return {path.parts[-3]: path for path in paths if path.stem == campaign}
+
+
+def _chosen(files: Mapping[str, Path], loggers: Sequence[str]) -> dict[str, Path]:
+    if isinstance(loggers, str):
+        raise UsageError(f"loggers must be a list of names, got {loggers!r}")
+    for name in loggers:
+        if name not in files:
+            hint = did_you_mean(name, files)
+            raise UsageError(f"loggers are {', '.join(files)}; got {name!r}{hint}")
+    return {name: files[name] for name in loggers or files}
+
+
+def _common_header(files: Sequence[Path]) -> list[str]:
+    """Return the columns that all files have; raise if one of the roles is missing."""
+    headers = [_header(path) for path in files]
+    common = [c for c in headers[0] if all(c in header for header in headers)]
+    missing = {column: role for column, role in ROLES.items() if column not in common}
+    if missing:
+        raise MissingColumnError(missing, common)
+    return common
+
+
+def _header(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(str(path), str(error)) from error
