@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.bandits import SETS, Bandit, draw
-from poolwise.learning.data import LearningRows
-from poolwise.learning.fit import greedy
+from poolwise.learning.data import LearningRows, number_bits, row_hashes
+from poolwise.learning.fit import ROUNDS, greedy
 from poolwise.learning.learn import learn
 from poolwise.learning.recipe import UNIFORM, Settings, run
-from poolwise.learning.split import number_bits, row_hashes
-from poolwise.learning.trees import ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from poolwise.learning.reward import fit_rewards
+from poolwise.learning.objectives import fit_rewards
 
 
 def features_of(rows: int) -> np.ndarray:

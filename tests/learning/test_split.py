@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from poolwise.learning.split import (
+from poolwise.learning.data import (
     fold_of,
     held_out,
     label_bits,

@@ -13,11 +13,10 @@ import pytest
 
 import poolwise as pw
 from poolwise.errors import MissingExtraError, UsageError
-from poolwise.learning.fit import Problem
+from poolwise.learning.fit import Problem, Trees, boost
 from poolwise.learning.learn import learn
 from poolwise.learning.objectives import Sample
 from poolwise.learning.policy import LinearPolicy
-from poolwise.learning.trees import Trees, boost
 from tests.support.learning import segments_log
 from tests.support.messages import refused
 

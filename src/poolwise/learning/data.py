@@ -2,40 +2,112 @@
 
 Rows come from the log's stream of scored rows.  Above a limit, a seeded sample of them is
 taken; whole clusters where the log has clusters.
+
+Their order follows from a hash of their content and a seed, so that the same rows give the same
+folds and, to the last bit, the same sums, from any source and in any order.  Rows of one
+cluster share a fold.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poolwise.errors import NO_ROWS, LogError, UsageError, did_you_mean
 from poolwise.learning.features import Labels, RawColumn, codes_of, raw_column
 from poolwise.learning.objectives import Sample
 from poolwise.learning.policy import LEAST, base_scores
-from poolwise.learning.split import (
-    Hashes,
-    label_bits,
-    mix,
-    number_bits,
-    row_hashes,
-    start,
-)
 from poolwise.log.eligible import listed
 from poolwise.log.policy import AnyArray, Distribution, FloatArray, IntArray, index_of, pick
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from poolwise.rows.learn import LearnerRows
 
+Hashes = NDArray[np.uint64]
+FACTOR = np.uint64(0xBF58476D1CE4E5B9)  # odd, with well mixed bits
 ROUNDING = 1e-9  # that carries a probability above 1
 LARGEST = 2**64 - 2**11  # the largest hash that a float holds
+
+
+def mix(hashes: Hashes, values: AnyArray) -> Hashes:
+    """Return new hashes that depend on the old ones and on 64-bit values."""
+    mixed: Hashes = hashes ^ values.astype(np.uint64)
+    for shift in (np.uint64(31), np.uint64(29)):
+        mixed = (mixed + FACTOR) * FACTOR
+        mixed ^= mixed >> shift
+    return mixed
+
+
+def number_bits(values: FloatArray) -> Hashes:
+    """Return the bits of numbers, equal for equal numbers and for all NaN."""
+    doubles = np.where(np.isnan(values), np.nan, np.asarray(values, np.float64) + 0.0)
+    bits: Hashes = doubles.view(np.uint64)
+    return bits
+
+
+def label_bits(codes: IntArray, labels: Sequence[Hashable]) -> Hashes:
+    """Return a hash of each row's label."""
+    digests = [hashlib.blake2b(repr(label).encode(), digest_size=8) for label in labels]
+    hashes = [int.from_bytes(digest.digest()) for digest in digests]
+    return np.array([*hashes, 0], dtype=np.uint64)[codes]
+
+
+def start(rows: int, seed: int) -> Hashes:
+    """Return the hashes of rows without content."""
+    return mix(np.zeros(rows, np.uint64), np.full(rows, seed % 2**63))
+
+
+def row_hashes(parts: Iterable[Hashes], rows: int, seed: int) -> Hashes:
+    """Return distinct hashes of rows; equal rows differ by their number."""
+    hashes = start(rows, seed)
+    for part in parts:
+        hashes = mix(hashes, part)
+    order = np.argsort(hashes, kind="stable")
+    ranked = hashes[order]
+    first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]]) if rows else order
+    sizes = np.diff(np.r_[first, rows])
+    numbers = np.empty(rows, np.int64)
+    numbers[order] = np.arange(rows) - np.repeat(first, sizes)
+    return mix(hashes, numbers)
+
+
+def positions(hashes: Hashes, groups: IntArray) -> IntArray:
+    """Return the position of each row in its group, in the order of the hashes.
+
+    Rows with equal hashes share a position.
+    """
+    position = np.empty(len(hashes), np.int64)
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        _, position[rows] = np.unique(hashes[rows], return_inverse=True)
+    return position
+
+
+def fold_of(hashes: Hashes, groups: IntArray, folds: int) -> IntArray:
+    """Return the fold of each row: each fold has its share of each group.
+
+    >>> fold_of(np.array([9, 5, 5, 7], np.uint64), np.zeros(4, np.int64), 2).tolist()
+    [0, 0, 0, 1]
+    """
+    return positions(hashes, groups) % folds
+
+
+def held_out(hashes: Hashes, groups: IntArray, share: float) -> NDArray[np.bool]:
+    """Mark a share of the rows of each group, spread evenly in the order of the hashes.
+
+    >>> held_out(np.arange(6, dtype=np.uint64), np.zeros(6, np.int64), 0.5).tolist()
+    [False, True, False, True, False, True]
+    """
+    position = positions(hashes, groups)
+    held: NDArray[np.bool] = np.floor((position + 1) * share) > np.floor(position * share)
+    return held
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,35 +171,20 @@ class LearningRows:
     def sorted(self) -> LearningRows:
         """Return the rows in the order of their hashes, which their content decides."""
         order = np.argsort(self.hashes, kind="stable")
-        columns = {
-            name: values.take(order) if isinstance(values, Labels) else values[order]
-            for name, values in self.columns.items()
-        }
-        names = ("action", "logger", "reward", "own", "cross", "hashes")
-        arrays = {name: getattr(self, name)[order] for name in names}
+        fields = vars(self).items()
+        arrays: dict[str, Any] = {n: v[order] for n, v in fields if isinstance(v, np.ndarray)}
+        columns = {name: values[order] for name, values in self.columns.items()}
         base = {name: scores[order] for name, scores in self.base.items()}
-        known = {
-            name: values[order]
-            for name in ("among", "mixture")
-            if (values := getattr(self, name)) is not None
-        }
-        return replace(self, columns=columns, base=base, **known, **arrays)
+        return replace(self, columns=columns, base=base, **arrays)
 
 
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """Rows of one batch that are in the sample; `actions` and `columns` are not joined yet."""
+class _Piece(NamedTuple):
+    """Rows of one batch that are in the sample; their labels are codes of the reader."""
 
-    action: IntArray
-    logger: IntArray
-    reward: FloatArray
-    own: FloatArray
-    cross: FloatArray
-    unit: Hashes
+    arrays: Mapping[str, AnyArray]  # fields of `LearningRows`
     columns: Mapping[str, RawColumn]
     base: Mapping[str, FloatArray]
     lists: AnyArray | None
-    mixture: FloatArray | None
 
 
 @dataclass(eq=False)
@@ -179,23 +236,18 @@ class Reader:
         self.usable.append(usable)
         self.taken.append(taken)
         chosen = np.flatnonzero(taken)
-        self._pieces.append(
-            _Piece(
-                action=codes_of(rows.batch.action[chosen].tolist(), self._actions),
-                logger=logger[chosen],
-                reward=rows.reward[chosen],
-                own=own[chosen],
-                cross=cross[chosen],
-                unit=unit[chosen],
-                columns={name: self._raw(rows, name, chosen) for name in self.features},
-                base={
-                    name: _scores(policy, rows)[chosen].astype(np.float32)
-                    for name, policy in self.policies.items()
-                },
-                lists=None if self.eligible is None else rows.batch[self.eligible][chosen],
-                mixture=None if mixture is None else mixture[chosen],
-            )
-        )
+        arrays = {"logger": logger, "reward": rows.reward, "own": own, "cross": cross}
+        arrays |= {"hashes": unit} | ({} if mixture is None else {"mixture": mixture})
+        arrays = {name: values[chosen] for name, values in arrays.items()}
+        arrays["action"] = codes_of(rows.batch.action[chosen].tolist(), self._actions)
+        columns = {name: self._raw(rows, name, chosen) for name in self.features}
+        base = {
+            name: base_scores(policy, rows.batch, list(policy.actions))[chosen]
+            for name, policy in self.policies.items()
+        }
+        base = {name: scores.astype(np.float32) for name, scores in base.items()}
+        lists = None if self.eligible is None else rows.batch[self.eligible][chosen]
+        self._pieces.append(_Piece(arrays, columns, base, lists))
 
     def _raw(self, rows: LearnerRows, name: str, chosen: IntArray) -> RawColumn:
         return raw_column(name, rows.batch[name][chosen], self._labels.setdefault(name, {}))
@@ -203,29 +255,21 @@ class Reader:
     def rows(self, wanted: Sequence[Hashable] | None) -> LearningRows:
         """Return all rows that were taken, in the order in which they were read."""
         pieces, played = self._pieces, tuple(self._actions)
-        if not sum(len(piece.reward) for piece in pieces):
+        if not sum(len(piece.arrays["action"]) for piece in pieces):
             raise LogError([NO_ROWS])
-        actions = _actions(played, wanted)
-        logged = np.concatenate([p.action for p in pieces])
+        arrays = {n: np.concatenate([p.arrays[n] for p in pieces]) for n in pieces[0].arrays}
+        logged, actions = arrays.pop("action"), _actions(played, wanted)
+        action = index_of(actions, played)[logged]
+        base = {name: np.concatenate([p.base[name] for p in pieces]) for name in self.policies}
         rows = LearningRows(
             columns={name: self._column(name) for name in self.features},
             actions=actions,
             loggers=self.loggers,
-            action=index_of(actions, played)[logged],
-            logger=np.concatenate([p.logger for p in pieces]),
-            reward=np.concatenate([p.reward for p in pieces]),
-            own=np.concatenate([p.own for p in pieces]),
-            cross=np.concatenate([p.cross for p in pieces]),
-            base={
-                name: _reordered(
-                    np.concatenate([p.base[name] for p in pieces]), policy, actions
-                )
-                for name, policy in self.policies.items()
-            },
-            hashes=np.concatenate([p.unit for p in pieces]),
+            action=action,
+            base={n: _reordered(v, self.policies[n], actions) for n, v in base.items()},
             clustered=self.clustered,
-            among=self._among(actions, played, logged),
-            mixture=self._mixture(),
+            among=self._among(actions, action),
+            **arrays,
         )
         self._pieces.clear()
         if self.clustered:
@@ -233,26 +277,19 @@ class Reader:
         bits = _bits(rows, label_bits(logged, played))
         return replace(rows, hashes=row_hashes(bits, len(rows), self.seed))
 
-    def _among(
-        self, actions: Sequence[Hashable], played: Sequence[Hashable], logged: IntArray
-    ) -> NDArray[np.bool] | None:
+    def _among(self, actions: Sequence[Hashable], action: IntArray) -> NDArray[np.bool] | None:
         """Return the actions that could be played in each row; reject lists without its own."""
         if self.eligible is None:
             return None
-        lists = [p.lists for p in self._pieces if p.lists is not None]
+        lists = [piece.lists for piece in self._pieces if piece.lists is not None]
         among = np.concatenate([listed(part, actions) for part in lists])
-        index = index_of(actions, played)[logged]
-        lacking = int((pick(among, index, 1.0) == 0).sum())
+        lacking = int((pick(among, action, 1.0) == 0).sum())
         if lacking:
             raise UsageError(
                 f"the list of {self.eligible!r} must contain the logged action, and "
                 f"{lacking:,} rows lack it: correct the lists"
             )
         return among
-
-    def _mixture(self) -> FloatArray | None:
-        parts = [piece.mixture for piece in self._pieces if piece.mixture is not None]
-        return np.concatenate(parts) if parts else None
 
     def _column(self, name: str) -> RawColumn:
         parts = [piece.columns[name] for piece in self._pieces]
@@ -270,12 +307,6 @@ def _labelled(action: AnyArray) -> NDArray[np.bool]:
     if action.dtype.kind != "O":
         return np.ones(len(action), dtype=bool)
     return np.fromiter((label is not None for label in action.tolist()), bool, len(action))
-
-
-def _scores(policy: Distribution, rows: LearnerRows) -> FloatArray:
-    scores = base_scores(policy, rows.batch, list(policy.actions))
-    assert scores is not None  # noqa: S101 - there is a policy
-    return scores
 
 
 def _reordered(

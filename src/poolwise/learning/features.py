@@ -42,8 +42,7 @@ class Labels:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, rows: IntArray) -> Labels:
-        """Return some of the rows."""
+    def __getitem__(self, rows: IntArray) -> Labels:
         return Labels(self.codes[rows], self.labels)
 
 
@@ -187,7 +186,7 @@ def fit_encoding(columns: Mapping[str, RawColumn], rows: IntArray) -> Encoding:
     """Choose labels, means and scales from some rows; drop columns that do not vary."""
     features, means, scales = [], [], []
     for name, values in columns.items():
-        part = values.take(rows) if isinstance(values, Labels) else values[rows]
+        part = values[rows]
         feature = _feature(name, part)
         block = feature.block(part)
         features.append(feature)

@@ -11,27 +11,37 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from poolwise.engines import with_loggers
 from poolwise.engines.copy import local_log
-from poolwise.errors import Finding, LogError, RefusedError
+from poolwise.errors import Finding, LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.compare import compare
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.learning.data import Reader
-from poolwise.learning.gains import allowance, careful, more_rows, over_means, paired, widened
-from poolwise.learning.learned import Choice, Learned
+from poolwise.intervals.student import check_level
+from poolwise.learning.data import Reader, fold_of, held_out
+from poolwise.learning.fit import ROUNDS, library
+from poolwise.learning.learned import Choice, Learned, not_better, notes_on
 from poolwise.learning.policy import LearnedMixture
-from poolwise.learning.recipe import BEST, FEWEST_ROWS, Settings, run
-from poolwise.learning.split import fold_of, held_out
-from poolwise.learning.task import Task, anchor_name, policies_of, readable, validate
-from poolwise.learning.trees import ROUNDS
-from poolwise.learning.unseen import SEEN, Parts, Scoring, unseen_log
+from poolwise.learning.recipe import BEST, UNIFORM, Settings, run
+from poolwise.learning.unseen import (
+    SEEN,
+    Parts,
+    Scoring,
+    allowance,
+    gains_over,
+    more_rows,
+    unseen_log,
+    widened,
+)
+from poolwise.log.eligible import restricted
+from poolwise.log.policies import as_policy
+from poolwise.log.policy import expression_of, is_distribution
 from poolwise.rows.output import stage
 
 if TYPE_CHECKING:
@@ -50,8 +60,41 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 MOST_ROWS = 1_000_000
-RARE = 20  # rows of an action below which it is called rare
+GIVEN = "anchor"  # name of an anchor that is a policy and not a logger
+POOLS_PERIODS = (
+    "learn pools the rows of all periods, and `period` says that policies learned from earlier "
+    "ones: leave out `period`, and evaluate the policy on later periods"
+)
 OF_OTHERS = frozenset({"model-only"})  # findings about estimators that are not recommended
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A request to learn, validated before any row is read.
+
+    Attributes:
+        log: The log, with the features among the columns that are read.
+        features: Columns to learn from.
+        actions: Actions to learn over; None for all that were logged.
+        policies: Policies that give the probability of every action, by name.
+        settings: Settings of the recipe.
+        folds: Number of folds; 1 with a holdout.
+        holdout: Share of the rows that are held out; 0 with folds.
+        level: Level of intervals and bounds.
+        seed: Seed of splits and of the sample.
+        rows: Largest number of rows to learn from.
+    """
+
+    log: Log
+    features: tuple[str, ...]
+    actions: Sequence[Hashable] | None
+    policies: Mapping[str, Distribution]
+    settings: Settings
+    folds: int
+    holdout: float
+    level: float
+    seed: int
+    rows: int
 
 
 def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
@@ -113,6 +156,74 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
         return _learn(replace(task, log=local), reader)
 
 
+def anchor_name(anchor: str | Distribution | None) -> str:
+    """Return the name of an anchor in settings and results."""
+    if anchor is None:
+        return UNIFORM
+    return anchor if isinstance(anchor, str) else GIVEN
+
+
+def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
+    """Return the loggers, and the anchor, that give the probability of every action."""
+    named = {
+        k: restricted(as_policy(p), log.eligible)
+        for k, p in log.by_label.items()
+        if p is not None
+    }
+    if anchor is not None and not isinstance(anchor, str):
+        if not is_distribution(anchor):
+            raise UsageError(
+                "anchor must be 'best', the label of a logger, None, or a policy with a list "
+                f"of actions, got {anchor!r}"
+            )
+        named[GIVEN] = cast("Distribution", restricted(anchor, log.eligible))
+    return {name: policy for name, policy in named.items() if is_distribution(policy)}
+
+
+def readable(log: Log, features: tuple[str, ...]) -> Log:
+    """Return the log with the features, and the lists of actions, among its context."""
+    given = [log.propensity, *log.by_label.values()]
+    policies = [as_policy(p) for p in given if p is not None]
+    all_columns = not log.context and any(expression_of(p) is None for p in policies)
+    if all_columns:  # policies in Python see all columns
+        return log
+    lists = () if log.eligible is None else (log.eligible,)
+    return replace(log, context=tuple(dict.fromkeys([*log.context, *features, *lists])))
+
+
+def validate(task: Task, *, both: bool) -> None:
+    """Reject settings that cannot be used."""
+    log, settings = task.log, task.settings
+    if settings.rounds:
+        library()  # or one message that says how to install it
+    check_level(task.level)
+    roles = {log.reward, log.logger, log.action} & set(task.features)
+    problems = [
+        (not task.features, "`features` must name the columns to learn from"),
+        (log.action is None, "learning needs the column of the logged `action`"),
+        (
+            bool(roles),
+            f"features must not be the reward, logger or action: {sorted(map(str, roles))}",
+        ),
+        (both, "give either `folds` or `holdout`, not both"),
+        (task.folds < 2 and not task.holdout, f"folds must be 2 or more, got {task.folds}"),
+        (not 0 <= task.holdout < 1, f"holdout must be in (0, 1), got {task.holdout:g}"),
+        (
+            not 0 <= settings.epsilon <= 1,
+            f"epsilon must be in [0, 1], got {settings.epsilon:g}",
+        ),
+        (not settings.tried, "strengths and smoothing must not be empty"),
+        (any(not s > 0 for s in settings.strengths), "strengths must be positive"),
+        (any(not 0 <= c <= 1 for c in settings.smoothing), "smoothing must be in [0, 1]"),
+        (task.level <= 1 / 2, f"level must be above 0.5, got {task.level:g}"),
+        (task.rows < 1, f"rows must be positive, got {task.rows}"),
+        (task.log.period is not None, POOLS_PERIODS),
+    ]
+    for wrong, message in problems:
+        if wrong:
+            raise UsageError(message)
+
+
 def _learn(task: Task, engine: DuckDB) -> Learned:
     report = check(task.log, engine=engine)
     if report.faults and task.log.on_fault == "raise":
@@ -134,7 +245,7 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
             path = Path(folder) / "unseen.parquet"
             log = unseen_log(task.log, source.read(), parts, scoring, path)
             notes += source.findings()
-        notes += _notes(data, outcomes, int(reader.counts.sum()))
+        notes += notes_on(data, outcomes, int(reader.counts.sum()))
         return _result(log, outcomes, notes, data, task.level)
 
 
@@ -180,59 +291,6 @@ def _outcomes(task: Task, data: LearningRows) -> list[Outcome]:
         ]
 
 
-def _notes(data: LearningRows, outcomes: Sequence[Outcome], total: int) -> list[Finding]:
-    """Return the findings about learning."""
-    notes = []
-    if all(outcome.chosen.is_anchor for outcome in outcomes):
-        notes.append(_nothing_learned(data, outcomes))
-    rows = np.bincount(data.action[data.action >= 0], minlength=len(data.actions))
-    rare = [
-        repr(a) for a, count in zip(data.actions, rows.tolist(), strict=True) if count < RARE
-    ]
-    if rare:
-        listed = ", ".join(rare[:5]) + (", ..." if len(rare) > 5 else "")
-        message = f"Actions with fewer than {RARE} rows ({len(rare)}): {listed}."
-        notes.append(Finding("rare-actions", message, "Log them more often.", "note"))
-    if not data.crossed:
-        notes.append(_not_crossed(mixed=data.mixture is not None))
-    if len(data) < total:
-        message = f"The policy was learned from {len(data):,} of {total:,} rows."
-        notes.append(Finding("rows-sampled", message, "Pass `rows` for more.", "note"))
-    return notes
-
-
-def _not_crossed(*, mixed: bool) -> Finding:
-    """Return the finding about a log without the probability of each row under every logger."""
-    advice = "Give `propensities` (--propensities) under every logger."
-    without = "Without the probability of each row under every logger,"
-    if mixed:
-        message = (
-            f"{without} loggers are compared by their mean rewards and not row by row, which "
-            "is conservative."
-        )
-        return Finding("unpaired-loggers", message, advice, "note")
-    message = (
-        f"{without} learning uses the own propensities, and the comparison with loggers is "
-        "conservative."
-    )
-    advice = f"{advice[:-1]}, or estimate their mixture with Log(estimate_mixture=True)."
-    return Finding("own-propensities", message, advice)
-
-
-def _nothing_learned(data: LearningRows, outcomes: Sequence[Outcome]) -> Finding:
-    reason = "no setting was better in validation"
-    if np.ptp(data.reward) == 0:
-        reason = f"all rewards are {data.reward[0]:g}"
-    elif len(outcomes[0].candidates) <= 2:
-        reason = f"fewer than {FEWEST_ROWS} rows are too few"
-    names = ", ".join(dict.fromkeys(repr(outcome.policy.anchor) for outcome in outcomes))
-    return Finding(
-        "nothing-learned",
-        f"The policy is its anchor, the policy of {names}: {reason}.",
-        "Collect more rows, or name other features.",
-    )
-
-
 def _result(
     unseen: UnseenLog,
     outcomes: Sequence[Outcome],
@@ -244,15 +302,7 @@ def _result(
     name = next(iter(unseen.targets))
     evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
     evaluation = widened(evaluation, name, allowance(len(outcomes)))
-    crossed = unseen.log.crossed
-    gains = (
-        paired(unseen, evaluation)
-        if crossed
-        else over_means(evaluation[name].estimates, data, level)
-    )
-    alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
-    factor = allowance(len(outcomes)) if crossed else 1.0  # estimates have it already
-    gains = [careful(gain, factor, level, alarmed=alarmed) for gain in gains]
+    gains = gains_over(unseen, evaluation, data, len(outcomes))
     anchor = outcomes[0].policy.anchor
     shown = all(gain.shown for gain in gains)
     findings = [*notes, *evaluation.findings, *evaluation[name].findings]
@@ -260,7 +310,7 @@ def _result(
     learned = Learned(
         policy=_policy(outcomes),
         evaluation=evaluation,
-        comparison=_compared(unseen, anchor, level) if crossed else None,
+        comparison=_compared(unseen, anchor, level) if unseen.log.crossed else None,
         gains=tuple(gains),
         name=name,
         choices=tuple(
@@ -272,13 +322,7 @@ def _result(
     )
     if learned.better:
         return learned
-    return replace(learned, findings=(_not_better(learned), *findings))
-
-
-def _not_better(learned: Learned) -> Finding:
-    names = ", ".join(repr(gain.logger) for gain in learned.gains if not gain.shown)
-    message = f"The learned policy was not shown to be better than {names}."
-    return Finding("not-better", message, "Do not deploy it on this evidence.")
+    return replace(learned, findings=(not_better(learned), *findings))
 
 
 def _policy(outcomes: Sequence[Outcome]) -> LearnedMixture | LinearPolicy:

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.errors import NotShownError
+import numpy as np
+
+from poolwise.errors import Finding, NotShownError
 from poolwise.evaluation.output import Result, Row
+from poolwise.learning.recipe import FEWEST_ROWS
+from poolwise.report.sentence import preferred
 from poolwise.report.tables import Grid, as_html
 from poolwise.text import count_text, interval_text, short, with_error
 
@@ -15,12 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from poolwise.errors import Finding
     from poolwise.evaluation.compare import Comparison
     from poolwise.evaluation.results import Evaluation
+    from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LearnedMixture, LinearPolicy
-    from poolwise.learning.recipe import Candidate
+    from poolwise.learning.recipe import Candidate, Outcome
     from poolwise.moments.estimate import Estimate
+
+RARE = 20  # rows of an action below which it is called rare
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,6 @@ class Gain:
     std_error: float
     lower: float
     shown: bool
-
-    def to_dict(self) -> Row:
-        """Return the gain under flat names."""
-        return {**vars(self)}
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Learned(Result):
     def estimate(self) -> Estimate:
         """The recommended estimate of the learned policy's value."""
         estimates = self.evaluation[self.name].estimates
-        return estimates.get("calibrated") or next(iter(estimates.values()))
+        return estimates[preferred(estimates)]
 
     @property
     def level(self) -> float:
@@ -121,7 +123,7 @@ class Learned(Result):
 
     def to_dicts(self) -> list[Row]:
         """Return one dictionary per logger: the gain of the learned policy over it."""
-        return [gain.to_dict() for gain in self.gains]
+        return [{**vars(gain)} for gain in self.gains]
 
     def to_dict(self) -> Row:
         """Return the whole result, nested; the names are public."""
@@ -132,7 +134,10 @@ class Learned(Result):
             "std_error": self.estimate.std_error,
             "gains": self.to_dicts(),
             "more_rows": self.more_rows,
-            "choices": [_choice(choice) for choice in self.choices],
+            "choices": [
+                {"part": c.part, "anchor": c.anchor, **_candidate(c.chosen)}
+                for c in self.choices
+            ],
             "candidates": [[_candidate(c) for c in part] for part in self.candidates],
             "evaluation": self.evaluation.to_dict(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
@@ -208,9 +213,7 @@ def _values(learned: Learned) -> Grid:
     """Recommended estimate of every policy."""
     rows = []
     for name, result in learned.evaluation.targets.items():
-        estimator = (
-            "calibrated" if "calibrated" in result.estimates else next(iter(result.estimates))
-        )
+        estimator = preferred(result.estimates)
         estimate, interval = result.estimates[estimator], result.intervals[estimator]
         error = estimate.std_error
         text = interval_text(interval.lower, interval.upper, error)
@@ -238,31 +241,77 @@ def _choices(learned: Learned) -> Grid:
         [
             str(choice.part),
             choice.anchor,
-            _setting(choice.chosen),
+            str(choice.chosen.rounds or short(choice.chosen.strength)),
             short(choice.chosen.smoothing),
             "greedy" if choice.chosen.greedy else "soft",
             with_error(choice.chosen.value, choice.chosen.std_error),
         ]
         for choice in learned.choices
     ]
-    header = [
-        "part",
-        "anchor",
-        "strength or rounds",
-        "smoothing",
-        "plays",
-        "value in validation",
-    ]
+    header = ["part", "anchor", "strength or rounds", "smoothing", "plays"]
+    header.append("value in validation")
     return Grid("Chosen settings", header, rows)
-
-
-def _setting(candidate: Candidate) -> str:
-    return str(candidate.rounds) if candidate.rounds else short(candidate.strength)
-
-
-def _choice(choice: Choice) -> Row:
-    return {"part": choice.part, "anchor": choice.anchor, **_candidate(choice.chosen)}
 
 
 def _candidate(candidate: Candidate) -> Row:
     return {**vars(candidate), "score": candidate.score}
+
+
+def notes_on(data: LearningRows, outcomes: Sequence[Outcome], total: int) -> list[Finding]:
+    """Return the findings about how a policy was learned, from all or some of the rows."""
+    notes = []
+    if all(outcome.chosen.is_anchor for outcome in outcomes):
+        notes.append(_nothing_learned(data, outcomes))
+    rows = np.bincount(data.action[data.action >= 0], minlength=len(data.actions))
+    rare = [
+        repr(a) for a, count in zip(data.actions, rows.tolist(), strict=True) if count < RARE
+    ]
+    if rare:
+        listed = ", ".join(rare[:5]) + (", ..." if len(rare) > 5 else "")
+        message = f"Actions with fewer than {RARE} rows ({len(rare)}): {listed}."
+        notes.append(Finding("rare-actions", message, "Log them more often.", "note"))
+    if not data.crossed:
+        notes.append(_not_crossed(mixed=data.mixture is not None))
+    if len(data) < total:
+        message = f"The policy was learned from {len(data):,} of {total:,} rows."
+        notes.append(Finding("rows-sampled", message, "Pass `rows` for more.", "note"))
+    return notes
+
+
+def _not_crossed(*, mixed: bool) -> Finding:
+    """Return the finding about a log without the probability of each row under every logger."""
+    advice = "Give `propensities` (--propensities) under every logger."
+    without = "Without the probability of each row under every logger,"
+    if mixed:
+        message = (
+            f"{without} loggers are compared by their mean rewards and not row by row, which "
+            "is conservative."
+        )
+        return Finding("unpaired-loggers", message, advice, "note")
+    message = (
+        f"{without} learning uses the own propensities, and the comparison with loggers is "
+        "conservative."
+    )
+    advice = f"{advice[:-1]}, or estimate their mixture with Log(estimate_mixture=True)."
+    return Finding("own-propensities", message, advice)
+
+
+def _nothing_learned(data: LearningRows, outcomes: Sequence[Outcome]) -> Finding:
+    reason = "no setting was better in validation"
+    if np.ptp(data.reward) == 0:
+        reason = f"all rewards are {data.reward[0]:g}"
+    elif len(outcomes[0].candidates) <= 2:
+        reason = f"fewer than {FEWEST_ROWS} rows are too few"
+    names = ", ".join(dict.fromkeys(repr(outcome.policy.anchor) for outcome in outcomes))
+    return Finding(
+        "nothing-learned",
+        f"The policy is its anchor, the policy of {names}: {reason}.",
+        "Collect more rows, or name other features.",
+    )
+
+
+def not_better(learned: Learned) -> Finding:
+    """Return the finding about loggers over which no gain was shown."""
+    names = ", ".join(repr(gain.logger) for gain in learned.gains if not gain.shown)
+    message = f"The learned policy was not shown to be better than {names}."
+    return Finding("not-better", message, "Do not deploy it on this evidence.")

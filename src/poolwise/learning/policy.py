@@ -17,8 +17,7 @@ import numpy as np
 
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
 from poolwise.learning.features import read_encoding
-from poolwise.learning.fit import greedy, softmax
-from poolwise.learning.trees import Trees, read_trees
+from poolwise.learning.fit import Trees, greedy, read_trees, softmax
 from poolwise.log.eligible import listed
 from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Batch, index_of, is_distribution, pick
@@ -129,7 +128,8 @@ class LinearPolicy(Deciding):
 
     def fixed(self, batch: Batch) -> FloatArray | None:
         """Return scores that are added: those of the base, minus infinity if not eligible."""
-        scores = base_scores(self.base, batch, self.actions)
+        base = self.base
+        scores = None if base is None else base_scores(base, batch, self.actions)
         if self.eligible is None:
             return scores
         among = listed(batch[self.eligible], self.actions)
@@ -163,12 +163,8 @@ def masked(scores: FloatArray | None, among: NDArray[np.bool]) -> FloatArray:
     return np.where(among, np.float32(0.0) if scores is None else scores, np.float32(-np.inf))
 
 
-def base_scores(
-    base: Distribution | None, batch: Batch, actions: Sequence[Hashable]
-) -> FloatArray | None:
+def base_scores(base: Distribution, batch: Batch, actions: Sequence[Hashable]) -> FloatArray:
     """Return the log-probabilities of a policy, in the order of some actions."""
-    if base is None:
-        return None
     index = index_of(list(base.actions), list(actions))
     prob = np.asarray(base.distribution(batch), dtype=np.float64)
     listed = np.where(index >= 0, prob[:, index], 0.0)

@@ -10,27 +10,24 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from poolwise.errors import UsageError, did_you_mean
+from poolwise.learning.data import fold_of, mix
 from poolwise.learning.features import fit_encoding
-from poolwise.learning.fit import Problem, clone, greedy, maximise, softmax
-from poolwise.learning.objectives import DoublyRobust, Regression
+from poolwise.learning.fit import Problem, Trees, boost, clone, greedy, maximise, softmax
+from poolwise.learning.objectives import REWARD_FOLDS, DoublyRobust, Regression, fit_rewards
 from poolwise.learning.policy import LinearPolicy, masked
-from poolwise.learning.reward import FOLDS, fit_rewards
-from poolwise.learning.split import fold_of, mix
-from poolwise.learning.trees import Trees, boost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from poolwise.learning.data import LearningRows
     from poolwise.learning.features import Encoding
-    from poolwise.learning.objectives import Sample
-    from poolwise.learning.reward import RidgeRewards
+    from poolwise.learning.objectives import RidgeRewards, Sample
     from poolwise.log.policy import Distribution, FloatArray, IntArray
 
 BEST = "best"  # the logger with the largest value
@@ -40,7 +37,8 @@ FEWEST_ROWS = 200  # with fewer, the anchor is all that can be learned
 VALIDATION, REWARDS = 1, 2  # numbers that make splits of the same rows differ
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True)
+class Setting:
     """One setting to try.
 
     Attributes:
@@ -51,10 +49,10 @@ class Setting(NamedTuple):
 
     strength: float
     smoothing: float
-    rounds: int = 0
+    rounds: int
 
 
-AS_ANCHOR = Setting(np.inf, 1.0)
+AS_ANCHOR = Setting(np.inf, 1.0, 0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Settings:
         """Every strength, or number of rounds, with every exponent."""
         if self.rounds:
             return [Setting(0.0, c, r) for c in self.smoothing for r in self.rounds]
-        return [Setting(s, c) for s in self.strengths for c in self.smoothing]
+        return [Setting(s, c, 0) for s in self.strengths for c in self.smoothing]
 
     @property
     def fits(self) -> int:
@@ -93,28 +91,18 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Setting):
     """One setting and its value on the validation rows.
 
     Attributes:
-        strength: Strength of the penalty; infinite for the anchor itself, 0 with trees.
-        smoothing: Exponent of the propensity; 1 for the anchor.
-        rounds: Rounds of boosting; 0 without trees.
         greedy: True if it plays the best action always.
         value: Calibrated value.
         std_error: Its standard error.
     """
 
-    strength: float
-    smoothing: float
-    rounds: int
     greedy: bool
     value: float
     std_error: float
-
-    @property
-    def setting(self) -> Setting:
-        return Setting(self.strength, self.smoothing, self.rounds)
 
     @property
     def is_anchor(self) -> bool:
@@ -184,7 +172,7 @@ def _refitted(
     policies: Mapping[str, Distribution],
 ) -> Outcome:
     """Fit the chosen setting to all rows."""
-    fitted = Scores(whole.start) if chosen.is_anchor else whole.fit(chosen.setting)
+    fitted = Scores(whole.start) if chosen.is_anchor else whole.fit(chosen)
     policy = LinearPolicy(
         actions=whole.data.actions,
         encoding=whole.encoding,
@@ -272,10 +260,7 @@ class Fits:
 
     def features(self, rows: IntArray) -> FloatArray:
         """Return the features of some rows, standardised on the rows of the fit."""
-        columns = {
-            name: values.take(rows) if not isinstance(values, np.ndarray) else values[rows]
-            for name, values in self.data.columns.items()
-        }
+        columns = {name: values[rows] for name, values in self.data.columns.items()}
         return self.encoding.matrix(columns, len(rows), np.float32)
 
     @cached_property
@@ -286,7 +271,7 @@ class Fits:
     def _rewards(self) -> tuple[RidgeRewards, FloatArray]:
         data, rows = self.data, self.rows
         salted = mix(data.hashes[rows], np.full(len(rows), REWARDS))
-        fold = fold_of(salted, data.groups[rows], FOLDS)
+        fold = fold_of(salted, data.groups[rows], REWARD_FOLDS)
         action, reward = data.action[rows], data.reward[rows]
         return fit_rewards(self._matrix, action, reward, fold, len(data.actions))
 
@@ -345,7 +330,7 @@ class Fits:
         with ThreadPoolExecutor(1 if most else self.settings.workers) as pool:
             for setting, fitted in zip(settings, pool.map(self.fit, settings), strict=True):
                 for rounds in self.settings.rounds or (0,):
-                    fits[setting._replace(rounds=rounds)] = fitted.cut(rounds)
+                    fits[replace(setting, rounds=rounds)] = fitted.cut(rounds)
                     advance(1)
         return fits
 
@@ -360,5 +345,7 @@ class Fits:
             for best, prob in ((False, softmax(scores)), (True, greedy(scores))):
                 fit = Regression.of(sample, prob, model=True)
                 error = fit.std_error(sample.logger)
-                scored.append(Candidate(*setting, best, fit.value, error))
+                scored.append(
+                    Candidate(**vars(setting), greedy=best, value=fit.value, std_error=error)
+                )
         return scored
