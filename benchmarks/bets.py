@@ -31,7 +31,7 @@ from poolwise.intervals.guarantees import payoffs_of
 from poolwise.intervals.smoothed import SCALES, smoothed_bound
 from poolwise.moments.blocks import Blocks, Payoff, Settled
 from poolwise.moments.tallies import SLOTS, slots_of
-from poolwise.rows.roles import Layout
+from poolwise.rows.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -36,8 +36,7 @@ from poolwise.log.log import Log
 from poolwise.moments.cells import Cell, by_logger
 from poolwise.moments.moments import selected
 from poolwise.moments.terms import Needs, unite
-from poolwise.rows.periods import period_shares
-from poolwise.rows.roles import Layout
+from poolwise.rows.layout import Layout, period_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

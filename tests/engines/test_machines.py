@@ -42,7 +42,7 @@ from poolwise.moments.terms import (
     second_moment,
     unsupported_weight,
 )
-from poolwise.rows.roles import Layout
+from poolwise.rows.layout import Layout
 from tests.support.reference import assert_moments_agree, exact_moments
 
 if TYPE_CHECKING:

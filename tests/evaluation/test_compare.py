@@ -25,7 +25,7 @@ from poolwise.evaluation.compare import compare
 from poolwise.evaluation.contrasts import MANY, Candidates, Source, Spread, united
 from poolwise.evaluation.evaluate import MOST, evaluate
 from poolwise.log.log import Log
-from poolwise.moments.moments import FloatArray, Moments
+from poolwise.moments.moments import Moments
 from tests.support.messages import refused
 from tests.support.periods import daily, daily_log
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.evaluation.compare import Comparison
+    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Factor, Needs
 

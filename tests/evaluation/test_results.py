@@ -18,7 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 from poolwise import Log, compare, evaluate
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError
-from poolwise.moments.moments import cut
+from poolwise.evaluation.output import cut
 from tests.support.messages import check_findings, refused
 from tests.support.reference import PAPER, Reference, log_of, random_table
 

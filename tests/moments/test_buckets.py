@@ -24,10 +24,9 @@ from poolwise.moments.buckets import (
     jackknife,
     jackknife_freedom,
     resampled,
-    together,
 )
 from poolwise.moments.estimate import stratified, value_of
-from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.moments import Moments, pooled, together
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

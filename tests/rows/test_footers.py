@@ -13,9 +13,8 @@ import pytest
 
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.log.log import Log
+from poolwise.log.log import PART_LOGGER, Log
 from poolwise.rows.footers import Footers, plain_parquet
-from poolwise.rows.roles import PART_LOGGER
 
 ROLES: dict[str, Any] = {"reward": "r", "propensity": "p"}
 

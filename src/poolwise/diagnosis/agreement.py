@@ -25,9 +25,9 @@ from poolwise.estimators.calibrated import (
 )
 from poolwise.estimators.ips import Weighted
 from poolwise.intervals.student import Interval, check_level, student
+from poolwise.log.policy import FloatArray
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.linear import Deviation, Score, deviation, ratio_score
-from poolwise.moments.moments import FloatArray
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     OVERLAP,

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
-from poolwise.rows.periods import cells_of, cells_query
+from poolwise.rows.layout import cells_of, cells_query
 from poolwise.rows.rules import (
     RoleColumns,
     check_query,

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from poolwise.moments.blocks import Payoff
     from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Rows
-    from poolwise.rows.roles import Layout
 
 SIZES = ((30, 2), (300, 10), (2_000, 40), (20_000, 100))  # blocks for so many rows
 MOST_ROWS = 65_536  # of a batch

@@ -24,8 +24,9 @@ from poolwise.engines.spark import Spark
 from poolwise.engines.spark_sources import frame_of, narrow, running_session, spark_errors
 from poolwise.engines.warehouse import Warehouse, relation_of
 from poolwise.errors import UsageError
+from poolwise.log.log import PART_LOGGER
 from poolwise.rows.mixture import learner_extra
-from poolwise.rows.roles import PART_LOGGER, assign
+from poolwise.rows.roles import assign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

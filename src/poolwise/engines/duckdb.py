@@ -40,12 +40,12 @@ from poolwise.moments.terms import Needs
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import Frame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
+from poolwise.rows.layout import TIME, layout_of, times_query
 from poolwise.rows.learn import OrderedRows, learn
 from poolwise.rows.mixture import learner_extra, mixture_extra
 from poolwise.rows.output import stage
-from poolwise.rows.periods import TIME, times_query
 from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts
-from poolwise.rows.roles import NOTHING, Extra, Roles, assign, layout_of
+from poolwise.rows.roles import NOTHING, Extra, Roles, assign
 from poolwise.rows.rules import rows
 from poolwise.rows.score import scored_batches, write_batches
 from poolwise.rows.streams import plain_stream
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
+    from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Files, Rows
-    from poolwise.rows.roles import Layout
     from poolwise.rows.rules import RoleColumns
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from poolwise.engines.workspace import shrink
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
-from poolwise.moments.moments import FloatArray, Moments
+from poolwise.moments.moments import Moments
 from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, WEIGHTED_REWARD, Factor, Needs
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
 
 TARGET = "target_prob"  # column of the target's probability in drawn logs

@@ -27,7 +27,7 @@ from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.log import ONLY_LOGGER, file_format
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of
-from poolwise.moments.moments import FloatArray, Moments, refuse_infinite
+from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS
 from poolwise.moments.terms import Factor, Term
 from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.answer import Group
     from poolwise.log.log import Log
-    from poolwise.log.policy import PolicyLike
+    from poolwise.log.policy import FloatArray, PolicyLike
     from poolwise.moments.moments import MomentsByLogger
     from poolwise.moments.terms import Needs
     from poolwise.rows.rules import RoleColumns

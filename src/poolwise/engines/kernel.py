@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import AnyArray
     from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.moments.terms import Term
-    from poolwise.rows.roles import Layout
+    from poolwise.rows.layout import Layout
 
 FIRST_ROWS = 32_768  # of a batch before the floors of tails are raised
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups

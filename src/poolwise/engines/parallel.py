@@ -40,9 +40,8 @@ from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
 from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather, joined
-from poolwise.rows.periods import clusters_query, missing_query
+from poolwise.rows.layout import clusters_query, layout_of, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
-from poolwise.rows.roles import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,8 +55,8 @@ if TYPE_CHECKING:
     from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
+    from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Piece, Rows, Stream
-    from poolwise.rows.roles import Layout
 
 MOST_ROWS = 65_536  # of a batch of single rows
 OF_LOGGER = re.compile(r"p_\d+")  # columns of the loggers' probabilities

@@ -16,7 +16,7 @@ from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
 from poolwise.moments.cells import periods_of
 from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
 from poolwise.moments.terms import LOG_GAINS, OF_TARGET, UNSUPPORTED, Factor, Term
-from poolwise.rows.roles import LARGEST, SMALLEST
+from poolwise.rows.rules import LARGEST_DOUBLE, SMALLEST_DOUBLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poolwise.engines.workspace import Workspace
     from poolwise.log.policy import AnyArray
     from poolwise.moments.moments import FloatArray
-    from poolwise.rows.roles import Layout
+    from poolwise.rows.layout import Layout
 
 BLOCK = 256  # rows of the matrix; if it depended on the number of lines, so would the last bits
 PADDING = 8  # doubles between lines, which would compete for the cache a power of two apart
@@ -220,7 +220,7 @@ def _set_layout(program: Program, writer: Writer) -> None:
         logs=layout.logs,
         logged=[*logged, writer.own, *([writer.mixture] if layout.mixture else [])],
         tolerance=layout.tolerance,
-        least=-LARGEST if layout.logs else SMALLEST,
+        least=-LARGEST_DOUBLE if layout.logs else SMALLEST_DOUBLE,
         groups=len(layout.groups),
         strata=len(strata),
         place=np.array([crossed.get(label, -1) for label in strata], dtype=np.int64),

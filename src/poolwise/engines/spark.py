@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from poolwise.engines.workspace import Workspace
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Files, Rows, Stream
-    from poolwise.rows.roles import Layout
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
 FEWEST_TASKS, MOST_TASKS = 8, 2_000

@@ -32,9 +32,8 @@ from poolwise.errors import (
     SourceError,
     UsageError,
 )
-from poolwise.log.log import SELECT
+from poolwise.log.log import PART_LOGGER, SELECT
 from poolwise.rows.guard import expanded
-from poolwise.rows.roles import PART_LOGGER
 from poolwise.rows.score import Scorer, scorer_of
 from poolwise.rows.sources import plain_files
 

@@ -12,23 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.workspace import wanted_pairs
-from poolwise.moments.moments import (
-    LONGEST_TAIL,
-    FloatArray,
-    IntArray,
-    Moments,
-    Terms,
-    refuse_infinite,
-)
+from poolwise.moments.moments import LONGEST_TAIL, Moments, Terms, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS, add_slices, added_powers, slices_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.engines.workspace import Workspace
-    from poolwise.log.policy import AnyArray
+    from poolwise.log.policy import AnyArray, FloatArray, IntArray
     from poolwise.moments.terms import Needs, Term
-    from poolwise.rows.roles import Layout
+    from poolwise.rows.layout import Layout
 
 NO_ROW = np.iinfo(np.int64).max  # first row of a group without rows
 UNDERFLOW = 1e-130  # squares of smaller values, or of their rounding, underflow

@@ -19,10 +19,9 @@ import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.ips import as_naive, require_crossed
-from poolwise.moments.buckets import together
 from poolwise.moments.estimate import Estimate, estimated, stratified
-from poolwise.moments.linear import Fit, Linear, Score, by_count, ratio_score
-from poolwise.moments.shape import NULL_COLUMN
+from poolwise.moments.linear import NULL_COLUMN, Fit, Linear, Score, by_count, ratio_score
+from poolwise.moments.moments import together
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poolwise.moments.buckets import together
 from poolwise.moments.linear import added_freedom, row_variances, satterthwaite_freedom
+from poolwise.moments.moments import together
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

@@ -23,13 +23,13 @@ from poolwise.evaluation.read import Request, copy_findings, named_targets, open
 from poolwise.evaluation.served import served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs
-from poolwise.log.log import LiveLog
+from poolwise.log.log import PART_LOGGER, LiveLog
 from poolwise.moments.terms import unite
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
-from poolwise.rows.roles import NOTHING, PART_LOGGER
+from poolwise.rows.roles import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

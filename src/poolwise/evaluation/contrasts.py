@@ -28,7 +28,7 @@ from poolwise.intervals.simultaneous import (
 )
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
-from poolwise.moments.moments import FloatArray, MomentsByLogger, pooled
+from poolwise.moments.moments import MomentsByLogger, pooled
 from poolwise.moments.shape import (
     centred_buckets,
     centred_slices,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_array
 
+    from poolwise.log.policy import FloatArray
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear, Score

@@ -29,6 +29,7 @@ from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.left_out import errors_of, without_each
+from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.periods import (
     course_of,
     fixed_beforehand,
@@ -44,7 +45,7 @@ from poolwise.intervals.guarantees import by_betting, from_moments
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
 from poolwise.moments.buckets import Split, bootstrap, jackknife
-from poolwise.moments.moments import fingerprint, selected
+from poolwise.moments.moments import selected
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PERIOD_WEIGHT,

@@ -1,4 +1,4 @@
-"""Output: a result as dictionaries, frames, JSON, text, HTML and a report.
+"""Output: a result as dictionaries, frames, JSON, text, HTML and a report; its fingerprint.
 
 A result gives its rows (`to_dicts`), its whole content (`to_dict`) and its tables (`grids`);
 everything else follows from these.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 from poolwise.report.tables import Grid, as_html, as_text
 
 if TYPE_CHECKING:
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.errors import Finding
+    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.terms import Term
 
 Row = dict[str, object]
-
-
 SCHEMA_VERSION = 1  # of docs/schema/poolwise-1.json, which describes the JSON of every result
+STEPS = 2**26  # of a fingerprint to each doubling: eight digits
+# Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
+# would decide on which side they fall: cuts are at odd offsets.
+ODD, BETWEEN = math.pi / 3, 1 / math.pi
 
 
 class Result:
@@ -169,3 +175,45 @@ def listed_findings(findings: Sequence[Finding]) -> list[Row]:
         {"code": finding.code, "severity": finding.severity, "message": str(finding)}
         for finding in sorted(findings, key=lambda f: f.rank)
     ]
+
+
+def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:
+    """Return a hash of the rows with the probabilities of their policies.
+
+    Two results with the same hash rest on the same rows.  It digests counts, rewards and
+    weights of each logger, cut to eight digits: threads and the order of rows change the
+    last digits of a sum.
+
+    Args:
+        views: Moments of each logger, by target.
+        crossed: Whether the mixture is known.
+    """
+    digest = sha256()
+    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
+    for target, view in sorted(views.items()):
+        for logger, moments in sorted(view.items()):
+            numbers = [number for term in terms for number in _numbers(moments, term)]
+            line = (target, logger, moments.count, *numbers)
+            digest.update(f"{line!r}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _numbers(moments: Moments, term: Term) -> list[tuple[int, int]]:
+    low, high, mean = moments.min(term), moments.max(term), moments.mean(term)
+    # a sum with cancellation is known to the digits of its largest summands
+    scale = abs(mean) if low >= 0 else max(-low, abs(high))
+    return [cut(low, abs(low)), cut(high, abs(high)), cut(mean, scale)]
+
+
+def cut(value: float, scale: float) -> tuple[int, int]:
+    """Return a number to eight digits of a scale: power of two and steps within it.
+
+    >>> cut(0.3, 0.3) == cut(0.1 + 0.2, 0.1 + 0.2)
+    True
+    >>> cut(0.5, 0.5) == cut(0.5000001, 0.5000001)
+    False
+    """
+    if scale == 0 or not math.isfinite(value / scale):
+        return 0, 0
+    power = math.floor(math.log2(scale * ODD))
+    return power, math.floor(math.ldexp(value, -power) * STEPS + BETWEEN)

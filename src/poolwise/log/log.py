@@ -35,6 +35,7 @@ DATABASE = re.compile(r"(.+\.(?:duckdb|ddb|db))::(.+)", re.IGNORECASE)  # file::
 LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does not overflow
 LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
 PATTERN = "{logger}"  # in a pattern of propensities, where the label goes
+PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
 ONLY_LOGGER = "log"  # label of the only logger of a log without a logger column
 
 

@@ -19,15 +19,10 @@ import numpy as np
 
 from poolwise.errors import RefusedError
 from poolwise.moments.estimate import value_of
-from poolwise.moments.moments import (
-    FloatArray,
-    Moments,
-    MomentsByLogger,
-    means_in,
-    pooled,
-)
+from poolwise.moments.moments import Moments, MomentsByLogger, Resample, means_in, pooled
 
 if TYPE_CHECKING:
+    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.terms import Term
 
@@ -35,20 +30,6 @@ BUCKETS = 200  # gives the jackknife's standard error a relative error of about 
 FEW_ROWS = 0.01  # share of all rows below which a logger's clusters are negligible
 ROUNDING = 1e-24  # relative to the squared value: a smaller variance is rounding
 Buckets = Sequence[MomentsByLogger]
-
-
-class Resample(dict[str, Moments]):
-    """Moments of each logger in one sample, pooled once for all estimators."""
-
-    @cached_property
-    def together(self) -> Moments:
-        """Moments of all loggers."""
-        return pooled(self.values())
-
-
-def together(moments: MomentsByLogger) -> Moments:
-    """Return the moments of all loggers together."""
-    return moments.together if isinstance(moments, Resample) else pooled(moments.values())
 
 
 def pooled_buckets(buckets: Buckets) -> dict[str, Moments]:

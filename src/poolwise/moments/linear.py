@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Coefficients = Mapping[Term, float]
 CANCELLED = 1e-12  # relative to its summands: a smaller variance is rounding
 BETWEEN_NOISE = 1e-24  # the same between buckets, relative to the squared summands
+NULL_COLUMN = 1e-10  # variance relative to the mean square: smaller ones have no slope
 ROUNDING = 1e-9  # relative: a smaller gap counts as 0
 NORMAL = 1e9  # degrees of freedom from which Student's distribution equals the normal
 

@@ -10,25 +10,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
-from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
 from poolwise.moments.tallies import add_slices, added_powers
-from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT, Term
+from poolwise.moments.terms import Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
+    from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
 
-STEPS = 2**26  # of a fingerprint to each doubling: eight digits
-# Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
-# would decide on which side they fall: cuts are at odd offsets.
-ODD, BETWEEN = math.pi / 3, 1 / math.pi
 LONGEST_TAIL = 2_001  # values per tail: enough for a tail index with standard error 0.03
 
 
@@ -287,6 +282,20 @@ def pooled(groups: Iterable[Moments]) -> Moments:
     )
 
 
+class Resample(dict[str, Moments]):
+    """Moments of each logger in one sample, pooled once for all estimators."""
+
+    @cached_property
+    def together(self) -> Moments:
+        """Moments of all loggers."""
+        return pooled(self.values())
+
+
+def together(moments: MomentsByLogger) -> Moments:
+    """Return the moments of all loggers together."""
+    return moments.together if isinstance(moments, Resample) else pooled(moments.values())
+
+
 def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
     """Return the rows from the first to the last of all groups, if they are of one pass."""
     known = [span for span in spans if span is not None]
@@ -295,11 +304,11 @@ def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | N
     return min(first for first, _ in known), max(last for _, last in known)
 
 
-Part = tuple[Mapping["Term", FloatArray], int]  # tails or slices, and row count, of one group
-Merge = Callable[[Sequence[tuple[FloatArray, int]]], FloatArray]
+Part = tuple[Mapping["Term", "FloatArray"], int]  # tails or slices, and row count, of one group
+Merge = Callable[[Sequence[tuple["FloatArray", int]]], "FloatArray"]
 
 
-class _Merged(Mapping["Term", FloatArray]):
+class _Merged(Mapping["Term", "FloatArray"]):
     """Tails or slices of several groups, merged on first access: few of them are read."""
 
     def __init__(self, parts: Iterable[Part], merge: Merge) -> None:
@@ -353,45 +362,3 @@ def _added_slices(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
         add_slices(total, sums, rows)
         rows += count
     return total
-
-
-def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:
-    """Return a hash of the rows with the probabilities of their policies.
-
-    Two results with the same hash rest on the same rows.  It digests counts, rewards and
-    weights of each logger, cut to eight digits: threads and the order of rows change the
-    last digits of a sum.
-
-    Args:
-        views: Moments of each logger, by target.
-        crossed: Whether the mixture is known.
-    """
-    digest = sha256()
-    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
-    for target, view in sorted(views.items()):
-        for logger, moments in sorted(view.items()):
-            numbers = [number for term in terms for number in _numbers(moments, term)]
-            line = (target, logger, moments.count, *numbers)
-            digest.update(f"{line!r}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _numbers(moments: Moments, term: Term) -> list[tuple[int, int]]:
-    low, high, mean = moments.min(term), moments.max(term), moments.mean(term)
-    # a sum with cancellation is known to the digits of its largest summands
-    scale = abs(mean) if low >= 0 else max(-low, abs(high))
-    return [cut(low, abs(low)), cut(high, abs(high)), cut(mean, scale)]
-
-
-def cut(value: float, scale: float) -> tuple[int, int]:
-    """Return a number to eight digits of a scale: power of two and steps within it.
-
-    >>> cut(0.3, 0.3) == cut(0.1 + 0.2, 0.1 + 0.2)
-    True
-    >>> cut(0.5, 0.5) == cut(0.5000001, 0.5000001)
-    False
-    """
-    if scale == 0 or not math.isfinite(value / scale):
-        return 0, 0
-    power = math.floor(math.log2(scale * ODD))
-    return power, math.floor(math.ldexp(value, -power) * STEPS + BETWEEN)

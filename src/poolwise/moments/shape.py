@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.moments.buckets import stacked
+from poolwise.moments.linear import NULL_COLUMN
 from poolwise.moments.tallies import added_powers, slice_rows
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, Term
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, IntArray, Moments, MomentsByLogger
 
 NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
-NULL_COLUMN = 1e-10  # variance relative to the mean square: smaller ones have no slope
 EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers of powers
 NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
 

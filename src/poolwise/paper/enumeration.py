@@ -22,7 +22,8 @@ from typing import Protocol
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.moments.moments import FloatArray, Moments
+from poolwise.log.policy import FloatArray
+from poolwise.moments.moments import Moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

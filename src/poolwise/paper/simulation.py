@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.estimators.calibrated import least_squares, logger_columns
+from poolwise.log.policy import FloatArray
 from poolwise.moments.linear import Score, row_variance
-from poolwise.moments.moments import FloatArray, Moments
+from poolwise.moments.moments import Moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

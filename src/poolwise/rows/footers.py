@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from poolwise.rows.roles import PART_LOGGER
+from poolwise.log.log import PART_LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

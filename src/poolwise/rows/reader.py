@@ -23,7 +23,7 @@ from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
 from poolwise.rows.footers import Footers
 from poolwise.rows.gather import gather
-from poolwise.rows.roles import EXCLUDED, LARGEST, SMALLEST, UNKNOWN
+from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poolwise.log.policy import AnyArray
-    from poolwise.rows.roles import Layout
+    from poolwise.rows.layout import Layout
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -356,5 +356,5 @@ def good_rows(
                     gap = np.abs(own - columns["propensity"].take(rows))
                 good[rows] &= gap <= layout.tolerance
             else:
-                good[rows] &= own >= (-LARGEST if layout.logs else SMALLEST)
+                good[rows] &= own >= (-LARGEST_DOUBLE if layout.logs else SMALLEST_DOUBLE)
     return good

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-LARGEST_DOUBLE = sys.float_info.max
+LARGEST_DOUBLE, SMALLEST_DOUBLE = sys.float_info.max, 5e-324  # both positive
+UNKNOWN, EXCLUDED = -1, -2  # codes of rows that belong to no logger or cell of a layout
 
 
 @dataclass(frozen=True, eq=False)

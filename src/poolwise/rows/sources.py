@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from poolwise.errors import SourceError, UsageError
+from poolwise.log.log import PART_LOGGER
 from poolwise.rows.guard import (
     READERS,
     close_files,
@@ -29,7 +30,6 @@ from poolwise.rows.guard import (
     patterns_of,
     require_select,
 )
-from poolwise.rows.roles import PART_LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,290 @@
+"""Layout: the columns of batches of rows, and the cells by which rows are summed.
+
+Policies that are retrained have rows in some periods only.  One query counts the rows of
+each logger in each period; the counts give every period the mixture of the loggers that were
+live in it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlglot import exp
+
+from poolwise.errors import UsageError
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.tallies import slots_of
+from poolwise.rows.rules import (
+    EXCLUDED,
+    LARGEST_DOUBLE,
+    SMALLEST_DOUBLE,
+    UNKNOWN,
+    column,
+    count_where,
+    good,
+    role_text,
+    rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sqlglot.expressions import Expr as Expression
+
+    from poolwise.log.policy import IntArray
+    from poolwise.rows.rules import RoleColumns
+
+MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
+TIME = re.compile(r"DATE|TIMESTAMP")  # types of columns that order rows in time
+MOST_PERIODS = 1_000  # more distinct values suggest a time stamp of single rows
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns ``logger``, ``reward``, ``p_0``..., ``t_0``... and the rules of their rows.
+
+    Attributes:
+        loggers: Every logger, in the order in which their moments come.
+        crossed: Loggers whose probability is known in every row, in the order of ``p_*``.
+        shares: Share of each of `crossed` in the mixture.
+        targets: Targets, in the order of ``t_*``.
+        valued: Targets with a predicted value, in the order of ``v_*``.
+        propensity: Whether there is a column ``propensity``.
+        predicted: Whether there is a column ``predicted_reward``.
+        mixture: Whether there is a column ``estimated_mixture``.
+        logs: Whether probabilities are given as logarithms.
+        top: Largest probability, density or logarithm.
+        tolerance: How far ``propensity`` may be from the row's own ``p_*``.
+        buckets: Into how many each logger's rows are split: by a column ``bucket`` or
+            ``cluster``, or one by one.
+        shuffled: Whether rows go to buckets by a hash of their number; there are at most
+            `moments.tallies.SLOTS` of them.
+        clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
+        excluded: Loggers whose rows are left out.
+        drop: Leave bad rows out instead of raising an error.
+        periodic: Whether there is a column ``period``.
+        cells: Cells whose rows are summed apart; empty where those of a logger are summed.
+        period_shares: Share of each of `crossed` in the mixture of each period.
+        segmented: Whether the mixture of a row is that of its own period.
+    """
+
+    loggers: tuple[str, ...]
+    crossed: tuple[str, ...]
+    shares: tuple[float, ...]
+    targets: tuple[str, ...]
+    valued: tuple[str, ...] = ()
+    propensity: bool = True
+    predicted: bool = False
+    mixture: bool = False
+    logs: bool = False
+    top: float = 1.0
+    tolerance: float = 1e-6
+    buckets: int = 1
+    shuffled: bool = False
+    clustered: bool = False
+    excluded: tuple[str, ...] = ()
+    drop: bool = False
+    periodic: bool = False
+    cells: tuple[Cell, ...] = ()
+    period_shares: tuple[tuple[float, ...], ...] = ()
+    segmented: bool = False
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """Keys of the moments: the cells, or the loggers."""
+        return self.cells or self.loggers
+
+    @property
+    def codes(self) -> dict[str | None, int]:
+        """Number of each logger, and `EXCLUDED` for those that are left out."""
+        numbers: dict[str | None, int] = {label: k for k, label in enumerate(self.loggers)}
+        return numbers | dict.fromkeys(self.excluded, EXCLUDED)
+
+    @cached_property
+    def period_codes(self) -> dict[str | None, int]:
+        """Number of each period of the cells."""
+        return {period: k for k, period in enumerate(periods_of(self.cells))}
+
+    @cached_property
+    def cell_numbers(self) -> IntArray:
+        """Number of the cell of each period and logger; the last line is of no period."""
+        numbers = np.full((len(self.period_codes) + 1, len(self.loggers)), UNKNOWN)
+        for k, cell in enumerate(self.cells):
+            numbers[self.period_codes[cell.period], self.codes[cell.logger]] = k
+        return numbers
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The logger of each group of rows that is summed: bucket after bucket."""
+        return tuple(c.logger for c in self.cells) * self.buckets or self.loggers * self.buckets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the numeric columns, in a fixed order."""
+        optional = {
+            "propensity": self.propensity,
+            "predicted_reward": self.predicted,
+            "estimated_mixture": self.mixture,
+        }
+        return (
+            "reward",
+            *(f"p_{k}" for k in range(len(self.crossed))),
+            *(f"t_{k}" for k in range(len(self.targets))),
+            *(f"v_{k}" for k in range(len(self.valued))),
+            *(name for name, present in optional.items() if present),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns that a pass reads."""
+        labels = {
+            "cluster": self.clustered and (self.drop or self.buckets > 1),
+            "period": bool(self.cells) or (self.periodic and self.drop),
+        }
+        return ("logger", *self.columns, *(name for name, read in labels.items() if read))
+
+    def deal(self, numbers: IntArray) -> IntArray:
+        """Return the buckets of rows with these numbers."""
+        return (slots_of(numbers) if self.shuffled else numbers) % self.buckets
+
+    @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """Least and largest value of each column: the rules of `rows.rules.good`."""
+        low, positive = (-np.inf, -LARGEST_DOUBLE) if self.logs else (0.0, SMALLEST_DOUBLE)
+        top = self.top
+        limits = {}
+        for name in self.columns:
+            if name in {"propensity", "estimated_mixture"}:
+                limits[name] = (positive, top)
+            else:
+                probability = name.startswith(("p_", "t_"))
+                limits[name] = (low, top) if probability else (-LARGEST_DOUBLE, LARGEST_DOUBLE)
+        return limits
+
+
+def layout_of(
+    table: RoleColumns, counts: Mapping[str, int], cells: Mapping[Cell, int] | None = None
+) -> Layout:
+    """Return the layout of a table whose rows have been counted, perhaps by period."""
+    cells = cells or {}
+    parts = table.shares or counts
+    total = sum(parts.values()) or 1  # none of them good
+    return Layout(
+        loggers=tuple(counts),
+        crossed=tuple(table.propensities),
+        shares=tuple(parts.get(label, 0) / total for label in table.propensities),
+        targets=tuple(table.targets),
+        valued=tuple(table.predicted_values),
+        propensity=table.propensity is not None,
+        predicted=table.predicted_reward is not None,
+        mixture=table.mixture is not None,
+        logs=table.log_probabilities,
+        top=table.top,
+        tolerance=table.tolerance,
+        clustered=table.cluster is not None,
+        drop=table.drop,
+        periodic=table.period is not None,
+        cells=tuple(cells),
+        period_shares=period_shares(cells, tuple(table.propensities)),
+        segmented=table.segmented and bool(cells),
+    )
+
+
+def cells_query(table: RoleColumns) -> exp.Select:
+    """Count the rows of each logger in each period, with a value that sorts the periods."""
+    if table.period is None:
+        raise ValueError("the log has no periods")
+    order = table.period.copy().as_("period_order", quoted=True)
+    if table.drop:
+        names = [column(name) for name in ("period", "logger", "period_order")]
+        labels = exp.select(*names).from_("rows").with_("rows", as_=rows(table).select(order))
+        labels = labels.where(good(table))
+    else:
+        texts = {"period": table.period, "logger": table.logger}
+        casts = [exp.cast(v.copy(), "varchar").as_(n, quoted=True) for n, v in texts.items()]
+        labels = exp.select(*casts, order).from_(table.relation.copy())
+    first = exp.Min(this=column("period_order")).as_("period_order", quoted=True)
+    count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
+    query = exp.select(column("period"), column("logger"), first, count)
+    return query.from_(labels.subquery("labels")).group_by(column("period"), column("logger"))
+
+
+def missing_query(table: RoleColumns) -> exp.Select:
+    """Count the rows of each logger in each period, and those without each probability."""
+    every = exp.Count(this=exp.Star()).as_("rows", quoted=True)
+    lacking = [
+        count_where(column(f"p_{k}").is_(exp.null())).as_(f"p_{k}", quoted=True)
+        for k in range(len(table.propensities))
+    ]
+    labels = column("period"), column("logger")
+    query = exp.select(*labels, every, *lacking).from_("rows").group_by(*labels)
+    return query.with_("rows", as_=rows(table))
+
+
+def clusters_query(table: RoleColumns) -> exp.Select:
+    """Select the largest number of rows of a cluster, and of its periods."""
+    if table.cluster is None:
+        raise ValueError("the log has no clusters")
+    period = exp.Literal.number(1) if table.period is None else table.period.copy()
+    counts = {
+        "rows": exp.Count(this=exp.Star()),
+        "periods": exp.Count(this=exp.Distinct(expressions=[period])),
+    }
+    each = exp.select(*(count.as_(n, quoted=True) for n, count in counts.items()))
+    each = each.from_(table.relation.copy()).group_by(table.cluster.copy())
+    most = [exp.Max(this=column(name)).as_(name, quoted=True) for name in counts]
+    return exp.select(*most).from_(each.subquery("clusters"))
+
+
+def times_query(logger: Expression, time: str) -> exp.Select:
+    """Select the first and the last time of each logger from the view of the log."""
+    label = exp.cast(logger.copy(), "varchar").as_("logger", quoted=True)
+    ends = {"first": exp.Min, "last": exp.Max}
+    times = [end(this=column(time)).as_(n, quoted=True) for n, end in ends.items()]
+    query = exp.select(label, *times).from_("log")
+    return query.group_by(exp.cast(logger.copy(), "varchar"))
+
+
+def cells_of(
+    lines: Iterable[Mapping[str, Any]], loggers: Sequence[str], table: RoleColumns
+) -> dict[Cell, int]:
+    """Return the rows of each cell: periods in the order of their values, then loggers.
+
+    Rows without a period or with an unknown logger have no cell; the pass reports them.
+    """
+    place = {label: k for k, label in enumerate(loggers)}
+    usable = [line for line in lines if line["period"] is not None and line["logger"] in place]
+    usable.sort(key=lambda line: (line["period_order"], place[line["logger"]]))
+    periods = {d: k for k, d in enumerate(dict.fromkeys(line["period"] for line in usable))}
+    cells = {
+        Cell(line["period"], line["logger"], periods[line["period"]]): int(line["rows"])
+        for line in usable
+    }
+    if table.segmented and len(periods) > MOST_SEGMENTS:
+        raise UsageError(
+            f"`by` must have at most {MOST_SEGMENTS} segments, got {len(periods):,} values of "
+            f"{role_text(table, 'period')!r}: name a coarser column or expression"
+        )
+    if len(periods) > MOST_PERIODS:
+        raise UsageError(
+            f"the period {role_text(table, 'period')!r} must have at most {MOST_PERIODS:,} "
+            f"values, got {len(periods):,}: name a coarser period, such as "
+            "date_trunc('day', time)"
+        )
+    return cells
+
+
+def period_shares(
+    cells: Mapping[Cell, int], crossed: Sequence[str]
+) -> tuple[tuple[float, ...], ...]:
+    """Return each logger's share of the rows of each period, shape (periods, crossed)."""
+    shares = []
+    for period in periods_of(cells):
+        counts = {cell.logger: n for cell, n in cells.items() if cell.period == period}
+        total = sum(counts.values())
+        shares.append(tuple(counts.get(label, 0) / total for label in crossed))
+    return tuple(shares)
