@@ -9,6 +9,7 @@ loggers (an intersection-union test).
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from dataclasses import dataclass, replace
@@ -22,20 +23,21 @@ from poolwise.engines.copy import local_log
 from poolwise.errors import Finding, LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.compare import compare
+from poolwise.evaluation.design import AS_NOW
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.plan import plan
 from poolwise.intervals.student import check_level
 from poolwise.learning.data import Reader, fold_of, held_out
 from poolwise.learning.fit import ROUNDS, library
-from poolwise.learning.learned import Choice, Learned, not_better, notes_on
+from poolwise.learning.learned import Choice, Gain, Learned, not_better, notes_on
 from poolwise.learning.policy import LearnedMixture
 from poolwise.learning.recipe import BEST, UNIFORM, Settings, run
 from poolwise.learning.unseen import (
     SEEN,
-    Parts,
     Scoring,
     allowance,
-    gains_over,
-    more_rows,
+    careful,
+    over_means,
     unseen_log,
     widened,
 )
@@ -50,12 +52,13 @@ if TYPE_CHECKING:
     from poolwise.engines.base import EngineLike
     from poolwise.engines.duckdb import DuckDB
     from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LinearPolicy
     from poolwise.learning.recipe import Outcome
     from poolwise.learning.unseen import UnseenLog
     from poolwise.log.log import Log
-    from poolwise.log.policy import Distribution, FloatArray, IntArray
+    from poolwise.log.policy import Distribution, IntArray
     from poolwise.rows.learn import LearnerRows
 
 FOLDS = 5
@@ -144,7 +147,7 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
     workers = os.cpu_count() or 1
     rounds = ROUNDS if trees else ()
-    name = anchor_name(anchor)
+    name = UNIFORM if anchor is None else anchor if isinstance(anchor, str) else GIVEN
     settings = Settings(name, strong, smooth, epsilon, workers, rounds, log.eligible)
     names = tuple(features) or tuple(log.context)
     parts = 1 if holdout is not None else FOLDS if folds is None else folds
@@ -154,13 +157,6 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     validate(task, both=folds is not None and holdout is not None)
     with local_log(source, engine) as (local, reader):
         return _learn(replace(task, log=local), reader)
-
-
-def anchor_name(anchor: str | Distribution | None) -> str:
-    """Return the name of an anchor in settings and results."""
-    if anchor is None:
-        return UNIFORM
-    return anchor if isinstance(anchor, str) else GIVEN
 
 
 def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
@@ -237,13 +233,9 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
             data = reader.rows(task.actions)
             outcomes = _outcomes(task, data.sorted())
             data = replace(data, columns={}, base={}, among=None)  # frees memory
-            part = _part(task, data)
-            parts = Parts(reader.usable, reader.taken, part, data.reward, len(outcomes))
-            scoring = Scoring(
-                outcomes, data.loggers, _shares(reader, data, part), data.clustered
-            )
+            scoring = Scoring(outcomes, reader, data, _part(task, data))
             path = Path(folder) / "unseen.parquet"
-            log = unseen_log(task.log, source.read(), parts, scoring, path)
+            log = unseen_log(task.log, source.read(), scoring, path)
             notes += source.findings()
         notes += notes_on(data, outcomes, int(reader.counts.sum()))
         return _result(log, outcomes, notes, data, task.level)
@@ -264,13 +256,6 @@ def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int])
             reader.add(rows)
             advance(len(rows))
     return reader
-
-
-def _shares(reader: Reader, data: LearningRows, part: IntArray) -> FloatArray:
-    """Return the share of each logger in the unseen rows; empty if the mixture is unknown."""
-    seen = np.bincount(data.logger[part == SEEN], minlength=len(data.loggers))
-    counts = reader.counts - seen
-    return counts / counts.sum() if data.crossed else np.empty(0)
 
 
 def _part(task: Task, data: LearningRows) -> IntArray:
@@ -299,25 +284,26 @@ def _result(
     level: float,
 ) -> Learned:
     """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
-    name = next(iter(unseen.targets))
+    name, parts = unseen.name, len(outcomes)
     evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
-    evaluation = widened(evaluation, name, allowance(len(outcomes)))
-    gains = gains_over(unseen, evaluation, data, len(outcomes))
+    evaluation = widened(evaluation, name, allowance(parts))
+    gains = _gains(unseen, evaluation, data, parts)
     anchor = outcomes[0].policy.anchor
+    baseline = anchor if anchor in unseen.targets else name
     shown = all(gain.shown for gain in gains)
     findings = [*notes, *evaluation.findings, *evaluation[name].findings]
     findings = [finding for finding in findings if finding.code not in OF_OTHERS]
     learned = Learned(
         policy=_policy(outcomes),
         evaluation=evaluation,
-        comparison=_compared(unseen, anchor, level) if unseen.log.crossed else None,
+        comparison=_compared(unseen, baseline, level) if unseen.log.crossed else None,
         gains=tuple(gains),
         name=name,
         choices=tuple(
             Choice(k, o.policy.anchor, o.chosen) for k, o in enumerate(outcomes, start=1)
         ),
         candidates=tuple(outcome.candidates for outcome in outcomes),
-        more_rows=None if shown else more_rows(unseen, gains, level),
+        more_rows=None if shown else _more_rows(unseen, gains, level),
         findings=tuple(findings),
     )
     if learned.better:
@@ -332,12 +318,74 @@ def _policy(outcomes: Sequence[Outcome]) -> LearnedMixture | LinearPolicy:
     return LearnedMixture(policies, [1 / len(policies)] * len(policies))
 
 
-def _compared(unseen: UnseenLog, anchor: str, level: float) -> Comparison | None:
-    """Return the comparison of all policies; None if the rows show no spread."""
-    baseline = anchor if anchor in unseen.targets else next(iter(unseen.targets))
+def _compared(
+    unseen: UnseenLog, baseline: str, level: float, *others: str
+) -> Comparison | None:
+    """Return the comparison of some policies, or of all; None if the rows show no spread."""
+    targets = {name: unseen.targets[name] for name in others or unseen.targets}
     try:
-        return compare(
-            unseen.log, unseen.targets, baseline=baseline, level=level, model=unseen.model
+        return compare(unseen.log, targets, baseline=baseline, level=level, model=unseen.model)
+    except RefusedError:
+        return None
+
+
+def _gains(
+    unseen: UnseenLog, evaluation: Evaluation, data: LearningRows, parts: int
+) -> list[Gain]:
+    """Return the gain over each logger, with its one-sided bound, paired by row if possible.
+
+    Without every logger's probability of a row, it is over the logger's mean reward.
+    """
+    name, level = unseen.name, evaluation.level
+    if unseen.log.crossed:
+        _, _, *loggers = unseen.targets
+        gains, factor = [_gain(unseen, k, level) for k in loggers], allowance(parts)
+    else:  # the estimates have the allowance already
+        gains, factor = over_means(evaluation[name].estimates, data, level), 1.0
+    alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
+    return [careful(gain, factor, level, alarmed=alarmed) for gain in gains]
+
+
+def _gain(unseen: UnseenLog, logger: str, level: float) -> Gain:
+    sided = 2 * level - 1  # its lower end is a one-sided bound
+    compared = _compared(unseen, logger, sided, unseen.name, logger)
+    if compared is None:
+        return Gain(logger, 0.0, math.inf, -math.inf, shown=False)
+    difference = compared.difference(unseen.name)
+    return Gain(
+        logger,
+        difference.value,
+        difference.std_error,
+        difference.interval.lower,
+        shown=difference.verdict == "better",
+    )
+
+
+def _more_rows(unseen: UnseenLog, gains: Sequence[Gain], level: float) -> float | None:
+    """Return the new rows that would show gains of the estimated size; None if unknown.
+
+    The interval must shrink by the ratio of the gain to the distance from its bound, and
+    `plan` knows how many rows that takes.
+    """
+    weak = [gain for gain in gains if not gain.shown]
+    if not all(-math.inf < gain.lower <= 0 < gain.value for gain in weak):
+        return None
+    ratios = [gain.value / (gain.value - gain.lower) for gain in weak]
+    name, column = next(iter(unseen.targets.items()))
+    pooled = unseen.log.crossed or unseen.log.mixture is not None
+    estimator = "calibrated" if pooled else "naive"
+    now = evaluate(unseen.log, {name: column}, estimator, level=level)
+    interval = now[name].intervals[estimator]
+    half_width = min(ratios) * (interval.upper - interval.lower) / 2
+    try:
+        outlook = plan(
+            unseen.log,
+            {name: column},
+            half_width=half_width,
+            estimators=[estimator],
+            level=level,
         )
     except RefusedError:
         return None
+    rows = outlook.option(estimator, AS_NOW).rows
+    return rows if np.isfinite(rows) else None

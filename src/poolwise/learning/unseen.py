@@ -2,17 +2,14 @@
 
 A second pass over the rows scores each by the policy of its part, with the reward model of
 that part.  The result is a small log whose policies are columns, for `evaluate`, `compare`
-and `plan`.
-
-Gains of the learned policy over each logger are computed from it, with bounds that allow for
-how the policy was learned.  Where every logger's probability of a row is known, the gain is
-paired by row; else it is over the logger's mean reward, and the errors of both add up.
+and `plan`.  Errors on it allow for how the policy was learned.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -20,11 +17,7 @@ import numpy as np
 import pyarrow as pa
 from scipy import stats
 
-from poolwise.errors import RefusedError, UsageError
-from poolwise.evaluation.compare import compare
-from poolwise.evaluation.design import AS_NOW
-from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.plan import plan
+from poolwise.errors import UsageError
 from poolwise.learning.data import probabilities
 from poolwise.learning.learned import Gain
 from poolwise.log.policy import Batch, index_of, pick
@@ -36,10 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from poolwise.evaluation.results import Evaluation
-    from poolwise.learning.data import LearningRows
+    from poolwise.learning.data import LearningRows, Reader
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
@@ -48,46 +39,6 @@ if TYPE_CHECKING:
 
 SEEN = -1  # part of a row that the only policy was learned from
 LEARNED, ANCHOR = "learned", "anchor"
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """Part of each row, in the order in which rows are read.
-
-    Attributes:
-        usable: Rows without faults, batch by batch.
-        taken: Those among them that were in memory, batch by batch.
-        part: Part of each row in memory, or `SEEN`.
-        reward: Reward of each row in memory, to notice another order of the rows.
-        count: Number of parts.
-        rows: Number of all rows.
-    """
-
-    usable: Sequence[NDArray[np.bool]]
-    taken: Sequence[NDArray[np.bool]]
-    part: IntArray
-    reward: FloatArray
-    count: int
-
-    @property
-    def rows(self) -> int:
-        return sum(map(len, self.usable))
-
-    def batches(self, batches: Iterable[LearnerRows]) -> Iterator[tuple[LearnerRows, IntArray]]:
-        """Yield batches with the part of each row; rows in no memory are dealt out evenly."""
-        first = 0
-        for rows, usable, taken in zip(batches, self.usable, self.taken, strict=True):
-            part = np.where(usable, np.arange(len(usable)) % self.count, SEEN)
-            chosen = np.flatnonzero(taken)
-            here = slice(first, first + len(chosen))
-            if not np.array_equal(rows.reward[chosen], self.reward[here]):
-                raise UsageError(
-                    "the rows came in another order the second time: sort the SELECT, or write "
-                    "its result to a file"
-                )
-            part[chosen] = self.part[here]
-            first += len(chosen)
-            yield rows, part
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +55,11 @@ class UnseenLog:
     targets: Mapping[str, str]
     model: GivenModel
 
+    @property
+    def name(self) -> str:
+        """Name of the learned policy."""
+        return next(iter(self.targets))
+
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
@@ -111,20 +67,38 @@ class Scoring:
 
     Attributes:
         outcomes: Outcome of each part.
-        loggers: Labels of the loggers.
-        shares: Share of each logger in the rows; empty if the mixture is unknown.
-        clustered: True if rows have a cluster.
+        reader: Rows that were read, batch by batch.
+        data: Rows in memory.
+        part: Part of each row in memory, or `SEEN`.
     """
 
     outcomes: Sequence[Outcome]
-    loggers: tuple[str, ...]
-    shares: FloatArray
-    clustered: bool
+    reader: Reader
+    data: LearningRows
+    part: IntArray
+
+    def batches(self, batches: Iterable[LearnerRows]) -> Iterator[pa.RecordBatch]:
+        """Read all rows again, in the same order, and yield their columns."""
+        first, reader = 0, self.reader
+        with stage("scoring", sum(map(len, reader.usable))) as advance:
+            for rows, usable, taken in zip(batches, reader.usable, reader.taken, strict=True):
+                part = np.where(usable, np.arange(len(usable)) % len(self.outcomes), SEEN)
+                chosen = np.flatnonzero(taken)
+                here = slice(first, first + len(chosen))
+                if not np.array_equal(rows.reward[chosen], self.data.reward[here]):
+                    raise UsageError(
+                        "the rows came in another order the second time: sort the SELECT, or "
+                        "write its result to a file"
+                    )
+                part[chosen] = self.part[here]
+                first += len(chosen)
+                yield self.columns(rows, part)
+                advance(len(rows))
 
     def columns(self, rows: LearnerRows, part: IntArray) -> pa.RecordBatch:
         """Return the columns of all rows that have a part."""
         chosen = np.flatnonzero(part != SEEN)
-        own, cross = probabilities(rows, self.loggers)
+        own, cross = probabilities(rows, self.data.loggers)
         values = {
             name: np.zeros(len(rows))  # rows that were learned from stay 0
             for name in (LEARNED, ANCHOR, "predicted", f"value_{LEARNED}", f"value_{ANCHOR}")
@@ -133,7 +107,7 @@ class Scoring:
             here = np.flatnonzero(part == k)
             for name, scores in _scores(outcome, rows.batch.take(here)).items():
                 values[name][here] = scores
-        if len(self.shares):
+        if self.data.crossed:
             values |= self._logger_values(cross, values)
         probs = {"propensity": own, **{f"p_{k}": p for k, p in enumerate(cross.T)}}
         probs |= {name: values.pop(name) for name in (LEARNED, ANCHOR)}
@@ -145,7 +119,7 @@ class Scoring:
         listed = {"reward": rows.reward, **probs, **values}
         arrays = {name: pa.array(column[chosen]) for name, column in listed.items()}
         arrays["logger"] = pa.array(rows.label[chosen].astype(str), pa.string())
-        if self.clustered:
+        if self.data.clustered:
             arrays["cluster"] = pa.array(rows.fold[chosen])
         return pa.record_batch(arrays)
 
@@ -157,7 +131,7 @@ class Scoring:
         They differ from the prediction at the logged action by the learned policy's column of
         the reward model, whose mean is 0, so that calibrated uses that column for them too.
         """
-        mixture = cross @ self.shares
+        mixture = cross @ self._shares
         weighted = values[LEARNED] / mixture * values["predicted"]
         column = weighted - values[f"value_{LEARNED}"]
         ratios = cross / mixture[:, None]
@@ -165,6 +139,15 @@ class Scoring:
             f"value_{k}": ratio * values["predicted"] - column
             for k, ratio in enumerate(ratios.T)
         }
+
+    @cached_property
+    def _shares(self) -> FloatArray:
+        """Share of each logger in the unseen rows."""
+        data = self.data
+        seen = np.bincount(data.logger[self.part == SEEN], minlength=len(data.loggers))
+        counts = self.reader.counts - seen
+        shares: FloatArray = counts / counts.sum()
+        return shares
 
 
 def _scores(outcome: Outcome, batch: Batch) -> dict[str, FloatArray]:
@@ -183,20 +166,13 @@ def _scores(outcome: Outcome, batch: Batch) -> dict[str, FloatArray]:
 
 
 def unseen_log(
-    log: Log, batches: Iterable[LearnerRows], parts: Parts, scoring: Scoring, path: Path
+    log: Log, batches: Iterable[LearnerRows], scoring: Scoring, path: Path
 ) -> UnseenLog:
     """Read all rows again, score them, and keep them in memory or in a file."""
-    loggers, crossed = scoring.loggers, len(scoring.shares) > 0
-
-    def scored() -> Iterator[pa.RecordBatch]:
-        with stage("scoring", parts.rows) as advance:
-            for rows, part in parts.batches(batches):
-                yield scoring.columns(rows, part)
-                advance(len(rows))
-
-    held = scored()
-    first = next(held)
-    frame = keep_batches(chain([first], held), path, first.schema.names)
+    loggers, crossed = scoring.data.loggers, scoring.data.crossed
+    scored = scoring.batches(batches)
+    first = next(scored)
+    frame = keep_batches(chain([first], scored), path, first.schema.names)
     own = log.propensity is not None or not crossed
     columns = {label: f"p_{k}" for k, label in enumerate(loggers)} if crossed else {}
     narrow = replace(
@@ -211,7 +187,7 @@ def unseen_log(
         action=None,
         context=(),
         eligible=None,
-        cluster="cluster" if scoring.clustered else None,
+        cluster="cluster" if scoring.data.clustered else None,
         estimate_mixture=False,
         mixture="mixture" if "mixture" in first.schema.names else None,
         reader_options={},
@@ -227,49 +203,11 @@ def free_names(scoring: Scoring) -> tuple[str, str]:
     """Return names of the learned policy and of the greedy anchor that no logger has."""
     anchors = dict.fromkeys(outcome.policy.anchor for outcome in scoring.outcomes)
     learned, anchor = LEARNED, f"greedy {' or '.join(anchors)}"
-    while learned in scoring.loggers:
+    while learned in scoring.data.loggers:
         learned += "*"
-    while anchor in scoring.loggers:
+    while anchor in scoring.data.loggers:
         anchor += "*"
     return learned, anchor
-
-
-def gains_over(
-    unseen: UnseenLog, evaluation: Evaluation, data: LearningRows, parts: int
-) -> list[Gain]:
-    """Return the gain over each logger, with its one-sided bound, paired by row if possible."""
-    name, level = next(iter(unseen.targets)), evaluation.level
-    if unseen.log.crossed:
-        gains, factor = _paired(unseen, evaluation), allowance(parts)
-    else:  # the estimates have the allowance already
-        gains, factor = _over_means(evaluation[name].estimates, data, level), 1.0
-    alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
-    return [careful(gain, factor, level, alarmed=alarmed) for gain in gains]
-
-
-def _paired(unseen: UnseenLog, evaluation: Evaluation) -> list[Gain]:
-    """Return the gain over each logger, paired by row, with its one-sided bound."""
-    name, _, *loggers = unseen.targets
-    return [_gain(unseen, evaluation, name, logger) for logger in loggers]
-
-
-def _gain(unseen: UnseenLog, evaluation: Evaluation, name: str, logger: str) -> Gain:
-    targets = {key: unseen.targets[key] for key in (name, logger)}
-    sided = 2 * evaluation.level - 1  # its lower end is a one-sided bound
-    try:
-        compared = compare(
-            unseen.log, targets, baseline=logger, level=sided, model=unseen.model
-        )
-    except RefusedError:  # the rows show no spread
-        return Gain(logger, 0.0, math.inf, -math.inf, shown=False)
-    difference = compared.difference(name)
-    return Gain(
-        logger,
-        difference.value,
-        difference.std_error,
-        difference.interval.lower,
-        shown=difference.verdict == "better",
-    )
 
 
 def allowance(parts: int) -> float:
@@ -312,7 +250,7 @@ def careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
     return replace(gain, std_error=error, lower=lower, shown=shown)
 
 
-def _over_means(
+def over_means(
     estimates: Mapping[str, Estimate], data: LearningRows, level: float
 ) -> list[Gain]:
     """Return gains over the mean rewards of loggers whose other propensities are unknown.
@@ -330,33 +268,3 @@ def _over_means(
         lower = value - critical * error
         gains.append(Gain(logger, value, error, lower, shown=bool(lower > 0)))
     return gains
-
-
-def more_rows(unseen: UnseenLog, gains: Sequence[Gain], level: float) -> float | None:
-    """Return the new rows that would show gains of the estimated size; None if unknown.
-
-    The interval must shrink by the ratio of the gain to the distance from its bound, and
-    `plan` knows how many rows that takes.
-    """
-    weak = [gain for gain in gains if not gain.shown]
-    if not all(-math.inf < gain.lower <= 0 < gain.value for gain in weak):
-        return None
-    ratios = [gain.value / (gain.value - gain.lower) for gain in weak]
-    name, column = next(iter(unseen.targets.items()))
-    pooled = unseen.log.crossed or unseen.log.mixture is not None
-    estimator = "calibrated" if pooled else "naive"
-    now = evaluate(unseen.log, {name: column}, estimator, level=level)
-    interval = now[name].intervals[estimator]
-    half_width = min(ratios) * (interval.upper - interval.lower) / 2
-    try:
-        outlook = plan(
-            unseen.log,
-            {name: column},
-            half_width=half_width,
-            estimators=[estimator],
-            level=level,
-        )
-    except RefusedError:
-        return None
-    rows = outlook.option(estimator, AS_NOW).rows
-    return rows if np.isfinite(rows) else None
