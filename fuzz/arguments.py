@@ -13,6 +13,7 @@ import harness
 
 harness.instrument(
     "poolwise.cli.commands",
+    "poolwise.cli.loading",
     "poolwise.cli.options",
     "poolwise.log.log",
     "poolwise.log.policies",

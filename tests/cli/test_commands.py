@@ -293,9 +293,8 @@ ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {
     "evaluate": [
         *ROLE_OPTIONS, "estimator", "baseline", "by", "level", "interval", "sides",
-        *ROW_OPTIONS,
-        "which-logs", "moments", *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts", "verbose",
-        "json",
+        "which-logs", "moments", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts",
+        "verbose", "json",
     ],
     "compare": [
         *ROLE_OPTIONS, "baseline", "require", "margin", "estimator", "level", *ROW_OPTIONS,

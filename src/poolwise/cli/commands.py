@@ -13,23 +13,20 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from poolwise import __version__
-from poolwise.cli.init import init
-from poolwise.cli.keys import QuestionCommand, asked, command_text
-from poolwise.cli.learning import LearnOptions
+from poolwise.cli.loading import build_log, build_targets, split
 from poolwise.cli.options import (
     AsJson,
-    Baseline,
-    By,
+    CompareOptions,
     EngineOptions,
+    EvaluateOptions,
     Experiment,
     IntervalMethod,
-    Level,
-    OneEstimator,
+    LearnOptions,
     OnFaultOption,
     OptionalSources,
     PlanOptions,
@@ -37,27 +34,24 @@ from poolwise.cli.options import (
     ReportOptions,
     RewardRange,
     RoleOptions,
-    RowOptions,
-    Sides,
+    SourceOptions,
     Sources,
     Verbose,
-    build_log,
+    WatchOptions,
     grouped,
-    scored_command,
 )
+from poolwise.cli.question import ENDING, QuestionCommand, asked, command_text, relative
 from poolwise.cli.terminal import (
     check_outputs,
     console,
     gate,
     print_result,
     progress,
+    refuse_new_folder,
     save_report,
+    scored_command,
 )
-from poolwise.cli.watch import watch
 from poolwise.errors import LogError, PoolwiseError, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
@@ -93,27 +87,7 @@ def evaluate(
     command: typer.Context,
     logs: OptionalSources = None,
     roles: RoleOptions,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="calibrated, naive, balanced, weighted, self-normalised. Repeatable.",
-        ),
-    ] = None,
-    baseline: Baseline = None,
-    by: By = None,
-    level: Level = 0.95,
-    interval: Annotated[
-        IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")
-    ] = "auto",
-    sides: Annotated[
-        Sides, typer.Option(help="Two-sided interval, lower or upper bound.")
-    ] = "two",
-    rows: RowOptions,
-    which_logs: Annotated[
-        bool,
-        typer.Option("--which-logs", help="Report standard errors with each log left out."),
-    ] = False,
+    wanted: EvaluateOptions,
     moments: Annotated[
         list[Path] | None,
         typer.Option(
@@ -122,40 +96,30 @@ def evaluate(
             "instead of LOGS. Repeatable: several files are added up.",
         ),
     ] = None,
-    read: ReadOptions,
-    engine: EngineOptions,
+    source: SourceOptions,
     report: ReportOptions,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what new policies would have earned."""
-    log = build_log(logs or [], roles, rows, read, moments=bool(moments))
+    log = build_log(logs or [], roles, source, moments=bool(moments))
     from poolwise.evaluation.evaluate import evaluate as run
 
-    check_outputs(report, log, moments or ())
-    targets = roles.targets(trust=read.trust)
-    reader = engine.start()
+    check_outputs(log, **asdict(report), inputs=moments or ())
+    targets = build_targets(roles, trust=source.trust)
+    reader = source.start()
     if moments:
         from poolwise.engines import with_loggers
         from poolwise.evaluation.summarise import from_files
 
-        printed: IntervalMethod = "smoothed" if interval == "smoothed" else "auto"
+        printed: IntervalMethod = "smoothed" if wanted.interval == "smoothed" else "auto"
         reader = summary = from_files(moments, log, targets, interval=printed)
         log = with_loggers(log, summary)
         log = log if summary.crossed else summary.narrowed(log)
+    options = asdict(wanted)
+    estimators = options.pop("estimator") or None
     with progress():
-        evaluation = run(
-            log,
-            targets,
-            estimator or None,
-            level=level,
-            interval=interval,
-            sides=sides,
-            which_logs=which_logs,
-            engine=reader,
-            baseline=baseline,
-            by=by,
-        )
+        evaluation = run(log, targets, estimators, engine=reader, **options)
     question = asked(command, log, targets)
     save_report(evaluation, report, question)
     print_result(evaluation, as_json=as_json, question=question, verbose=verbose)
@@ -168,33 +132,23 @@ def compare(
     command: typer.Context,
     logs: Sources,
     roles: RoleOptions,
-    baseline: Baseline = None,
-    require: Annotated[
-        Literal["better", "not-worse"] | None,
-        typer.Option(help="Exit with status 1 unless all targets are, against --baseline."),
-    ] = None,
-    margin: Annotated[
-        float, typer.Option(help="Smallest difference that matters to --require.")
-    ] = 0.0,
-    estimator: OneEstimator = None,
-    level: Level = 0.95,
-    rows: RowOptions,
-    read: ReadOptions,
-    engine: EngineOptions,
+    wanted: CompareOptions,
+    source: SourceOptions,
     report: ReportOptions,
     as_json: AsJson = False,
 ) -> None:
     """Compare several new policies, pair by pair, on the same rows."""
-    log = build_log(logs, roles, rows, read)
-    check_outputs(report, log)
-    targets = roles.targets(trust=read.trust)
-    if require and baseline is None:
+    log = build_log(logs, roles, source)
+    check_outputs(log, **asdict(report))
+    targets = build_targets(roles, trust=source.trust)
+    options = asdict(wanted)
+    require, margin = options.pop("require"), options.pop("margin")
+    if require and wanted.baseline is None:
         raise UsageError("--require needs --baseline, the target or logger to compare with")
     from poolwise.evaluation.compare import compare as run
 
-    chosen = partial(run, baseline=baseline, estimator=estimator, level=level)
     with progress():
-        comparison = chosen(log, targets, engine=engine.start())
+        comparison = run(log, targets, engine=source.start(), **options)
     question = asked(command, log, targets)
     save_report(comparison, report, question)
     print_result(comparison, as_json=as_json, question=question)
@@ -210,22 +164,19 @@ def plan(
     logs: Sources,
     roles: RoleOptions,
     wanted: PlanOptions,
-    level: Level = 0.95,
-    rows: RowOptions,
-    read: ReadOptions,
-    engine: EngineOptions,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Compute how many more rows reach a required precision, or show a lift."""
-    log = build_log(logs, roles, rows, read)
-    targets = roles.targets(trust=read.trust)
+    log = build_log(logs, roles, source)
+    targets = build_targets(roles, trust=source.trust)
     if len(targets) > 1:
         raise UsageError(f"plan takes one --target, got {len(targets)}")
     from poolwise.evaluation.plan import plan as run
 
-    reader = engine.start()
+    reader = source.start()
     with progress():
-        outlook = run(log, targets, **asdict(wanted), level=level, engine=reader)
+        outlook = run(log, targets, engine=reader, **asdict(wanted))
     print_result(outlook, as_json=as_json, question=asked(command, log, targets))
 
 
@@ -236,27 +187,30 @@ def learn(
     command: typer.Context,
     logs: Sources,
     roles: RoleOptions,
-    chosen: LearnOptions,
-    level: Level = 0.95,
-    rows: RowOptions,
-    read: ReadOptions,
-    engine: EngineOptions,
+    wanted: LearnOptions,
+    source: SourceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Learn a new policy from the logs, and estimate what it will earn."""
     if roles.target:
         raise UsageError("learn takes no --target: evaluate its policy with --target new=FILE")
-    log = build_log(logs, roles, rows, read)
-    chosen.check_outputs(log)
+    log = build_log(logs, roles, source)
+    options = asdict(wanted) | {"features": split(wanted.features)}
+    out, html, require = (options.pop(name) for name in ("out", "html", "require"))
+    if wanted.anchor == "none":
+        options["anchor"] = None
+    check_outputs(log, out=out, html=html)
     from poolwise.learning.learn import learn as run
 
-    reader = engine.start()
+    reader = source.start()
     with progress():
-        learned = run(log, level=level, engine=reader, **chosen.arguments())
-    chosen.save(learned, command_text(command))
+        learned = run(log, engine=reader, **options)
+    for path in (out, html):
+        if path is not None:
+            learned.save(path, command=command_text(command))
     typer.echo(learned.to_json() if as_json else str(learned))
-    if chosen.require:
-        gate(partial(learned.require, chosen.require))
+    if require:
+        gate(partial(learned.require, require))
 
 
 @app.command(cls=QuestionCommand)
@@ -270,10 +224,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Count the rows that break a rule, and do nothing else."""
-    log = build_log(logs, roles, read=read)
+    log = build_log(logs, roles, SourceOptions(**asdict(read)))
     from poolwise.evaluation.check import check as run
 
-    targets = roles.targets(trust=read.trust, optional=True)
+    targets = build_targets(roles, trust=read.trust, optional=True)
     with progress():
         report = run(log, targets, engine=engine.start())
     if report.faults and not as_json:
@@ -293,8 +247,8 @@ def score(
     read: ReadOptions,
 ) -> None:
     """Write the log with the probabilities of policies in Python, once, for later use."""
-    log = build_log(logs, roles, read=read)
-    targets = roles.targets(trust=read.trust)
+    log = build_log(logs, roles, SourceOptions(**asdict(read)))
+    targets = build_targets(roles, trust=read.trust)
     from poolwise.evaluation.check import score_log
 
     with progress():
@@ -319,11 +273,11 @@ def sql(
     reward_range: RewardRange = None,
 ) -> None:
     """Print the query whose result is all that an evaluation needs."""
-    rows = RowOptions(on_fault=on_fault, reward_range=reward_range)
-    log = build_log((), roles, rows, moments=True)
+    source = SourceOptions(on_fault=on_fault, reward_range=reward_range)
+    log = build_log((), roles, source, moments=True)
     from poolwise.evaluation.check import query_text
 
-    typer.echo(query_text(log, table, roles.targets(), dialect, interval))
+    typer.echo(query_text(log, table, build_targets(roles), dialect, interval))
 
 
 @app.command()
@@ -341,7 +295,7 @@ def demo(
     from poolwise.report.sentence import lesson
 
     log = digits_log()
-    check_outputs(report, log)
+    check_outputs(log, **asdict(report))
     evaluation = run(log, TARGETS, truth=digits_truth(), which_logs=True)
     question = asked(command, log, TARGETS)
     save_report(evaluation, report, question)
@@ -351,8 +305,49 @@ def demo(
     )
 
 
-app.command()(init)
-app.command(cls=QuestionCommand)(grouped(watch))
+@app.command()
+def init(
+    logs: Sources,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Question file to write.")] = Path(
+        "question.toml"
+    ),
+) -> None:
+    """Write a question file, with roles guessed from the columns of the logs."""
+    if out.suffix.lower() != ENDING:
+        raise UsageError(f"cannot write {out}: a question file must end in {ENDING}")
+    if out.exists():
+        raise UsageError(f"cannot write {out}: it exists; remove it, or pass --out FILE")
+    from poolwise.cli.init import question_text
+    from poolwise.rows.output import write_whole
+
+    write_whole(out, question_text(logs, relative(logs, out.parent)).encode())
+    typer.echo(f"wrote {out}; read it, correct it, then run: poolwise check {out}")
+
+
+@app.command(cls=QuestionCommand)
+@grouped
+def watch(
+    *,
+    command: typer.Context,
+    logs: Sources,
+    roles: RoleOptions,
+    wanted: WatchOptions,
+    source: SourceOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Add rows to a state; print bounds that hold however often one looks."""
+    log = build_log(logs, roles, source)
+    targets = build_targets(roles, trust=source.trust)
+    options = asdict(wanted)
+    state = options.pop("state")
+    refuse_new_folder(state)
+    from poolwise.evaluation.watch import watch as run
+
+    with progress():
+        watched = run(state, log, targets, engine=source.start(), **options)
+    print_result(watched, as_json=as_json, question=asked(command, log, targets))
+    if watched.claims:
+        gate(watched.require)
 
 
 @app.command()

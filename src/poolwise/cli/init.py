@@ -1,4 +1,4 @@
-"""Init: write a question file whose roles are guessed from the columns of the logs."""
+"""Init: a question file whose roles are guessed from the columns of the logs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from poolwise.cli.keys import ENDING, relative
-from poolwise.cli.options import Sources  # noqa: TC001 - typer reads it
-from poolwise.errors import UsageError
 from poolwise.log.log import PATTERN, Log
 
 if TYPE_CHECKING:
@@ -45,23 +40,51 @@ class Guess:
     targets: Mapping[str, str]
 
 
-def init(
-    logs: Sources,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Question file to write.")] = Path(
-        "question.toml"
-    ),
-) -> None:
-    """Write a question file, with roles guessed from the columns of the logs."""
-    from poolwise.rows.output import write_whole
+def question_text(logs: Sequence[str], sources: Sequence[str]) -> str:
+    """Return a question file with a comment for every key.
 
-    if out.suffix.lower() != ENDING:
-        raise UsageError(f"cannot write {out}: a question file must end in {ENDING}")
-    if out.exists():
-        raise UsageError(f"cannot write {out}: it exists; remove it, or pass --out FILE")
+    Args:
+        logs: Paths, globs, or one SELECT.
+        sources: The same as the file names them.
+    """
     types, labels = _columns(logs)
-    sources = relative(logs, out.parent)
-    write_whole(out, question_text(sources, types, guess(types, labels)).encode())
-    typer.echo(f"wrote {out}; read it, correct it, then run: poolwise check {out}")
+    roles = guess(types, labels)
+
+    def line(key: str, comment: str, value: str | None, example: str) -> str:
+        text = f"# {key} = {json.dumps(example)}" if value is None else _pair(key, value)
+        return f"{text}  # {comment}"
+
+    columns = "".join(f"#   {json.dumps(name)}: {kind}\n" for name, kind in types.items())
+    source = sources[0] if len(sources) == 1 else list(sources)
+    by_role = roles.roles.get
+    cluster = by_role("cluster", "user_id")
+    targets = roles.targets or {"# candidate": "p_candidate"}
+    return "\n".join(
+        [
+            "# A question for poolwise. The roles are guesses: check every line.",
+            f"# The columns of the log:\n{columns}",
+            f"log = {json.dumps(source, ensure_ascii=False)}",
+            line("reward", "number to maximise", by_role("reward"), "reward"),
+            line("logger", "label of the policy that chose", by_role("logger"), "policy"),
+            line("propensity", "its probability of the action", by_role("propensity"), "p"),
+            line("propensities", "under every logger", roles.pattern or None, "p_" + PATTERN),
+            line("action", "only for policies in Python", by_role("action"), "action"),
+            line("cluster", "rows of one value depend on each other", None, cluster),
+            line("period", "if policies learn from earlier periods", None, "day"),
+            "\n[targets]  # probability of the logged action under each new policy",
+            *(_pair(name, column) for name, column in targets.items()),
+            "\n[options]",
+            line("baseline", "target or logger to compare with", None, "v1"),
+            "# level = 0.95",
+            "# half_width = 0.01  # for `poolwise plan`",
+            "",
+        ]
+    )
+
+
+def _pair(key: str, value: str) -> str:
+    name = key if re.fullmatch(r"(# )?[\w-]+", key, re.ASCII) else json.dumps(key)
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def _columns(logs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -126,43 +149,3 @@ def _pattern(columns: Sequence[str], labels: Sequence[str]) -> str:
             if inside and all(f"{before}{i}{after}" in columns for i in labels):
                 return f"{before}{PATTERN}{after}"
     return ""
-
-
-def question_text(sources: Sequence[str], types: Mapping[str, str], roles: Guess) -> str:
-    """Return a question file with a comment for every key."""
-
-    def line(key: str, comment: str, value: str | None, example: str) -> str:
-        text = f"# {key} = {json.dumps(example)}" if value is None else _pair(key, value)
-        return f"{text}  # {comment}"
-
-    columns = "".join(f"#   {json.dumps(name)}: {kind}\n" for name, kind in types.items())
-    source = sources[0] if len(sources) == 1 else list(sources)
-    by_role = roles.roles.get
-    cluster = by_role("cluster", "user_id")
-    targets = roles.targets or {"# candidate": "p_candidate"}
-    return "\n".join(
-        [
-            "# A question for poolwise. The roles are guesses: check every line.",
-            f"# The columns of the log:\n{columns}",
-            f"log = {json.dumps(source, ensure_ascii=False)}",
-            line("reward", "number to maximise", by_role("reward"), "reward"),
-            line("logger", "label of the policy that chose", by_role("logger"), "policy"),
-            line("propensity", "its probability of the action", by_role("propensity"), "p"),
-            line("propensities", "under every logger", roles.pattern or None, "p_" + PATTERN),
-            line("action", "only for policies in Python", by_role("action"), "action"),
-            line("cluster", "rows of one value depend on each other", None, cluster),
-            line("period", "if policies learn from earlier periods", None, "day"),
-            "\n[targets]  # probability of the logged action under each new policy",
-            *(_pair(name, column) for name, column in targets.items()),
-            "\n[options]",
-            line("baseline", "target or logger to compare with", None, "v1"),
-            "# level = 0.95",
-            "# half_width = 0.01  # for `poolwise plan`",
-            "",
-        ]
-    )
-
-
-def _pair(key: str, value: str) -> str:
-    name = key if re.fullmatch(r"(# )?[\w-]+", key, re.ASCII) else json.dumps(key)
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}"

@@ -1,4 +1,4 @@
-"""Policies that the command line names: a column, a Python object, or a model in a file.
+"""Loading: the log and the policies that options of the command line describe.
 
 A policy is a column or an SQL expression, a Python object named ``module:attribute``, a
 learned policy in a JSON file, or a scikit-learn model in a file.  Importing a module runs its
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from poolwise.errors import MissingExtraError, UsageError, did_you_mean
-from poolwise.log.policies import as_policy
+from poolwise.log.log import PATTERN, Log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
+    from poolwise.cli.options import RoleOptions, SourceOptions
     from poolwise.log.policy import PolicyLike
 
 WORD = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -32,6 +33,126 @@ PICKLES = (".pkl", ".pickle", ".joblib", ".cloudpickle", ".dill")
 FILE_ENDINGS = (".json", ".skops", *PICKLES)
 CONVERT = "skops.io.dump(model, 'model.skops')"
 TRUST = "If you trust its author, pass --trust"
+
+
+def build_log(
+    logs: Sequence[str], roles: RoleOptions, source: SourceOptions, *, moments: bool = False
+) -> Log:
+    """Return the log that the options describe; with `moments` it is a table without rows."""
+    if not logs and not moments:
+        raise UsageError("LOGS are required: paths, globs, or one SELECT")
+    own, trust = roles.propensity, source.trust
+    return Log(
+        None if moments else logs[0] if len(logs) == 1 else list(logs),
+        table=(logs[0] if logs else "log") if moments else None,
+        reward=roles.reward,
+        logger=roles.logger,
+        propensity=None if own is None else named_policy(own, trust=trust),
+        propensities=_loggers(roles, trust=trust) or None,
+        action=source.action,
+        eligible=source.eligible,
+        context=split(source.context),
+        reader_options=_reader_options(source.reader_option or []),
+        cluster=source.cluster,
+        period=source.period,
+        trained_on=_lists(source.trained_on or []),
+        on_fault=source.on_fault,
+        log_probabilities=roles.log_probabilities,
+        densities=roles.densities,
+        reward_range=_range(source.reward_range),
+    )
+
+
+def build_targets(
+    roles: RoleOptions, *, trust: bool = False, optional: bool = False
+) -> dict[str, PolicyLike]:
+    """Return the targets by name; raise if there are none, unless they are optional."""
+    targets = pairs(roles.target or [], "--target")
+    if not targets and not optional:
+        raise UsageError(
+            "at least one --target is required, e.g. --target candidate=p_candidate; in a "
+            'question file, candidate = "p_candidate" below [targets]'
+        )
+    loggers = _loggers(roles, trust=trust) if targets else {}
+    loggers = {} if isinstance(loggers, str) else loggers
+    return {
+        name: named_policy(value, trust=trust, loggers=loggers)
+        for name, value in targets.items()
+    }
+
+
+def _loggers(roles: RoleOptions, *, trust: bool) -> dict[str, PolicyLike] | str:
+    """Return the policies of the loggers by label, or a pattern of their columns."""
+    texts = roles.propensities or []
+    if len(texts) == 1 and PATTERN in texts[0]:
+        return texts[0]
+    values = pairs(texts, "--propensities")
+    return {name: named_policy(value, trust=trust) for name, value in values.items()}
+
+
+def split(texts: Sequence[str] | None) -> list[str]:
+    """Return the names in texts of the form COLUMN,COLUMN."""
+    return [name for text in texts or () for name in text.split(",")]
+
+
+def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    """Parse NAME=COLUMN[,NAME=COLUMN...]; commas inside parentheses do not separate.
+
+    >>> pairs(["v1=p1,v2=least(p2, 1)", "v3=p3"], "--target")
+    {'v1': 'p1', 'v2': 'least(p2, 1)', 'v3': 'p3'}
+    """
+    values: dict[str, str] = {}
+    for piece in (piece for text in texts for piece in _pieces(text)):
+        name, equals, value = (part.strip() for part in piece.partition("="))
+        if not (name and equals and value):
+            raise UsageError(f"{option} must be NAME=COLUMN, got {piece!r}")
+        if name in values:
+            raise UsageError(f"{option} names {name!r} twice")
+        values[name] = value
+    return values
+
+
+def _pieces(text: str) -> list[str]:
+    """Split at commas outside parentheses."""
+    pieces: list[str] = []
+    depth, start = 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            pieces.append(text[start:index])
+            start = index + 1
+    return [*pieces, text[start:]]
+
+
+def _reader_options(texts: Sequence[str]) -> dict[str, object]:
+    """Parse KEY=VALUE; integers, true and false become Python values."""
+    options: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name.strip() and equals):
+            raise UsageError(f"--reader-option must be KEY=VALUE, got {text!r}")
+        truth = {"true": True, "false": False}.get(value.strip().lower())
+        number = int(value) if re.fullmatch(r"-?\d{1,9}", value) else value
+        options[name.strip()] = number if truth is None else truth
+    return options
+
+
+def _lists(texts: Sequence[str]) -> dict[str, list[str]]:
+    others: dict[str, list[str]] = {}
+    for text in texts:
+        for name, other in pairs([text], "--trained-on").items():
+            others.setdefault(name, []).append(other)
+    return others
+
+
+def _range(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        lower, upper = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--reward-range must be LOWER,UPPER, got {text!r}") from None
+    return lower, upper
 
 
 def named_policy(
@@ -71,6 +192,8 @@ def named_policy(
         value = _from_pickle(text, ending, trust=trust)
     else:
         return text
+    from poolwise.log.policies import as_policy
+
     try:
         as_policy(cast("Any", value))
     except UsageError as error:

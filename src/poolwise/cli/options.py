@@ -7,22 +7,16 @@ A group is a dataclass whose fields are options.  A command takes a group as one
 from __future__ import annotations
 
 import inspect
-import re
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from poolwise.errors import UsageError
-from poolwise.log.log import PATTERN, Log, OnFault
-
-if TYPE_CHECKING:
-    from poolwise.evaluation.check import ScoredLog
-    from poolwise.log.policy import PolicyLike
+from poolwise.log.log import OnFault
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB
 IntervalMethod = Literal[
@@ -53,15 +47,13 @@ RewardRange = Annotated[
     str | None,
     typer.Option(metavar="LOWER,UPPER", help="Smallest and largest possible reward."),
 ]
-OneEstimator = Annotated[
-    str | None,
-    typer.Option(help="Estimator of all targets: by default calibrated, or that of periods."),
-]
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 Baseline = Annotated[
     str | None, typer.Option(help="Logger or target that the others are compared with.")
 ]
-By = Annotated[str | None, typer.Option(help="Column of segments: the question for each.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the report, one HTML page.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -104,33 +96,6 @@ class RoleOptions:
         bool,
         typer.Option("--densities", help="Probabilities are densities of a continuous action."),
     ] = False
-
-    def targets(self, *, trust: bool = False, optional: bool = False) -> dict[str, PolicyLike]:
-        """Return the targets by name; raise if there are none, unless they are optional."""
-        from poolwise.cli.loading import named_policy
-
-        targets = pairs(self.target or [], "--target")
-        if not targets and not optional:
-            raise UsageError(
-                "at least one --target is required, e.g. --target candidate=p_candidate; in a "
-                'question file, candidate = "p_candidate" below [targets]'
-            )
-        loggers = self.loggers(trust=trust) if targets else {}
-        loggers = {} if isinstance(loggers, str) else loggers
-        return {
-            name: named_policy(value, trust=trust, loggers=loggers)
-            for name, value in targets.items()
-        }
-
-    def loggers(self, *, trust: bool = False) -> dict[str, PolicyLike] | str:
-        """Return the policies of the loggers by label, or a pattern of their columns."""
-        from poolwise.cli.loading import named_policy
-
-        texts = self.propensities or []
-        if len(texts) == 1 and PATTERN in texts[0]:
-            return texts[0]
-        values = pairs(texts, "--propensities")
-        return {name: named_policy(value, trust=trust) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +177,62 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceOptions(EngineOptions, ReadOptions, RowOptions):
+    """All options about the rows, in this order: rows, reader, engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of `evaluate`."""
+
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="calibrated, naive, balanced, weighted, self-normalised. Repeatable.",
+        ),
+    ] = None
+    baseline: Baseline = None
+    by: Annotated[
+        str | None, typer.Option(help="Column of segments: the question for each.")
+    ] = None
+    level: Level = 0.95
+    interval: Annotated[
+        IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")
+    ] = "auto"
+    sides: Annotated[Sides, typer.Option(help="Two-sided interval, lower or upper bound.")] = (
+        "two"
+    )
+    which_logs: Annotated[
+        bool,
+        typer.Option("--which-logs", help="Report standard errors with each log left out."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Options of `compare`."""
+
+    baseline: Baseline = None
+    require: Annotated[
+        Literal["better", "not-worse"] | None,
+        typer.Option(help="Exit with status 1 unless all targets are, against --baseline."),
+    ] = None
+    margin: Annotated[
+        float, typer.Option(help="Smallest difference that matters to --require.")
+    ] = 0.0
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            help="Estimator of all targets: by default calibrated, or that of periods."
+        ),
+    ] = None
+    level: Level = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Options that say what a plan must reach."""
+    """Options of `plan`: what it must reach."""
 
     half_width: Annotated[
         float | None, typer.Option(help="Required half-width of the interval.")
@@ -223,15 +242,76 @@ class PlanOptions:
     ] = None
     power: Annotated[float, typer.Option(help="Probability of showing --lift.")] = 0.8
     baseline: Baseline = None
+    level: Level = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """Options of `watch`: its state and its claims."""
+
+    state: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="State to add the rows to; .npz, begun if missing."),
+    ]
+    above: Annotated[
+        float | None,
+        typer.Option(help="Exit with status 1 unless the value is above this number."),
+    ] = None
+    better_than: Annotated[
+        str | None,
+        typer.Option(help="Exit with status 1 unless better than this logger or target."),
+    ] = None
+    planned: Annotated[
+        int | None, typer.Option(metavar="ROWS", help="Rows that will be added in all.")
+    ] = None
+    level: Level = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """Options of `learn`, and the files that it writes."""
+
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN,COLUMN", help="Columns to learn from; by default --context."
+        ),
+    ] = None
+    anchor: Annotated[
+        str, typer.Option(help="Logger to start at: its label, best, or none for uniform.")
+    ] = "best"
+    folds: Annotated[
+        int | None, typer.Option(help="Folds, 5 by default: a mixture of as many policies.")
+    ] = None
+    holdout: Annotated[
+        float | None, typer.Option(help="Share of rows to hold out, in place of folds.")
+    ] = None
+    trees: Annotated[
+        bool, typer.Option("--trees", help="Add gradient-boosted trees to the anchor's scores.")
+    ] = False
+    epsilon: Annotated[
+        float, typer.Option(help="Share of rows on which the policy explores.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(help="Seed of the folds and of the sample.")] = 0
+    rows: Annotated[int, typer.Option(help="Learn from a sample of about so many rows.")] = (
+        1_000_000
+    )
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the policy, as JSON.")
+    ] = None
+    html: Html = None
+    require: Annotated[
+        Literal["better"] | None,
+        typer.Option(help="Exit with status 1 unless the policy is better than every logger."),
+    ] = None
+    level: Level = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """Options that name the files of the report."""
 
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report, one HTML page.")
-    ] = None
+    html: Html = None
     charts: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the charts as SVG and PNG.")
     ] = None
@@ -252,7 +332,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         flat
         for name, parameter in inspect.signature(command).parameters.items()
         for flat in (
-            _options(groups[name])
+            options_of(groups[name])
             if name in groups
             else [parameter.replace(annotation=hints[name])]
         )
@@ -262,117 +342,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _options(group: type) -> Iterator[inspect.Parameter]:
+def options_of(group: type) -> Iterator[inspect.Parameter]:
+    """Yield the options of a group as parameters, in order."""
     hints = get_type_hints(group, include_extras=True)
     for parameter in inspect.signature(group).parameters.values():
         yield parameter.replace(annotation=hints[parameter.name])
-
-
-def build_log(
-    logs: Sequence[str],
-    roles: RoleOptions,
-    rows: RowOptions | None = None,
-    read: ReadOptions | None = None,
-    *,
-    moments: bool = False,
-) -> Log:
-    """Return the log that the options describe; with `moments` it is a table without rows."""
-    if not logs and not moments:
-        raise UsageError("LOGS are required: paths, globs, or one SELECT")
-    from poolwise.cli.loading import named_policy
-
-    rows, read = rows or RowOptions(), read or ReadOptions()
-    own = roles.propensity
-    return Log(
-        None if moments else logs[0] if len(logs) == 1 else list(logs),
-        table=(logs[0] if logs else "log") if moments else None,
-        reward=roles.reward,
-        logger=roles.logger,
-        propensity=None if own is None else named_policy(own, trust=read.trust),
-        propensities=roles.loggers(trust=read.trust) or None,
-        action=read.action,
-        eligible=read.eligible,
-        context=[name for text in read.context or () for name in text.split(",")],
-        reader_options=_reader_options(read.reader_option or []),
-        cluster=rows.cluster,
-        period=rows.period,
-        trained_on=_lists(rows.trained_on or []),
-        on_fault=rows.on_fault,
-        log_probabilities=roles.log_probabilities,
-        densities=roles.densities,
-        reward_range=_range(rows.reward_range),
-    )
-
-
-def scored_command(scored: ScoredLog, path: Path) -> str:
-    """Return the command that evaluates a scored log."""
-    log, targets = scored
-    words = ["poolwise", "evaluate", str(path), "--reward", log.reward]
-    for flag, value in (("--logger", log.logger), ("--propensity", log.propensity)):
-        words += [flag, str(value)] if value is not None else []
-    for label, value in log.by_label.items():
-        words += ["--propensities", f"{label}={value}"]
-    for name, value in targets.items():
-        words += ["--target", f"{name}={value}"]
-    words += ["--densities"] * log.densities
-    return shlex.join(words + ["--log-probabilities"] * log.log_probabilities)
-
-
-def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Parse NAME=COLUMN[,NAME=COLUMN...]; commas inside parentheses do not separate.
-
-    >>> pairs(["v1=p1,v2=least(p2, 1)", "v3=p3"], "--target")
-    {'v1': 'p1', 'v2': 'least(p2, 1)', 'v3': 'p3'}
-    """
-    values: dict[str, str] = {}
-    for piece in (piece for text in texts for piece in _pieces(text)):
-        name, equals, value = (part.strip() for part in piece.partition("="))
-        if not (name and equals and value):
-            raise UsageError(f"{option} must be NAME=COLUMN, got {piece!r}")
-        if name in values:
-            raise UsageError(f"{option} names {name!r} twice")
-        values[name] = value
-    return values
-
-
-def _pieces(text: str) -> list[str]:
-    """Split at commas outside parentheses."""
-    pieces: list[str] = []
-    depth, start = 0, 0
-    for index, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            pieces.append(text[start:index])
-            start = index + 1
-    return [*pieces, text[start:]]
-
-
-def _reader_options(texts: Sequence[str]) -> dict[str, object]:
-    """Parse KEY=VALUE; integers, true and false become Python values."""
-    options: dict[str, object] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name.strip() and equals):
-            raise UsageError(f"--reader-option must be KEY=VALUE, got {text!r}")
-        truth = {"true": True, "false": False}.get(value.strip().lower())
-        number = int(value) if re.fullmatch(r"-?\d{1,9}", value) else value
-        options[name.strip()] = number if truth is None else truth
-    return options
-
-
-def _lists(texts: Sequence[str]) -> dict[str, list[str]]:
-    others: dict[str, list[str]] = {}
-    for text in texts:
-        for name, other in pairs([text], "--trained-on").items():
-            others.setdefault(name, []).append(other)
-    return others
-
-
-def _range(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    try:
-        lower, upper = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--reward-range must be LOWER,UPPER, got {text!r}") from None
-    return lower, upper

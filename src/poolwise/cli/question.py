@@ -1,23 +1,42 @@
-"""Question: the log, the roles of its columns, the targets and the options, from a file."""
+"""Question: the log, the roles of its columns, the targets and the options, from a TOML file.
+
+A key is an option of the command line with underscores (``on_fault``); options that can be
+repeated are plural (``targets``) and take a table or a list.  An option on the command line
+replaces its key.  Relative paths start at the folder of the file.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import dataclass, fields
+import shlex
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
-import typer
+from typer.core import TyperCommand
 
-from poolwise.cli.commands import app
-from poolwise.cli.keys import PLURALS, as_options, read_file, record
-from poolwise.cli.options import EngineOptions, ReadOptions, RoleOptions, RowOptions, build_log
-from poolwise.errors import UsageError
+from poolwise.cli.loading import FILE_ENDINGS, build_log, build_targets
+from poolwise.cli.options import (
+    CompareOptions,
+    EvaluateOptions,
+    PlanOptions,
+    RoleOptions,
+    SourceOptions,
+    WatchOptions,
+    options_of,
+)
+from poolwise.errors import UsageError, did_you_mean
+from poolwise.log.log import SELECT, as_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
+
+    import typer
 
     from poolwise.evaluation.check import CheckReport
     from poolwise.evaluation.compare import Comparison
@@ -28,7 +47,55 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
 
 Answer = TypeVar("Answer")  # of a verb
-WATCHED = ("state", "above", "better_than", "planned", "level", "engine")  # options of watch
+Group = TypeVar("Group")  # of options
+Values = dict[str, Any]  # of options, as TOML or the command line gives them
+ENDING = ".toml"
+META = "poolwise.question"  # of a command's context: the file that it reads
+OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
+PLURALS = {"target": "targets", "estimator": "estimators", "reader_option": "reader_options"}
+
+
+class Key(NamedTuple):
+    """A key of question files: the option, and True if that can be repeated."""
+
+    option: str
+    repeated: bool
+
+    @property
+    def name(self) -> str:
+        if self.option == "logs":
+            return "log"
+        return PLURALS.get(self.option, self.option) if self.repeated else self.option
+
+    def as_option(self, path: str, value: object) -> object:
+        """Return a TOML value as the command line gives it: texts of tables are NAME=VALUE."""
+        if self.option == "reward_range" and isinstance(value, list):
+            return ",".join(map(str, value))
+        if self.option == "logs" or self.repeated:
+            return _texts(value)
+        if isinstance(value, list | dict):
+            raise UsageError(f"{path}: `{self.name}` must be one value, got {value!r}")
+        return value
+
+
+def _by_name(keys: Iterable[Key]) -> dict[str, Key]:
+    return {key.name: key for key in keys}
+
+
+GROUPS = (
+    RoleOptions,
+    SourceOptions,
+    EvaluateOptions,
+    CompareOptions,
+    PlanOptions,
+    WatchOptions,
+)
+KEYS = _by_name(
+    Key(option.name, list[str] in get_args(get_args(option.annotation)[0]))
+    for group in GROUPS
+    for option in options_of(group)
+    if option.name != "trust"  # a permission is given for each run
+) | {"log": Key("logs", repeated=True)}
 
 
 @dataclass(frozen=True)
@@ -58,23 +125,18 @@ class Question:
         """
         source = os.fspath(path)
         text, values = read_file(source)
-        commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-        options = as_options(source, values, commands)
+        options = as_options(source, values)
         if "reward" not in options:
             raise UsageError(f"{source}: the key `reward` is required: a column or SQL")
-        groups: list[Any] = [
-            group(**{f.name: options[f.name] for f in fields(group) if f.name in options})
-            for group in (RoleOptions, RowOptions, EngineOptions)
-        ]
-        roles, rows, engine = groups
-        shared = {f.name for f in fields(ReadOptions)} & options.keys()
-        read = ReadOptions(**{name: options[name] for name in shared}, trust=trust)
-        used = {"logs", *shared, *(f.name for group in groups for f in fields(group))}
-        others = {k: v for k, v in values.items() if k not in used | {*PLURALS.values(), "log"}}
-        others |= {k: v for k, v in values.items() if k == "estimators"}
-        others |= {"engine": engine.start()} if "engine" in options else {}
-        targets = roles.targets(trust=trust, optional=True)
-        return cls(build_log(options["logs"], roles, rows, read), targets, others, source, text)
+        roles = _chosen(RoleOptions, options)
+        rows = _chosen(SourceOptions, options | {"trust": trust})
+        used = {"logs", *vars(roles), *vars(rows)}
+        others = {name: v for name, v in values.items() if KEYS[name].option not in used}
+        if "engine" in options:
+            others["engine"] = rows.start()
+        log = build_log(options["logs"], roles, rows)
+        targets = build_targets(roles, trust=trust, optional=True)
+        return cls(log, targets, others, source, text)
 
     def evaluate(self, **options: object) -> Evaluation:
         """Call `evaluate`; an argument here replaces that of the file."""
@@ -98,12 +160,10 @@ class Question:
         """Call `watch`; an argument here replaces that of the file."""
         from poolwise.evaluation.watch import watch
 
-        of_file = {name: self.options[name] for name in WATCHED if name in self.options}
-        arguments = {**of_file, **options}
-        if "state" not in arguments:
+        state = options.pop("state", self.options.get("state"))
+        if state is None:
             raise UsageError(f"{self.path}: watch requires `state`, the file to add rows to")
-        path = Path(self.path).parent / arguments.pop("state")
-        return watch(path, self.log, self.targets, **arguments)
+        return self._call(partial(watch, Path(self.path).parent / state), options)
 
     def check(self, **options: object) -> CheckReport:
         """Call `check`; an argument here replaces that of the file."""
@@ -119,3 +179,157 @@ class Question:
         parameters = inspect.signature(verb).parameters
         own = {name: value for name, value in self.options.items() if name in parameters}
         return verb(self.log, self.targets, **own | dict(options))
+
+
+def _chosen(group: type[Group], options: Values) -> Group:
+    """Return a group with those of its options that are given."""
+    own = {option.name for option in options_of(group)}
+    return group(**{name: value for name, value in options.items() if name in own})
+
+
+def record(
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+    command: str = "",
+    file: tuple[str, str] = ("", ""),
+) -> dict[str, object]:
+    """Return a question for an audit: date, command, log, targets, and the file's content."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "log": log.described(),
+        "targets": {name: as_line(policy) for name, policy in targets.items()},
+        "file": file[0],
+        "text": file[1],
+    }
+
+
+def asked(
+    context: typer.Context, log: Log, targets: Mapping[str, PolicyLike]
+) -> dict[str, object]:
+    """Return the record of the question that a command asks."""
+    return record(log, targets, command_text(context), context.meta.get(META, ("", "")))
+
+
+def command_text(context: typer.Context) -> str:
+    """Return the command line that was run, without the options that name its output."""
+    words = ["poolwise", str(context.command.name)]
+    for param in context.command.params:
+        value = context.params.get(str(param.name))
+        if param.name in OF_OUTPUT or value in (None, param.default):
+            continue
+        flag = [param.opts[-1]] if param.param_type_name == "option" else []
+        if value is True:
+            words += flag
+        else:
+            each = value if isinstance(value, list | tuple) else [value]
+            words += [word for v in each for word in (*flag, str(v))]
+    return shlex.join(words)
+
+
+class QuestionCommand(TyperCommand):
+    """A command whose LOGS may be a question file: its keys are defaults of the options."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: Any = None,  # noqa: ANN401 - of click or typer
+        **extra: Any,  # noqa: ANN401 - click's own
+    ) -> Any:  # noqa: ANN401
+        files = [word for word in args if word.lower().endswith(ENDING)]
+        if not files:
+            return super().make_context(info_name, args, parent, **extra)
+        if len(files) > 1:
+            raise UsageError(f"one question file at a time, got {', '.join(files)}")
+        text, values = read_file(files[0])
+        own = (Key(str(p.name), getattr(p, "multiple", False)) for p in self.params)
+        options = as_options(files[0], values, _by_name(own))
+        context = super().make_context(info_name, args, parent, default_map=options, **extra)
+        others = [source for source in context.params["logs"] if source != files[0]]
+        context.params["logs"] = others or options["logs"]
+        context.meta[META] = (files[0], text)
+        return context
+
+
+def read_file(path: str) -> tuple[str, Values]:
+    """Return the text and the keys of a file; those of ``[options]`` are like all others."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} must be TOML: {error}") from None
+    options = values.pop("options", {})
+    if not isinstance(options, dict):
+        raise UsageError(f"{path}: `options` must be a table, got {options!r}")
+    twice = sorted(values.keys() & options.keys())
+    if twice:
+        raise UsageError(f"{path} has the key {twice[0]!r} twice")
+    return text, values | options
+
+
+def as_options(path: str, values: Values, own: Mapping[str, Key] = KEYS) -> Values:
+    """Return the values of some keys by name of the option, in the form of the command line.
+
+    Args:
+        path: The file.
+        values: Its keys; each must be an option of some command.
+        own: Keys of a command; others are left out.
+    """
+    unknown = [key for key in values if key not in KEYS]
+    if unknown:
+        hint = did_you_mean(unknown[0], KEYS)
+        raise UsageError(f"{path}: there is no key {unknown[0]!r}{hint}")
+    if "log" not in values:
+        raise UsageError(f"{path}: the key `log` is required: a path, a glob, a SELECT, a list")
+    folder = Path(path).parent
+    return {
+        key.option: _located(folder, key.option, key.as_option(path, value))
+        for name, value in values.items()
+        if (key := own.get(name))
+    }
+
+
+def _texts(value: object) -> list[str]:
+    """Return the texts of a table, a list or a single value.
+
+    >>> _texts({"v2": ["v1", "v0"], "v1": "p_v1"}), _texts("p_{logger}")
+    (['v2=v1', 'v2=v0', 'v1=p_v1'], ['p_{logger}'])
+    """
+    if isinstance(value, dict):
+        return [f"{name}={text}" for name, part in value.items() for text in _texts(part)]
+    if isinstance(value, list):
+        return [str(part) for part in value]
+    return [str(value)]
+
+
+def _located(folder: Path, name: str, value: Any) -> Any:  # noqa: ANN401 - any option
+    """Return paths of a question file from the current folder."""
+    if name == "logs":
+        return [_from(folder, source) for source in value]
+    if name == "state":
+        return _from(folder, value)
+    if name in {"target", "propensities"}:
+        return [_policy_from(folder, text) for text in value]
+    return value
+
+
+def _policy_from(folder: Path, text: str) -> str:
+    name, equals, value = text.partition("=")
+    is_file = Path(value).suffix.lower() in FILE_ENDINGS
+    return f"{name}{equals}{_from(folder, value)}" if is_file else text
+
+
+def _from(folder: Path, source: str) -> str:
+    elsewhere = SELECT.match(source) or "://" in source or source.startswith(("/", "~"))
+    return source if elsewhere or folder == Path() else str(folder / source)
+
+
+def relative(sources: Sequence[str], folder: Path) -> list[str]:
+    """Return sources as a question file in a folder names them."""
+    return [
+        source if _from(folder, source) == source else os.path.relpath(source, folder)
+        for source in sources
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from poolwise.cli.options import ReportOptions
+    from poolwise.evaluation.check import ScoredLog
     from poolwise.evaluation.output import Reported, Result
     from poolwise.log.log import Log
 
@@ -75,16 +77,24 @@ def gate(require: Callable[[], None]) -> None:
         raise typer.Exit(1) from None
 
 
-def check_outputs(report: ReportOptions, log: Log, moments: Sequence[Path] = ()) -> None:
+def check_outputs(
+    log: Log,
+    *,
+    html: Path | None = None,
+    charts: Path | None = None,
+    out: Path | None = None,
+    inputs: Sequence[Path] = (),
+) -> None:
     """Reject output paths that cannot be written or that are inputs, before reading rows."""
     from poolwise.rows.guard import files_of
-    from poolwise.rows.output import HTML, refuse_folder, refuse_output
+    from poolwise.rows.output import HTML, JSON, refuse_folder, refuse_output
 
-    if report.html is not None:
-        refuse_output(report.html, HTML, [*files_of(log), *moments])
-        refuse_new_folder(report.html)
-    if report.charts is not None:
-        refuse_folder(report.charts)
+    for path, kind in ((out, JSON), (html, HTML)):
+        if path is not None:
+            refuse_output(path, kind, [*files_of(log), *inputs])
+            refuse_new_folder(path)
+    if charts is not None:
+        refuse_folder(charts)
 
 
 def refuse_new_folder(path: Path) -> None:
@@ -101,3 +111,17 @@ def save_report(result: Reported, report: ReportOptions, asked: Mapping[str, obj
         from poolwise.report.page import save_charts
 
         save_charts(result.charts(), report.charts)
+
+
+def scored_command(scored: ScoredLog, path: Path) -> str:
+    """Return the command that evaluates a scored log."""
+    log, targets = scored
+    words = ["poolwise", "evaluate", str(path), "--reward", log.reward]
+    for flag, value in (("--logger", log.logger), ("--propensity", log.propensity)):
+        words += [flag, str(value)] if value is not None else []
+    for label, value in log.by_label.items():
+        words += ["--propensities", f"{label}={value}"]
+    for name, value in targets.items():
+        words += ["--target", f"{name}={value}"]
+    words += ["--densities"] * log.densities
+    return shlex.join(words + ["--log-probabilities"] * log.log_probabilities)
