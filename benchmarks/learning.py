@@ -65,7 +65,7 @@ def recipe(
     """Run the recipe once, on all rows."""
     data = rows_of(bandit, own=own)
     settings = Settings(anchor=anchor, workers=1, rounds=rounds)
-    return run(data, np.arange(len(data)), settings, {}, lambda _: None)
+    return run(data, np.arange(len(data)), settings, lambda _: None)
 
 
 def best_log(bandit: Bandit) -> Bandit:

@@ -38,8 +38,8 @@ from .formats.open_bandit import from_obd as from_obd
 from .formats.open_bandit import from_obp as from_obp
 from .formats.rankings import ranking_log as ranking_log
 from .formats.vw import from_dsjson as from_dsjson
+from .learning.gains import Learned as Learned
 from .learning.learn import learn as learn
-from .learning.learned import Learned as Learned
 from .learning.policy import LinearPolicy as LinearPolicy
 from .learning.policy import load_policy as load_policy
 from .log.crf import PairwiseCRF as PairwiseCRF

@@ -14,9 +14,8 @@ import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, MissingColumnError, UsageError
 from poolwise.learning.data import LearningRows, Reader
-from poolwise.learning.learned import Gain
+from poolwise.learning.gains import Gain, allowance, careful
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
-from poolwise.learning.unseen import allowance, careful
 from tests.support.learning import segments, segments_log
 from tests.support.messages import check_findings, refused
 from tests.support.periods import daily, daily_log

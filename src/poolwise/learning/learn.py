@@ -29,18 +29,20 @@ from poolwise.evaluation.plan import plan
 from poolwise.intervals.student import check_level
 from poolwise.learning.data import Reader, fold_of, held_out
 from poolwise.learning.fit import ROUNDS, library
-from poolwise.learning.learned import Choice, Gain, Learned, not_better, notes_on
-from poolwise.learning.policy import LearnedMixture
-from poolwise.learning.recipe import BEST, UNIFORM, Settings, run
-from poolwise.learning.unseen import (
-    SEEN,
-    Scoring,
+from poolwise.learning.gains import (
+    Choice,
+    Gain,
+    Learned,
     allowance,
     careful,
+    not_better,
+    notes_on,
     over_means,
-    unseen_log,
     widened,
 )
+from poolwise.learning.policy import LearnedMixture
+from poolwise.learning.recipe import BEST, UNIFORM, Settings, run
+from poolwise.learning.unseen import SEEN, Scoring, unseen_log
 from poolwise.log.eligible import restricted
 from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of, is_distribution
@@ -79,7 +81,6 @@ class Task:
         log: The log, with the features among the columns that are read.
         features: Columns to learn from.
         actions: Actions to learn over; None for all that were logged.
-        policies: Policies that give the probability of every action, by name.
         settings: Settings of the recipe.
         folds: Number of folds; 1 with a holdout.
         holdout: Share of the rows that are held out; 0 with folds.
@@ -91,7 +92,6 @@ class Task:
     log: Log
     features: tuple[str, ...]
     actions: Sequence[Hashable] | None
-    policies: Mapping[str, Distribution]
     settings: Settings
     folds: int
     holdout: float
@@ -148,12 +148,12 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     workers = os.cpu_count() or 1
     rounds = ROUNDS if trees else ()
     name = UNIFORM if anchor is None else anchor if isinstance(anchor, str) else GIVEN
-    settings = Settings(name, strong, smooth, epsilon, workers, rounds, log.eligible)
+    policies = policies_of(log, anchor)
+    settings = Settings(name, strong, smooth, epsilon, workers, rounds, log.eligible, policies)
     names = tuple(features) or tuple(log.context)
     parts = 1 if holdout is not None else FOLDS if folds is None else folds
-    source, policies = readable(log, names), policies_of(log, anchor)
-    share = holdout or 0.0
-    task = Task(source, names, actions, policies, settings, parts, share, level, seed, rows)
+    source, share = readable(log, names), holdout or 0.0
+    task = Task(source, names, actions, settings, parts, share, level, seed, rows)
     validate(task, both=folds is not None and holdout is not None)
     with local_log(source, engine) as (local, reader):
         return _learn(replace(task, log=local), reader)
@@ -246,10 +246,9 @@ def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int])
     total = sum(counts.values())
     loggers = tuple(sorted(counts))
     share = min(1.0, task.rows / max(total, 1))
-    clustered = task.log.cluster is not None
-    eligible = task.log.eligible
+    policies, clustered = task.settings.policies, task.log.cluster is not None
     reader = Reader(
-        task.features, loggers, task.policies, share, task.seed, clustered, eligible
+        task.features, loggers, policies, share, task.seed, clustered, task.log.eligible
     )
     with stage("reading", total) as advance:
         for rows in batches:
@@ -271,8 +270,7 @@ def _outcomes(task: Task, data: LearningRows) -> list[Outcome]:
     part, settings = _part(task, data), task.settings
     with stage("learning", task.folds * settings.fits) as advance:
         return [
-            run(data, np.flatnonzero(part != k), settings, task.policies, advance)
-            for k in range(task.folds)
+            run(data, np.flatnonzero(part != k), settings, advance) for k in range(task.folds)
         ]
 
 

@@ -8,7 +8,7 @@ winner is fitted again to all rows.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,7 @@ class Settings:
         workers: Threads.
         rounds: Rounds of boosting, for a policy with trees; empty for a linear one.
         eligible: Column with the list of actions that could be played; None for all.
+        policies: Policies that give the probability of every action, by name.
     """
 
     anchor: str = BEST
@@ -76,6 +77,7 @@ class Settings:
     workers: int = 2
     rounds: tuple[int, ...] = ()
     eligible: str | None = None
+    policies: Mapping[str, Distribution] = field(default_factory=dict)
 
     @property
     def tried(self) -> list[Setting]:
@@ -134,11 +136,7 @@ class Outcome:
 
 
 def run(
-    data: LearningRows,
-    rows: IntArray,
-    settings: Settings,
-    policies: Mapping[str, Distribution],
-    advance: Callable[[int], None],
+    data: LearningRows, rows: IntArray, settings: Settings, advance: Callable[[int], None]
 ) -> Outcome:
     """Learn a policy from some rows.
 
@@ -146,7 +144,6 @@ def run(
         data: All rows.
         rows: Indices of those to learn from.
         settings: Settings of the recipe.
-        policies: Policies with the probability of every action, by name.
         advance: Receives the number of fits since the last call.
     """
     salted = mix(data.hashes[rows], np.full(len(rows), VALIDATION))
@@ -159,19 +156,13 @@ def run(
         fits = {} if flat else part.all_fits(advance)
         fits[AS_ANCHOR] = Scores(part.start)
         candidates = tuple(part.candidates(fits, validation))
-        chosen = max(candidates, key=lambda c: c.score)
         del part  # and its features, before those of all rows
-        whole = Fits(data, rows, anchor, settings)
-        return _refitted(whole, candidates, chosen, policies)
+        return _refitted(Fits(data, rows, anchor, settings), candidates)
 
 
-def _refitted(
-    whole: Fits,
-    candidates: tuple[Candidate, ...],
-    chosen: Candidate,
-    policies: Mapping[str, Distribution],
-) -> Outcome:
-    """Fit the chosen setting to all rows."""
+def _refitted(whole: Fits, candidates: tuple[Candidate, ...]) -> Outcome:
+    """Fit the best setting to all rows."""
+    chosen = max(candidates, key=lambda c: c.score)
     fitted = Scores(whole.start) if chosen.is_anchor else whole.fit(chosen)
     policy = LinearPolicy(
         actions=whole.data.actions,
@@ -181,7 +172,7 @@ def _refitted(
         greedy=chosen.greedy,
         epsilon=whole.settings.epsilon,
         anchor=whole.anchor,
-        base=policies.get(whole.anchor),
+        base=whole.settings.policies.get(whole.anchor),
         eligible=whole.settings.eligible,
     )
     anchor = replace(policy, coefficients=whole.start, trees=None, greedy=True, epsilon=0.0)

@@ -2,12 +2,11 @@
 
 A second pass over the rows scores each by the policy of its part, with the reward model of
 that part.  The result is a small log whose policies are columns, for `evaluate`, `compare`
-and `plan`.  Errors on it allow for how the policy was learned.
+and `plan`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -15,11 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from scipy import stats
 
 from poolwise.errors import UsageError
 from poolwise.learning.data import probabilities
-from poolwise.learning.learned import Gain
 from poolwise.log.policy import Batch, index_of, pick
 from poolwise.rows.output import stage
 from poolwise.rows.reward_model import GivenModel
@@ -29,12 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows, Reader
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.moments.estimate import Estimate
     from poolwise.rows.learn import LearnerRows
 
 SEEN = -1  # part of a row that the only policy was learned from
@@ -208,63 +203,3 @@ def free_names(scoring: Scoring) -> tuple[str, str]:
     while anchor in scoring.data.loggers:
         anchor += "*"
     return learned, anchor
-
-
-def allowance(parts: int) -> float:
-    """Return the factor of errors where the policies of parts were learned from common rows.
-
-    Their errors are correlated, and were measured to be 5% to 20% larger than the errors of
-    independent rows; with K parts they count as sqrt(K / (K - 1)) times as large.
-    """
-    return math.sqrt(parts / (parts - 1)) if parts > 1 else 1.0
-
-
-def widened(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
-    """Return the evaluation with larger errors of the learned policy."""
-    learned = evaluation[name]
-    estimates = {
-        e: replace(estimate, variance=factor**2 * estimate.variance)
-        for e, estimate in learned.estimates.items()
-    }
-    intervals = {
-        e: replace(
-            interval,
-            lower=estimates[e].value - factor * (estimates[e].value - interval.lower),
-            upper=estimates[e].value + factor * (interval.upper - estimates[e].value),
-        )
-        for e, interval in learned.intervals.items()
-    }
-    wider = replace(learned, estimates=estimates, intervals=intervals)
-    return replace(evaluation, targets={**evaluation.targets, name: wider})
-
-
-def careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
-    """Return the gain with larger errors, a bound that skew does not raise, and alarms.
-
-    The bound is at most the normal one, and an alarm forbids a conclusion.
-    """
-    error = factor * gain.std_error
-    skewed = gain.value - factor * (gain.value - gain.lower)
-    lower = min(skewed, gain.value - float(stats.norm.ppf(level)) * error)
-    shown = gain.shown and lower > 0 and not alarmed
-    return replace(gain, std_error=error, lower=lower, shown=shown)
-
-
-def over_means(
-    estimates: Mapping[str, Estimate], data: LearningRows, level: float
-) -> list[Gain]:
-    """Return gains over the mean rewards of loggers whose other propensities are unknown.
-
-    The errors of both add up, which holds however the two depend on each other.
-    """
-    learned = next(iter(estimates.values()))
-    critical = float(stats.norm.ppf(level))
-    gains = []
-    for k, logger in enumerate(data.loggers):
-        own = data.reward[data.logger == k]
-        error = learned.std_error
-        error += float(own.std(ddof=1)) / math.sqrt(len(own)) if len(own) > 1 else math.inf
-        value = learned.value - float(own.mean()) if len(own) else math.nan
-        lower = value - critical * error
-        gains.append(Gain(logger, value, error, lower, shown=bool(lower > 0)))
-    return gains
