@@ -174,14 +174,11 @@ class Learned(Result):
 
         refuse_output(path, HTML)
         facts = self.evaluation.to_dict() | {"warnings": self.warnings}
+        severity = "sound" if self.better else "warning"
+        opening = {"title": "Learned policy", "answer": self.sentence, "severity": severity}
         first = [_gains(self), _choices(self)]
-        text = page(facts, command=command, opening=_opening(self), first=first)
+        text = page(facts, command=command, opening=opening, first=first)
         write_whole(Path(path), text.encode())
-
-
-def _opening(learned: Learned) -> dict[str, str]:
-    severity = "sound" if learned.better else "warning"
-    return {"title": "Learned policy", "answer": learned.sentence, "severity": severity}
 
 
 def _sentences(learned: Learned) -> list[str]:
