@@ -53,11 +53,7 @@ def interval_text(lower: float, upper: float, std_error: float) -> str:
     if math.isinf(lower) and math.isinf(upper):
         return "(unbounded)"
     places = places_for(std_error)
-    return f"[{_bound(lower, places)}, {_bound(upper, places)}]"
-
-
-def _bound(value: float, places: int) -> str:
-    return str(value) if math.isinf(value) else f"{value:.{places}f}"
+    return f"[{lower:.{places}f}, {upper:.{places}f}]"
 
 
 def count_text(count: float) -> str:

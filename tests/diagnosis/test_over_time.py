@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.report.over_time import MOST_LINES, periods_chart, periods_table
 from tests.support.messages import check_findings
 from tests.support.periods import daily, daily_changed, daily_log, period_mixture
 
@@ -109,28 +108,6 @@ def test_one_period_has_no_drift() -> None:
     over_time = course(columns)
     assert math.isnan(over_time.drift)
     assert over_time.findings() == ()
-
-
-def test_a_period_with_one_row_is_shown_without_an_interval() -> None:
-    columns = daily(control=0.0)
-    columns["day"][-1], columns["logger"][-1] = 9, "v9"
-    columns["p_v9"] = columns["p_v2"]
-    evaluation = evaluate(daily_log(columns), TARGETS)
-    target = facts(evaluation)
-    last = target["periods"][-1]
-    assert (last["rows"], last["std_error"]) == (1, math.inf)
-    (table,) = periods_table(target)
-    assert table.rows[-1][3] == "–"
-    assert periods_chart(target).to_dict()["layer"]
-
-
-def test_a_long_table_shows_the_last_periods() -> None:
-    columns = daily(1_500, days=70, control=0.0)
-    target = facts(evaluate(daily_log(columns), TARGETS, "period-balanced"))
-    (table,) = periods_table(target)
-    assert len(table.rows) == MOST_LINES
-    assert table.rows[-1][0] == "69"
-    assert len(target["periods"]) == 70
 
 
 def test_a_log_without_periods_has_no_values_over_time() -> None:

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolwise.diagnosis.overlap import diagnose, gamma, mixed_overlap, own_overlap, shown
-from poolwise.diagnosis.trained import conflicts
 from poolwise.engines.exact import TARGET, FiniteProblem
-from poolwise.errors import UsageError
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.divergences import weight_moments
 from poolwise.estimators.ips import Weighted
@@ -29,7 +27,7 @@ from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 from poolwise.rows.reader import Reader
-from tests.support.messages import check_findings, refused
+from tests.support.messages import check_findings
 from tests.support.reference import Reference, exact_moments, frame_of, log_of, random_table
 from tests.support.toys import GOLDEN, toy
 
@@ -491,105 +489,6 @@ def test_large_logs_are_read_again_on_request_only() -> None:
     many = {f"t{k}": f"{TARGET} * {k} / 3000" for k in (1, 2)}
     asked = evaluate(log, many, ["balanced"], which_logs=True)
     assert set(asked["t2"].diagnosis.without) == {"1", "2"}
-
-
-# ------------------------------------------------------------------ trained on these logs
-
-
-def test_conflicts_are_within_the_set() -> None:
-    assert conflicts({"b": ["a"]}, ["a", "b"]) == {"b": ["a"]}
-    assert conflicts({"b": ["older"]}, ["a", "b"]) == {}
-    assert conflicts({"b": ["b"]}, ["a", "b"]) == {"b": ["b"]}  # it learned as it went
-
-
-def test_the_interval_of_a_trained_logger_is_reward_free() -> None:
-    log = replace(drawn(13), trained_on={"2": ["1"]})
-    found = evaluate(log, CANDIDATE)
-    result = found["target"]
-    assert "trained-on-own-log" in codes(found, "alarm")
-    honest = result.intervals["weighted-reward-free"]
-    for name in ("calibrated", "balanced", "self-normalised", "weighted"):
-        assert result.intervals[name] == honest
-    assert result.intervals["naive"] != honest
-    plain = evaluate(drawn(13), CANDIDATE)["target"]
-    assert result.estimates["calibrated"] == plain.estimates["calibrated"]
-    assert plain.intervals["calibrated"] != honest
-    asked = evaluate(log, CANDIDATE, "balanced")["target"]
-    assert asked.intervals["balanced"] == honest
-    check_findings([f for f in asked.findings if f.severity == "alarm"], "trained-on-own-log")
-
-
-def test_training_on_other_logs_is_no_conflict() -> None:
-    found = evaluate(replace(drawn(13), trained_on={"2": ["older"]}), CANDIDATE)
-    assert "trained-on-own-log" not in codes(found)
-    assert "weighted-reward-free" not in found["target"].estimates
-
-
-def test_a_target_trained_on_these_rows_is_named() -> None:
-    found = evaluate(replace(drawn(13), trained_on={"target": ["1"]}), CANDIDATE)
-    assert "target-trained-on-log" in codes(found, "alarm")
-    assert "trained-on-own-log" not in codes(found)
-
-
-def test_without_an_honest_interval_the_finding_says_so() -> None:
-    log = replace(toy("T3").draw(np.random.default_rng(1)), trained_on={"2": ["1"]})
-    found = evaluate(log, CANDIDATE)
-    check_findings(
-        [f for f in found["target"].findings if f.code == "trained-on-own-log"],
-        "trained-on-own-log",
-    )
-
-
-@pytest.mark.parametrize("given", [{"2": "1"}, ["2", "1"], {"2": 1}])
-def test_trained_on_is_a_mapping_to_lists(given: Any) -> None:  # noqa: ANN401 - wrong on purpose
-    with pytest.raises(UsageError, match="trained_on"):
-        replace(drawn(13), trained_on=given)
-
-
-def test_trained_on_names_loggers_that_exist() -> None:
-    with refused(UsageError):
-        evaluate(replace(drawn(13), trained_on={"12": ["1"]}), CANDIDATE)
-
-
-def test_a_trained_logger_biases_pooling_and_not_own_propensities() -> None:
-    # a greedy second logger, trained on the first one's log
-    rng = np.random.default_rng(17)
-    gaps: dict[str, list[float]] = {"balanced": [], "own": []}
-    for _ in range(1_500):
-        pooled_value, own_value, truth = _trained_round(rng)
-        gaps["balanced"].append(pooled_value - truth)
-        gaps["own"].append(own_value - truth)
-    for name, low in (("balanced", True), ("own", False)):
-        mean = float(np.mean(gaps[name]))
-        error = float(np.std(gaps[name]) / math.sqrt(len(gaps[name])))
-        assert (mean < -4 * error) if low else (abs(mean) < 4 * error), (name, mean, error)
-
-
-def _trained_round(rng: np.random.Generator) -> tuple[float, float, float]:
-    """Balanced and naive estimates of one round, and the value of a fixed target."""
-    contexts, actions, rows = 5, 4, 50
-    worth = MEANS
-    first = np.full((contexts, actions), 1 / actions)
-    x = rng.integers(contexts, size=2 * rows)
-    y = rng.integers(actions, size=2 * rows)
-    sums, seen = np.zeros((contexts, actions)), np.full((contexts, actions), 1e-9)
-    reward = (rng.random(2 * rows) < worth[x, y]).astype(float)
-    np.add.at(sums, (x[:rows], y[:rows]), reward[:rows])
-    np.add.at(seen, (x[:rows], y[:rows]), 1.0)
-    best = (sums / seen).argmax(axis=1)
-    second = np.full((contexts, actions), 0.05 / actions)
-    second[np.arange(contexts), best] += 0.95
-    cumulative = second[x[rows:]].cumsum(axis=1)
-    y[rows:] = (rng.random(rows)[:, None] > cumulative).sum(axis=1)
-    reward[rows:] = rng.random(rows) < worth[x[rows:], y[rows:]]
-    target = 0.7 * (worth == worth.max(axis=1, keepdims=True)) + 0.3 / actions
-    t, one, two = target[x, y], first[x, y], second[x, y]
-    balanced = float((t / ((one + two) / 2) * reward).mean())
-    own = float((t[:rows] / one[:rows] * reward[:rows]).mean())
-    return balanced, own, float((target * worth).sum(axis=1).mean())
-
-
-MEANS = np.random.default_rng(5).uniform(0.1, 0.6, size=(5, 4))
 
 
 # ------------------------------------------------------------------ how it is shown

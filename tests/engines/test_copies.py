@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import poolwise as pw
 from poolwise.cli.commands import app
-from poolwise.diagnosis.doubled import doubled_rows
+from poolwise.diagnosis.provenance import doubled_rows
 from poolwise.engines.copies import CopySample
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
 from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
-from poolwise.diagnosis.trained import (
+from poolwise.diagnosis.provenance import (
     HONEST,
     conflicts,
     on_own,
@@ -58,7 +58,7 @@ from poolwise.report.sentence import preferred
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from poolwise.diagnosis.trained import Conflicts
+    from poolwise.diagnosis.provenance import Conflicts
     from poolwise.engines.base import EngineLike
     from poolwise.evaluation.incumbent import Incumbent
     from poolwise.evaluation.left_out import Errors

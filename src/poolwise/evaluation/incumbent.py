@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from scipy.special import ndtr, ndtri
 
-from poolwise.diagnosis.trained import on_own
+from poolwise.diagnosis.provenance import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.periods import (

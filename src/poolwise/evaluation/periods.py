@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.over_time import over_time
-from poolwise.diagnosis.succession import succession
-from poolwise.diagnosis.trained import pools
+from poolwise.diagnosis.provenance import pools, succession
 from poolwise.engines.duckdb import DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import Finding, UsageError

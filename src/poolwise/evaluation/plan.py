@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
-from poolwise.diagnosis.trained import on_own
+from poolwise.diagnosis.provenance import on_own
 from poolwise.engines import with_loggers
 from poolwise.engines.base import SingleRows
 from poolwise.engines.live import by_clean, by_live

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.diagnosis.doubled import doubled_rows
 from poolwise.diagnosis.findings import cluster_findings
-from poolwise.diagnosis.trained import check_names, on_own
+from poolwise.diagnosis.provenance import check_names, doubled_rows, on_own
 from poolwise.engines import as_engine
 from poolwise.engines.base import only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from poolwise.errors import RefusedError, UsageError
 from poolwise.evaluation.output import Reported, Row, listed_findings
 from poolwise.moments.estimate import student_quantile
-from poolwise.report.over_time import period_tables
+from poolwise.report.breakdown import period_tables
 from poolwise.report.sentence import answer
 from poolwise.report.tables import (
     Grid,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.diagnosis.overlap import Diagnosis, Overlap
-    from poolwise.diagnosis.trained import Conflicts
+    from poolwise.diagnosis.provenance import Conflicts
     from poolwise.errors import Finding
     from poolwise.evaluation.compare import Comparison
     from poolwise.evaluation.incumbent import Difference

@@ -25,7 +25,7 @@ from poolwise.evaluation.segment_rows import Parts, SegmentRows
 from poolwise.evaluation.served import served
 from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
 from poolwise.intervals.student import Interval
-from poolwise.report.segments import segment_tables, segments_sentence
+from poolwise.report.breakdown import segment_tables, segments_sentence
 from poolwise.report.sentence import preferred
 from poolwise.text import listed
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.overlap import shown
-from poolwise.diagnosis.trained import HONEST
+from poolwise.diagnosis.provenance import HONEST
 from poolwise.errors import Finding, RefusedError
 from poolwise.estimators.ips import require_crossed
 from poolwise.evaluation.periods import is_periodic, needs_of

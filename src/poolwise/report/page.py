@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from poolwise.errors import UsageError
 from poolwise.report import charts, tables
+from poolwise.report.breakdown import (
+    periods,
+    periods_chart,
+    plain_interval,
+    segment_tables,
+    segments_chart,
+)
 from poolwise.report.charts import PALETTE, picture
-from poolwise.report.over_time import periods_chart, periods_table
-from poolwise.report.segments import segment_tables, segments_chart
 from poolwise.report.sentence import (
     Facts,
     answer,
@@ -27,7 +32,6 @@ from poolwise.report.sentence import (
 )
 from poolwise.report.weights_chart import has_panels, weights
 from poolwise.rows.output import write_whole
-from poolwise.text import interval_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,7 +141,7 @@ def _targets(evaluation: Facts) -> list[dict[str, object]]:
             "left_out": any(name.endswith("_without") for i in target["loggers"] for name in i),
             "weights": tables.weights(target),
             "agreement": tables.agreement(target),
-            "periods": periods_table(target),
+            "periods": periods(target),
             "has_histogram": has_panels(target),
             "typical": _typical(target),
         }
@@ -146,10 +150,8 @@ def _targets(evaluation: Facts) -> list[dict[str, object]]:
 
 
 def _typical(target: Facts) -> str:
-    if "typical" not in target:
-        return ""
-    lower, upper = target["typical"]["lower"], target["typical"]["upper"]
-    return interval_text(lower, upper, (upper - lower) / 4)
+    ends = target.get("typical")
+    return plain_interval(ends["lower"], ends["upper"]) if ends else ""
 
 
 def _comparison(evaluation: Facts) -> dict[str, object] | None:

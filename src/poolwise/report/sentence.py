@@ -240,7 +240,7 @@ def conclusion(comparison: Facts, doubted: Mapping[str, Sequence[str]]) -> str:
     if doubted:
         codes = ", ".join(dict.fromkeys(code for alarms in doubted.values() for code in alarms))
         whom = "it" if len(doubted) == 1 else "them"
-        why = f"The probabilities of {_named(list(doubted))} cannot be right ({codes})"
+        why = f"The probabilities of {named(list(doubted))} cannot be right ({codes})"
         sentences = [f"{why}: no conclusion is drawn about {whom}."]
     if baseline:
         sentences.append(_against_baseline(comparison))
@@ -252,7 +252,7 @@ def conclusion(comparison: Facts, doubted: Mapping[str, Sequence[str]]) -> str:
         sentences.append(f"{number} targets equal another one on every row.")
     else:
         sentences += [
-            f"{_named(rest)} {'equals' if len(rest) == 1 else 'equal'} {one!r} on every row."
+            f"{named(rest)} {'equals' if len(rest) == 1 else 'equal'} {one!r} on every row."
             for one, rest in equal.items()
         ]
     return " ".join(filter(None, sentences))
@@ -284,7 +284,7 @@ def _against_baseline(comparison: Facts) -> str:
     for verdict, words in AGAINST.items():
         names = [t["target"] for t in comparison["targets"] if t["verdict"] == verdict]
         if names:
-            parts.append(f"{_named(names)} {'is' if len(names) == 1 else 'are'} {words}")
+            parts.append(f"{named(names)} {'is' if len(names) == 1 else 'are'} {words}")
     return f"Against {comparison['baseline']!r}: {'; '.join(parts)}."
 
 
@@ -306,14 +306,14 @@ def _leader(
         whom = "every target that differs from it" if equal else "every other target"
         return f"{first} and was shown to be better than {whom}."
     shown = f", and was shown to be better than {len(beaten)} of {len(rest)} others"
-    alike = f"it is not distinguishable from {_named(unresolved)}"
+    alike = f"it is not distinguishable from {named(unresolved)}"
     return f"{first}{shown if beaten else ''}; {alike}."
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str], nouns: str = "targets") -> str:
     """Return the names, or their number if there are many.
 
-    >>> _named(["a"]), _named(["a", "b", "c"]), _named("abcdefg")
+    >>> named(["a"]), named(["a", "b", "c"]), named("abcdefg")
     ("'a'", "'a', 'b' and 'c'", '7 targets')
     """
-    return f"{len(names)} targets" if len(names) > FEW else listed(list(map(repr, names)))
+    return f"{len(names)} {nouns}" if len(names) > FEW else listed(list(map(repr, names)))

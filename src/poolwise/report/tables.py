@@ -153,7 +153,7 @@ def main_table(evaluation: Facts) -> Grid:
 
 def estimates_table(entries: Sequence[Facts]) -> Grid:
     """Return estimates with their intervals."""
-    rows = [[str(e["estimator"]), *_with_interval(e["value"], e)] for e in entries]
+    rows = [[str(e["estimator"]), *with_interval(e["value"], e)] for e in entries]
     return Grid("", ["estimator", "estimate", _interval_header(entries)], rows)
 
 
@@ -280,7 +280,7 @@ def side_by_side(evaluation: Facts) -> Grid:
     best.sort(key=lambda pair: -pair[1]["value"])
     header = ["target", "estimator", "estimate", _interval_header([e for _, e in best])]
     rows = [
-        [str(t["target"]), str(e["estimator"]), *_with_interval(e["value"], e)] for t, e in best
+        [str(t["target"]), str(e["estimator"]), *with_interval(e["value"], e)] for t, e in best
     ]
     return Grid("Recommended estimates", header, rows)
 
@@ -292,22 +292,22 @@ def comparison_tables(comparison: Facts) -> list[Grid]:
 
 def ranking(comparison: Facts) -> Grid:
     """Return the targets in the order of their estimates."""
-    header = ["target", "estimate", _simultaneous(comparison)]
+    header = ["target", "estimate", simultaneous(comparison)]
     header += ["group", "better\nthan", "worse\nthan"]
     rows = []
     for entry in comparison["targets"]:
-        row = [entry["target"], *_with_interval(entry["value"], entry), str(entry["group"])]
+        row = [entry["target"], *with_interval(entry["value"], entry), str(entry["group"])]
         rows.append([*row, *(str(len(entry[k])) for k in ("better_than", "worse_than"))])
     return Grid(f"{comparison['estimator']}: {_rows_text(comparison)}", header, rows)
 
 
 def differences(comparison: Facts) -> Grid:
     """Return the difference of each target from the baseline or, without one, the best."""
-    header = ["target", "difference", _simultaneous(comparison), "adjusted\np", "verdict"]
+    header = ["target", "difference", simultaneous(comparison), "adjusted\np", "verdict"]
     rows = [
         [
             pair["target"],
-            *_with_interval(pair["difference"], pair),
+            *with_interval(pair["difference"], pair),
             p_text(pair["adjusted"]),
             VERDICTS[pair["verdict"]],
         ]
@@ -317,8 +317,9 @@ def differences(comparison: Facts) -> Grid:
     return Grid(f"Difference from {other} (paired)", header, rows)
 
 
-def _simultaneous(comparison: Facts) -> str:
-    return f"simultaneous\n{100 * comparison['level']:g}% interval"
+def simultaneous(result: Facts) -> str:
+    """Return the header of simultaneous intervals."""
+    return f"simultaneous\n{100 * result['level']:g}% interval"
 
 
 def plan_tables(plan: Facts) -> list[Grid]:
@@ -382,7 +383,8 @@ def _interval_header(estimates: Sequence[Facts]) -> str:
     return f"{100 * estimates[0]['level']:g}% interval" if estimates else "interval"
 
 
-def _with_interval(value: float, entry: Facts) -> list[str]:
+def with_interval(value: float, entry: Facts) -> list[str]:
+    """Return an estimate and its interval as text."""
     error = entry["std_error"]
     return [with_error(value, error), interval_text(entry["lower"], entry["upper"], error)]
 

@@ -1,0 +1,218 @@
+r"""Provenance: findings about how the rows came about, before anything is estimated.
+
+**Loaded twice.** Rows of a discrete log repeat by chance.  If the number of rows with each
+content is Poisson with any means $\lambda$, the expected numbers $f_k$ of contents that occur k
+times satisfy $f_2^2 \le \tfrac{3}{2} f_1 f_3$ (Cauchy and Schwarz on
+$\sum \lambda^k e^{-\lambda}$).  A file that was loaded twice has pairs without the triples that
+chance would add.
+
+**Trained on the log.** A policy trained on a log gives more probability to actions that had
+high rewards there by chance.  In the denominator of the mixture this lowers the weights of
+these rows, so every estimator that pools denominators is biased down and its interval
+undercovers.  Estimates from own propensities, with shares that do not depend on rewards,
+remain valid.
+
+**In succession.** A log that declares no training shows no more of it than that one policy
+begins where another ends.  With a column of times, the ranges of times are compared; without
+one, the ranges of row numbers, but only of three or more labels that look like versions (v1,
+v2, ...), since rows may be sorted by logger.  A test of ranges sees neither training on rows
+outside of the log nor a policy that learned while others stayed live.  Without times it takes
+versions that ran side by side, but were exported one after the other, for successive ones.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from poolwise.errors import Finding, UsageError, did_you_mean
+from poolwise.estimators.ips import Weighted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import MomentsByLogger
+
+    Ranges = Mapping[str, tuple[Any, Any]]  # numbers of rows, dates or times
+
+ERRORS = 4  # standard errors by which pairs must exceed their bound
+FEWEST_PAIRS = 20
+HONEST = Weighted(divergence="reward-free")
+FEWEST_VERSIONS = 3  # without times: the rows of two may be sorted by logger
+FEWEST_ROWS = 5  # of a logger: two with so few rows in random order are apart in 1 of 126 logs
+VERSION = re.compile(r"(.*?\D)(\d+(?:[._-]\d+)*)")  # a bare number is a label like any other
+SHOWN = 5  # names that a finding lists
+Conflicts = dict[str, list[str]]
+
+
+def most_pairs(singles: int, triples: int) -> float:
+    """Return the largest expected number of pairs that these counts allow.
+
+    Both counts are raised by `ERRORS` of their standard errors.
+
+    >>> round(most_pairs(800, 0))
+    149
+    """
+    raised = [count + ERRORS * math.sqrt(count) + ERRORS**2 for count in (singles, triples)]
+    return math.sqrt(1.5 * raised[0] * raised[1])
+
+
+def doubled_rows(contents: Mapping[int, int]) -> tuple[Finding, ...]:
+    """Return a finding if more rows occur twice than chance explains.
+
+    Args:
+        contents: Number of distinct rows that occur 1, 2, 3, ... times.
+    """
+    singles, pairs, triples = (contents.get(k, 0) for k in (1, 2, 3))
+    bound = most_pairs(singles, triples)
+    if pairs < FEWEST_PAIRS or pairs - ERRORS * math.sqrt(pairs) <= bound:
+        return ()
+    total = sum(k * count for k, count in contents.items())
+    return (
+        Finding(
+            "doubled-rows",
+            f"{pairs:,} rows occur twice in a log of {total:,}, and chance explains at most "
+            f"{math.floor(bound):,}: a file or a partition may have been loaded twice, which "
+            "makes intervals too narrow.",
+            "Load every row once. If copies are intended, name a `cluster` that they share.",
+        ),
+    )
+
+
+def conflicts(trained_on: Mapping[str, Sequence[str]], loggers: Iterable[str]) -> Conflicts:
+    """Return the policies that were trained on logs of these loggers, with the logs.
+
+    >>> conflicts({"v2": ["v1", "v0"], "v3": ["v0"]}, ["v1", "v2", "v3"])
+    {'v2': ['v1']}
+    """
+    present = set(map(str, loggers))
+    logs_here = {
+        str(name): [str(i) for i in logs if str(i) in present]
+        for name, logs in trained_on.items()
+    }
+    return {name: logs for name, logs in logs_here.items() if logs}
+
+
+def on_own(trained_on: Mapping[str, Sequence[str]], loggers: Sequence[str]) -> Conflicts:
+    """Return the loggers among these that were trained on one of their logs."""
+    trained = conflicts(trained_on, loggers)
+    return {i: logs for i, logs in trained.items() if i in loggers}
+
+
+def check_names(trained_on: Mapping[str, Sequence[str]], policies: Iterable[str]) -> None:
+    """Reject names that are neither a logger nor a target."""
+    names = list(policies)
+    for name in map(str, trained_on):
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise UsageError(f"`trained_on` must name loggers or targets, got {name!r}{hint}")
+
+
+def pools(estimator: Estimator, loggers: Sequence[str]) -> bool:
+    """Test if an estimator's weights have the mixture in the denominator."""
+    if estimator == HONEST:
+        return False
+    needs = estimator.needs(loggers, crossed=True)
+    return any(f.name == "balanced_weight" for t in needs.terms for f in t.factors)
+
+
+def on_own_log(trained: Conflicts, *, replaced: Sequence[str] | None = None) -> Finding:
+    """Return the finding that loggers were trained on logs of this set.
+
+    Args:
+        trained: Logs that each logger was trained on.
+        replaced: Estimators whose intervals were replaced; None if the intervals do not
+            allow for the bias.
+    """
+    pairs = "; ".join(f"{i!r} on {', '.join(map(repr, logs))}" for i, logs in trained.items())
+    if replaced is None:
+        effect = "The intervals do not allow for this bias."
+        advice = "Evaluate each target by itself, or leave those logs out."
+    elif replaced:
+        effect = f"The intervals of {', '.join(replaced)} are those of {HONEST.name}."
+        advice = "Use the interval as the answer; for a narrower one, leave those logs out."
+    else:
+        effect = "No single logger covers the target, so every interval is affected."
+        advice = "Leave those logs out."
+    return Finding(
+        "trained-on-own-log",
+        f"Loggers were trained on logs in this set ({pairs}). This biases estimates that pool "
+        f"the loggers' probabilities, mostly down. {effect}",
+        advice,
+        "alarm",
+    )
+
+
+def target_on_log(target: str, logs: Sequence[str]) -> Finding:
+    """Return the finding that the target was trained on these rows."""
+    return Finding(
+        "target-trained-on-log",
+        f"{target!r} was trained on rows of {', '.join(map(repr, logs))} and overfits their "
+        "rewards, so the estimates are too high.",
+        "Evaluate it on rows that were not used for training.",
+        "alarm",
+    )
+
+
+def succession(moments: MomentsByLogger, times: Ranges) -> tuple[Finding, ...]:
+    """Return the finding that loggers follow each other, if they do.
+
+    Args:
+        moments: Moments of each logger, with the range of its rows.
+        times: First and last time of each logger; empty without a column of times.
+    """
+    large = [i for i, m in moments.items() if m.count >= FEWEST_ROWS]
+    if times:
+        labels = [i for i in large if i in times]
+        chain = chained({i: times[i] for i in labels})
+    else:
+        labels = versions(large)
+        rows = {i: span for i in labels if (span := moments[i].span) is not None}
+        chain = chained(rows)
+        if chain != labels or len(chain) < FEWEST_VERSIONS:  # overlap, or in another order
+            return ()
+    if len(chain) < 2 or 2 * len(chain) < len(labels):
+        return ()
+    names = ", ".join(map(repr, chain[:SHOWN])) + (", ..." if len(chain) > SHOWN else "")
+    return (
+        Finding(
+            "loggers-in-succession",
+            f"{len(chain)} loggers follow each other in the {'times' if times else 'rows'} of "
+            f"the log ({names}). Estimates that pool loggers are biased, mostly down, if a "
+            "policy was trained on earlier rows of this log, and their intervals are too "
+            "narrow.",
+            "If these policies were trained on earlier rows of this log, give `period` "
+            "(--period), the column of the day or version.",
+            "note",
+        ),
+    )
+
+
+def chained(ranges: Ranges) -> list[str]:
+    """Return the most loggers whose ranges do not overlap, in their order.
+
+    >>> chained({"control": (0, 9), "v1": (0, 3), "v2": (4, 6), "v3": (7, 9)})
+    ['v1', 'v2', 'v3']
+    """
+    chain: list[str] = []
+    for label, (first, _) in sorted(ranges.items(), key=lambda item: item[1][::-1]):
+        if not chain or first > ranges[chain[-1]][1]:
+            chain.append(label)
+    return chain
+
+
+def versions(labels: Sequence[str]) -> list[str]:
+    """Return the labels that look like versions of one policy, in the order of their numbers.
+
+    >>> versions(["v10", "v9", "control", "v1.2"])
+    ['v1.2', 'v9', 'v10']
+    """
+    groups: dict[str, dict[str, tuple[int, ...]]] = {}
+    for label in labels:
+        if match := VERSION.fullmatch(label):
+            numbers = tuple(map(int, re.split(r"[._-]", match[2])))
+            groups.setdefault(match[1], {})[label] = numbers
+    largest = max(groups.values(), key=len, default={})
+    return sorted(largest, key=lambda label: largest[label])

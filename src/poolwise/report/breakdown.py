@@ -1,0 +1,228 @@
+"""Breakdown of an evaluation by segment and by period: sentence, tables and charts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from poolwise.report.charts import (
+    ACCENT,
+    MUTED,
+    SECOND,
+    VALUE,
+    domain_of,
+    ends_of,
+    forest_of,
+    inline,
+    styled,
+)
+from poolwise.report.sentence import named
+from poolwise.report.tables import UNKNOWN, VERDICTS, Grid, simultaneous, with_interval
+from poolwise.text import all_of, count_text, interval_text, p_text, short, with_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poolwise.report.charts import Chart, Point
+    from poolwise.report.sentence import Facts
+
+UNRELIABLE = {"verdict": "unreliable"}
+VERBS = {
+    "better": "is shown to be better than",
+    "worse": "is shown to be worse than",
+    "undecided": "is not distinguishable from",
+    "identical": "is the same policy as",
+    "unreliable": "cannot be compared with",
+}
+MOST_LINES = 60  # of a table; the first ones are left out
+HEIGHT = 260
+TIPS = ("period", "rows", "estimate", "interval", "running estimate")
+
+
+def segments_sentence(segments: Facts) -> str:
+    """Say in which segments targets differ from the baseline, and which segments differ."""
+    results = segments["results"]
+    sentences = []
+    for target in dict.fromkeys(r["target"] for r in results):
+        own = [r for r in results if r["target"] == target]
+        clauses = []
+        for verdict, verb in VERBS.items():
+            names = _with_verdict(own, "difference", verdict)
+            if names:
+                alike = len(names) == len(own) > 1
+                where = all_of(len(own), "segments") if alike else named(names, "segments")
+                clauses.append(f"{verb} {segments['baseline']!r} in {where}")
+        if clauses:
+            sentences.append(f"{target!r} {'; it '.join(clauses)}.")
+        sentences += _differing(target, own)
+    if not sentences:
+        return "No segment has an estimate of a difference."
+    return " ".join([f"By {segments['by']}:", *sentences])
+
+
+def _with_verdict(results: Sequence[Facts], kind: str, verdict: str) -> list[str]:
+    """Return the segments whose difference or contrast has this verdict."""
+    return [r["segment"] for r in results if kind in r and r[kind]["verdict"] == verdict]
+
+
+def _differing(target: str, results: Sequence[Facts]) -> list[str]:
+    """Return which segments have another difference than the rest."""
+    reliable = [r for r in results if r.get("contrast", UNRELIABLE)["verdict"] != "unreliable"]
+    if not reliable:
+        return []
+    parts = []
+    for verdict, word in (("better", "above"), ("worse", "below")):
+        if names := _with_verdict(reliable, "contrast", verdict):
+            where = named(names, "segments")
+            parts.append(f"in {where} it is {word} that of the other segments")
+    if not parts:
+        return ["No segment is shown to differ from the others in this difference."]
+    return [f"The difference of {target!r} depends on the segment: {'; '.join(parts)}."]
+
+
+def _labelled(segments: Facts) -> list[tuple[str, Facts]]:
+    """Return the results with labels, which name the target where there are several."""
+    results = segments["results"]
+    several = len({r["target"] for r in results}) > 1
+    return [(f"{r['segment']}: {r['target']}" if several else r["segment"], r) for r in results]
+
+
+def segment_tables(segments: Facts) -> list[Grid]:
+    """Return the estimate of each segment, then its difference from the baseline."""
+    results, interval = _labelled(segments), simultaneous(segments)
+    values = [
+        [label, count_text(r["rows"]), *with_interval(r["value"], r)] for label, r in results
+    ]
+    differences = [[label, *_difference(r)] for label, r in results]
+    differs = "differs from others\n(adjusted p)"
+    return [
+        Grid(
+            f"By {segments['by']} ({segments['estimator']})",
+            ["segment", "rows", "estimate", interval],
+            values,
+        ),
+        Grid(
+            f"Difference from {segments['baseline']} by {segments['by']}",
+            ["segment", "difference", interval, "verdict", differs],
+            differences,
+        ),
+    ]
+
+
+def _difference(result: Facts) -> list[str]:
+    if "difference" not in result:
+        return [UNKNOWN] * 4
+    pair, contrast = result["difference"], result.get("contrast", UNRELIABLE)
+    differs = UNKNOWN
+    if contrast["verdict"] != "unreliable":
+        shown = contrast["verdict"] in {"better", "worse"}
+        differs = f"{'yes' if shown else 'no'} ({p_text(contrast['adjusted'])})"
+    return [*with_interval(pair["difference"], pair), VERDICTS[pair["verdict"]], differs]
+
+
+def segments_chart(segments: Facts) -> Chart:
+    """Draw the difference of each segment from the baseline; shown ones are coloured."""
+    entries = [
+        (label, r["difference"], r["difference"]["verdict"] in {"better", "worse"})
+        for label, r in _labelled(segments)
+        if "difference" in r
+    ]
+    return forest_of(entries, segments["estimator"])
+
+
+def period_tables(evaluation: Facts) -> list[Grid]:
+    """Return the table of the periods of each target."""
+    return [grid for target in evaluation["targets"] for grid in periods(target)]
+
+
+def periods(target: Facts) -> list[Grid]:
+    """Return the table of the periods, if the log has any: the last ones of many."""
+    if "periods" not in target:
+        return []
+    values: Sequence[Facts] = target["periods"]
+    header = ["period", "rows", "estimate", "interval", "running\nestimate", "interval"]
+    rows = [
+        [
+            str(v["period"]),
+            count_text(v["rows"]),
+            _estimate(v),
+            plain_interval(v["lower"], v["upper"]),
+            short(v["running"]),
+            plain_interval(v["running_lower"], v["running_upper"]),
+        ]
+        for v in values[-MOST_LINES:]
+    ]
+    drift = target["period_drift"]
+    left_out = f", the last {MOST_LINES} of {len(values)}" if len(values) > MOST_LINES else ""
+    test = f"; no change from early to late: p = {drift['p_value']:.2g}"
+    test = test if math.isfinite(drift["p_value"]) else ""
+    title = f"{target['target']}: {drift['estimator']} in each period{left_out}{test}"
+    return [Grid(title, header, rows)]
+
+
+def _estimate(value: Facts) -> str:
+    finite = math.isfinite(value["std_error"])
+    return with_error(value["value"], value["std_error"]) if finite else short(value["value"])
+
+
+def plain_interval(lower: float, upper: float) -> str:
+    """Write an interval without a standard error, which is about a quarter of its width."""
+    if not math.isfinite(lower + upper):
+        return UNKNOWN
+    return interval_text(lower, upper, (upper - lower) / 4)
+
+
+def periods_chart(target: Facts) -> Chart:
+    """Draw the estimate of each period with its interval, and the running estimate."""
+    import altair as alt
+
+    values: Sequence[Facts] = target["periods"]
+    order = [str(v["period"]) for v in values]
+    points = [_point(v) for v in values]
+    running = [
+        {"value": v["running"], "lower": v["running_lower"], "upper": v["running_upper"]}
+        for v in values
+    ]
+    axis = alt.Axis(labelAngle=-45 if len(order) > 8 else 0, labelOverlap=True, labelLimit=110)
+    x = alt.X("period:O", sort=order, title="period", axis=axis)
+    base = alt.Chart(inline(points)).encode(x=x, tooltip=[alt.Tooltip(f"{k}:N") for k in TIPS])
+    domain = domain_of(points, ends_of(running))
+    scale = alt.Scale(domain=domain, nice=False, zero=False, clamp=True)
+
+    def y(name: str) -> Any:  # noqa: ANN401 - a channel of altair
+        return alt.Y(f"{name}:Q", title=VALUE, scale=scale, axis=alt.Axis(tickCount=5))
+
+    band = base.mark_area(color=ACCENT, opacity=0.18, clip=True)
+    layers = [
+        band.encode(y=y("running_low"), y2=alt.Y2("running_high:Q")),
+        base.mark_rule(color=MUTED, strokeWidth=2, clip=True).encode(
+            y=y("low"), y2=alt.Y2("high:Q")
+        ),
+        base.mark_circle(color=MUTED, size=55, opacity=1, clip=True).encode(y=y("x")),
+        base.mark_line(color=ACCENT, strokeWidth=2.5, clip=True).encode(y=y("running")),
+    ]
+    if "truth" in target:
+        rule = alt.Chart(inline([{"x": target["truth"]}]))
+        layers.append(rule.mark_rule(color=SECOND, strokeDash=[5, 4]).encode(y=y("x")))
+    return styled(layers, HEIGHT)
+
+
+def _point(value: Facts) -> Point:
+    """Build the point of one period; limits that are not finite are not drawn."""
+
+    def drawn(name: str, otherwise: str) -> float:
+        return float(value[name] if math.isfinite(value[name]) else value[otherwise])
+
+    return {
+        "period": str(value["period"]),
+        "rows": count_text(value["rows"]),
+        "x": value["value"],
+        "low": drawn("lower", "value"),
+        "high": drawn("upper", "value"),
+        "running": value["running"],
+        "running_low": drawn("running_lower", "running"),
+        "running_high": drawn("running_upper", "running"),
+        "estimate": _estimate(value),
+        "interval": plain_interval(value["lower"], value["upper"]),
+        "running estimate": short(value["running"]),
+    }
