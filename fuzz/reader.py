@@ -18,7 +18,7 @@ harness.instrument(
     "poolwise.rows.sources",
     "poolwise.estimators.calibrated",
     "poolwise.estimators.ips",
-    "poolwise.diagnosis.checks",
+    "poolwise.diagnosis.agreement",
     "poolwise.evaluation.evaluate",
 )
 

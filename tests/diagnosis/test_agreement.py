@@ -1,131 +1,138 @@
-"""Tests of homogeneity: reference numbers, hand calculations, laws."""
+"""Agreement: exact in the limit of many rows, and p-values that hold their level."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
 
-from poolwise.diagnosis.agreement import cochran, column_means, random_effects, welch
-from poolwise.errors import UsageError
-from poolwise.moments.terms import ratio
-from tests.support.messages import refused
+from poolwise.diagnosis.agreement import Diagnosis, columns, diagnose, gamma
+from poolwise.diagnosis.overlap import mixed_overlap, own_overlap, shown
+from poolwise.engines.exact import TARGET, FiniteProblem
+from poolwise.estimators.calibrated import Calibrated
+from poolwise.estimators.ips import Weighted
+from poolwise.moments.terms import Term, ratio
+from tests.support.reference import exact_moments, frame_of
 from tests.support.small import group
+from tests.support.toys import GOLDEN, toy
 
-VALUES = [1.0, 1.5, 0.8]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-logs = st.lists(
-    st.tuples(st.floats(-10, 10), st.floats(0.01, 10), st.integers(2, 500)),
-    min_size=2,
-    max_size=8,
-)
+    from poolwise.moments.moments import Moments
 
-
-def test_cochran_of_three_logs() -> None:
-    # W = (100, 25, 400/9), centre 1.021311; Q = 100·0.0213² + 25·0.4787² + 44.4·0.2213²
-    statistic, p_value = cochran(VALUES, [0.1**2, 0.2**2, 0.15**2])
-    assert statistic == pytest.approx(7.95081967, abs=1e-8)
-    assert p_value == pytest.approx(0.01877161, abs=1e-8)
-    assert p_value == pytest.approx(math.exp(-statistic / 2))  # two degrees of freedom
+LARGE = {"1": 400, "2": 600}
 
 
-def test_welch_of_three_logs() -> None:
-    statistic, p_value = welch(VALUES, [1.0, 2.0, 1.5], [100, 50, 60])
-    assert statistic == pytest.approx(3.838697, abs=1e-6)
-    assert p_value == pytest.approx(0.0246771, abs=1e-7)
-    assert p_value == pytest.approx(stats.f.sf(statistic, 2, 102.6138), rel=1e-6)
+def exact_view(problem: FiniteProblem) -> dict[str, Moments]:
+    """Return the diagnostics in the limit of infinitely many rows."""
+    return problem.moments(shown(tuple(problem.loggers), crossed=True))
 
 
-def test_welch_of_two_logs_is_the_square_of_welchs_t() -> None:
-    rng = np.random.default_rng(8)
-    left, right = rng.normal(0, 1, 12), rng.normal(1, 3, 30)
-    means, variances = [left.mean(), right.mean()], [left.var(ddof=1), right.var(ddof=1)]
-    statistic, p_value = welch(means, variances, [12, 30])
-    reference = stats.ttest_ind(left, right, equal_var=False)
-    assert statistic == pytest.approx(float(reference.statistic) ** 2)
-    assert p_value == pytest.approx(float(reference.pvalue))
+def diagnosed(view: dict[str, Moments]) -> Diagnosis:
+    own = own_overlap(view, [view], crossed=True)
+    return diagnose(view, [view], own, mixed_overlap(view, [view]), 0.95)
 
 
-def test_random_effects_of_three_logs() -> None:
-    # ΣW = 1525/9, ΣW²/ΣW = 74.36249, so τ² = (7.95081967 - 2) / (169.4444 - 74.3625)
-    # = 0.0625862; W* = (13.7767, 9.7479, 11.7528) gives 37.8008/35.2774 = 1.071530 and the
-    # variance 1/35.2774; Student's quantile with two degrees is 4.302653.
-    interval = random_effects(VALUES, [0.1**2, 0.2**2, 0.15**2], 0.95)
-    half = 4.302653 / math.sqrt(35.2774)
-    assert interval.upper - 1.071530 == pytest.approx(half, abs=1e-5)
-    assert 1.071530 - interval.lower == pytest.approx(half, abs=1e-5)
+@pytest.mark.parametrize("name", ["T2", "T4"])
+def test_in_endless_rows_every_mean_is_what_it_should_be(name: str) -> None:
+    view = exact_view(toy(name))
+    found = diagnosed(view)
+    assert [c.value for c in found.columns.values()] == pytest.approx([1, 1], rel=1e-12)
+    assert found.checks["mean-weight"].p_value == 1
+    assert found.checks["columns"].p_value == 1
+    assert found.checks["own-columns"].statistic >= 0
+    assert found.checks["hausman"].statistic == 0
 
 
-def test_agreeing_logs_have_no_variance_between() -> None:
-    interval = random_effects([1.0, 1.1], [0.04, 0.04], 0.9)
-    # the variance is that of the pooled mean; one degree of freedom: tan(0.45 π)
-    half = math.sqrt(0.02) * math.tan(0.45 * math.pi)
-    assert (interval.lower, interval.upper) == pytest.approx((1.05 - half, 1.05 + half))
+@pytest.mark.parametrize(("name", "expected"), [("T1", 0.06535138), ("T2", 0.58740551)])
+def test_gamma_and_the_best_shares_are_exact(name: str, expected: float) -> None:
+    problem = toy(name)
+    view = exact_view(problem)
+    found = diagnosed(view)
+    assert found.gamma == pytest.approx(expected, abs=5e-9)
+    assert found.gamma == pytest.approx(problem.gamma, rel=1e-12)
+    counts = list(problem.counts.values())
+    shares = [w * n for w, n in zip(GOLDEN[name]["lambda_opt"], counts, strict=True)]
+    assert [a.best_share for a in found.alone.values()] == pytest.approx(shares, rel=1e-9)
+    first = found.alone["1"]
+    assert first.relative_rows == pytest.approx(counts[0] / counts[1], rel=1e-12)
+    ratio = problem.divergence["1"] / problem.divergence["2"]
+    assert first.relative_divergence == pytest.approx(ratio, rel=1e-12)
 
 
-@given(logs, st.floats(0.1, 10), st.floats(-5, 5))
-def test_tests_do_not_depend_on_order_scale_or_offset(
-    rows: list[tuple[float, float, int]], factor: float, offset: float
-) -> None:
-    values, variances, counts = (np.array(column) for column in zip(*rows, strict=True))
-    moved = (offset + factor * values)[::-1], (factor**2 * variances)[::-1]
-    (before, p_value), (after, _) = cochran(values, variances), cochran(*moved)
-    assert after == pytest.approx(before, rel=1e-6, abs=1e-9)
-    assert 0 <= p_value <= 1
-    before, p_value = welch(values, variances, counts.tolist())
-    after, p_after = welch(*moved, counts[::-1].tolist())
-    assert after == pytest.approx(before, rel=1e-6, abs=1e-9)
-    assert p_after == pytest.approx(p_value, rel=1e-4, abs=1e-9)
-    assert 0 <= p_value <= 1
-    plain, shifted = random_effects(values, variances, 0.9), random_effects(*moved, 0.9)
-    assert shifted.lower == pytest.approx(offset + factor * plain.lower, abs=1e-5)
-    assert shifted.upper == pytest.approx(offset + factor * plain.upper, abs=1e-5)
+def test_gamma_is_unknown_without_support() -> None:
+    view = exact_view(toy("T3"))
+    assert gamma(view, {"1": math.inf, "2": 1.0}) == math.inf
 
 
-@given(logs)
-def test_welch_tends_to_cochran_as_rows_grow(rows: list[tuple[float, float, int]]) -> None:
-    values, variances, _ = (np.array(column) for column in zip(*rows, strict=True))
-    f, p_welch = welch(values, variances * 1e9, [10**9] * len(values))
-    q, p_cochran = cochran(values, variances)
-    assert f * (len(values) - 1) == pytest.approx(q, rel=1e-5, abs=1e-9)
-    assert p_welch == pytest.approx(p_cochran, abs=1e-4)
+@pytest.mark.parametrize("name", ["T2", "T4"])
+def test_the_variance_of_a_hausman_difference_is_that_of_the_variances(name: str) -> None:
+    # calibrated is the best of a family that weighted belongs to, so that their difference
+    # is unrelated to it: Var(weighted - calibrated) = Var(weighted) - Var(calibrated)
+    view = exact_view(toy(name))
+    calibrated = Calibrated(guard=False).estimate(view)
+    weighted = Weighted(divergence="reward-free").estimate(view)
+    alone = calibrated.linear.variance(view)[0]
+    exact = toy(name).exact(Calibrated())
+    assert calibrated.value == pytest.approx(exact.value, rel=1e-12)
+    assert alone == pytest.approx(exact.variance, rel=1e-9)
+    difference = calibrated.linear.plain - weighted.linear.plain
+    found = difference.variance(view)[0]
+    assert found == pytest.approx(weighted.variance - alone, rel=1e-9)
 
 
-def test_cochran_rejects_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(6)
-    spread = np.array([0.1, 0.5, 1.0, 2.0])
-    rejected = sum(
-        cochran(rng.normal(3, np.sqrt(spread)), spread)[1] < 0.05 for _ in range(4000)
-    )
-    # 4000 · 0.05 = 200, four standard errors of sqrt(190)
-    assert rejected == pytest.approx(200, abs=4 * math.sqrt(190))
+@pytest.mark.slow
+def test_p_values_of_good_logs_are_spread_evenly() -> None:
+    names = ("mean-weight", "drift", "hausman")
+    small = dict.fromkeys(names, 0)
+    for seed in range(100):
+        view = drawn_view(replace(toy("T2"), counts=LARGE), np.random.default_rng(seed))
+        found = diagnosed(view).checks
+        for name in names:
+            small[name] += found[name].p_value < 0.1
+    # 10 of 100 expected, standard error 3: at most 22 is four standard errors
+    assert all(1 <= count <= 22 for count in small.values()), small
 
 
-def test_random_effects_cover_the_mean_of_drifting_logs() -> None:
-    rng = np.random.default_rng(7)
-    spread = np.full(5, 0.04)
-    missed = 0
-    for _ in range(2000):
-        drawn = rng.normal(rng.normal(1.0, 0.5, size=5), np.sqrt(spread))
-        missed += 1.0 not in random_effects(drawn, spread, 0.95)
-    assert missed <= 100 + 4 * math.sqrt(95)
+def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> dict[str, Moments]:
+    """Moments of one drawn log, in plain NumPy."""
+    table = frame_of(problem.draw(rng))
+    rows = {name: table[name].to_numpy() for name in table.column_names}
+    loggers = tuple(problem.loggers)
+    total = len(rows["reward"])
+    policies = {i: rows[f"propensity_{k}"] for k, i in enumerate(loggers)}
+    mixture = sum(problem.counts[i] / total * p for i, p in policies.items())
+    smallest = np.min(list(policies.values()), axis=0)
+    known = {
+        "reward": rows["reward"],
+        "weight": rows[TARGET] / rows["propensity"],
+        "balanced_weight": rows[TARGET] / mixture,
+        "overlap": smallest / rows["propensity"],
+    }
+    by_logger: dict[str, Callable[[str], Any]] = {
+        "ratio": lambda i: policies[i] / mixture,
+        "inverse_ratio": lambda i: mixture / policies[i],
+        "unsupported": lambda i: (policies[i] == 0).astype(float),
+    }
+    needs = shown(loggers, crossed=True)
 
+    def values(term: Term) -> Any:  # noqa: ANN401 - an array of floats
+        factors = [
+            by_logger[f.name](f.logger) if f.name in by_logger else known[f.name]
+            for f in term.factors
+        ]
+        return np.prod(factors, axis=0)
 
-def test_logs_that_no_test_can_use_are_counted() -> None:
-    with refused(UsageError):
-        cochran(VALUES, [1.0, 0.0, 1.0])
-    with refused(UsageError):
-        random_effects([1.0, math.nan, 2.0], [1.0, 1.0, math.inf], 0.95)
-    with refused(UsageError):
-        cochran([1.0], [1.0])
-    with refused(UsageError):
-        welch([1.0, 2.0], [1.0, 1.0], [10, 1])
-    with refused(UsageError):
-        random_effects(VALUES, [1.0, 1.0, 1.0], 95)
+    every = {t: values(t) for t in needs.terms}
+    found = {}
+    for i in loggers:
+        mine = rows["logger"] == i
+        found[i] = exact_moments({t: v[mine] for t, v in every.items()}, needs)
+    return found
 
 
 def test_each_logger_has_its_own_column_in_any_order() -> None:
@@ -133,7 +140,7 @@ def test_each_logger_has_its_own_column_in_any_order() -> None:
     a, b = ratio("a"), ratio("b")
     two = {a: [1.0, 3.0], b: [0.0, 1.0]}
     four = {a: [1.0, 3.0, 1.0, 3.0], b: [0.0, 1.0, 0.0, 1.0]}
-    means = column_means({"c": group(four), "a": group(two), "b": group(two)}, ())
+    means, _ = columns({"c": group(four), "a": group(two), "b": group(two)}, ())
     values = {logger: mean.value for logger, mean in means.items()}
     # c / mixture = (1 - a / 4 - b / 4) / (1 / 2)
     assert values == pytest.approx({"c": 0.75, "a": 2.0, "b": 0.5})

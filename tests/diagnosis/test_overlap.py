@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.diagnosis.overlap import diagnose, gamma, mixed_overlap, own_overlap, shown
+from poolwise.diagnosis.overlap import mixed_overlap, own_overlap, shown
 from poolwise.engines.exact import TARGET, FiniteProblem
-from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.divergences import weight_moments
 from poolwise.estimators.ips import Weighted
 from poolwise.evaluation.evaluate import evaluate
@@ -25,14 +24,14 @@ from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log
 from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import Moments, pooled
-from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
+from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs
 from poolwise.rows.reader import Reader
 from tests.support.messages import check_findings
 from tests.support.reference import Reference, exact_moments, frame_of, log_of, random_table
-from tests.support.toys import GOLDEN, toy
+from tests.support.toys import toy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from poolwise.engines.base import Engine
@@ -87,38 +86,6 @@ def test_effective_rows_of_t2_are_exact() -> None:
     assert found == pytest.approx(shown_in_methods, abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["T2", "T4"])
-def test_in_endless_rows_every_mean_is_what_it_should_be(name: str) -> None:
-    view = exact_view(toy(name))
-    found = diagnose(view, [view], 0.95, crossed=True)
-    assert [c.value for c in found.columns.values()] == pytest.approx([1, 1], rel=1e-12)
-    assert found.checks["mean-weight"].p_value == 1
-    assert found.checks["columns"].p_value == 1
-    assert found.checks["own-columns"].statistic >= 0
-    assert found.checks["hausman"].statistic == 0
-
-
-@pytest.mark.parametrize(("name", "expected"), [("T1", 0.06535138), ("T2", 0.58740551)])
-def test_gamma_and_the_best_shares_are_exact(name: str, expected: float) -> None:
-    problem = toy(name)
-    view = exact_view(problem)
-    found = diagnose(view, [view], 0.95, crossed=True)
-    assert found.gamma == pytest.approx(expected, abs=5e-9)
-    assert found.gamma == pytest.approx(problem.gamma, rel=1e-12)
-    counts = list(problem.counts.values())
-    shares = [w * n for w, n in zip(GOLDEN[name]["lambda_opt"], counts, strict=True)]
-    assert [a.best_share for a in found.alone.values()] == pytest.approx(shares, rel=1e-9)
-    first = found.alone["1"]
-    assert first.relative_rows == pytest.approx(counts[0] / counts[1], rel=1e-12)
-    ratio = problem.divergence["1"] / problem.divergence["2"]
-    assert first.relative_divergence == pytest.approx(ratio, rel=1e-12)
-
-
-def test_gamma_is_unknown_without_support() -> None:
-    view = exact_view(toy("T3"))
-    assert gamma(view, {"1": math.inf, "2": 1.0}) == math.inf
-
-
 def test_unsupported_mass_is_exact() -> None:
     problem = toy("T3")
     found = own_overlap(exact_view(problem), [exact_view(problem)], crossed=True)
@@ -148,22 +115,6 @@ def test_reward_free_shares_are_exact(name: str) -> None:
     assert weight_moments(view) == pytest.approx(square, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["T2", "T4"])
-def test_the_variance_of_a_hausman_difference_is_that_of_the_variances(name: str) -> None:
-    # calibrated is the best of a family that weighted belongs to, so that their difference
-    # is unrelated to it: Var(weighted - calibrated) = Var(weighted) - Var(calibrated)
-    view = exact_view(toy(name))
-    calibrated = Calibrated(guard=False).estimate(view)
-    weighted = Weighted(divergence="reward-free").estimate(view)
-    alone = calibrated.linear.variance(view)[0]
-    exact = toy(name).exact(Calibrated())
-    assert calibrated.value == pytest.approx(exact.value, rel=1e-12)
-    assert alone == pytest.approx(exact.variance, rel=1e-9)
-    difference = calibrated.linear.plain - weighted.linear.plain
-    found = difference.variance(view)[0]
-    assert found == pytest.approx(weighted.variance - alone, rel=1e-9)
-
-
 # ------------------------------------------------------------------ quiet on good logs
 
 
@@ -178,56 +129,6 @@ def test_good_logs_raise_no_alarm() -> None:
     assert [codes(one, "alarm", "warning") for one in found] == [set()] * 12
     logs = Counter(code for one in found for code in codes(one))
     assert sum(logs.values()) <= 3  # notes are rare too
-
-
-@pytest.mark.slow
-def test_p_values_of_good_logs_are_spread_evenly() -> None:
-    names = ("mean-weight", "drift", "hausman")
-    small = dict.fromkeys(names, 0)
-    for seed in range(100):
-        view = drawn_view(replace(toy("T2"), counts=LARGE), np.random.default_rng(seed))
-        found = diagnose(view, [view], 0.95, crossed=True).checks
-        for name in names:
-            small[name] += found[name].p_value < 0.1
-    # 10 of 100 expected, standard error 3: at most 22 is four standard errors
-    assert all(1 <= count <= 22 for count in small.values()), small
-
-
-def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> dict[str, Moments]:
-    """Moments of one drawn log, in plain NumPy."""
-    table = frame_of(problem.draw(rng))
-    rows = {name: table[name].to_numpy() for name in table.column_names}
-    loggers = tuple(problem.loggers)
-    total = len(rows["reward"])
-    policies = {i: rows[f"propensity_{k}"] for k, i in enumerate(loggers)}
-    mixture = sum(problem.counts[i] / total * p for i, p in policies.items())
-    smallest = np.min(list(policies.values()), axis=0)
-    known = {
-        "reward": rows["reward"],
-        "weight": rows[TARGET] / rows["propensity"],
-        "balanced_weight": rows[TARGET] / mixture,
-        "overlap": smallest / rows["propensity"],
-    }
-    by_logger: dict[str, Callable[[str], Any]] = {
-        "ratio": lambda i: policies[i] / mixture,
-        "inverse_ratio": lambda i: mixture / policies[i],
-        "unsupported": lambda i: (policies[i] == 0).astype(float),
-    }
-    needs = shown(loggers, crossed=True)
-
-    def values(term: Term) -> Any:  # noqa: ANN401 - an array of floats
-        factors = [
-            by_logger[f.name](f.logger) if f.name in by_logger else known[f.name]
-            for f in term.factors
-        ]
-        return np.prod(factors, axis=0)
-
-    every = {t: values(t) for t in needs.terms}
-    found = {}
-    for i in loggers:
-        mine = rows["logger"] == i
-        found[i] = exact_moments({t: v[mine] for t, v in every.items()}, needs)
-    return found
 
 
 # ------------------------------------------------------------------ loud on bad logs

@@ -9,13 +9,11 @@ them break these equalities.  Tests without enough rows are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from poolwise.errors import RefusedError, UsageError
+from poolwise.diagnosis.statistics import ENOUGH, cochran, random_effects, welch
+from poolwise.errors import RefusedError
 from poolwise.estimators.calibrated import (
     Calibrated,
     Columns,
@@ -24,24 +22,19 @@ from poolwise.estimators.calibrated import (
     supported_columns,
 )
 from poolwise.estimators.ips import Weighted
-from poolwise.intervals.student import Interval, check_level, student
-from poolwise.log.policy import FloatArray
-from poolwise.moments.estimate import Estimate
-from poolwise.moments.linear import Deviation, Score, deviation, ratio_score
-from poolwise.moments.terms import (
-    BALANCED_WEIGHT,
-    OVERLAP,
-    OVERLAP_REWARD,
-    unsupported_weight,
-)
+from poolwise.moments.linear import Deviation, Score, deviation, ratio_score, shares
+from poolwise.moments.terms import OVERLAP, OVERLAP_REWARD, WEIGHTED_REWARD
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolwise.diagnosis.overlap import Overlap, Row
+    from poolwise.intervals.student import Interval
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.moments import MomentsByLogger
 
-Numbers = Sequence[float] | FloatArray
-Estimates = Mapping[str, tuple[float, float]]  # value and variance, by logger
-ENOUGH = 30  # rows of a logger required to test its own mean
+    Estimates = Mapping[str, tuple[float, float]]  # value and variance, by logger
+
 ENOUGH_OVERLAP = 50  # effective sample size of the overlap policy required for the test
 FULL: tuple[Columns, ...] = ("loggers", "target")  # columns of calibrated
 
@@ -61,55 +54,180 @@ class Check:
     p_value: float
 
 
-def mean_weight(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
-    """Test that the balanced weights have mean 1."""
-    mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(view), view, buckets)
-    return {"mean-weight": Check("mean balanced weight is 1 (z)", mean.z, mean.p_value)}
+@dataclass(frozen=True)
+class Alone:
+    """Estimate from one logger's rows alone, and its log relative to others.
 
-
-def column_means(view: MomentsByLogger, buckets: Buckets) -> dict[str, Deviation]:
-    """Test that the mean of each logger over the mixture is 1.
-
-    Empty if there are too many loggers for a column each.
+    Attributes:
+        value: IPS estimate of the target from its own rows.
+        std_error: Standard error of `value`.
+        relative_rows: r, its rows over those of the last logger.
+        relative_divergence: v, its divergence over that of the last logger; infinite if
+            either lacks support.
+        best_share: Share that minimises the variance of weighted.
     """
-    if many(view):
-        return {}
-    return {i: deviation(s.over(view), view, buckets) for i, s in _ratios(view).items()}
+
+    value: float
+    std_error: float
+    relative_rows: float
+    relative_divergence: float
+    best_share: float
 
 
-def _ratios(view: MomentsByLogger) -> dict[str, Score]:
-    """Return the score of each logger over the mixture, which averages 1 over all rows."""
-    columns = logger_columns(view)
-    return {i: columns[i] + Score({}, 1.0) for i in view}
+@dataclass(frozen=True)
+class Diagnosis:
+    """Agreement of the logs with each other and with their probabilities.
+
+    Attributes:
+        alone: Estimate from each logger's rows alone.
+        gamma: Variance of weighted over that of naive; infinite if unknown.
+        columns: Mean of each logger over the mixture, 1 in expectation.
+        checks: Tests of agreement, by name.
+        typical: Random-effects interval of the value in a typical period, if logs are
+            periods; None if fewer than two logs are comparable.
+        with_all: Standard errors of the pooling estimators with all loggers.
+        without: The same without each logger; empty if not requested.
+    """
+
+    alone: Mapping[str, Alone] = field(default_factory=dict)
+    gamma: float = math.inf
+    columns: Mapping[str, Deviation] = field(default_factory=dict)
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    typical: Interval | None = None
+    with_all: Mapping[str, float] = field(default_factory=dict)
+    without: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def of_logger(self, logger: str) -> Row:
+        """Return the numbers of one logger under flat names."""
+        row: Row = dict(vars(self.alone[logger])) if logger in self.alone else {}
+        if logger in self.columns:
+            row |= {f"column_{k}": v for k, v in vars(self.columns[logger]).items()}
+        for estimator, std_error in self.without.get(logger, {}).items():
+            row[f"{estimator}_std_error_without"] = std_error
+        return row
+
+    def to_dict(self) -> Row:
+        """Return the numbers of all loggers together."""
+        row: Row = {"gamma": self.gamma}
+        row["checks"] = [{"check": k, **vars(c)} for k, c in self.checks.items()]
+        if self.typical is not None:
+            row["typical"] = vars(self.typical)
+        return row
 
 
-def columns(means: Mapping[str, Deviation]) -> dict[str, Check]:
-    """Return the test of the column furthest from 1, with Bonferroni's correction."""
-    if len(means) < 2:
-        return {}
-    worst = min(means.values(), key=lambda d: d.p_value)
-    p_value = min(1.0, len(means) * worst.p_value)
-    return {"columns": Check("logger / mixture averages 1 (worst z)", worst.z, p_value)}
+def diagnose(
+    view: MomentsByLogger,
+    buckets: Buckets,
+    loggers: Mapping[str, Overlap],
+    mixture: Overlap | None,
+    level: float,
+) -> Diagnosis:
+    """Return the estimates from each log alone, and the tests of agreement.
+
+    Args:
+        view: Moments of each logger.
+        buckets: Moments per bucket, if rows are clustered.
+        loggers: Overlap of the target with each logger.
+        mixture: Overlap with the mixture; None without cross-propensities.
+        level: Level of the interval of a typical log.
+    """
+    own = {i: Score({WEIGHTED_REWARD: 1.0}).of(i) for i in view}
+    values = {
+        i: (mean.value(view), mean.deviation_variance(view, buckets)[0])
+        for i, mean in own.items()
+    }
+    divergence = {i: overlap.divergence for i, overlap in loggers.items()}
+    supported = {i: v for i, v in _with_error(values).items() if not loggers[i].unsupported}
+    means: dict[str, Deviation] = {}
+    checks = estimates(view, supported)
+    if mixture is not None:
+        z, p_value = mixture.mean_weight_z, mixture.mean_weight_p
+        means, of_columns = columns(view, buckets)
+        checks = {
+            "mean-weight": Check("mean balanced weight is 1 (z)", z, p_value),
+            **of_columns,
+            **drift(view, buckets),
+            **checks,
+            **hausman(view, buckets),
+        }
+    return Diagnosis(
+        alone=_alone(view, values, divergence),
+        gamma=gamma(view, divergence),
+        columns=means,
+        checks=checks,
+        typical=random_effects(*_unzipped(supported), level) if len(supported) > 1 else None,
+    )
 
 
-def own_columns(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
-    r"""Test that the mean of a logger over the mixture is 1 or more in its *own* rows.
+def _with_error(values: Estimates) -> dict[str, tuple[float, float]]:
+    return {i: v for i, v in values.items() if 0 < v[1] < math.inf}
+
+
+def _unzipped(values: Estimates) -> tuple[list[float], list[float]]:
+    return [value for value, _ in values.values()], [spread for _, spread in values.values()]
+
+
+def _alone(
+    view: MomentsByLogger, values: Estimates, divergence: Mapping[str, float]
+) -> dict[str, Alone]:
+    last = list(view)[-1]
+    unit = divergence[last] if 0 < divergence[last] < math.inf else 0.0
+    mass = {i: m.count / divergence[i] if divergence[i] else 0.0 for i, m in view.items()}
+    best = shares(mass) if sum(mass.values()) > 0 else dict.fromkeys(view, 0.0)
+    return {
+        i: Alone(
+            value=value,
+            std_error=math.sqrt(spread),
+            relative_rows=view[i].count / view[last].count,
+            relative_divergence=divergence[i] / unit if unit else math.inf,
+            best_share=best[i],
+        )
+        for i, (value, spread) in values.items()
+    }
+
+
+def gamma(view: MomentsByLogger, divergence: Mapping[str, float]) -> float:
+    r"""Return the variance of weighted over that of naive; infinite without divergences.
+
+    $$\gamma = n^2 \Big/ \Big(\sum_i n_i \sigma_i^2 \sum_i n_i / \sigma_i^2\Big) \le 1$$
+    """
+    if not all(0 < d < math.inf for d in divergence.values()):
+        return math.inf
+    total = sum(m.count for m in view.values())
+    spread = sum(m.count * divergence[i] for i, m in view.items())
+    return total**2 / (spread * sum(m.count / divergence[i] for i, m in view.items()))
+
+
+def columns(
+    view: MomentsByLogger, buckets: Buckets
+) -> tuple[dict[str, Deviation], dict[str, Check]]:
+    r"""Test that the mean of each logger over the mixture is 1, and more in its *own* rows.
 
     $$E_i[\pi_i / \pi_{avg}] = E_{avg}[(\pi_i / \pi_{avg})^2] \ge 1$$
 
-    Swapped columns of two loggers break this, even if their logs have the same size and
-    the means over all rows are 1.
+    Swapped columns of two loggers break the second, even if their logs have the same size
+    and the means over all rows are 1.  Returns the means over all rows, and the tests of the
+    worst logger with Bonferroni's correction; nothing if there are too many loggers for a
+    column each.
     """
-    if len(view) < 2 or many(view):
-        return {}
-    scores = {i: s for i, s in _ratios(view).items() if view[i].count >= ENOUGH}
-    means = [deviation(score.of(i), view, buckets) for i, score in scores.items()]
-    if not means:
-        return {}
-    worst = min(means, key=lambda d: d.z)
-    below = worst.p_value / 2 if worst.z < 0 else 1 - worst.p_value / 2
-    p_value = min(1.0, len(means) * below)
-    return {"own-columns": Check("own column is 1 or more (worst z)", worst.z, p_value)}
+    if many(view):
+        return {}, {}
+    zero = logger_columns(view)
+    ratios = {i: zero[i] + Score({}, 1.0) for i in view}
+    means = {i: deviation(ratio.over(view), view, buckets) for i, ratio in ratios.items()}
+    if len(view) < 2:
+        return means, {}
+    worst = min(means.values(), key=lambda d: d.p_value)
+    p_value = min(1.0, len(means) * worst.p_value)
+    checks = {"columns": Check("logger / mixture averages 1 (worst z)", worst.z, p_value)}
+    large = [i for i, m in view.items() if m.count >= ENOUGH]
+    if large:
+        own = [deviation(ratios[i].of(i), view, buckets) for i in large]
+        worst = min(own, key=lambda d: d.z)
+        below = worst.p_value / 2 if worst.z < 0 else 1 - worst.p_value / 2
+        name, p_value = "own column is 1 or more (worst z)", min(1.0, len(own) * below)
+        checks["own-columns"] = Check(name, worst.z, p_value)
+    return means, checks
 
 
 def drift(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
@@ -136,46 +254,15 @@ def estimates(view: MomentsByLogger, values: Estimates) -> dict[str, Check]:
         return {}
     return {
         "estimates": Check("target by logger (Welch's F)", *test),
-        "estimates-q": Check("target by logger (Cochran's Q)", *cochran(*_scaled(values)[:2])),
+        "estimates-q": Check("target by logger (Cochran's Q)", *cochran(*_unzipped(values))),
     }
-
-
-def comparable(view: MomentsByLogger, values: Estimates) -> dict[str, tuple[float, float]]:
-    """Return the estimates with a variance, of loggers that support the target."""
-    terms = {i: unsupported_weight(i) for i in view}
-    crossed = all(m.has(terms[i]) for i, m in view.items())
-    lacking = {i for i in view if crossed and any(m.mean(terms[i]) for m in view.values())}
-    return {i: v for i, v in _with_error(values).items() if i not in lacking}
-
-
-def typical(values: Estimates, level: float) -> Interval | None:
-    """Return the random-effects interval of a typical log, e.g. if logs are periods."""
-    if len(values) < 2:
-        return None
-    means, spreads, unit = _scaled(values)
-    interval = random_effects(means, spreads, level)
-    return Interval(unit * interval.lower, unit * interval.upper, level)
-
-
-def _with_error(values: Estimates) -> dict[str, tuple[float, float]]:
-    return {i: v for i, v in values.items() if 0 < v[1] < math.inf}
-
-
-def _scaled(values: Estimates) -> tuple[list[float], list[float], float]:
-    """Return values and variances in units of the largest standard error, and the unit."""
-    unit = math.sqrt(max(spread for _, spread in values.values()))
-    means = [value / unit for value, _ in values.values()]
-    return means, [spread / unit / unit for _, spread in values.values()], unit
 
 
 def _by_welch(view: MomentsByLogger, values: Estimates) -> tuple[float, float] | None:
     used = {i: v for i, v in _with_error(values).items() if view[i].count > 1}
     if len(used) < 2:
         return None
-    counts = [view[i].count for i in used]
-    means, spreads, _ = _scaled(used)
-    rows = [spread * count for spread, count in zip(spreads, counts, strict=True)]
-    return welch(means, rows, counts)
+    return welch(*_unzipped(used), [view[i].count for i in used])
 
 
 def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
@@ -203,120 +290,3 @@ def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
         at_least=weighted.variance - own,
     )
     return {"hausman": Check("calibrated = reward-free weighted (z)", test.z, test.p_value)}
-
-
-def cochran(values: Numbers, variances: Numbers) -> tuple[float, float]:
-    r"""Return Q and p-value of Cochran's test that independent estimates agree.
-
-    $$Q = \sum_i W_i (\hat U_i - \hat U_W)^2, \qquad W_i = 1 / V_i$$
-
-    against $\chi^2_{m-1}$.  Rejects too often if the variances come from few or skewed
-    rows; then use `welch`.  Logs without support estimate another value and must be left out.
-
-    Args:
-        values: Estimate of each log.
-        variances: Variance of each estimate (not of one row).
-
-    References:
-        Cochran (Biometrics, 1954).
-
-    Examples:
-        >>> statistic, p_value = cochran([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225])
-        >>> round(statistic, 6), round(p_value, 6)
-        (7.95082, 0.018772)
-    """
-    from scipy.special import chdtrc
-
-    estimates, precisions = _checked(values, variances)
-    centre = float((precisions * estimates).sum() / precisions.sum())
-    statistic = float((precisions * (estimates - centre) ** 2).sum())
-    return statistic, float(chdtrc(len(estimates) - 1, statistic))
-
-
-def welch(means: Numbers, variances: Numbers, counts: Sequence[int]) -> tuple[float, float]:
-    r"""Return F and p-value of Welch's test that means of unequal variance agree.
-
-    $$F = \frac{A}{1 + 2 (m - 2) L / (m^2 - 1)}, \qquad
-      A = \frac{\sum_i W_i (\bar z_i - \bar z_W)^2}{m - 1}, \qquad
-      L = \sum_i \frac{(1 - W_i / W)^2}{n_i - 1}$$
-
-    with $W_i = n_i / s_i^2$, against $F$ with $m - 1$ and $(m^2 - 1) / (3 L)$ degrees of
-    freedom.  Allows for variances estimated from few rows, not for skewed rows.
-
-    Args:
-        means: Mean of the rows of each log.
-        variances: Variance of one row of each log.
-        counts: Number of rows of each log, at least two.
-
-    References:
-        Welch (Biometrika, 1951).
-
-    Examples:
-        >>> statistic, p_value = welch([1.0, 1.5, 0.8], [1.0, 2.0, 1.5], [100, 50, 60])
-        >>> round(statistic, 6), round(p_value, 7)
-        (3.838697, 0.0246771)
-    """
-    from scipy.special import fdtrc
-
-    rows = np.asarray(counts, dtype=np.float64)
-    if len(rows) != len(means) or not (rows >= 2).all():
-        raise UsageError("Welch's test requires at least two rows of each log")
-    estimates, precisions = _checked(means, np.asarray(variances) / rows)
-    groups = len(estimates)
-    part = precisions / precisions.sum()
-    centre = float((part * estimates).sum())
-    between = float((precisions * (estimates - centre) ** 2).sum()) / (groups - 1)
-    lack = float(((1 - part) ** 2 / (rows - 1)).sum())
-    statistic = between / (1 + 2 * (groups - 2) * lack / (groups**2 - 1))
-    within = (groups**2 - 1) / (3 * lack) if lack > 0 else math.inf
-    return statistic, float(fdtrc(groups - 1, min(within, 1e12), statistic))
-
-
-def random_effects(values: Numbers, variances: Numbers, level: float) -> Interval:
-    r"""Return the interval of the mean over logs whose values differ at random.
-
-    $$\tau^2 = \max\Big(0, \frac{Q - (m - 1)}{\sum_i W_i - \sum_i W_i^2 / \sum_i W_i}\Big),
-      \qquad W_i^* = 1 / (V_i + \tau^2)$$
-
-    The centre is the mean with shares $W_i^*$, its variance $1/\sum_i W_i^*$, and the
-    interval is Student's with $m - 1$ degrees of freedom, since $\tau^2$ is estimated from
-    $m$ values; with two logs it is very wide.  The logs must be independent.
-
-    Args:
-        values: Estimate of each log.
-        variances: Variance of each estimate (not of one row).
-        level: Confidence of the interval.
-
-    References:
-        DerSimonian & Laird (1986); Follmann & Proschan (Biometrics, 1999) for Student's.
-
-    Examples:
-        >>> interval = random_effects([1.0, 1.5, 0.8], [0.01, 0.04, 0.0225], 0.95)
-        >>> round(interval.lower, 4), round(interval.upper, 4)
-        (0.3471, 1.7959)
-    """
-    estimates, precisions = _checked(values, variances)
-    freedom = len(estimates) - 1
-    part = precisions / precisions.sum()  # squares of precisions may overflow
-    scale = precisions.sum() * (1 - float((part**2).sum()))
-    # scale is 0 if the precision of one log exceeds the others' by more than rounding
-    excess = cochran(values, variances)[0] - freedom
-    between = max(0.0, excess / float(scale)) if scale > 0 else 0.0
-    mass = 1 / (1 / precisions + between)
-    value, variance = float((mass * estimates).sum() / mass.sum()), 1 / float(mass.sum())
-    return student(Estimate(value, variance, {}, freedom), check_level(level))
-
-
-def _checked(values: Numbers, variances: Numbers) -> tuple[FloatArray, FloatArray]:
-    """Return estimates and precisions; reject fewer than two logs and unusable numbers."""
-    estimates = np.asarray(values, dtype=np.float64)
-    spread = np.asarray(variances, dtype=np.float64)
-    if len(estimates) < 2 or len(estimates) != len(spread):
-        raise UsageError("a test of agreement requires at least two logs, each with a variance")
-    unusable = int((~(np.isfinite(estimates) & (spread > 0) & (spread < math.inf))).sum())
-    if unusable:
-        raise UsageError(
-            "a test of agreement requires finite values with positive, finite variances; "
-            f"{unusable:,} of {len(estimates):,} logs have none and must be left out"
-        )
-    return estimates, 1 / spread

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poolwise.diagnosis.agreement import ENOUGH
+from poolwise.diagnosis.statistics import ENOUGH
 from poolwise.errors import Finding, Severity
 from poolwise.estimators.calibrated import few_effective_rows, target_uncovered
 from poolwise.moments.moments import pooled
@@ -20,8 +20,9 @@ from poolwise.text import listed, p_text, percent, short
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poolwise.diagnosis.overlap import Diagnosis, Overlap
-    from poolwise.diagnosis.tails import TailIndex
+    from poolwise.diagnosis.agreement import Diagnosis
+    from poolwise.diagnosis.overlap import Overlap
+    from poolwise.diagnosis.statistics import TailIndex
     from poolwise.moments.moments import MomentsByLogger
 
 ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones

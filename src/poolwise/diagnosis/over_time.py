@@ -19,11 +19,10 @@ import numpy as np
 
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE, skew_scores
-from poolwise.intervals.skew import known_columns
 from poolwise.intervals.student import Interval
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.estimate import Estimate, estimated
-from poolwise.moments.linear import Linear
+from poolwise.moments.linear import Linear, Score
 from poolwise.moments.shape import (
     NULL_SPREAD,
     Powers,
@@ -188,8 +187,7 @@ def _alone(
     """Return the estimate of one period, with its shape and its powers."""
     own = _scaled(linear, cells)
     strata = units_of(own, cells, buckets)
-    columns, within = known_columns(own, cells)
-    pull = pull_of(columns, cells, buckets, within=within)
+    pull = pull_of((Score({PERIOD_WEIGHT: 1.0}, -1.0),), cells, buckets, within=True)
     shape = None if strata is None else shape_of(strata, pull)
     return _estimated(own, cells, buckets), shape, powers_of_estimate(own, cells)
 

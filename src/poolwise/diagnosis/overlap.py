@@ -1,16 +1,15 @@
-"""Overlap: statistics of the weights, and of the agreement between logs."""
+"""Overlap: statistics of the weights of a target, against each logger and their mixture."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poolwise.diagnosis import agreement
-from poolwise.diagnosis.tails import TailIndex, tail_index
+from poolwise.diagnosis.statistics import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, many
 from poolwise.estimators.divergences import pooled_divergences
-from poolwise.moments.linear import Score, deviation, shares
+from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import Moments, MomentsByLogger, pooled
 from poolwise.moments.tallies import edges
 from poolwise.moments.terms import (
@@ -30,10 +29,8 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from poolwise.diagnosis.agreement import Check
-    from poolwise.intervals.student import Interval
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.linear import Deviation
 
@@ -97,67 +94,6 @@ class Overlap:
         }
 
 
-@dataclass(frozen=True)
-class Alone:
-    """Estimate from one logger's rows alone, and its log relative to others.
-
-    Attributes:
-        value: IPS estimate of the target from its own rows.
-        std_error: Standard error of `value`.
-        relative_rows: r, its rows over those of the last logger.
-        relative_divergence: v, its divergence over that of the last logger; infinite if
-            either lacks support.
-        best_share: Share that minimises the variance of weighted.
-    """
-
-    value: float
-    std_error: float
-    relative_rows: float
-    relative_divergence: float
-    best_share: float
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Agreement of the logs with each other and with their probabilities.
-
-    Attributes:
-        alone: Estimate from each logger's rows alone.
-        gamma: Variance of weighted over that of naive; infinite if unknown.
-        columns: Mean of each logger over the mixture, 1 in expectation.
-        checks: Tests of agreement, by name.
-        typical: Random-effects interval of the value in a typical period, if logs are
-            periods; None if fewer than two logs are comparable.
-        with_all: Standard errors of the pooling estimators with all loggers.
-        without: The same without each logger; empty if not requested.
-    """
-
-    alone: Mapping[str, Alone] = field(default_factory=dict)
-    gamma: float = math.inf
-    columns: Mapping[str, Deviation] = field(default_factory=dict)
-    checks: Mapping[str, Check] = field(default_factory=dict)
-    typical: Interval | None = None
-    with_all: Mapping[str, float] = field(default_factory=dict)
-    without: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def of_logger(self, logger: str) -> Row:
-        """Return the numbers of one logger under flat names."""
-        row: Row = dict(vars(self.alone[logger])) if logger in self.alone else {}
-        if logger in self.columns:
-            row |= {f"column_{k}": v for k, v in vars(self.columns[logger]).items()}
-        for estimator, std_error in self.without.get(logger, {}).items():
-            row[f"{estimator}_std_error_without"] = std_error
-        return row
-
-    def to_dict(self) -> Row:
-        """Return the numbers of all loggers together."""
-        row: Row = {"gamma": self.gamma}
-        row["checks"] = [{"check": k, **vars(c)} for k, c in self.checks.items()]
-        if self.typical is not None:
-            row["typical"] = vars(self.typical)
-        return row
-
-
 def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
     """Return the moments that the diagnosis needs."""
     own = Needs(
@@ -185,7 +121,10 @@ def own_overlap(
     view: MomentsByLogger, buckets: Buckets, *, crossed: bool
 ) -> dict[str, Overlap]:
     """Return the statistics of each logger's own weights."""
-    divergence = _divergences(view, crossed=crossed)
+    if crossed:
+        divergence = pooled_divergences(view)
+    else:
+        divergence = {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
     together = pooled(view.values())
     overlaps = {}
     for i, m in view.items():
@@ -193,13 +132,6 @@ def own_overlap(
         missing = together.mean(unsupported_weight(i)) if crossed else 0.0
         overlaps[i] = _overlap(m, WEIGHT, divergence[i], mean, missing)
     return overlaps
-
-
-def _divergences(view: MomentsByLogger, *, crossed: bool) -> dict[str, float]:
-    """Return the divergences, pooled if there are cross-propensities."""
-    if crossed:
-        return pooled_divergences(view)
-    return {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
 
 
 def mixed_overlap(view: MomentsByLogger, buckets: Buckets) -> Overlap:
@@ -253,67 +185,3 @@ def _tail(moments: Moments, weight: Term) -> TailIndex | None:
         return tail_index(largest, moments.count)
     most_rows = math.floor(((len(largest) - 1) / 3) ** 2)  # for which this tail suffices
     return tail_index(largest, min(moments.count, most_rows))
-
-
-def diagnose(
-    view: MomentsByLogger, buckets: Buckets, level: float, *, crossed: bool
-) -> Diagnosis:
-    """Return the estimates from each log alone, and the tests of agreement."""
-    own = {i: Score({WEIGHTED_REWARD: 1.0}).of(i) for i in view}
-    values = {
-        i: (mean.value(view), mean.deviation_variance(view, buckets)[0])
-        for i, mean in own.items()
-    }
-    divergence = _divergences(view, crossed=crossed)
-    supported = agreement.comparable(view, values)
-    checks = agreement.estimates(view, supported)
-    columns = agreement.column_means(view, buckets) if crossed else {}
-    if crossed:
-        checks = {
-            **agreement.mean_weight(view, buckets),
-            **agreement.columns(columns),
-            **agreement.own_columns(view, buckets),
-            **agreement.drift(view, buckets),
-            **checks,
-            **agreement.hausman(view, buckets),
-        }
-    return Diagnosis(
-        alone=_alone(view, values, divergence),
-        gamma=gamma(view, divergence),
-        columns=columns,
-        checks=checks,
-        typical=agreement.typical(supported, level),
-    )
-
-
-def _alone(
-    view: MomentsByLogger,
-    values: Mapping[str, tuple[float, float]],
-    divergence: Mapping[str, float],
-) -> dict[str, Alone]:
-    last = list(view)[-1]
-    unit = divergence[last] if 0 < divergence[last] < math.inf else 0.0
-    mass = {i: m.count / divergence[i] if divergence[i] else 0.0 for i, m in view.items()}
-    best = shares(mass) if sum(mass.values()) > 0 else dict.fromkeys(view, 0.0)
-    return {
-        i: Alone(
-            value=value,
-            std_error=math.sqrt(spread),
-            relative_rows=view[i].count / view[last].count,
-            relative_divergence=divergence[i] / unit if unit else math.inf,
-            best_share=best[i],
-        )
-        for i, (value, spread) in values.items()
-    }
-
-
-def gamma(view: MomentsByLogger, divergence: Mapping[str, float]) -> float:
-    r"""Return the variance of weighted over that of naive; infinite without divergences.
-
-    $$\gamma = n^2 \Big/ \Big(\sum_i n_i \sigma_i^2 \sum_i n_i / \sigma_i^2\Big) \le 1$$
-    """
-    if not all(0 < d < math.inf for d in divergence.values()):
-        return math.inf
-    total = sum(m.count for m in view.values())
-    spread = sum(m.count * divergence[i] for i, m in view.items())
-    return total**2 / (spread * sum(m.count / divergence[i] for i, m in view.items()))

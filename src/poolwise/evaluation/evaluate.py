@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poolwise.diagnosis.agreement import diagnose
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
-from poolwise.diagnosis.overlap import diagnose, mixed_overlap, own_overlap
+from poolwise.diagnosis.overlap import mixed_overlap, own_overlap
 from poolwise.diagnosis.provenance import (
     HONEST,
     conflicts,
@@ -306,7 +307,7 @@ class _Target:
         self.findings += few_rewarded(view, crossed=crossed, skewed=self.skewed)
         own = own_overlap(view, buckets, crossed=crossed)
         mixed = mixed_overlap(view, buckets) if crossed else None
-        diagnosis = diagnose(view, buckets, self.asked.level, crossed=crossed)
+        diagnosis = diagnose(view, buckets, own, mixed, self.asked.level)
         if without:
             diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
         codes = {f.code for f in self.findings} | superseded(self.answers)

@@ -24,8 +24,9 @@ from poolwise.report.tables import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.over_time import OverTime
-    from poolwise.diagnosis.overlap import Diagnosis, Overlap
+    from poolwise.diagnosis.overlap import Overlap
     from poolwise.diagnosis.provenance import Conflicts
     from poolwise.errors import Finding
     from poolwise.evaluation.compare import Comparison
