@@ -1,4 +1,4 @@
-"""Numbers as text: digits follow the standard error.
+"""Numbers and names as text: digits follow the standard error.
 
 A number is shown to the last digit that its error supports.  Tables, reports and sentences
 use these functions, so that they agree.
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+FEW_NAMES = 5  # that a sentence lists; more are counted
 
 
 def places_for(std_error: float) -> int:
@@ -108,6 +110,24 @@ def listed(names: Sequence[str], last: str = "and") -> str:
     ('a', 'a, b or c')
     """
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def named(names: Sequence[str], nouns: str = "targets") -> str:
+    """Join names in quotes for a sentence, or count them if there are many.
+
+    >>> named(["a"]), named(["a", "b", "c"]), named("abcdefg")
+    ("'a'", "'a', 'b' and 'c'", '7 targets')
+    """
+    return f"{len(names)} {nouns}" if len(names) > FEW_NAMES else listed([*map(repr, names)])
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "alarm"), counted(2, "alarm")
+    ('1 alarm', '2 alarms')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def all_of(number: int, nouns: str) -> str:

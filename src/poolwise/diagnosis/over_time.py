@@ -20,7 +20,7 @@ import numpy as np
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE, skew_scores
 from poolwise.intervals.student import Interval
-from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.cells import Cell, by_period, periods_of
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, Score
 from poolwise.moments.shape import (
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from poolwise.moments.buckets import Buckets
-    from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger
+    from poolwise.moments.moments import FloatArray, MomentsByLogger
     from poolwise.moments.terms import Term
 
 Rule = Callable[[Estimate, Shape | None, Powers | None], Interval]
+COLUMN = Score({PERIOD_WEIGHT: 1.0}, -1.0)  # its expectation is 0
 SIGNIFICANT = 0.001  # a smaller p-value of no drift becomes a finding
 
 
@@ -131,10 +132,7 @@ def over_time(
         rule: Returns the interval of an estimate with a shape and powers, if it has any.
     """
     linear = whole[0].linear
-    cells: dict[str, dict[str, Moments]] = {d: {} for d in periods_of(moments)}
-    for cell, of_cell in moments.items():
-        cells[_period(cell)][cell] = of_cell
-    used = {d: c for d, c in cells.items() if _part(linear, c)[0] > 0}
+    used = {d: c for d, c in by_period(moments).items() if _part(linear, c)[0] > 0}
     sums = _sums(linear, used.values(), moments, buckets)
     values = []
     for period, so_far in zip(used, accumulate(sums, _Sums.__add__), strict=True):
@@ -161,10 +159,6 @@ def over_time(
     return OverTime(name, tuple(values), drift_of(linear, moments, buckets))
 
 
-def _period(cell: str) -> str:
-    return cell.period if isinstance(cell, Cell) else ""
-
-
 def _part(linear: Linear, cells: Iterable[str]) -> tuple[float, Linear]:
     """Return the share of some cells in an estimate, and what they add to it.
 
@@ -187,7 +181,7 @@ def _alone(
     """Return the estimate of one period, with its shape and its powers."""
     own = _scaled(linear, cells)
     strata = units_of(own, cells, buckets)
-    pull = pull_of((Score({PERIOD_WEIGHT: 1.0}, -1.0),), cells, buckets, within=True)
+    pull = pull_of((COLUMN,), cells, buckets, within=True)
     shape = None if strata is None else shape_of(strata, pull)
     return _estimated(own, cells, buckets), shape, powers_of_estimate(own, cells)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.divergences import supported
-from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.cells import Cell, by_period, periods_of
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, shares
 from poolwise.moments.moments import MomentsByLogger, pooled
@@ -37,8 +37,6 @@ from poolwise.moments.terms import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from poolwise.moments.moments import Moments
 
 Across = Literal["stable", "minimum"]
 
@@ -199,20 +197,12 @@ def earlier_means(moments: MomentsByLogger, outside: Sequence[str] = ()) -> dict
     """
     means: dict[str, float] = {}
     above = below = 0.0
-    for period, cells in _by_period(moments).items():
+    for period, cells in by_period(moments).items():
         means[period] = above / below if below > 0 else 0.0
         if period not in outside:
-            above += math.fsum(m.count * m.mean(PERIOD_REWARD) for m in cells)
-            below += math.fsum(m.count * m.mean(PERIOD_WEIGHT) for m in cells)
+            above += math.fsum(m.count * m.mean(PERIOD_REWARD) for m in cells.values())
+            below += math.fsum(m.count * m.mean(PERIOD_WEIGHT) for m in cells.values())
     return means
-
-
-def _by_period(moments: MomentsByLogger) -> dict[str, list[Moments]]:
-    """Return the moments of the cells of each period, in the order of the periods."""
-    cells: dict[str, list[Moments]] = {period: [] for period in periods_of(moments)}
-    for cell, of_cell in moments.items():
-        cells[_period(cell)].append(of_cell)
-    return cells
 
 
 def _period(cell: str) -> str:
@@ -221,7 +211,8 @@ def _period(cell: str) -> str:
 
 def _rows(moments: MomentsByLogger) -> Mapping[str, int]:
     """Return the rows of each period."""
-    return {d: sum(m.count for m in cells) for d, cells in _by_period(moments).items()}
+    periods = by_period(moments)
+    return {d: sum(m.count for m in cells.values()) for d, cells in periods.items()}
 
 
 def _by_logger(share: Mapping[str, float]) -> dict[str, float]:

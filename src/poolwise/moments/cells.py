@@ -63,6 +63,14 @@ def periods_of(cells: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell.period for cell in ordered))
 
 
+def by_period(moments: Mapping[str, Moments]) -> dict[str, dict[str, Moments]]:
+    """Return the moments of the cells of each period, in the order of the log."""
+    periods: dict[str, dict[str, Moments]] = {period: {} for period in periods_of(moments)}
+    for cell, of_cell in moments.items():
+        periods[cell.period if isinstance(cell, Cell) else ""][cell] = of_cell
+    return periods
+
+
 def by_logger(moments: Mapping[str, Moments], loggers: Iterable[str]) -> dict[str, Moments]:
     """Return the moments of each logger over all periods, in the order of these loggers."""
     cells: dict[str, list[Moments]] = {logger: [] for logger in loggers}

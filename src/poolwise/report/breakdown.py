@@ -16,9 +16,8 @@ from poolwise.report.charts import (
     inline,
     styled,
 )
-from poolwise.report.sentence import named
 from poolwise.report.tables import UNKNOWN, VERDICTS, Grid, simultaneous, with_interval
-from poolwise.text import all_of, count_text, interval_text, p_text, short, with_error
+from poolwise.text import all_of, count_text, interval_text, named, p_text, short, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,9 +122,7 @@ def _difference(result: Facts) -> list[str]:
 def segments_chart(segments: Facts) -> Chart:
     """Draw the difference of each segment from the baseline; shown ones are coloured."""
     entries = [
-        (label, r["difference"], r["difference"]["verdict"] in {"better", "worse"})
-        for label, r in _labelled(segments)
-        if "difference" in r
+        (label, r["difference"]) for label, r in _labelled(segments) if "difference" in r
     ]
     return forest_of(entries, segments["estimator"])
 

@@ -47,8 +47,7 @@ def estimates(evaluation: Facts) -> Chart:
     height = (13 * len(names) + 8) * len(rows) if several else 30 * len(rows)
     return _forest(
         points,
-        rows,
-        domain_of(points, ends_of(best) + [number_of(t["x"]) for t in truths]),
+        ends_of(best) + [number_of(t["x"]) for t in truths],
         height=max(height, 60),
         offsets=names if several else [],
         truths=truths,
@@ -70,29 +69,25 @@ def side_by_side(evaluation: Facts) -> Chart:
         best.sort(key=lambda pair: -pair[1]["value"])
         ends = [e for _, e in best]
         points = [_estimate(t, e, several=True) for t, e in best]
-    rows = [str(p["row"]) for p in points]
-    return _forest(
-        points, rows, domain_of(points, ends_of(ends)), height=24 * max(len(rows), 2)
-    )
+    return _forest(points, ends_of(ends), height=24 * max(len(points), 2))
 
 
 def differences(evaluation: Facts) -> Chart:
     """Draw each target's difference from the best; significant ones are coloured."""
     pairs = evaluation["comparison"]["differences"]
-    entries = [(d["target"], d, d["verdict"] in {"better", "worse"}) for d in pairs]
-    return forest_of(entries, _paired(evaluation))
+    return forest_of([(d["target"], d) for d in pairs], _paired(evaluation))
 
 
-def forest_of(entries: Sequence[tuple[str, Facts, bool]], name: str) -> Chart:
-    """Draw differences, each with its label and whether it is significant."""
-    pairs = [{**d, "value": d["difference"]} for _, d, _ in entries]
-    points = [_point(row, name, d["difference"], d, strong=shown) for row, d, shown in entries]
-    rows = [str(p["row"]) for p in points]
+def forest_of(entries: Sequence[tuple[str, Facts]], name: str) -> Chart:
+    """Draw differences, each with its label; significant ones are coloured."""
+    points = [
+        _point(row, name, d["difference"], d, strong=d["verdict"] in {"better", "worse"})
+        for row, d in entries
+    ]
     return _forest(
         points,
-        rows,
-        domain_of(points, [*ends_of(pairs), 0.0]),
-        height=24 * max(len(rows), 2),
+        [*ends_of({**d, "value": d["difference"]} for _, d in entries), 0.0],
+        height=24 * max(len(points), 2),
         title="difference of mean rewards per row",
         zero=True,
     )
@@ -140,13 +135,12 @@ def agreement(target: Facts) -> Chart:
     best = recommended(target)
     if best is not None:
         points.append({**_estimate(target, best, several=False), "row": "(all logs)"})
-    rows = [str(p["row"]) for p in points]
     core = [number_of(p["x"]) for p in points if p["x"] is not None]
-    domain = domain_of(points, core + (ends_of([best]) if best is not None else []))
-    return _forest(points, rows, domain, height=height_of(rows, 32))
+    core += ends_of([best]) if best is not None else []
+    return _forest(points, core, height=height_of(points, 32))
 
 
-def height_of(rows: Sequence[str], tall: int) -> int:
+def height_of(rows: Sequence[object], tall: int) -> int:
     """Return the height of a chart with one line per row; lines of many rows are low."""
     return (tall if len(rows) <= MANY else LOW) * max(len(rows), 2)
 
@@ -191,8 +185,7 @@ def _finite(number: float, otherwise: float | None = None) -> float | None:
 
 def _forest(
     points: Sequence[Point],
-    rows: Sequence[str],
-    domain: Sequence[float],
+    core: Sequence[float],
     *,
     height: int,
     title: str = VALUE,
@@ -200,9 +193,11 @@ def _forest(
     truths: Sequence[Point] = (),
     zero: bool = False,
 ) -> Chart:
-    """Draw estimates as dots on their intervals, one line each."""
+    """Draw estimates as dots on their intervals, one line each; `core` is always drawn."""
     import altair as alt
 
+    rows = list(dict.fromkeys(str(p["row"]) for p in points))
+    domain = domain_of(points, core)
     shown = [p for p in points if p["x"] is not None]
     if offsets:  # room for names to the right of the intervals
         shown = [_ended(p, max(domain)) for p in shown]

@@ -23,7 +23,6 @@ from poolwise.report.charts import PALETTE, picture
 from poolwise.report.sentence import (
     Facts,
     answer,
-    counted,
     findings_of,
     leading,
     recommended,
@@ -32,6 +31,7 @@ from poolwise.report.sentence import (
 )
 from poolwise.report.weights_chart import has_panels, weights
 from poolwise.rows.output import write_whole
+from poolwise.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path

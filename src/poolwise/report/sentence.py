@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poolwise.text import (
+    FEW_NAMES,
     all_of,
     count_text,
+    counted,
     interval_text,
-    listed,
+    named,
     percent,
     places_for,
     short,
@@ -23,7 +25,6 @@ from poolwise.text import (
 
 Facts = Mapping[str, Any]  # the dictionary of a result, or one nested in it
 RECOMMENDED = ("period-dr", "period-balanced", "calibrated")  # the first that is there
-FEW = 5  # names that a sentence lists; more are counted
 CARRIED = 0.9  # logs carry an answer if their shares sum to this
 
 
@@ -192,15 +193,6 @@ def _hedge(severities: Sequence[str]) -> str:
     return ""
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number of things.
-
-    >>> counted(1, "alarm"), counted(2, "alarm")
-    ('1 alarm', '2 alarms')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def truth_text(target: Facts) -> str:
     """Say whether the recommended interval covers the true value, if that is in the result."""
     best = recommended(target)
@@ -247,7 +239,7 @@ def conclusion(comparison: Facts, doubted: Mapping[str, Sequence[str]]) -> str:
         equal = {one: rest for one, rest in equal.items() if baseline not in {one, *rest}}
     else:
         sentences.append(_leader(comparison, doubted, equal))
-    if len(equal) > FEW:
+    if len(equal) > FEW_NAMES:
         number = sum(map(len, equal.values()))
         sentences.append(f"{number} targets equal another one on every row.")
     else:
@@ -308,12 +300,3 @@ def _leader(
     shown = f", and was shown to be better than {len(beaten)} of {len(rest)} others"
     alike = f"it is not distinguishable from {named(unresolved)}"
     return f"{first}{shown if beaten else ''}; {alike}."
-
-
-def named(names: Sequence[str], nouns: str = "targets") -> str:
-    """Return the names, or their number if there are many.
-
-    >>> named(["a"]), named(["a", "b", "c"]), named("abcdefg")
-    ("'a'", "'a', 'b' and 'c'", '7 targets')
-    """
-    return f"{len(names)} {nouns}" if len(names) > FEW else listed(list(map(repr, names)))

@@ -13,8 +13,8 @@ from io import StringIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.report.sentence import Facts, counted, recommended
-from poolwise.text import count_text, interval_text, p_text, percent, short, with_error
+from poolwise.report.sentence import Facts, recommended
+from poolwise.text import count_text, counted, interval_text, p_text, percent, short, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
