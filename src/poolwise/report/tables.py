@@ -17,7 +17,7 @@ from poolwise.report.sentence import Facts, recommended
 from poolwise.text import count_text, counted, interval_text, p_text, percent, short, with_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import jinja2
     from rich.console import Console, RenderableType
@@ -324,27 +324,30 @@ def simultaneous(result: Facts) -> str:
 
 def plan_tables(plan: Facts) -> list[Grid]:
     """Return the rows that each source needs, then the best split of new rows."""
-    options = {(o["estimator"], o["source"]): o for o in plan["options"]}
-    names = list(dict.fromkeys(estimator for estimator, _ in options))
-    return [_new_rows(plan, options, names), _best_split(plan, options, names)]
-
-
-def _new_rows(
-    plan: Facts, options: Mapping[tuple[str, str], Facts], names: Sequence[str]
-) -> Grid:
-    sources = dict.fromkeys(source for _, source in options)
-    wanted = [[options[name, source] for name in names] for source in sources]
-    rows = [
-        [source, *(needed_rows(o["rows"], o["half_width_now"]) for o in line)]
-        for source, line in zip(sources, wanted, strict=True)
-    ]
-    widths = [short(options[name, BEST_SPLIT]["half_width_now"]) for name in names]
-    total = count_text(sum(i["rows"] for i in plan["loggers"]))
+    sources: dict[str, list[Facts]] = {}  # options of each source, one for each estimator
+    for option in plan["options"]:
+        sources.setdefault(option["source"], []).append(option)
+    best = sources[BEST_SPLIT]
+    names = [option["estimator"] for option in best]
+    sizes = {i["logger"]: i["rows"] for i in plan["loggers"]}
+    total = sum(sizes.values())
     title = (
         f"{plan['target']}: new rows for a {100 * plan['level']:g}% half-width of "
-        f"{short(plan['half_width'])}; the log has {total}"
+        f"{short(plan['half_width'])}; the log has {count_text(total)}"
     )
-    return Grid(title, ["new rows from", *names], [*rows, ["half-width now", *widths]])
+    needed = [
+        [source, *(needed_rows(o["rows"], o["half_width_now"]) for o in options)]
+        for source, options in sources.items()
+    ]
+    widths = [short(option["half_width_now"]) for option in best]
+    split = [
+        [logger, percent(rows / total), *(_part(option, logger) for option in best)]
+        for logger, rows in sizes.items()
+    ]
+    return [
+        Grid(title, ["new rows from", *names], [*needed, ["half-width now", *widths]]),
+        Grid("Best split of the new rows", ["logger", "share now", *names], split),
+    ]
 
 
 def needed_rows(rows: float, half_width_now: float) -> str:
@@ -356,21 +359,6 @@ def needed_rows(rows: float, half_width_now: float) -> str:
     if math.isinf(rows):
         return "never" if math.isfinite(half_width_now) else "unknown"
     return count_text(rows) if rows else "reached"
-
-
-def _best_split(
-    plan: Facts, options: Mapping[tuple[str, str], Facts], names: Sequence[str]
-) -> Grid:
-    total = sum(i["rows"] for i in plan["loggers"])
-    rows = [
-        [
-            i["logger"],
-            percent(i["rows"] / total),
-            *(_part(options[name, BEST_SPLIT], i["logger"]) for name in names),
-        ]
-        for i in plan["loggers"]
-    ]
-    return Grid("Best split of the new rows", ["logger", "share now", *names], rows)
 
 
 def _part(option: Facts, logger: str) -> str:
