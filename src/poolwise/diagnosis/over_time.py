@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE, skew_scores
 from poolwise.intervals.student import Interval
-from poolwise.moments.cells import Cell, by_period, periods_of
+from poolwise.moments.cells import by_period
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, Score
 from poolwise.moments.shape import (
@@ -304,7 +304,7 @@ def _scaled(linear: Linear, cells: Iterable[str]) -> Linear:
     return part * (1 / share)
 
 
-def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets = ()) -> float:
+def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> float:
     """Return the p-value of the same value in the earlier and the later half of the rows.
 
     The two halves are combinations of the same estimates of periods as the whole.  The
@@ -328,14 +328,12 @@ def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets = ()) ->
 
 def _halves(linear: Linear, moments: MomentsByLogger) -> tuple[Linear, Linear] | None:
     """Return the estimate from the earlier and from the later half of the rows."""
-    used = [c for c, p in linear.parts.items() if isinstance(c, Cell) and any(p.values())]
-    periods = periods_of(used)
+    used = {c: moments[c] for c, part in linear.parts.items() if any(part.values())}
+    periods = list(by_period(used).values())
     if len(periods) < 2:
         return None
-    rows = [sum(moments[c].count for c in used if c.period == d) for d in periods]
-    ends = list(accumulate(rows))
+    ends = list(accumulate(sum(m.count for m in cells.values()) for cells in periods))
     cut = min(range(1, len(ends)), key=lambda k: abs(2 * ends[k - 1] - ends[-1]))
-    early = set(periods[:cut])
-    halves = ([c for c in used if (c.period in early) == half] for half in (True, False))
+    halves = (chain.from_iterable(half) for half in (periods[:cut], periods[cut:]))
     earlier, later = (_scaled(linear, half) for half in halves)
     return earlier, later

@@ -1,4 +1,4 @@
-r"""Provenance: findings about how the rows came about, before anything is estimated.
+r"""Provenance: findings about the origin of the rows and of the policies that logged them.
 
 **Loaded twice.** Rows of a discrete log repeat by chance.  If the number of rows with each
 content is Poisson with any means $\lambda$, the expected numbers $f_k$ of contents that occur k
