@@ -20,8 +20,9 @@ from poolwise.moments.moments import Moments
 from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, WEIGHTED_REWARD, Factor, Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from poolwise.log.policy import FloatArray
@@ -29,6 +30,23 @@ if TYPE_CHECKING:
 
 TARGET = "target_prob"  # column of the target's probability in drawn logs
 OF_REWARD = frozenset({"reward", "residual"})
+
+
+def drawn_log(
+    tables: Sequence[pa.Table], loggers: Iterable[str], context: Sequence[str]
+) -> Log:
+    """Return drawn rows as a log, with one column propensity_k for the k-th logger."""
+    import pyarrow as pa
+
+    return Log(
+        pa.concat_tables(tables),
+        logger="logger",
+        action="action",
+        reward="reward",
+        propensity="propensity",
+        propensities={name: f"propensity_{k}" for k, name in enumerate(loggers)},
+        context=context,
+    )
 
 
 @dataclass(frozen=True)
@@ -207,15 +225,7 @@ class FiniteProblem:
         import pyarrow as pa
 
         tables = [pa.table(self._draw(logger, rng)) for logger in self.loggers]
-        return Log(
-            pa.concat_tables(tables),
-            logger="logger",
-            action="action",
-            reward="reward",
-            propensity="propensity",
-            propensities={i: f"propensity_{k}" for k, i in enumerate(self.loggers)},
-            context=("context",),
-        )
+        return drawn_log(tables, self.loggers, ("context",))
 
     def _draw(self, logger: str, rng: np.random.Generator) -> dict[str, object]:
         joint = self.context_prob[:, None] * self.loggers[logger]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from poolwise.engines.exact import drawn_log
 from poolwise.errors import UsageError
 from poolwise.log.crf import LabelPolicy, label_vectors, to_masks, to_vectors
 from poolwise.log.log import Log
@@ -94,15 +95,7 @@ def bandit_log(
             size = min(DRAWN_ROWS, counts[name] - first)
             columns = data.draw(policy, size, scored, f"propensity_{k}", rng)
             tables.append(pa.table({"logger": [name] * size, **columns}))
-    return Log(
-        pa.concat_tables(tables),
-        logger="logger",
-        action="action",
-        reward="reward",
-        propensity="propensity",
-        propensities={name: f"propensity_{k}" for k, name in enumerate(acting)},
-        context=tuple(data.dense) or ("row",),
-    )
+    return drawn_log(tables, acting, tuple(data.dense) or ("row",))
 
 
 class _Data:

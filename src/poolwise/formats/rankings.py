@@ -84,8 +84,6 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     Raises:
         LogError: Rows break a rule, or requests are not complete.
     """
-    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
-    _refuse_misuse(model, named, propensity, propensities)
     long = Log(
         source,
         reward=reward,
@@ -96,24 +94,19 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         log_probabilities=log_probabilities,
         reader_options=reader_options or {},
     )
+    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
     units = {"request": request, "position": position, "cluster": cluster or request}
-    positions = _positions(long, named, units, model)
     single = model == "whole" and cluster is None  # each request is one row
-    return _as_log(positions, long, named, None if single else "cluster")
+    return _as_log(_positions(long, named, units, model), long, named, clustered=not single)
 
 
-def _refuse_misuse(
-    model: str,
-    targets: Mapping[str, object],
-    propensity: object,
-    propensities: Mapping[Any, object] | None,
-) -> None:
+def _refuse_misuse(model: str, targets: Mapping[str, object], long: Log) -> None:
     if model not in get_args(Model):
         models = ", ".join(map(repr, get_args(Model)))
         raise UsageError(f"model must be one of {models}, got {model!r}")
     if not targets:
         raise UsageError("targets must name at least one policy")
-    values = [*targets.values(), propensity, *(propensities or {}).values()]
+    values = [*targets.values(), long.propensity, *long.by_label.values()]
     invalid = [value for value in values if not isinstance(value, str | None)]
     if invalid or None in targets.values():
         raise UsageError(
@@ -128,6 +121,7 @@ def _positions(
     """Return the rows of a log of rankings: a query, or an Arrow table; reject bad requests."""
     from poolwise.engines.duckdb import DuckDB
 
+    _refuse_misuse(model, targets, long)
     with DuckDB().open(long, targets) as rows:
         row = _row(rows.connection, rows.table, units)
         faults = [replace(fault, advice=ADVICE) for fault in rows.check()]
@@ -140,17 +134,17 @@ def _positions(
 
 
 def _as_log(
-    source: object, long: Log, targets: Mapping[str, str], cluster: str | None
+    source: object, long: Log, targets: Mapping[str, str], *, clustered: bool
 ) -> RankingLog:
     """Return the log whose rows `_query` describes."""
-    labels = [str(label) for label in long.propensities or ()] if long.crossed else []
+    labels = list(long.by_label) if long.crossed else []
     log = Log(
         source,
         logger="logger",
         reward="reward",
         propensity=None if labels else "propensity",
         propensities={label: f"propensity_{k}" for k, label in enumerate(labels)} or None,
-        cluster=cluster,
+        cluster="cluster" if clustered else None,
         trained_on=long.trained_on,
         log_probabilities=True,
     )

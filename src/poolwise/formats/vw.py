@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.log import Log, OnFault
 from poolwise.rows.output import PARQUET, refuse_output, telling, whole_file
+from poolwise.rows.sources import identifier, literal
 
 if TYPE_CHECKING:
     import duckdb
@@ -108,23 +108,18 @@ MACROS = f"""
 """
 
 
-@dataclass(frozen=True, eq=False)
-class Decisions:
-    """Content of decision files.
+class DecisionLog(NamedTuple):
+    """A log of decisions, with the lines that were left out.
 
     Attributes:
-        source: The rows: an Arrow table, or the Parquet file they were saved to.
-        rows: Number of decisions.
+        log: The decisions; its source is an Arrow table, or the Parquet file of `save`.
         skipped: Lines that are not decisions, counted by their kind.
-        faults: Broken lines that were left out.
-        log: The rows as a log.
+        faults: Broken lines.
     """
 
-    source: pa.Table | Path
-    rows: int
+    log: Log
     skipped: Mapping[str, int]
     faults: tuple[Fault, ...]
-    log: Log
 
 
 def from_dsjson(
@@ -172,7 +167,7 @@ def read_dsjson(
     cost: str = "_label_cost",
     save: str | Path | None = None,
     on_fault: OnFault = "raise",
-) -> Decisions:
+) -> DecisionLog:
     """Read as `from_dsjson` does, and also count the lines that were left out."""
     import duckdb
 
@@ -182,7 +177,7 @@ def read_dsjson(
         refuse_output(save, PARQUET, files)
     with duckdb.connect() as connection:
         _load(connection, files, _select(logger, context, cost))
-        rows, skipped, faults = _counted(connection, on_fault)
+        skipped, faults = _counted(connection, on_fault)
         reward = _reward(connection)
         source = _rows(connection, context, None if save is None else Path(save))
     log = Log(
@@ -194,7 +189,7 @@ def read_dsjson(
         context=tuple(context) or ("action_count",),  # not event ids and times
         on_fault=on_fault,
     )
-    return Decisions(source, rows, skipped, faults, log)
+    return DecisionLog(log, skipped, faults)
 
 
 def _check_options(logger: object, context: object, on_fault: object) -> None:
@@ -233,18 +228,18 @@ def _matches(path: Path) -> list[Path]:
 
 def _select(logger: LoggerFrom, context: Sequence[str], cost: str) -> str:
     """Return the SELECT from `lines` to rows, with the reason to leave a line out."""
-    fields = {**FIELDS, "cost": f"$.{_quoted(cost)}"}
+    fields = {**FIELDS, "cost": f"$.{identifier(cost)}"}
     values = ", ".join(f"v[{index}] AS {name}" for index, name in enumerate(fields, 1))
     label = {"model": "coalesce(nullif(model->>'$', ''), 'no model')", "file": "file_stem"}
     reasons = "".join(
-        f" WHEN {rule} THEN {_text(why.format(cost=cost))}" for why, rule in REASONS.items()
+        f" WHEN {rule} THEN {literal(why.format(cost=cost))}" for why, rule in REASONS.items()
     )
     columns = {**COLUMNS, **{name: _at("context", name) for name in context}}
-    listed = ", ".join(f"{value} AS {_quoted(name)}" for name, value in columns.items())
+    listed = ", ".join(f"{value} AS {identifier(name)}" for name, value in columns.items())
     return f"""
         WITH split AS (SELECT line, parse_filename(filename) AS file,
                 parse_filename(filename, true) AS file_stem,
-                json_extract(line, [{", ".join(map(_text, fields.values()))}]) AS v FROM lines),
+                json_extract(line, {literal([*fields.values()])}) AS v FROM lines),
             raw AS (SELECT line, file, file_stem, {values} FROM split),
             parsed AS (SELECT * REPLACE (nullif(label_index, 'null') AS label_index,
                     nullif(label_action, 'null') AS label_action),
@@ -266,28 +261,18 @@ def _select(logger: LoggerFrom, context: Sequence[str], cost: str) -> str:
 def _at(value: str, path: str) -> str:
     """Return the SQL of the text below a JSON value; a list means its first entry."""
     for key in path.split("."):
-        steps = ", ".join(_text(f"${first}.{_quoted(key)}") for first in ("", "[0]", "[0][0]"))
-        value = f"not_null(json_extract({value}, [{steps}]))"
+        steps = [f"${first}.{identifier(key)}" for first in ("", "[0]", "[0][0]")]
+        value = f"not_null(json_extract({value}, {literal(steps)}))"
     return f"({value})->>'$'"
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
-
-
-def _text(text: str) -> str:
-    escaped = text.replace("'", "''")
-    return f"'{escaped}'"
 
 
 def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path], select: str) -> None:
     """Read all files into the table `decisions`."""
     import duckdb
 
-    names = ", ".join(_text(glob.escape(str(path))) for path in files)
+    names = literal([glob.escape(str(path)) for path in files])
     lines = f"""
-        SELECT json AS line, filename FROM read_json_objects([{names}],
+        SELECT json AS line, filename FROM read_json_objects({names},
             format = 'newline_delimited', ignore_errors = true, filename = true)"""
     connection.execute(MACROS)
     try:
@@ -299,13 +284,12 @@ def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path], select: 
 
 def _counted(
     connection: duckdb.DuckDBPyConnection, on_fault: OnFault
-) -> tuple[int, dict[str, int], tuple[Fault, ...]]:
-    """Count decisions, skipped lines and faults; raise unless faults may be dropped."""
+) -> tuple[dict[str, int], tuple[Fault, ...]]:
+    """Count skipped lines and faults; raise unless faults may be dropped."""
     counts = connection.execute("""
         SELECT reason, count(*), first(file ORDER BY rowid), first(event_id ORDER BY rowid)
         FROM decisions GROUP BY reason ORDER BY min(rowid)
     """).fetchall()
-    rows = sum(count for reason, count, *_ in counts if reason is None)
     skipped = {reason: count for reason, count, *_ in counts if reason in SKIPPED}
     faults = tuple(
         Fault(reason, "", count, {"file": file} | ({"event": event} if event else {}), ADVICE)
@@ -314,10 +298,10 @@ def _counted(
     )
     if faults and on_fault == "raise":
         raise LogError(faults)
-    if not rows:
+    if all(reason is not None for reason, *_ in counts):
         other = "".join(f"; {count:,} × {what}" for what, count in skipped.items())
         raise LogError([*faults, Fault(f"there is no decision in these files{other}", "", 0)])
-    return rows, skipped, faults
+    return skipped, faults
 
 
 def _reward(connection: duckdb.DuckDBPyConnection) -> str:
@@ -328,7 +312,7 @@ def _reward(connection: duckdb.DuckDBPyConnection) -> str:
     """).fetchall()
     if not any(uneven for *_, uneven in loggers):
         return "reward"
-    cases = " ".join(f"WHEN {_text(label)} THEN {mean!r}" for label, mean, _ in loggers)
+    cases = " ".join(f"WHEN {literal(label)} THEN {mean!r}" for label, mean, _ in loggers)
     return f"reward / (1.0 - pdrop) / CASE logger {cases} END"
 
 
@@ -336,7 +320,7 @@ def _rows(
     connection: duckdb.DuckDBPyConnection, context: Sequence[str], save: Path | None
 ) -> pa.Table | Path:
     """Return the rows as an Arrow table, or write them to a Parquet file."""
-    names = ", ".join(map(_quoted, (*COLUMNS, *context)))
+    names = ", ".join(map(identifier, (*COLUMNS, *context)))
     result = connection.sql(f"SELECT {names} FROM decisions WHERE reason IS NULL")
     if save is None:
         return result.to_arrow_table()
