@@ -14,9 +14,9 @@ import time
 from argparse import ArgumentParser
 from pathlib import Path
 
+from poolwise.paper.datasets import lyrl_shaped
 from poolwise.paper.figures import write_csv
-from poolwise.paper.panels import panel
-from poolwise.paper.problem import FRACTIONS, Setting, lyrl_shaped
+from poolwise.paper.panels import FRACTIONS, TrainedPolicies, panel
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("reproduction"))
     out = parser.parse_args().out
     start = time.perf_counter()
-    setting = Setting.of(lyrl_shaped())
+    setting = TrainedPolicies.of(lyrl_shaped())
     trained = time.perf_counter()
     rows = [row for f in FRACTIONS for row in panel(setting.problem(f), f)]
     done = time.perf_counter()

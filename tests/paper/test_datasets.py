@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import builtins
 import bz2
 import os
+import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -240,14 +240,8 @@ def test_an_archive_without_a_published_split_is_refused(tmp_path: Path) -> None
 def test_a_missing_package_is_named_with_its_extra(
     package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:  # noqa: ANN401 - as in builtins
-        if name.partition(".")[0] == package:
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for module in (package, f"{package}.datasets"):
+        monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "rows").write_text("0 1:1\n")
     ask: dict[str, Callable[[], object]] = {
         "pooch": partial(fetch, "scene", tmp_path),

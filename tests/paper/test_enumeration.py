@@ -8,6 +8,7 @@ import pytest
 from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError
 from poolwise.formats.labelled import correct_labels, true_value
+from poolwise.log.crf import UnaryCRF
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -16,8 +17,8 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
-from poolwise.paper.enumeration import Mix, Slab, exact_fourth, exact_moments
-from poolwise.paper.problem import FIRST, SECOND, LabelProblem, Setting
+from poolwise.paper.enumeration import LabelProblem, Mix, Scored, exact_fourth, exact_moments
+from poolwise.paper.panels import FIRST, SECOND, TrainedPolicies
 from tests.support.messages import refused
 from tests.support.synthetic import LABELS, small_data
 
@@ -27,7 +28,7 @@ COUNTS = {FIRST: 30, SECOND: 50}
 
 @pytest.fixture(scope="module")
 def problem() -> LabelProblem:
-    return Setting.of(small_data()).problem(FRACTION)
+    return TrainedPolicies.of(small_data()).problem(FRACTION)
 
 
 def finite(problem: LabelProblem, counts: dict[str, int]) -> FiniteProblem:
@@ -74,7 +75,7 @@ def test_slabs_of_any_size_give_the_moments_of_the_whole(
 
 
 def test_three_loggers_mix_as_well_as_two(problem: LabelProblem) -> None:
-    third = Setting.of(small_data()).problem(0.2).policies[FIRST]
+    third = TrainedPolicies.of(small_data()).problem(0.2).policies[FIRST]
     wider = LabelProblem(problem.truth, {**problem.policies, "third": third}, problem.target)
     counts = {**COUNTS, "third": 20}
     (found,) = exact_moments(wider, [Mix(counts)])
@@ -107,24 +108,10 @@ def test_fourth_moments_are_sums_over_all_cells(problem: LabelProblem) -> None:
         assert own[i] == pytest.approx(expected, rel=1e-9)
 
 
-class Unsupported:
-    """One context, two actions; the logger never plays the second."""
-
-    contexts = 1
-    loggers = ("only",)
-
-    def parts(self, cells: int) -> list[slice]:
-        del cells
-        return [slice(0, 1)]
-
-    def slab(self, part: slice) -> Slab:
-        del part
-        return Slab(np.ones((1, 2)), np.full((1, 2), 0.5), {"only": np.array([[1.0, 0.0]])})
-
-    def value(self) -> float:
-        return 1.0
-
-
 def test_a_logger_that_leaves_actions_out_is_refused() -> None:
+    """One context, one label; the logger assigns it with a probability that rounds to 0."""
+    crf = UnaryCRF(np.zeros((1, 1)), np.zeros(1))
+    never, even = (Scored(crf, np.array([[score]])) for score in (-800.0, 0.0))
+    problem = LabelProblem(np.array([[True]]), {"only": never}, even)
     with refused(RefusedError):
-        exact_moments(Unsupported(), [Mix({"only": 1})])
+        exact_moments(problem, [Mix({"only": 1})])

@@ -13,7 +13,7 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.paper.panels import Row
+    from poolwise.paper.figures import Row
 
 ROWS: list[Row] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
 

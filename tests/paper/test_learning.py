@@ -10,7 +10,7 @@ from rich.console import Console
 
 from poolwise.paper.figures import LEARNING, read_csv
 from poolwise.paper.learning import RULES, LabelLearning
-from poolwise.paper.problem import FIRST, SECOND, mix_of
+from poolwise.paper.panels import FIRST, SECOND, mix_of
 from poolwise.paper.run import Effort, run
 from tests.support.synthetic import save_as
 

@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from poolwise.paper.datasets import Dataset, load
-from poolwise.paper.panels import Row, gamma, panel
-from poolwise.paper.problem import RATIOS, Setting, Structure, lyrl_shaped, training_rows
+from poolwise.paper.datasets import Dataset, load, lyrl_shaped
+from poolwise.paper.panels import (
+    RATIOS,
+    Structure,
+    TrainedPolicies,
+    gamma,
+    panel,
+    training_rows,
+)
 from tests.support.synthetic import small_data
+
+if TYPE_CHECKING:
+    from poolwise.paper.figures import Row
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")
 SLICE = 40  # test inputs: enough for every law, small enough for every day
@@ -41,12 +51,12 @@ def laws(rows: list[Row]) -> None:
 @pytest.mark.parametrize("structure", ["unary", "pairwise"])
 @pytest.mark.parametrize("fraction", [0.02, 0.2])
 def test_the_laws_hold_in_every_cell(structure: Structure, fraction: float) -> None:
-    laws(panel(Setting.of(small_data(), structure).problem(fraction), fraction))
+    laws(panel(TrainedPolicies.of(small_data(), structure).problem(fraction), fraction))
 
 
 @pytest.mark.parametrize("name", ["scene", "yeast"])
 def test_the_laws_hold_on_a_slice_of_the_papers_data(name: str) -> None:
-    rows = panel(Setting.of(sliced(name)).problem(0.02), 0.02)
+    rows = panel(TrainedPolicies.of(sliced(name)).problem(0.02), 0.02)
     laws(rows)
     assert max(float(row["cv_target_best"]) for row in rows) <= 0.6
     assert float(rows[0]["drop_naive"]) < 1
@@ -55,7 +65,7 @@ def test_the_laws_hold_on_a_slice_of_the_papers_data(name: str) -> None:
 def test_a_problem_of_the_shape_of_lyrl_runs() -> None:
     data = lyrl_shaped(test_rows=5000, train_rows=2000)
     assert data.test.labels.shape == (5000, 4)
-    laws(panel(Setting.of(data).problem(0.05), 0.05))
+    laws(panel(TrainedPolicies.of(data).problem(0.05), 0.05))
 
 
 def test_gamma_is_symmetric_in_the_sizes_and_least_where_they_are_equal() -> None:

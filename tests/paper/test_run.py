@@ -19,7 +19,7 @@ from tests.support.synthetic import save_as
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.paper.panels import Row
+    from poolwise.paper.figures import Row
 
 pytestmark = pytest.mark.slow
 LITTLE = Effort(
@@ -67,25 +67,25 @@ def test_the_page_has_every_figure_and_verdict(written: Path) -> None:
 
 def test_verdicts_come_from_the_csv_files(written: Path) -> None:
     tables = {name: read_csv(written / f"{name}.csv") for name in module.SOURCES}
-    found = {claim.text: claim.answer for claim in claims(tables, numbers())}
-    assert found == {
-        str(row["claim"]): row["verdict"] for row in read_csv(written / "claims.csv")
-    }
+    verdicts = claims(tables, numbers())
+    assert verdicts == read_csv(written / "claims.csv")
+    found = {row["claim"]: row["verdict"] for row in verdicts}
     assert found["Balanced is never worse than naive."] == "holds"
     tables["panels"][3]["balanced_naive"] = 1.25
-    changed = {claim.text: claim for claim in claims(tables, numbers())}
-    worse = changed["Balanced is never worse than naive."]
-    assert worse.answer == "holds in part"
-    assert "15 of 16 cells" in worse.verdicts[0].evidence
-    assert "1.25 at fraction 0.05, r 1" in worse.verdicts[0].evidence
+    changed = claims(tables, numbers())
+    worse = [row for row in changed if row["claim"] == "Balanced is never worse than naive."]
+    assert {row["verdict"] for row in worse} == {"holds in part"}
+    assert "15 of 16 cells" in worse[0]["evidence"]
+    assert "1.25 at fraction 0.05, r 1" in worse[0]["evidence"]
 
 
 def test_a_large_z_score_is_no_match() -> None:
     row: Row = {"data": "scene", "fraction": 0.02, "r": 1.0, "estimator": "naive"}
     row |= {"replications": 500, "z_mean": 0.3, "z_variance": 4.5}
-    (_, found) = claims({"simulation": [row]}, numbers())
-    assert found.answer == "holds in part"
-    assert "+4.50: the variance of naive at fraction 0.02, r 1" in found.verdicts[0].evidence
+    *toy, found = claims({"simulation": [row]}, numbers())
+    assert {row["figure"] for row in toy} == {0}
+    assert found["verdict"] == "holds in part"
+    assert "+4.50: the variance of naive at fraction 0.02, r 1" in found["evidence"]
 
 
 def test_an_interrupted_run_continues_and_gives_the_same(
@@ -117,7 +117,7 @@ def test_finished_jobs_are_not_computed_again(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_as(tmp_path, "scene")
-    monkeypatch.setattr(module, "Setting", None)  # any work would fail
+    monkeypatch.setattr(module, "TrainedPolicies", None)  # any work would fail
     run("scene", tmp_path, written, console=quiet(), effort=LITTLE)
 
 

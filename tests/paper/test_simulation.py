@@ -8,10 +8,16 @@ import pytest
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD
 from poolwise.paper import simulation
-from poolwise.paper.enumeration import Mix, exact_moments
-from poolwise.paper.panels import divergences, estimated_weights
-from poolwise.paper.problem import FIRST, SECOND, LabelProblem, Setting
-from poolwise.paper.simulation import Draws, ExactCell, exact_cells, mix_for, simulate_cell
+from poolwise.paper.enumeration import LabelProblem, Mix, exact_moments
+from poolwise.paper.panels import FIRST, SECOND, TrainedPolicies, divergences
+from poolwise.paper.simulation import (
+    ExactCell,
+    Simulator,
+    estimated_weights,
+    exact_cells,
+    mix_for,
+    simulate_cell,
+)
 from tests.support.synthetic import small_data
 
 REPLICATIONS = 300
@@ -19,7 +25,7 @@ REPLICATIONS = 300
 
 @pytest.fixture(scope="module")
 def problem() -> LabelProblem:
-    return Setting.of(small_data()).problem(0.05)
+    return TrainedPolicies.of(small_data()).problem(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ def test_simulated_means_and_variances_are_the_exact_ones(
     problem: LabelProblem, cell: ExactCell
 ) -> None:
     rows = simulate_cell(
-        Draws(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
+        Simulator(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
     )
     named = {str(row["estimator"]): row for row in rows}
     assert list(named)[:5] == ["naive", "balanced", "weighted", "cv_loggers", "cv_target"]
@@ -83,7 +89,7 @@ def test_simulated_means_and_variances_are_the_exact_ones(
 def test_a_wrong_variance_would_be_seen(problem: LabelProblem, cell: ExactCell) -> None:
     """The same draws, compared with a variance that is a third too large."""
     rows = simulate_cell(
-        Draws(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
+        Simulator(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
     )
     for row in rows[:5]:
         z, found, exact = (float(row[k]) for k in ("z_variance", "variance", "var_exact"))
@@ -97,7 +103,7 @@ def test_replications_are_drawn_apart_and_have_the_exact_means(
     mix = Mix({FIRST: 20, SECOND: 30})
     exact = exact_moments(problem, [mix])[0]
     found = list(
-        Draws(problem).moments(mix, (BALANCED_REWARD,), 2000, np.random.default_rng(2))
+        Simulator(problem).moments(mix, (BALANCED_REWARD,), 2000, np.random.default_rng(2))
     )
     assert len(found) == 2000
     for logger, m in exact.items():
@@ -113,7 +119,7 @@ def test_estimated_weights_come_close_to_the_optimum(problem: LabelProblem) -> N
     sizes = {}
     for size in (20, 500):
         rows = estimated_weights(
-            Draws(problem),
+            Simulator(problem),
             known,
             problem.value(),
             size,

@@ -7,20 +7,18 @@ holds only in part, the evidence names the cells that contradict it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from poolwise.paper.figures import Source
-from poolwise.paper.panels import Row
+from poolwise.paper.figures import Row, TableName
 from poolwise.text import short
 
 if TYPE_CHECKING:
-    from poolwise.paper.toy import Number
+    from poolwise.paper.toy import Printed
 
 Answer: TypeAlias = Literal["holds", "holds in part", "does not hold"]
-Judge: TypeAlias = Callable[[Sequence[Row]], tuple[Answer, str]]
-Tables: TypeAlias = Mapping[Source, Sequence[Row]]
+Judgement: TypeAlias = tuple[Answer, str]  # with the numbers behind it, in a sentence
+Judge: TypeAlias = Callable[[Sequence[Row]], Judgement]
 
 SLACK = 1e-12  # rounding of a ratio that cannot exceed 1
 GAMMA_SLACK = 1e-10
@@ -32,70 +30,21 @@ TARGET_BOUND = 0.6
 TOY, FULL_SIZE = 0, -1  # used as the figure's number
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The answer to a claim in one data set.
-
-    Attributes:
-        where: The data set, or the part of the paper.
-        answer: Whether the claim holds there.
-        evidence: The numbers behind the answer, in a sentence.
-    """
-
-    where: str
-    answer: Answer
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim with its verdicts.
-
-    Attributes:
-        text: The claim, in a sentence.
-        source: Its author and section.
-        figure: The figure that shows it, or `TOY` or `FULL_SIZE`.
-        verdicts: One per data set.
-    """
-
-    text: str
-    source: str
-    figure: int
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def answer(self) -> Answer:
-        """The answer over all data sets."""
-        answers = {verdict.answer for verdict in self.verdicts}
-        return answers.pop() if len(answers) == 1 else "holds in part"
-
-    def rows(self) -> Iterator[Row]:
-        """Return the rows of the CSV file, one per verdict."""
-        for verdict in self.verdicts:
-            yield {
-                "claim": self.text,
-                "by": self.source,
-                "figure": self.figure,
-                "verdict": self.answer,
-                "where": verdict.where,
-                "verdict_there": verdict.answer,
-                "evidence": verdict.evidence,
-            }
-
-
-def claims(tables: Tables, toy: Sequence[Number], full_size: Sequence[Row] = ()) -> list[Claim]:
-    """Judge every claim that the given tables cover."""
-    judged = [_toy(toy)]
-    for source, wanted in CLAIMS.items():
-        places = by_place(tables.get(source, ()))
-        judged += [
-            Claim(text, author, figure, _verdicts(places, judge))
-            for text, (author, figure, judge) in wanted.items()
-        ]
+def claims(
+    tables: Mapping[TableName, Sequence[Row]],
+    toy: Sequence[Printed],
+    full_size: Sequence[Row] = (),
+) -> list[Row]:
+    """Judge every claim that the given tables cover; return one row per claim and data set."""
+    judged = _judged("The numbers of the toy example.", "the paper, Table 1", TOY, _toy(toy))
+    for table, wanted in CLAIMS.items():
+        places = by_place(tables.get(table, ()))
+        for text, (author, figure, judge) in wanted.items():
+            verdicts = {where: judge(rows) for where, rows in places.items()}
+            judged += _judged(text, author, figure, verdicts)
     text = "The exact computation runs at LYRL's full size, and every bound holds there."
-    verdicts = _verdicts(by_place(full_size), all_bounds)
-    judged.append(Claim(text, "ours, synthetic documents", FULL_SIZE, verdicts))
-    return [claim for claim in judged if claim.verdicts]
+    verdicts = {where: all_bounds(rows) for where, rows in by_place(full_size).items()}
+    return judged + _judged(text, "ours, synthetic documents", FULL_SIZE, verdicts)
 
 
 def by_place(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -107,20 +56,31 @@ def by_place(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return places
 
 
-def _verdicts(places: Mapping[str, Sequence[Row]], judge: Judge) -> tuple[Verdict, ...]:
-    return tuple(Verdict(where, *judge(rows)) for where, rows in places.items())
-
-
-def _toy(numbers: Sequence[Number]) -> Claim:
-    verdicts = [
-        Verdict(
-            n.what,
+def _toy(numbers: Sequence[Printed]) -> dict[str, Judgement]:
+    return {
+        n.what: (
             "holds" if n.agrees else "does not hold",
             f"{n.paper} in the paper; exactly {n.exact} = {n.ours:.6f}. {n.note}".strip(),
         )
         for n in numbers
+    }
+
+
+def _judged(text: str, by: str, figure: int, verdicts: Mapping[str, Judgement]) -> list[Row]:
+    """Return the rows of a claim, one per data set, or number of the toy."""
+    answers = {answer for answer, _ in verdicts.values()}
+    return [
+        {
+            "claim": text,
+            "by": by,
+            "figure": figure,
+            "verdict": answer if len(answers) == 1 else "holds in part",
+            "where": where,
+            "verdict_there": answer,
+            "evidence": evidence,
+        }
+        for where, (answer, evidence) in verdicts.items()
     ]
-    return Claim("The numbers of the toy example.", "the paper, Table 1", TOY, tuple(verdicts))
 
 
 def overall(results: Iterable[bool]) -> Answer:
@@ -135,24 +95,20 @@ def overall(results: Iterable[bool]) -> Answer:
     return "holds in part" if any(values) else "does not hold"
 
 
-def _number(row: Row, field: str) -> float:
-    return float(row[field])
-
-
 def _at(row: Row, field: str) -> str:
-    return f"{short(_number(row, field))} at fraction {row['fraction']}, r {row['r']:g}"
+    return f"{short(row[field])} at fraction {row['fraction']}, r {row['r']:g}"
 
 
 def _range(rows: Sequence[Row], field: str) -> str:
-    low, high = (pick(rows, key=lambda row: _number(row, field)) for pick in (min, max))
+    low, high = (pick(rows, key=lambda row: row[field]) for pick in (min, max))
     return f"from {_at(low, field)} to {_at(high, field)}"
 
 
 def never_above(field: str, bound: float = 1.0) -> Judge:
     """Judge whether the ratio stays at or below a bound in every cell."""
 
-    def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
-        good = [_number(row, field) <= bound + SLACK for row in rows]
+    def judge(rows: Sequence[Row]) -> Judgement:
+        good = [row[field] <= bound + SLACK for row in rows]
         return overall(good), f"{sum(good)} of {len(good)} cells, {_range(rows, field)}."
 
     return judge
@@ -161,13 +117,9 @@ def never_above(field: str, bound: float = 1.0) -> Judge:
 def monotone(field: str, along: str, sign: int) -> Judge:
     """Judge whether the ratio rises (sign 1) or falls (-1) from cell to cell."""
 
-    def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
+    def judge(rows: Sequence[Row]) -> Judgement:
         steps = list(_steps(rows, along))
-        wrong = [
-            (left, right)
-            for left, right in steps
-            if sign * (_number(right, field) - _number(left, field)) < -SLACK
-        ]
+        wrong = [step for step in steps if sign * (step[1][field] - step[0][field]) < -SLACK]
         answer = overall(step not in wrong for step in steps)
         good = len(steps) - len(wrong)
         return answer, f"{good} of {len(steps)} steps{_except(wrong, along)}."
@@ -180,7 +132,7 @@ def _steps(rows: Sequence[Row], along: str) -> Iterator[tuple[Row, Row]]:
     fixed = "r" if along == "v" else "fraction"
     for value in dict.fromkeys(row[fixed] for row in rows):
         line = [row for row in rows if row[fixed] == value]
-        yield from pairwise(sorted(line, key=lambda row: _number(row, along)))
+        yield from pairwise(sorted(line, key=lambda row: row[along]))
 
 
 def _except(wrong: Sequence[tuple[Row, Row]], along: str) -> str:
@@ -188,17 +140,17 @@ def _except(wrong: Sequence[tuple[Row, Row]], along: str) -> str:
     if not wrong:
         return ""
     fixed = "r" if along == "v" else "fraction"
-    low = min(_number(left, along) for left, _ in wrong)
-    high = max(_number(right, along) for _, right in wrong)
-    others = sorted({_number(left, fixed) for left, _ in wrong})
+    low = min(left[along] for left, _ in wrong)
+    high = max(right[along] for _, right in wrong)
+    others = sorted({left[fixed] for left, _ in wrong})
     named = f"{fixed} {others[0]:g}" + (f" to {others[-1]:g}" if len(others) > 1 else "")
     return f"; the others lie between {along} {short(low)} and {short(high)}, at {named}"
 
 
-def dropping(rows: Sequence[Row]) -> tuple[Answer, str]:
+def dropping(rows: Sequence[Row]) -> Judgement:
     """Judge whether dropping log 1 helps naive in some cells: exactly where v > 2 + r."""
-    helps = [row for row in rows if _number(row, "drop_naive") < 1]
-    exact = all((_number(r, "v") > 2 + _number(r, "r")) == (r in helps) for r in rows)
+    helps = [row for row in rows if row["drop_naive"] < 1]
+    exact = all((r["v"] > 2 + r["r"]) == (r in helps) for r in rows)
     where = "; in exactly the cells where v > 2 + r" * exact
     return overall([0 < len(helps) < len(rows), exact]), (
         f"lowers the variance in {len(helps)} of {len(rows)} cells, "
@@ -206,42 +158,42 @@ def dropping(rows: Sequence[Row]) -> tuple[Answer, str]:
     )
 
 
-def dropping_balanced(rows: Sequence[Row]) -> tuple[Answer, str]:
+def dropping_balanced(rows: Sequence[Row]) -> Judgement:
     """Judge whether log 2 alone beats balanced on both logs in some cells."""
-    helps = [row for row in rows if _number(row, "drop_balanced") < 1 - SLACK]
+    helps = [row for row in rows if row["drop_balanced"] < 1 - SLACK]
     return overall([bool(helps)]), (
         f"lowers the variance in {len(helps)} of {len(rows)} cells, "
         f"{_range(rows, 'drop_balanced')}."
     )
 
 
-def equals_gamma(rows: Sequence[Row]) -> tuple[Answer, str]:
+def equals_gamma(rows: Sequence[Row]) -> Judgement:
     """Judge whether the ratio by enumeration equals the ratio by the formula."""
-    gaps = [abs(_number(r, "weighted_naive") / _number(r, "gamma") - 1) for r in rows]
+    gaps = [abs(r["weighted_naive"] / r["gamma"] - 1) for r in rows]
     evidence = f"largest relative difference {max(gaps):.1e}."
     return overall(gap < GAMMA_SLACK for gap in gaps), evidence
 
 
-def equal_sizes(rows: Sequence[Row]) -> tuple[Answer, str]:
+def equal_sizes(rows: Sequence[Row]) -> Judgement:
     """Judge whether the ratio of each first logger is smallest for logs of equal size."""
     lowest = {}
     for fraction in dict.fromkeys(row["fraction"] for row in rows):
         line = [row for row in rows if row["fraction"] == fraction]
-        lowest[fraction] = min(line, key=lambda row: _number(row, "weighted_naive"))["r"]
+        lowest[fraction] = min(line, key=lambda row: row["weighted_naive"])["r"]
     good = [r == 1 for r in lowest.values()]
     return overall(good), f"smallest at r = 1 for {sum(good)} of {len(good)} first loggers."
 
 
-def either_wins(rows: Sequence[Row]) -> tuple[Answer, str]:
+def either_wins(rows: Sequence[Row]) -> Judgement:
     """Judge whether weighted wins where v is largest, balanced where it is smallest."""
-    wins = [row for row in rows if _number(row, "weighted_balanced") < 1]
+    wins = [row for row in rows if row["weighted_balanced"] < 1]
     far, near = (
         [row for row in rows if row["fraction"] == end["fraction"]]
-        for end in (pick(rows, key=lambda row: _number(row, "v")) for pick in (max, min))
+        for end in (pick(rows, key=lambda row: row["v"]) for pick in (max, min))
     )
     ends = []
     for name, line in (("largest", far), ("smallest", near)):
-        won, v = sum(row in wins for row in line), short(_number(line[0], "v"))
+        won, v = sum(row in wins for row in line), short(line[0]["v"])
         ends.append(f"in {won} of {len(line)} at the {name} v, {v}")
     return overall([all(r in wins for r in far), any(r not in wins for r in near)]), (
         f"weighted wins in {len(wins)} of {len(rows)} cells, {' and '.join(ends)}; "
@@ -249,7 +201,7 @@ def either_wins(rows: Sequence[Row]) -> tuple[Answer, str]:
     )
 
 
-def all_bounds(rows: Sequence[Row]) -> tuple[Answer, str]:
+def all_bounds(rows: Sequence[Row]) -> Judgement:
     """Judge whether every bound on a ratio holds in every cell."""
     fields = ("balanced_naive", "weighted_naive", "cv_loggers_best", "cv_target_best")
     judged = {field: never_above(field)(rows) for field in fields}
@@ -259,28 +211,28 @@ def all_bounds(rows: Sequence[Row]) -> tuple[Answer, str]:
 
 
 def _near_optimum(row: Row) -> bool:
-    return _number(row, "fixed_ratio") <= REACHED
+    return bool(row["fixed_ratio"] <= REACHED)
 
 
 def _unbiased(row: Row) -> bool:
-    return abs(_number(row, "bias_sd")) <= VISIBLE_BIAS
+    return bool(abs(row["bias_sd"]) <= VISIBLE_BIAS)
 
 
 def reaches_optimum(rule: str) -> Judge:
     """Judge variance (within 5% of the optimum) and bias (below a tenth of an error)."""
 
-    def judge(rows: Sequence[Row]) -> tuple[Answer, str]:
+    def judge(rows: Sequence[Row]) -> Judgement:
         ruled = [row for row in rows if row["rule"] == rule]
         cells = [row for row in ruled if row["n"] == ENOUGH_ROWS]
-        worst = max(cells, key=lambda row: _number(row, "fixed_ratio"))
-        bias = max(cells, key=lambda row: abs(_number(row, "bias_sd")))
+        worst = max(cells, key=lambda row: row["fixed_ratio"])
+        bias = max(cells, key=lambda row: abs(row["bias_sd"]))
         evidence = (
             f"at {ENOUGH_ROWS} rows per log within 5% of the optimal variance for "
             f"{sum(map(_near_optimum, cells))} of {len(cells)} first loggers (shares fixed), "
-            f"at worst {_number(worst, 'fixed_ratio'):.2f} times, fraction "
+            f"at worst {worst['fixed_ratio']:.2f} times, fraction "
             f"{worst['fraction']}; biased by a tenth of a standard error or more for "
             f"{len(cells) - sum(map(_unbiased, cells))}, at worst "
-            f"{_number(bias, 'bias_sd'):+.2f} standard errors, fraction {bias['fraction']}; "
+            f"{bias['bias_sd']:+.2f} standard errors, fraction {bias['fraction']}; "
             f"{_rows_needed(ruled)}"
         )
         return overall(_near_optimum(row) and _unbiased(row) for row in cells), evidence
@@ -298,13 +250,13 @@ def _rows_needed(rows: Sequence[Row]) -> str:
     return f"both for all from {min(enough):,} rows on."
 
 
-def simulated(rows: Sequence[Row]) -> tuple[Answer, str]:
+def simulated(rows: Sequence[Row]) -> Judgement:
     """Judge whether all simulated means and variances are within 4 standard errors."""
     scores = [
-        (_number(row, field), row, of)
+        (row[field], row, of)
         for row in rows
         for field, of in (("z_mean", "mean"), ("z_variance", "variance"))
-        if _number(row, field) == _number(row, field)  # NaN without an exact value
+        if row[field] == row[field]  # NaN without an exact value
     ]
     score, row, of = max(scores, key=lambda entry: abs(entry[0]))
     return overall(abs(z) <= MOST_Z for z, _, _ in scores), (
@@ -324,7 +276,7 @@ def _ours(figure: int, judge: Judge) -> Entry:
     return "ours", figure, judge
 
 
-CLAIMS: Mapping[Source, Mapping[str, Entry]] = {  # by source and text
+CLAIMS: Mapping[TableName, Mapping[str, Entry]] = {  # by table and text
     "panels": {
         "Dropping log 1 lowers the variance of naive for high v and small r.": _paper(
             "7.2", 1, dropping

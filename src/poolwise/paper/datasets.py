@@ -1,4 +1,4 @@
-"""Labelled data sets: the paper's three, and three with one class per row.
+"""Labelled data sets: the paper's three, three with one class per row, and a synthetic one.
 
 A data set is read from a folder (`--data`, or the environment variable POOLWISE_DATA), as
 NumPy archive or as LibSVM text, and downloaded into that folder if it is missing.  No data
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from poolwise.errors import MissingExtraError, SourceError, UsageError, did_you_mean
+from poolwise.errors import SourceError, UsageError, did_you_mean, optional_module
 from poolwise.log.crf import to_masks
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import FloatArray
 
-Features: TypeAlias = "FloatArray | csr_array[Any]"  # sparse where the file is sparse
+FeatureMatrix: TypeAlias = "FloatArray | csr_array[Any]"  # sparse where the file is sparse
 
 FOLDER = "POOLWISE_DATA"
 DEFAULT_FOLDER = Path("../shared/data")
@@ -34,6 +34,11 @@ LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel/"
 ROOTS = ("CCAT", "ECAT", "GCAT", "MCAT")  # the top of the topic tree of RCV1
 RCV1_TRAIN = 23_149  # training documents of LYRL; fractions are of these
 SUBSET_SEED = 2004  # the subset is sorted by source: shuffle before the split
+FULL_SIZE = "lyrl-shaped"  # name of a synthetic data set
+FULL_ROWS = 781_265  # its test rows
+FULL_SEED = 781_265
+FULL_FEATURES, FULL_LABELS = 20, 4
+FULL_NOTE = f"{FULL_SIZE} is synthetic: it has the size of LYRL, to time the computation."
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +50,7 @@ class Labelled:
         labels: Shape (n, q) of 0 and 1, or (n,) of classes.
     """
 
-    contexts: Features
+    contexts: FeatureMatrix
     labels: NDArray[Any]  # uint8 vectors, or classes of any integer type
 
     def __len__(self) -> int:
@@ -203,12 +208,9 @@ def read_libsvm(path: Path | str, features: int, labels: int) -> Labelled:
 
     Labels count from 0, features from 1; a row without labels starts with a space.
     """
+    sklearn = optional_module("sklearn.datasets", "scikit-learn", "datasets")
     try:
-        from sklearn.datasets import load_svmlight_file
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "datasets") from error
-    try:
-        matrix, assigned = load_svmlight_file(
+        matrix, assigned = sklearn.load_svmlight_file(
             str(path), n_features=features, zero_based=False, multilabel=True
         )
         bits = np.zeros((len(assigned), labels), dtype=np.uint8)
@@ -261,10 +263,7 @@ def fingerprint(rows: Labelled) -> str:
 def _retrieve(url: str, path: Path) -> Path:
     if path.is_file():
         return path
-    try:
-        import pooch
-    except ImportError as error:
-        raise MissingExtraError("pooch", "datasets") from error
+    pooch = optional_module("pooch", "pooch", "datasets")
     try:  # pooch writes a temporary file and renames it, so that no partial file remains
         pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent)
     except Exception as error:
@@ -275,14 +274,11 @@ def _retrieve(url: str, path: Path) -> Path:
 
 def fetch_lyrl(folder: Path) -> Dataset:
     """Return all of LYRL, through scikit-learn, which verifies checksums."""
-    try:
-        from sklearn.datasets import fetch_rcv1
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "datasets") from error
+    sklearn = optional_module("sklearn.datasets", "scikit-learn", "datasets")
     parts = []
     for subset in ("train", "test"):
         try:
-            bunch = fetch_rcv1(data_home=str(folder), subset=subset)
+            bunch = sklearn.fetch_rcv1(data_home=str(folder), subset=subset)
         except Exception as error:
             reason = f"LYRL is not there and cannot be downloaded: {error}"
             raise SourceError(str(folder), reason) from error
@@ -291,3 +287,19 @@ def fetch_lyrl(folder: Path) -> Dataset:
         parts.append(Labelled(bunch.data, roots.astype(np.uint8)))
     train, test = parts
     return Dataset("lyrl", train, test, ROOTS, RCV1_TRAIN)
+
+
+def lyrl_shaped(test_rows: int = FULL_ROWS, train_rows: int = RCV1_TRAIN) -> Dataset:
+    """Return a synthetic data set with as many rows and labels as LYRL."""
+    rng = np.random.default_rng(FULL_SEED)
+    weights = rng.normal(size=(FULL_FEATURES, FULL_LABELS))
+    biases = rng.normal(-1.0, 0.5, size=FULL_LABELS)
+    parts = []
+    for size in (train_rows, test_rows):
+        contexts = rng.normal(size=(size, FULL_FEATURES))
+        chance = 1 / (1 + np.exp(-(contexts @ weights + biases)))
+        labels = rng.random(chance.shape) < chance
+        parts.append(Labelled(contexts, labels.astype(np.uint8)))
+    train, test = parts
+    names = tuple(f"label {k}" for k in range(FULL_LABELS))
+    return Dataset(FULL_SIZE, train, test, names, train_rows, FULL_NOTE)

@@ -13,11 +13,11 @@ numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
+
+if TYPE_CHECKING:
+    from poolwise.log.crf import BitArray, LabelPolicy
 
 CELLS = 1 << 14  # of a slab, so that its columns stay in the cache
 RUNS = 64  # groups of slabs with sums of their own, so that the order of adding is fixed
@@ -51,24 +54,69 @@ class Slab:
     loggers: Mapping[str, FloatArray]
 
 
-class Problem(Protocol):
-    """A problem that gives its cells slab by slab; contexts are equally likely."""
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A policy with its scores at the test inputs, which are computed once.
+
+    Attributes:
+        policy: The policy.
+        scores: Its scores at every test input, shape (X, q).
+    """
+
+    policy: LabelPolicy
+    scores: FloatArray
+
+    def distribution(self, part: slice) -> FloatArray:
+        logs = self.policy.log_distribution_at(self.scores[part])
+        return np.exp(logs, out=logs)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelProblem:
+    """Test inputs with known labels, two loggers or more, and a target.
+
+    Attributes:
+        truth: Labels of the test inputs, shape (X, q).
+        policies: The loggers, by name.
+        target: The policy to evaluate.
+    """
+
+    truth: BitArray
+    policies: Mapping[str, Scored]
+    target: Scored
 
     @property
-    def contexts(self) -> int: ...
+    def contexts(self) -> int:
+        return len(self.truth)
 
     @property
-    def loggers(self) -> Sequence[str]: ...
+    def loggers(self) -> Sequence[str]:
+        return tuple(self.policies)
 
-    def parts(self, cells: int) -> Iterable[slice]:
-        """Return the contexts of each slab, for slabs of about so many cells."""
-        ...
+    def parts(self, cells: int) -> Iterator[slice]:
+        step = max(1, cells >> self.truth.shape[1])
+        return (slice(first, first + step) for first in range(0, self.contexts, step))
 
-    def slab(self, part: slice) -> Slab: ...
+    def slab(self, part: slice) -> Slab:
+        loggers = {name: policy.distribution(part) for name, policy in self.policies.items()}
+        return Slab(self.rewards(part), self.target.distribution(part), loggers)
+
+    def rewards(self, part: slice) -> FloatArray:
+        """Count the labels each vector assigns correctly, shape (x, 2^q), by doubling."""
+        truth = self.truth[part]
+        rewards = np.empty((len(truth), 1 << truth.shape[1]))
+        rewards[:, 0] = (~truth).sum(axis=1)
+        for label in range(truth.shape[1]):
+            half = 1 << label
+            gain = np.where(truth[:, label], 1.0, -1.0)[:, None]
+            np.add(rewards[:, :half], gain, out=rewards[:, half : 2 * half])
+        return rewards
 
     def value(self) -> float:
-        """Return the true value of the target."""
-        ...
+        total = 0.0
+        for part in self.parts(1 << 18):
+            total += float(np.vdot(self.target.distribution(part), self.rewards(part)))
+        return total / self.contexts
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +164,7 @@ class Mix:
 
 
 def exact_moments(
-    problem: Problem, mixes: Sequence[Mix], cells: int = CELLS
+    problem: LabelProblem, mixes: Sequence[Mix], cells: int = CELLS
 ) -> list[dict[str, Moments]]:
     """Return the moments of each logger under each mixture, as of infinitely many rows."""
     value = problem.value()
@@ -134,7 +182,7 @@ Combination = Mapping[Term, float]  # of the terms of one row
 
 
 def exact_fourth(
-    problem: Problem,
+    problem: LabelProblem,
     mixes: Sequence[Mix],
     combinations: Sequence[Sequence[Combination]],
     moments: Sequence[Mapping[str, Moments]],
@@ -166,10 +214,12 @@ def exact_fourth(
     return _total(task, problem)
 
 
-Task = Callable[[Slab], tuple[FloatArray, FloatArray]]
+Reduction = Callable[[Slab], tuple[FloatArray, FloatArray]]
 
 
-def _total(task: Task, problem: Problem, cells: int = CELLS) -> tuple[FloatArray, FloatArray]:
+def _total(
+    task: Reduction, problem: LabelProblem, cells: int = CELLS
+) -> tuple[FloatArray, FloatArray]:
     """Average a task's sums over all contexts, in a fixed order."""
     from threadpoolctl import threadpool_limits
 
@@ -181,7 +231,9 @@ def _total(task: Task, problem: Problem, cells: int = CELLS) -> tuple[FloatArray
     return first / problem.contexts, second / problem.contexts
 
 
-def _run(task: Task, problem: Problem, parts: Sequence[slice]) -> tuple[FloatArray, FloatArray]:
+def _run(
+    task: Reduction, problem: LabelProblem, parts: Sequence[slice]
+) -> tuple[FloatArray, FloatArray]:
     first, second = task(problem.slab(parts[0]))
     for part in parts[1:]:
         more_first, more_second = task(problem.slab(part))

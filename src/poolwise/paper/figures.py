@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import altair as alt
+else:
+    import lazy_loader
 
-    from poolwise.paper.panels import Row
+    alt = lazy_loader.load("altair")  # takes half a second; the toy has no chart
 
 Chart: TypeAlias = Any  # altair's charts share no useful base class
-Source: TypeAlias = Literal["panels", "weights", "simulation", "learning"]
+Row: TypeAlias = dict[str, Any]  # of a CSV file: numbers and texts
+TableName: TypeAlias = Literal["panels", "weights", "simulation", "learning"]
 
 CELL = ("data", "structure", "fraction", "r", "v")
 WEIGHT_COLUMNS = (
@@ -43,7 +46,6 @@ DATA_TITLES = {
     "lyrl": "LYRL",
     "lyrl-subset": "LYRL (subset)",
 }
-WIDTH, HEIGHT = 250, 230
 GREY = "#666"
 
 
@@ -64,7 +66,7 @@ class Figure:
     number: int
     name: str
     title: str
-    source: Source
+    source: TableName
     columns: tuple[str, ...]
     draw: Callable[[Sequence[Row], Figure], Chart]
     caption: str
@@ -123,29 +125,15 @@ def _styled(chart: Chart) -> Chart:
     )
 
 
-def _values(rows: Sequence[Row]) -> alt.InlineData:
-    import altair as alt
-
-    return alt.InlineData(values=list(rows))
-
-
-def _panels(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(str(row["panel"]) for row in rows))
-
-
-def _fraction() -> alt.Color:
-    import altair as alt
-
-    return alt.Color(
-        "fraction:O",
-        title=["trained on", "(log 1)"],
-        scale=alt.Scale(scheme="viridis", reverse=True),
-    )
+def _faceted(rows: Sequence[Row], *layers: Chart, width: int = 250, height: int = 230) -> Chart:
+    """Draw layers side by side, one panel per data set."""
+    panels = list(dict.fromkeys(str(row["panel"]) for row in rows))
+    layered = alt.layer(*layers, data=alt.InlineData(values=list(rows)))
+    layered = layered.properties(width=width, height=height)
+    return layered.facet(column=alt.Column("panel:N", sort=panels, title=None))
 
 
 def _ratio_axis(field: str, title: str) -> alt.Y:
-    import altair as alt
-
     return alt.Y(
         f"{field}:Q",
         title=title,
@@ -155,8 +143,6 @@ def _ratio_axis(field: str, title: str) -> alt.Y:
 
 
 def _size_axis() -> alt.X:
-    import altair as alt
-
     return alt.X(
         "r:Q",
         title="r = rows of log 1 / rows of log 2",
@@ -166,59 +152,50 @@ def _size_axis() -> alt.X:
 
 
 def _baseline(at: float = 1.0) -> Chart:
-    import altair as alt
-
     rule = alt.Chart().mark_rule(color=GREY, strokeDash=[5, 4])
     return rule.encode(y=alt.datum(at))
 
 
 def _lines(rows: Sequence[Row], field: str, title: str, extra: Sequence[Chart] = ()) -> Chart:
-    """Draw one ratio over the sizes of the logs, one panel per data set."""
-    import altair as alt
-
-    base = alt.Chart().encode(x=_size_axis(), y=_ratio_axis(field, title), color=_fraction())
-    layers = [_baseline(), base.mark_line(point=alt.OverlayMarkDef(size=28)), *extra]
-    layered = alt.layer(*layers, data=_values(rows)).properties(width=WIDTH, height=HEIGHT)
-    return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
-
-
-def _unary(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["structure"] == "unary"]
+    """Draw one ratio of unary CRFs over the sizes of the logs."""
+    unary = [row for row in rows if row["structure"] == "unary"]
+    fraction = alt.Color(
+        "fraction:O",
+        title=["trained on", "(log 1)"],
+        scale=alt.Scale(scheme="viridis", reverse=True),
+    )
+    base = alt.Chart().encode(x=_size_axis(), y=_ratio_axis(field, title), color=fraction)
+    lines = base.mark_line(point=alt.OverlayMarkDef(size=28))
+    return _faceted(unary, _baseline(), lines, *extra)
 
 
 def _draw_ratio(rows: Sequence[Row], figure: Figure) -> Chart:
-    return _lines(_unary(rows), figure.columns[-1], figure.title)
+    return _lines(rows, figure.columns[-1], figure.title)
 
 
 def _draw_gamma(rows: Sequence[Row], figure: Figure) -> Chart:
-    import altair as alt
-
     formula = (
         alt.Chart()
         .mark_point(size=70, filled=False, strokeWidth=1, color="black")
         .encode(x=_size_axis(), y=_ratio_axis("gamma", ""), detail="fraction:O")
     )
-    return _lines(_unary(rows), "weighted_naive", figure.title, [formula])
+    return _lines(rows, "weighted_naive", figure.title, [formula])
 
 
 def _draw_controls(rows: Sequence[Row], figure: Figure) -> Chart:
-    import altair as alt
-
     del figure
     fields = {
         "cv_loggers_best": "columns: loggers",
         "cv_target_best": "columns: loggers + target",
     }
     charts = [
-        _lines(_unary(rows), field, f"variance / best of the others ({title})")
+        _lines(rows, field, f"variance / best of the others ({title})")
         for field, title in fields.items()
     ]
     return alt.vconcat(*charts)
 
 
 def _draw_weights(rows: Sequence[Row], figure: Figure) -> Chart:
-    import altair as alt
-
     del figure
     size = alt.X(
         "n:Q",
@@ -237,9 +214,7 @@ def _draw_weights(rows: Sequence[Row], figure: Figure) -> Chart:
         kind = _ratio_axis(field, title) if log else alt.Y(f"{field}:Q", title=title)
         lines = alt.Chart().mark_line(opacity=0.8, point=alt.OverlayMarkDef(size=18))
         lines = lines.encode(x=size, y=kind, color=rule, detail="fraction:O")
-        layered = alt.layer(_baseline(at), lines, data=_values(rows))
-        layered = layered.properties(width=WIDTH, height=170)
-        return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
+        return _faceted(rows, _baseline(at), lines, height=170)
 
     return alt.vconcat(
         chart("fixed_ratio", "variance / optimum, shares fixed", log=True, at=1),
@@ -249,14 +224,12 @@ def _draw_weights(rows: Sequence[Row], figure: Figure) -> Chart:
 
 
 def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
-    import altair as alt
-
     del figure
-    kinds = {"z_mean": "mean", "z_variance": "variance"}
+    ratios = list(dict.fromkeys(row["r"] for row in rows))
     long = [
-        {**row, "z": row[field], "of": kind}
+        {**row, "z": row[field], "of": kind, "jitter": ratios.index(row["r"]) + shift}
         for row in rows
-        for field, kind in kinds.items()
+        for field, kind, shift in (("z_mean", "mean", 0), ("z_variance", "variance", 9))
         if row[field] == row[field]  # NaN: estimated slopes have no exact value
     ]
     names = list(dict.fromkeys(str(row["estimator"]) for row in long))
@@ -272,27 +245,15 @@ def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
             ),
         )
     )
-    jitter = {r: k for k, r in enumerate(dict.fromkeys(row["r"] for row in long))}
-    spaced = [
-        {**row, "jitter": jitter[row["r"]] + (9 if row["of"] == "variance" else 0)}
-        for row in long
-    ]
-    layered = alt.layer(_baseline(4), _baseline(-4), points, data=_values(spaced))
-    layered = layered.properties(width=WIDTH + 30, height=HEIGHT)
-    return layered.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
+    return _faceted(long, _baseline(4), _baseline(-4), points, width=280)
 
 
 def _draw_learning(rows: Sequence[Row], figure: Figure) -> Chart:
-    import altair as alt
-
     colour = alt.Color("rule:N", title=None)
     points = alt.Chart().mark_point(size=20, opacity=0.4)
     points = points.encode(x=_size_axis(), y=alt.Y("gain:Q", title=figure.title), color=colour)
     lines = alt.Chart().mark_line().encode(x=_size_axis(), y="mean(gain):Q", color=colour)
-    layered = alt.layer(_baseline(0.0), points, lines, data=_values(rows))
-    sized = layered.properties(width=WIDTH, height=HEIGHT)
-    facets = sized.facet(column=alt.Column("panel:N", sort=_panels(rows), title=None))
-    return facets.resolve_scale(y="independent")
+    return _faceted(rows, _baseline(0), points, lines).resolve_scale(y="independent")
 
 
 FIGURES = (

@@ -17,14 +17,13 @@ from threadpoolctl import threadpool_limits
 
 from poolwise.learning.objectives import Regression
 from poolwise.log.crf import UnaryCRF
-from poolwise.paper.enumeration import Mix, exact_moments
-from poolwise.paper.panels import divergences
-from poolwise.paper.problem import (
+from poolwise.paper.enumeration import LabelProblem, Mix, exact_moments
+from poolwise.paper.panels import (
     FIRST,
     RATIOS,
     SECOND,
     SECOND_FRACTION,
-    LabelProblem,
+    divergences,
     mix_of,
     training_rows,
 )
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from poolwise.log.crf import BitArray
     from poolwise.log.policy import FloatArray, IntArray
     from poolwise.paper.datasets import Dataset
-    from poolwise.paper.panels import Row
+    from poolwise.paper.figures import Row
 
 RULES = ("balanced", "naive", "log 2 alone", "log 1 alone")
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)

@@ -1,32 +1,93 @@
 """The panels of the paper: exact variances over all loggers and log sizes.
 
-One row per training fraction of the first logger and ratio of the log sizes.  The
-estimators are those of the package: they run on exact moments here and on the
-moments of rows elsewhere.
+The policies are CRFs.  The first logger is trained on 2% to 20% of the training rows of a
+data set, the second on 30%, the target on 35%; the input distribution is that of the test
+rows.  A panel has one row per fraction of the first logger and ratio of the log sizes.  The
+estimators are those of the package: they run on exact moments here and on the moments of
+rows elsewhere.
 """
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.log.crf import PairwiseCRF, UnaryCRF
 from poolwise.moments.terms import WEIGHTED_REWARD
-from poolwise.paper.enumeration import Mix, exact_moments
-from poolwise.paper.problem import FIRST, RATIOS, SECOND, LabelProblem, mix_of
+from poolwise.paper.enumeration import LabelProblem, Mix, Scored, exact_moments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
-    from poolwise.paper.simulation import Draws
+    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.paper.datasets import Dataset, Labelled
+    from poolwise.paper.figures import Row
 
-Row: TypeAlias = dict[str, float | int | str]
+Structure: TypeAlias = Literal["unary", "pairwise"]
+CRFS: Mapping[Structure, type[UnaryCRF | PairwiseCRF]] = {
+    "unary": UnaryCRF,
+    "pairwise": PairwiseCRF,
+}
+FIRST, SECOND = "first", "second"  # the loggers
+FRACTIONS = (0.02, 0.05, 0.08, 0.11, 0.14, 0.17, 0.20)  # training rows of the first logger
+SECOND_FRACTION, TARGET_FRACTION = 0.30, 0.35
+RATIOS = (0.1, 0.25, 0.5, 1.0, 3.0, 5.0, 7.0, 9.0)  # rows of log 1 over rows of log 2
+SECOND_ROWS = 1000  # of log 2; ratios of variances do not depend on it
+ORDER_SEED = 2017  # Scene's file is sorted by label, so that rows are shuffled first
+
+
+def mix_of(ratio: float, rows: int = SECOND_ROWS) -> Mix:
+    """Return the rows of both logs, for a ratio of their sizes."""
+    return Mix({FIRST: round(ratio * rows), SECOND: rows})
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedPolicies:
+    """A data set with the structure of the CRFs: everything of a panel but the first logger.
+
+    Attributes:
+        data: The data set.
+        structure: Structure of the CRFs.
+        second: The second logger, at the test inputs.
+        target: The target, at the test inputs.
+    """
+
+    data: Dataset
+    structure: Structure
+    second: Scored
+    target: Scored
+
+    @classmethod
+    def of(cls, data: Dataset, structure: Structure = "unary") -> TrainedPolicies:
+        """Train the policies that all cells of a panel share."""
+        second, target = (
+            train(data, fraction, structure) for fraction in (SECOND_FRACTION, TARGET_FRACTION)
+        )
+        return cls(data, structure, second, target)
+
+    def problem(self, fraction: float) -> LabelProblem:
+        """Return the problem whose first logger is trained on this fraction."""
+        first = train(self.data, fraction, self.structure)
+        truth = self.data.test.labels.astype(np.bool)
+        return LabelProblem(truth, {FIRST: first, SECOND: self.second}, self.target)
+
+
+def training_rows(data: Dataset, fraction: float) -> Labelled:
+    """Return a fraction of the training rows; larger fractions contain smaller ones."""
+    order = np.random.default_rng(ORDER_SEED).permutation(len(data.train))
+    return data.train.take(order[: round(fraction * data.fractions_of)])
+
+
+def train(data: Dataset, fraction: float, structure: Structure) -> Scored:
+    """Return a CRF fitted to a fraction of the training rows, at the test inputs."""
+    rows = training_rows(data, fraction)
+    policy = CRFS[structure].fit(rows.contexts, rows.labels)
+    return Scored(policy, policy.scores(data.test.contexts))
 
 
 def divergences(moments: MomentsByLogger) -> dict[str, float]:
@@ -93,80 +154,4 @@ def cell(moments: MomentsByLogger, ratio: float) -> Row:
         "weighted_balanced": var["weighted"] / var["balanced"],
         "cv_loggers_best": var["cv_loggers"] / best,
         "cv_target_best": var["cv_target"] / best,
-    }
-
-
-SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)  # rows of each log
-SHARE_RULES = {"own": Weighted(divergence="own"), "pooled": Weighted(divergence="pooled")}
-MOST_ROWS = 2_000_000  # of each log over all replications
-MOST_REPLICATIONS = 2000
-FEWEST_REPLICATIONS = 400
-
-
-def replications_for(size: int) -> int:
-    """Return the number of replications: many for small logs, fewer for large ones.
-
-    >>> replications_for(10), replications_for(10_000)
-    (2000, 400)
-    """
-    return max(FEWEST_REPLICATIONS, min(MOST_REPLICATIONS, MOST_ROWS // size))
-
-
-def estimated_weights(
-    draws: Draws,
-    exact: Mapping[str, float],
-    value: float,
-    size: int,
-    rng: np.random.Generator,
-    *,
-    replications: int = 0,
-) -> list[Row]:
-    """Return one row per rule for the shares, for logs of one size.
-
-    Args:
-        draws: Draws the logs.
-        exact: Exact divergences.
-        value: True value of the target.
-        size: Rows of each log.
-        rng: Source of all randomness.
-        replications: Number of replications; 0 chooses by size.
-    """
-    mix = Mix({FIRST: size, SECOND: size})
-    optimal = Weighted(divergence="known", known=exact)
-    rules = {"optimal": optimal, **SHARE_RULES}
-    needs = reduce(or_, (rule.needs((FIRST, SECOND), crossed=True) for rule in rules.values()))
-    drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
-    count = replications or replications_for(size)
-    for moments in draws.moments(mix, needs.terms, count, rng):
-        for name, rule in rules.items():
-            estimate = rule.estimate(moments)
-            drawn[name].append((estimate.shares[FIRST], estimate.value))
-    best = np.array(drawn.pop("optimal"))[:, 1] - value
-    return [
-        {"n": size, "rule": name, **_summary(np.array(pairs), best, value, exact)}
-        for name, pairs in drawn.items()
-    ]
-
-
-def _summary(
-    pairs: FloatArray, best: FloatArray, value: float, exact: Mapping[str, float]
-) -> Row:
-    """Compare shares and estimates of one rule with the errors of the optimal shares.
-
-    Both use the same rows, so that ratios and differences have little noise.
-    """
-    share, errors = pairs[:, 0], pairs[:, 1] - value
-    optimum = 1 / sum(1 / divergence for divergence in exact.values())
-    fixed = (share**2 * exact[FIRST] + (1 - share) ** 2 * exact[SECOND]) / optimum
-    gap = errors - best
-    spread = float(best.std(ddof=1))
-    return {
-        "replications": len(share),
-        "fixed_ratio": float(fixed.mean()),
-        "fixed_ratio_90": float(np.quantile(fixed, 0.9)),
-        "variance_ratio": float(errors.var(ddof=1)) / spread**2,
-        "mse_ratio": float((errors**2).mean() / (best**2).mean()),
-        "bias": float(gap.mean()),
-        "bias_error": float(gap.std(ddof=1)) / float(np.sqrt(len(gap))),
-        "bias_sd": float(gap.mean()) / spread,
     }

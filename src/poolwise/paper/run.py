@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -19,33 +18,40 @@ import numpy as np
 
 from poolwise.errors import PoolwiseError, UsageError, did_you_mean
 from poolwise.paper import toy
-from poolwise.paper.claims import Claim, claims
-from poolwise.paper.datasets import Dataset, fingerprint, load
+from poolwise.paper.claims import claims
+from poolwise.paper.datasets import (
+    FULL_ROWS,
+    FULL_SIZE,
+    Dataset,
+    fingerprint,
+    load,
+    lyrl_shaped,
+)
 from poolwise.paper.figures import (
     FIGURES,
     LEARNING,
-    Source,
+    Row,
+    TableName,
     read_csv,
     write_csv,
     write_figure,
 )
 from poolwise.paper.learning import LOGS, learning_cells, learning_grid
-from poolwise.paper.panels import SIZES, Row, divergences, estimated_weights, panel
-from poolwise.paper.problem import (
+from poolwise.paper.panels import (
     FRACTIONS,
-    FULL_ROWS,
-    FULL_SIZE,
     RATIOS,
-    LabelProblem,
-    Setting,
     Structure,
-    lyrl_shaped,
+    TrainedPolicies,
+    divergences,
+    panel,
 )
 from poolwise.paper.simulation import (
     MOST_EXCESS,
     REPLICATIONS,
     SIMULATED_ROWS,
-    Draws,
+    SIZES,
+    Simulator,
+    estimated_weights,
     exact_cells,
     simulate_cell,
 )
@@ -53,15 +59,15 @@ from poolwise.report.tables import Grid, show
 from poolwise.rows.output import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
-    from poolwise.paper.panels import Row
+    from poolwise.paper.enumeration import LabelProblem
 
 DATA = ("scene", "yeast", "lyrl")
 EXPERIMENTS = ("toy", *DATA, "learning", "all")
-SOURCES: tuple[Source, ...] = ("panels", "weights", "simulation")
+SOURCES: tuple[TableName, ...] = ("panels", "weights", "simulation")
 LEARNED = ("scene", "yeast")  # data sets that CRFs are learned for
 SEED = 2017
 FORMAT = 1  # of the stored jobs; a new number discards all of them
@@ -93,7 +99,6 @@ class Effort:
 
 
 FULL = Effort()
-Settings = Mapping[str, str | int | float]
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Job:
     """
 
     key: str
-    settings: Settings
+    settings: Row
     compute: Callable[[], list[Row]]
 
     def rows(self, folder: Path) -> list[Row]:
@@ -136,7 +141,7 @@ class Bench:
     def __init__(self, name: str, folder: Path | None, effort: Effort) -> None:
         self.name, self.folder, self.effort = name, folder, effort
         # neighbouring jobs share a problem, so that the last one is enough
-        self.setting = lru_cache(2)(lambda structure: Setting.of(self.data, structure))
+        self.setting = lru_cache(2)(lambda structure: TrainedPolicies.of(self.data, structure))
         self.problem = lru_cache(1)(self._problem)
         self._exact = lru_cache(1)(lambda f: exact_cells(self.problem("unary", f)))
 
@@ -153,22 +158,22 @@ class Bench:
         return f"{self.name}-subset" if subset else self.name
 
     @cached_property
-    def _common(self) -> dict[str, str | int | float]:
+    def _common(self) -> Row:
         prints = (fingerprint(part)[:16] for part in (self.data.train, self.data.test))
         return {"format": FORMAT, "data": "-".join(prints), "seed": SEED}
 
     def _problem(self, structure: Structure, fraction: float) -> LabelProblem:
         return self.setting(structure).problem(fraction)
 
-    def jobs(self, source: Source) -> Iterator[Job]:
-        """Yield all work of one table."""
-        cells = {
-            "panels": self._panels,
-            "weights": self._weights,
-            "simulation": self._simulations,
-            "learning": self._learning,
+    def jobs(self, source: TableName) -> Iterator[Job]:
+        """Return all work of one table."""
+        work = {
+            "panels": self._panels(),
+            "weights": self._weights(),
+            "simulation": self._simulations(),
+            "learning": self._learning(),
         }
-        yield from cells[source]()
+        return work[source]
 
     def _panels(self) -> Iterator[Job]:
         structures = ("unary",) if self.name == FULL_SIZE else self.effort.structures
@@ -179,7 +184,7 @@ class Bench:
 
     def _panel(self, structure: Structure, fraction: float) -> list[Row]:
         rows = panel(self.problem(structure, fraction), fraction)
-        return [{"data": self.name, "structure": structure, **row} for row in rows]
+        return [{"structure": structure, **row} for row in rows]
 
     def _weights(self) -> Iterator[Job]:
         settings = self._common | {"replications": self.effort.weight_replications}
@@ -192,14 +197,14 @@ class Bench:
         problem = self.problem("unary", fraction)
         exact = divergences(self._exact(fraction)[0].moments)
         rows = estimated_weights(
-            Draws(problem),
+            Simulator(problem),
             exact,
             problem.value(),
             size,
             _rng(key),
             replications=self.effort.weight_replications,
         )
-        cell: Row = {"data": self.name, "fraction": fraction, "v": _v(exact)}
+        cell: Row = {"fraction": fraction, "v": _v(exact)}
         return [cell | row for row in rows]
 
     def _simulations(self) -> Iterator[Job]:
@@ -214,10 +219,10 @@ class Bench:
                 yield Job(key, settings, partial(self._simulated, key, fraction, index))
 
     def _simulated(self, key: str, fraction: float, index: int) -> list[Row]:
-        exact, draws = self._exact(fraction)[index], Draws(self.problem("unary", fraction))
+        exact, draws = self._exact(fraction)[index], Simulator(self.problem("unary", fraction))
         rows = simulate_cell(draws, exact, _rng(key), replications=self.effort.replications)
         first, second = exact.mix.counts.values()
-        cell: Row = {"data": self.name, "fraction": fraction, "r": RATIOS[index]}
+        cell: Row = {"fraction": fraction, "r": RATIOS[index]}
         cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}
         return [cell | row for row in rows]
 
@@ -229,10 +234,9 @@ class Bench:
 
     def _learned(self, key: str, fraction: float) -> list[Row]:
         problem, effort = self.problem("unary", fraction), self.effort
-        rows = learning_cells(
+        return learning_cells(
             self.data, problem, fraction, _rng(key), ratios=effort.ratios, logs=effort.logs
         )
-        return [{"data": self.name, **row} for row in rows]
 
 
 def _v(exact: Mapping[str, float]) -> float:
@@ -295,24 +299,24 @@ def _learn(data: Path | None, out: Path, console: Console, effort: Effort) -> No
 
 def _tables(
     benches: Sequence[Bench],
-    sources: Sequence[Source],
+    sources: Sequence[TableName],
     out: Path,
     console: Console,
     prefix: str = "",
-) -> dict[Source, list[Row]]:
+) -> dict[TableName, list[Row]]:
     """Compute the missing jobs, write each table, and return it as read back."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     work = [(bench, s, job) for bench in benches for s in sources for job in bench.jobs(s)]
-    rows: dict[Source, list[Row]] = {source: [] for source in sources}
+    rows: dict[TableName, list[Row]] = {source: [] for source in sources}
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("starting", total=len(work))
             for bench, source, job in work:
                 bar.update(task, description=job.key)
-                new = job.rows(out / "cells")
-                rows[source] += [row | {"data": bench.label} for row in new]
+                named = {"data": bench.label}
+                rows[source] += [named | row | named for row in job.rows(out / "cells")]
                 bar.advance(task)
     except KeyboardInterrupt:
         console.print("Stopped. Run the same command again to continue from here.")
@@ -322,13 +326,12 @@ def _tables(
     return {source: read_csv(out / f"{prefix}{source}.csv") for source in sources}
 
 
-def _report(judged: Sequence[Claim], notes: Sequence[str], out: Path, console: Console) -> None:
+def _report(verdicts: Sequence[Row], notes: Sequence[str], out: Path, console: Console) -> None:
     """Write and print the claims with their verdicts."""
-    verdicts = [row for claim in judged for row in claim.rows()]
     write_csv(out / "claims.csv", verdicts)
     write_whole(out / "reproduction.md", page(verdicts, notes).encode())
-    lines = [[claim.text, claim.answer] for claim in judged]
-    console.print(Grid("", ["claim", "verdict"], lines).rich())
+    answers = {row["claim"]: row["verdict"] for row in verdicts}
+    console.print(Grid("", ["claim", "verdict"], [*map(list, answers.items())]).rich())
     for note in notes:
         console.print(note)
     console.print(f"Verdicts by data set, with their evidence: {out / 'reproduction.md'}")

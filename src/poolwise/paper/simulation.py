@@ -1,10 +1,9 @@
-"""Simulation: figure 6, by drawing logs and comparing with the exact variances."""
+"""Simulation: draws logs, to estimate weights (figure 5) and to check variances (figure 6)."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.estimators.calibrated import least_squares, logger_columns
-from poolwise.log.policy import FloatArray
+from poolwise.estimators.ips import Weighted
 from poolwise.moments.linear import Score, row_variance
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import (
@@ -24,28 +23,35 @@ from poolwise.moments.terms import (
     Factor,
     Term,
 )
-from poolwise.paper.enumeration import Combination, Mix, exact_fourth, exact_moments
-from poolwise.paper.panels import Row, divergences, estimators
-from poolwise.paper.problem import FIRST, RATIOS, SECOND, LabelProblem
+from poolwise.paper.enumeration import (
+    Combination,
+    LabelProblem,
+    Mix,
+    exact_fourth,
+    exact_moments,
+)
+from poolwise.paper.panels import FIRST, RATIOS, SECOND, divergences, estimators
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
+    from poolwise.paper.figures import Row
 
 DRAWN_ROWS = 1 << 16  # of all replications drawn at once
 
-Columns = Mapping[Factor, FloatArray]
 
-
-class Draws:
+@dataclass(frozen=True, eq=False)
+class Simulator:
     """Draws logs of a problem.
 
     Attributes:
         problem: The problem.
     """
 
-    def __init__(self, problem: LabelProblem) -> None:
-        self.problem = problem
+    problem: LabelProblem
 
     @cached_property
     def _log_none(self) -> dict[str, FloatArray]:
@@ -78,7 +84,9 @@ class Draws:
             {logger: blocks[k] for logger, blocks in by_logger.items()} for k in range(size)
         ]
 
-    def _rows(self, logger: str, mix: Mix, size: int, rng: np.random.Generator) -> Columns:
+    def _rows(
+        self, logger: str, mix: Mix, size: int, rng: np.random.Generator
+    ) -> dict[Factor, FloatArray]:
         """Draw rows of one logger, as columns."""
         problem = self.problem
         rows = rng.integers(problem.contexts, size=size)
@@ -104,7 +112,9 @@ class Draws:
         }
 
 
-def _reduce(columns: Columns, terms: tuple[Term, ...], size: int, count: int) -> list[Moments]:
+def _reduce(
+    columns: Mapping[Factor, FloatArray], terms: tuple[Term, ...], size: int, count: int
+) -> list[Moments]:
     """Return one `Moments` for each of `size` replications of `count` rows."""
     values = np.empty((size, count, len(terms)))
     for index, term in enumerate(terms):
@@ -114,6 +124,82 @@ def _reduce(columns: Columns, terms: tuple[Term, ...], size: int, count: int) ->
     values -= means[:, None, :]
     scatter = values.transpose(0, 2, 1) @ values
     return [Moments(terms, count, means[k], scatter[k], unknown, unknown) for k in range(size)]
+
+
+SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)  # rows of each log
+SHARE_RULES = {"own": Weighted(divergence="own"), "pooled": Weighted(divergence="pooled")}
+MOST_ROWS = 2_000_000  # of each log over all replications
+MOST_REPLICATIONS = 2000
+FEWEST_REPLICATIONS = 400
+
+
+def replications_for(size: int) -> int:
+    """Return the number of replications: many for small logs, fewer for large ones.
+
+    >>> replications_for(10), replications_for(10_000)
+    (2000, 400)
+    """
+    return max(FEWEST_REPLICATIONS, min(MOST_REPLICATIONS, MOST_ROWS // size))
+
+
+def estimated_weights(
+    draws: Simulator,
+    exact: Mapping[str, float],
+    value: float,
+    size: int,
+    rng: np.random.Generator,
+    *,
+    replications: int = 0,
+) -> list[Row]:
+    """Return one row per rule for the shares, for logs of one size.
+
+    Args:
+        draws: Draws the logs.
+        exact: Exact divergences.
+        value: True value of the target.
+        size: Rows of each log.
+        rng: Source of all randomness.
+        replications: Number of replications; 0 chooses by size.
+    """
+    mix = Mix({FIRST: size, SECOND: size})
+    optimal = Weighted(divergence="known", known=exact)
+    rules = {"optimal": optimal, **SHARE_RULES}
+    needs = reduce(or_, (rule.needs((FIRST, SECOND), crossed=True) for rule in rules.values()))
+    drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
+    count = replications or replications_for(size)
+    for moments in draws.moments(mix, needs.terms, count, rng):
+        for name, rule in rules.items():
+            estimate = rule.estimate(moments)
+            drawn[name].append((estimate.shares[FIRST], estimate.value))
+    best = np.array(drawn.pop("optimal"))[:, 1] - value
+    return [
+        {"n": size, "rule": name, **_summary(np.array(pairs), best, value, exact)}
+        for name, pairs in drawn.items()
+    ]
+
+
+def _summary(
+    pairs: FloatArray, best: FloatArray, value: float, exact: Mapping[str, float]
+) -> Row:
+    """Compare shares and estimates of one rule with the errors of the optimal shares.
+
+    Both use the same rows, so that ratios and differences have little noise.
+    """
+    share, errors = pairs[:, 0], pairs[:, 1] - value
+    optimum = 1 / sum(1 / divergence for divergence in exact.values())
+    fixed = (share**2 * exact[FIRST] + (1 - share) ** 2 * exact[SECOND]) / optimum
+    gap = errors - best
+    spread = float(best.std(ddof=1))
+    return {
+        "replications": len(share),
+        "fixed_ratio": float(fixed.mean()),
+        "fixed_ratio_90": float(np.quantile(fixed, 0.9)),
+        "variance_ratio": float(errors.var(ddof=1)) / spread**2,
+        "mse_ratio": float((errors**2).mean() / (best**2).mean()),
+        "bias": float(gap.mean()),
+        "bias_error": float(gap.std(ddof=1)) / float(np.sqrt(len(gap))),
+        "bias_sd": float(gap.mean()) / spread,
+    }
 
 
 REPLICATIONS = 600
@@ -235,7 +321,7 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
 
 
 def simulate_cell(
-    draws: Draws,
+    draws: Simulator,
     exact: ExactCell,
     rng: np.random.Generator,
     *,

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.moments.moments import FloatArray
-    from poolwise.paper.panels import Row
+    from poolwise.paper.figures import Row
 
 REWARD = ((10, 1), (1, 10))
 TARGET = ((Fraction(4, 5), Fraction(1, 5)), (Fraction(1, 5), Fraction(4, 5)))
 FIRST = ((Fraction(1, 5), Fraction(4, 5)), (Fraction(4, 5), Fraction(1, 5)))
 SECOND = ((Fraction(9, 10), Fraction(1, 10)), (Fraction(1, 10), Fraction(9, 10)))
 UNPRINTED = "In the source of the paper, in a comment."
-Policy = tuple[tuple[Fraction, ...], ...]
+ExactPolicy = tuple[tuple[Fraction, ...], ...]
 
 
 @dataclass(frozen=True)
-class Number:
+class Printed:
     """One number of the paper, printed and recomputed.
 
     Attributes:
@@ -60,7 +60,7 @@ class Number:
 def problem() -> FiniteProblem:
     """Return Table 1 of the paper, with one row in each log."""
 
-    def floats(policy: Policy) -> FloatArray:
+    def floats(policy: ExactPolicy) -> FloatArray:
         return np.array([[float(p) for p in row] for row in policy])
 
     return FiniteProblem(
@@ -72,7 +72,7 @@ def problem() -> FiniteProblem:
     )
 
 
-def numbers() -> list[Number]:
+def numbers() -> list[Printed]:
     """Return every number of the paper's discussion of Table 1, in its order."""
     toy, divergence = problem(), problem().divergence
     first, second = exact_divergence(FIRST), exact_divergence(SECOND)
@@ -87,18 +87,18 @@ def numbers() -> list[Number]:
     best = toy.exact(weighted)
     share = second / (first + second)
     return [
-        Number("value of the target", "8.2", toy.value, exact_value(), UNPRINTED),
-        Number("naive, both logs", "64.27", toy.exact(Naive()).variance, (first + second) / 4),
-        Number("naive, log 2 alone", "4.27", single.exact(Naive()).variance, second),
-        Number(
+        Printed("value of the target", "8.2", toy.value, exact_value(), UNPRINTED),
+        Printed("naive, both logs", "64.27", toy.exact(Naive()).variance, (first + second) / 4),
+        Printed("naive, log 2 alone", "4.27", single.exact(Naive()).variance, second),
+        Printed(
             "balanced, both logs", "12.43", toy.exact(Balanced()).variance, exact_balanced()
         ),
-        Number("balanced, log 2 alone", "4.27", single.exact(Balanced()).variance, second),
-        Number("divergence from logger 1", "252.81", divergence["first"], first),
-        Number("divergence from logger 2", "4.27", divergence["second"], second),
-        Number("share of logger 1", "0.02", best.shares["first"], share),
-        Number("share of logger 2", "0.98", best.shares["second"], 1 - share),
-        Number(
+        Printed("balanced, log 2 alone", "4.27", single.exact(Balanced()).variance, second),
+        Printed("divergence from logger 1", "252.81", divergence["first"], first),
+        Printed("divergence from logger 2", "4.27", divergence["second"], second),
+        Printed("share of logger 1", "0.02", best.shares["first"], share),
+        Printed("share of logger 2", "0.98", best.shares["second"], 1 - share),
+        Printed(
             "weighted, both logs", "4.19", best.variance, 1 / (1 / first + 1 / second), _slip()
         ),
     ]
@@ -118,7 +118,7 @@ def exact_value() -> Fraction:
     return sum((t * r for x in (0, 1) for t, r in _cells(TARGET, x)), Fraction()) / 2
 
 
-def exact_divergence(logger: Policy) -> Fraction:
+def exact_divergence(logger: ExactPolicy) -> Fraction:
     """Return the variance of one weighted reward under a logger."""
     square = Fraction()
     for x in (0, 1):
@@ -142,7 +142,7 @@ def exact_balanced() -> Fraction:
     return total / 4
 
 
-def _cells(policy: Policy, x: int) -> list[tuple[Fraction, int]]:
+def _cells(policy: ExactPolicy, x: int) -> list[tuple[Fraction, int]]:
     return list(zip(policy[x], REWARD[x], strict=True))
 
 
@@ -153,7 +153,7 @@ def rows() -> list[Row]:
     ]
 
 
-def grid(shown: Sequence[Number]) -> Grid:
+def grid(shown: Sequence[Printed]) -> Grid:
     """Return the numbers as a table."""
     lines = [
         [n.what, n.paper, f"{n.ours:.6f}", str(n.exact), "yes" if n.agrees else "NO"]
