@@ -73,9 +73,7 @@ def test_logs_are_enlarged_until_estimates_are_near_normal(cell: ExactCell) -> N
 def test_simulated_means_and_variances_are_the_exact_ones(
     problem: LabelProblem, cell: ExactCell
 ) -> None:
-    rows = simulate_cell(
-        Simulator(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
-    )
+    rows = simulate_cell(problem, cell, np.random.default_rng(1), replications=REPLICATIONS)
     named = {str(row["estimator"]): row for row in rows}
     assert list(named)[:5] == ["naive", "balanced", "weighted", "cv_loggers", "cv_target"]
     for name in list(named)[:5]:
@@ -88,9 +86,7 @@ def test_simulated_means_and_variances_are_the_exact_ones(
 
 def test_a_wrong_variance_would_be_seen(problem: LabelProblem, cell: ExactCell) -> None:
     """The same draws, compared with a variance that is a third too large."""
-    rows = simulate_cell(
-        Simulator(problem), cell, np.random.default_rng(1), replications=REPLICATIONS
-    )
+    rows = simulate_cell(problem, cell, np.random.default_rng(1), replications=REPLICATIONS)
     for row in rows[:5]:
         z, found, exact = (float(row[k]) for k in ("z_variance", "variance", "var_exact"))
         error = (found - exact) / z
@@ -119,12 +115,7 @@ def test_estimated_weights_come_close_to_the_optimum(problem: LabelProblem) -> N
     sizes = {}
     for size in (20, 500):
         rows = estimated_weights(
-            Simulator(problem),
-            known,
-            problem.value(),
-            size,
-            np.random.default_rng(3),
-            replications=400,
+            problem, known, size, np.random.default_rng(3), replications=400
         )
         sizes[size] = {str(row["rule"]): row for row in rows}
     assert list(sizes[20]) == ["own", "pooled"]

@@ -50,7 +50,6 @@ from poolwise.paper.simulation import (
     REPLICATIONS,
     SIMULATED_ROWS,
     SIZES,
-    Simulator,
     estimated_weights,
     exact_cells,
     simulate_cell,
@@ -194,16 +193,9 @@ class Bench:
                 yield Job(key, settings, partial(self._weighted, key, fraction, size))
 
     def _weighted(self, key: str, fraction: float, size: int) -> list[Row]:
-        problem = self.problem("unary", fraction)
+        problem, count = self.problem("unary", fraction), self.effort.weight_replications
         exact = divergences(self._exact(fraction)[0].moments)
-        rows = estimated_weights(
-            Simulator(problem),
-            exact,
-            problem.value(),
-            size,
-            _rng(key),
-            replications=self.effort.weight_replications,
-        )
+        rows = estimated_weights(problem, exact, size, _rng(key), replications=count)
         cell: Row = {"fraction": fraction, "v": _v(exact)}
         return [cell | row for row in rows]
 
@@ -219,8 +211,9 @@ class Bench:
                 yield Job(key, settings, partial(self._simulated, key, fraction, index))
 
     def _simulated(self, key: str, fraction: float, index: int) -> list[Row]:
-        exact, draws = self._exact(fraction)[index], Simulator(self.problem("unary", fraction))
-        rows = simulate_cell(draws, exact, _rng(key), replications=self.effort.replications)
+        problem, count = self.problem("unary", fraction), self.effort.replications
+        exact = self._exact(fraction)[index]
+        rows = simulate_cell(problem, exact, _rng(key), replications=count)
         first, second = exact.mix.counts.values()
         cell: Row = {"fraction": fraction, "r": RATIOS[index]}
         cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}

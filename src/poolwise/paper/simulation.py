@@ -143,9 +143,8 @@ def replications_for(size: int) -> int:
 
 
 def estimated_weights(
-    draws: Simulator,
+    problem: LabelProblem,
     exact: Mapping[str, float],
-    value: float,
     size: int,
     rng: np.random.Generator,
     *,
@@ -154,20 +153,18 @@ def estimated_weights(
     """Return one row per rule for the shares, for logs of one size.
 
     Args:
-        draws: Draws the logs.
+        problem: The problem that logs are drawn of.
         exact: Exact divergences.
-        value: True value of the target.
         size: Rows of each log.
         rng: Source of all randomness.
         replications: Number of replications; 0 chooses by size.
     """
-    mix = Mix({FIRST: size, SECOND: size})
-    optimal = Weighted(divergence="known", known=exact)
-    rules = {"optimal": optimal, **SHARE_RULES}
+    mix, value = Mix({FIRST: size, SECOND: size}), problem.value()
+    rules = {"optimal": Weighted(divergence="known", known=exact), **SHARE_RULES}
     needs = reduce(or_, (rule.needs((FIRST, SECOND), crossed=True) for rule in rules.values()))
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
     count = replications or replications_for(size)
-    for moments in draws.moments(mix, needs.terms, count, rng):
+    for moments in Simulator(problem).moments(mix, needs.terms, count, rng):
         for name, rule in rules.items():
             estimate = rule.estimate(moments)
             drawn[name].append((estimate.shares[FIRST], estimate.value))
@@ -321,7 +318,7 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
 
 
 def simulate_cell(
-    draws: Simulator,
+    problem: LabelProblem,
     exact: ExactCell,
     rng: np.random.Generator,
     *,
@@ -331,7 +328,7 @@ def simulate_cell(
     chosen = estimators(divergences(exact.moments))
     needs = reduce(or_, (e.needs(tuple(exact.moments), crossed=True) for e in chosen.values()))
     values: dict[str, list[float]] = {name: [] for name in (*chosen, *ESTIMATED.values())}
-    for moments in draws.moments(exact.mix, needs.terms, replications, rng):
+    for moments in Simulator(problem).moments(exact.mix, needs.terms, replications, rng):
         for name, estimator in chosen.items():
             if name not in ESTIMATED:
                 values[name].append(estimator.estimate(moments).value)
