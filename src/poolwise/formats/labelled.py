@@ -25,7 +25,7 @@ from poolwise.errors import UsageError
 from poolwise.log.crf import LabelPolicy, label_vectors, to_masks, to_vectors
 from poolwise.log.log import Log
 from poolwise.log.policies import as_policy
-from poolwise.log.policy import Batch, FloatArray, Policy, is_distribution
+from poolwise.log.policy import Batch, FloatArray, Policy, draw_index, is_distribution
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -150,9 +150,7 @@ def draw(policy: Policy, batch: Batch, rng: np.random.Generator) -> NDArray[Any]
         return to_masks(policy.sample(batch, rng))
     if not is_distribution(policy):
         raise UsageError(f"a logger must have a list of its actions, got {policy!r}")
-    below = policy.distribution(batch).cumsum(axis=1)
-    uniform = rng.random(len(below)) * below[:, -1]  # the sum may miss 1 by rounding
-    index = (below <= uniform[:, None]).sum(axis=1)
+    index = draw_index(policy.distribution(batch), rng)
     actions: NDArray[Any] = np.asarray(policy.actions)[index]
     return actions
 

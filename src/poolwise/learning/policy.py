@@ -20,7 +20,7 @@ from poolwise.learning.features import read_encoding
 from poolwise.learning.fit import Trees, greedy, read_trees, softmax
 from poolwise.log.eligible import listed
 from poolwise.log.policies import Mixture, as_policy
-from poolwise.log.policy import Batch, index_of, is_distribution, pick
+from poolwise.log.policy import Batch, draw_index, index_of, is_distribution, pick
 from poolwise.rows.output import JSON, refuse_output, write_whole
 from poolwise.rows.score import to_batch
 
@@ -58,9 +58,7 @@ class Deciding:
         names = dict.fromkeys(name for part in parts for name in part.columns)
         whole = any(part.base is not None for part in parts)
         prob = self.distribution(_batch(rows, tuple(names), whole=whole))
-        drawn = np.random.default_rng(seed).random((len(prob), 1))
-        sums = prob.cumsum(axis=1)
-        index = (sums <= drawn * sums[:, -1:]).sum(axis=1)
+        index = draw_index(prob, np.random.default_rng(seed))
         return Decisions(np.array([*self.actions])[index], pick(prob, index))
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolwise.errors import PolicyError, UsageError, optional_module
-from poolwise.log.policy import AnyArray, Batch, FloatArray
+from poolwise.log.policy import AnyArray, Batch, FloatArray, draw_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,8 +120,8 @@ class LabelPolicy(ABC):
             labels = contexts.action
         if labels is None:
             raise UsageError("labels are required, unless a batch has its logged actions")
-        bits = to_vectors(np.asarray(labels), self.labels)
-        return self.log_prob_at(self.scores(contexts), bits)
+        bits, scores = to_vectors(np.asarray(labels), self.labels), self.scores(contexts)
+        return np.asarray(self.energy_at(scores, bits) + self.log_none_at(scores))
 
     def prob(self, batch: Batch) -> FloatArray:
         """Return the probability of the logged actions."""
@@ -134,10 +134,6 @@ class LabelPolicy(ABC):
     def sample(self, contexts: Contexts, rng: np.random.Generator) -> BitArray:
         """Draw one label vector for each context, shape (n, q)."""
         return self.sample_at(self.scores(contexts), rng)
-
-    def log_prob_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
-        """Return `log_prob`, from scores."""
-        return np.asarray(self.energy_at(scores, labels) + self.log_none_at(scores))
 
     def energy_at(self, scores: FloatArray, labels: BitArray) -> FloatArray:
         """Return the log of a vector's probability over that of no label."""
@@ -271,9 +267,7 @@ class PairwiseCRF(LabelPolicy):
         bits = label_vectors(self.labels)
         drawn = np.empty(scores.shape, dtype=np.bool)
         for rows in _slices(len(scores), len(bits)):
-            below = np.exp(self.log_distribution_at(scores[rows])).cumsum(axis=1)
-            uniform = rng.random(len(below)) * below[:, -1]  # the sum may miss 1 by rounding
-            drawn[rows] = bits[(below <= uniform[:, None]).sum(axis=1)]
+            drawn[rows] = bits[draw_index(np.exp(self.log_distribution_at(scores[rows])), rng)]
         return drawn
 
 

@@ -71,7 +71,7 @@ class Eligible:
         others = {name: v for name, v in batch.columns.items() if name != self.column}
         inner = Batch(batch.action, others)
         if isinstance(self.policy, EpsilonGreedy | Softmax):
-            return self.policy.among(inner, among)
+            return self.policy.distribution(inner, among)
         probs = np.where(among, self.policy.distribution(inner), 0.0)
         total = probs.sum(axis=1)
         self._refuse(total <= 0, "gives no probability to the eligible actions")

@@ -226,12 +226,9 @@ class Softmax:
     def prob(self, batch: Batch) -> FloatArray:
         return np.exp(self.log_prob(batch))
 
-    def distribution(self, batch: Batch) -> FloatArray:
-        return np.exp(self._logs(batch))
-
-    def among(self, batch: Batch, eligible: NDArray[np.bool]) -> FloatArray:
-        """Return the distribution over eligible actions, shape (n, actions)."""
-        return np.exp(self._logs(batch, eligible))
+    def distribution(self, batch: Batch, among: NDArray[np.bool] | None = None) -> FloatArray:
+        """Return the probability of every action, only `among` eligible ones if given."""
+        return np.exp(self._logs(batch, among))
 
 
 @dataclass(frozen=True)
@@ -278,17 +275,16 @@ class EpsilonGreedy:
         action = batch.index_in(self.actions)
         return np.where(action >= 0, self._split(action == self._best(batch)), 0.0)
 
-    def distribution(self, batch: Batch) -> FloatArray:
-        return self._split(self._best(batch)[:, None] == np.arange(len(self.actions)))
-
-    def among(self, batch: Batch, eligible: NDArray[np.bool]) -> FloatArray:
-        """Return the distribution over eligible actions; the best one must be among them."""
+    def distribution(self, batch: Batch, among: NDArray[np.bool] | None = None) -> FloatArray:
+        """Return the probability of every action, only `among` eligible ones if given."""
         best, rows = self._best(batch), np.arange(len(batch))
-        barred = np.flatnonzero(~eligible[rows, best])
+        if among is None:
+            return self._split(best[:, None] == np.arange(len(self.actions)))
+        barred = np.flatnonzero(~among[rows, best])
         if len(barred):
             reason = f"calls {self.actions[best[barred[0]]]!r} best, which is not eligible"
             raise PolicyError("EpsilonGreedy", reason, barred[:5].tolist())
-        probs = eligible * (self.epsilon / eligible.sum(axis=1, keepdims=True))
+        probs = among * (self.epsilon / among.sum(axis=1, keepdims=True))
         probs[rows, best] += 1 - self.epsilon
         return np.asarray(probs)
 

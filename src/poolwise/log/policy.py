@@ -220,6 +220,14 @@ def pick(matrix: FloatArray, index: IntArray, missing: float = 0.0) -> FloatArra
     return values
 
 
+def draw_index(probabilities: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Draw one index for each row of a matrix of probabilities."""
+    below = probabilities.cumsum(axis=1)
+    uniform = rng.random(len(below)) * below[:, -1]  # the sum may miss 1 by rounding
+    index: IntArray = (below <= uniform[:, None]).sum(axis=1)
+    return index
+
+
 def shaped(policy: str, values: object, rows: int, actions: int) -> FloatArray:
     """Return values as a float64 matrix with one line per row and one column per action."""
     matrix = np.asarray(values, dtype=np.float64)
