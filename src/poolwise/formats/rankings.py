@@ -84,6 +84,8 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     Raises:
         LogError: Rows break a rule, or requests are not complete.
     """
+    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
+    _refuse_misuse(model, named, [propensity, *(propensities or {}).values()])
     long = Log(
         source,
         reward=reward,
@@ -94,19 +96,20 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         log_probabilities=log_probabilities,
         reader_options=reader_options or {},
     )
-    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
     units = {"request": request, "position": position, "cluster": cluster or request}
     single = model == "whole" and cluster is None  # each request is one row
     return _as_log(_positions(long, named, units, model), long, named, clustered=not single)
 
 
-def _refuse_misuse(model: str, targets: Mapping[str, object], long: Log) -> None:
+def _refuse_misuse(
+    model: str, targets: Mapping[str, object], propensities: Sequence[object]
+) -> None:
     if model not in get_args(Model):
         models = ", ".join(map(repr, get_args(Model)))
         raise UsageError(f"model must be one of {models}, got {model!r}")
     if not targets:
         raise UsageError("targets must name at least one policy")
-    values = [*targets.values(), long.propensity, *long.by_label.values()]
+    values = [*targets.values(), *propensities]
     invalid = [value for value in values if not isinstance(value, str | None)]
     if invalid or None in targets.values():
         raise UsageError(
@@ -121,7 +124,6 @@ def _positions(
     """Return the rows of a log of rankings: a query, or an Arrow table; reject bad requests."""
     from poolwise.engines.duckdb import DuckDB
 
-    _refuse_misuse(model, targets, long)
     with DuckDB().open(long, targets) as rows:
         row = _row(rows.connection, rows.table, units)
         faults = [replace(fault, advice=ADVICE) for fault in rows.check()]
