@@ -123,7 +123,7 @@ def predict_plain(path: Path) -> Callable[[], None]:
 
 def score(path: Path) -> Callable[[], None]:
     """Return a run that reads the file and appends the probability of each model."""
-    from poolwise.log.policies import as_policy
+    from poolwise.log.adapters import as_policy
     from poolwise.rows.score import Scorer
     from poolwise.rows.score import score as scored
 

@@ -16,7 +16,7 @@ harness.instrument(
     "poolwise.cli.loading",
     "poolwise.cli.options",
     "poolwise.log.log",
-    "poolwise.log.policies",
+    "poolwise.log.adapters",
     "poolwise.log.policy",
     "poolwise.rows.roles",
     "poolwise.rows.rules",

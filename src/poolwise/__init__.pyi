@@ -42,6 +42,11 @@ from .learning.gains import Learned as Learned
 from .learning.learn import learn as learn
 from .learning.policy import LinearPolicy as LinearPolicy
 from .learning.policy import load_policy as load_policy
+from .log.adapters import Classifier as Classifier
+from .log.adapters import EpsilonGreedy as EpsilonGreedy
+from .log.adapters import Mixture as Mixture
+from .log.adapters import Softmax as Softmax
+from .log.adapters import Table as Table
 from .log.crf import PairwiseCRF as PairwiseCRF
 from .log.crf import UnaryCRF as UnaryCRF
 from .log.densities import Density as Density
@@ -49,11 +54,6 @@ from .log.densities import Gaussian as Gaussian
 from .log.densities import LogNormal as LogNormal
 from .log.densities import Range as Range
 from .log.log import Log as Log
-from .log.policies import Classifier as Classifier
-from .log.policies import EpsilonGreedy as EpsilonGreedy
-from .log.policies import Mixture as Mixture
-from .log.policies import Softmax as Softmax
-from .log.policies import Table as Table
 from .log.policy import Batch as Batch
 from .log.policy import Column as Column
 from .log.policy import Expression as Expression

@@ -22,7 +22,7 @@ from skops import io as skops
 from poolwise import Log, evaluate
 from poolwise.cli.loading import named_policy
 from poolwise.errors import MissingExtraError, UsageError
-from poolwise.log.policies import as_policy
+from poolwise.log.adapters import as_policy
 from poolwise.log.policy import Batch
 from tests.support.messages import refused
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import poolwise as pw
 from poolwise.cli.commands import app
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
+from poolwise.log.adapters import Classifier, Mixture, Table
 from poolwise.log.eligible import Eligible, restricted
-from poolwise.log.policies import Classifier, Mixture, Table
 from poolwise.log.policy import Batch, Column
 from tests.support.messages import refused
 

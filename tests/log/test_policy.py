@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
-from poolwise.log.policies import Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy
+from poolwise.log.adapters import Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy
 from poolwise.log.policy import (
     Batch,
     Column,
@@ -681,7 +681,7 @@ def test_a_function_is_called_with_the_batch() -> None:
 
 def test_policies_import_only_numpy() -> None:
     heavy = "{'sqlglot', 'pyarrow', 'sklearn', 'pandas', 'scipy', 'duckdb', 'threadpoolctl'}"
-    code = f"import sys, poolwise.log.policies; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, poolwise.log.adapters; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -16,8 +16,8 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.log.adapters import Table
 from poolwise.log.log import Log
-from poolwise.log.policies import Table
 from poolwise.log.policy import Uniform
 from poolwise.rows import learn as learned
 from poolwise.rows.learn import Folds

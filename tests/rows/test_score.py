@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
-from poolwise.log.policies import Classifier, EpsilonGreedy, Softmax, Table
+from poolwise.log.adapters import Classifier, EpsilonGreedy, Softmax, Table
 from poolwise.log.policy import Batch, Column, Function, Policy, Uniform
 from poolwise.rows.score import Scorer, checked, checked_distribution, score, to_batch
 from tests.support.messages import refused

@@ -17,7 +17,7 @@ from sqlglot import exp
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import MissingColumnError, UsageError
 from poolwise.evaluation.read import open_rows, opened, settled
-from poolwise.log.policies import as_policy
+from poolwise.log.adapters import as_policy
 from poolwise.log.policy import expression_of
 from poolwise.moments.cells import Cell, periods_of
 

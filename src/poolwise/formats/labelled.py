@@ -22,9 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from poolwise.engines.exact import drawn_log
 from poolwise.errors import UsageError
+from poolwise.log.adapters import as_policy
 from poolwise.log.crf import LabelPolicy, label_vectors, to_masks, to_vectors
 from poolwise.log.log import Log
-from poolwise.log.policies import as_policy
 from poolwise.log.policy import Batch, FloatArray, Policy, draw_index, is_distribution
 
 if TYPE_CHECKING:

@@ -178,7 +178,7 @@ def _row(
     """Look up the names that are not roles of a `Log`; report all missing ones together."""
     from sqlglot import exp
 
-    from poolwise.log.policies import as_policy
+    from poolwise.log.adapters import as_policy
     from poolwise.log.policy import expression_of
 
     columns = _run(connection, "DESCRIBE log")["column_name"].to_pylist()

@@ -43,8 +43,8 @@ from poolwise.learning.gains import (
 from poolwise.learning.policy import LearnedMixture
 from poolwise.learning.recipe import BEST, UNIFORM, Settings, run
 from poolwise.learning.unseen import SEEN, Scoring, unseen_log
+from poolwise.log.adapters import as_policy
 from poolwise.log.eligible import restricted
-from poolwise.log.policies import as_policy
 from poolwise.log.policy import expression_of, is_distribution
 from poolwise.rows.output import stage
 

@@ -18,8 +18,8 @@ import numpy as np
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
 from poolwise.learning.features import read_encoding
 from poolwise.learning.fit import Trees, greedy, read_trees, softmax
+from poolwise.log.adapters import Mixture, as_policy
 from poolwise.log.eligible import listed
-from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Batch, draw_index, index_of, is_distribution, pick
 from poolwise.rows.output import JSON, refuse_output, write_whole
 from poolwise.rows.score import to_batch

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from poolwise.errors import PolicyError
-from poolwise.log.policies import Mixture
+from poolwise.log.adapters import Mixture
 from poolwise.log.policy import Batch, is_distribution
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import PolicyError
-from poolwise.log.policies import EpsilonGreedy, Mixture, Softmax
+from poolwise.log.adapters import EpsilonGreedy, Mixture, Softmax
 from poolwise.log.policy import Batch, Distribution, index_of, is_distribution, pick
 
 if TYPE_CHECKING:

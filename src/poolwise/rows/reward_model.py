@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from poolwise.errors import Finding, ModelError, RefusedError, UsageError
+from poolwise.log.adapters import as_policy
 from poolwise.log.densities import can_draw
 from poolwise.log.eligible import restricted
-from poolwise.log.policies import as_policy
 from poolwise.log.policy import AnyArray, Batch, Distribution, FloatArray, is_distribution
 from poolwise.rows.averages import DRAWS, OverActions, OverDensities
 from poolwise.rows.features import Features, fit_features

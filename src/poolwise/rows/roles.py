@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from sqlglot import exp
 
 from poolwise.errors import MissingColumnError, UsageError
+from poolwise.log.adapters import Mixture, as_policy
 from poolwise.log.densities import DISCRETE, is_discrete
 from poolwise.log.eligible import restricted
 from poolwise.log.log import ONLY_LOGGER, PART_LOGGER, Log
-from poolwise.log.policies import Mixture, as_policy
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
 from poolwise.rows.rules import RoleColumns, column, number, or_zero, string

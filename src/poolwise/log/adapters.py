@@ -1,7 +1,7 @@
-"""Policies with a list of actions, and `as_policy`, which chooses the adapter.
+"""Adapters: tables, scores, models and mixtures as policies; `as_policy` chooses one.
 
 Tables, scores and models give the probability of every action, so they are also
-distributions.  A `Mixture` plays several policies; `as_policy` turns a name, a number, a
+distributions.  A `Mixture` plays several policies.  `as_policy` turns a name, a number, a
 mapping, a model or a function into a policy.
 """
 
