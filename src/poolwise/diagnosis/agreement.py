@@ -212,8 +212,8 @@ def columns(
     """
     if many(view):
         return {}, {}
-    zero = logger_columns(view)
-    ratios = {i: zero[i] + Score({}, 1.0) for i in view}
+    centred = logger_columns(view)
+    ratios = {i: centred[i] + Score({}, 1.0) for i in view}
     means = {i: deviation(ratio.over(view), view, buckets) for i, ratio in ratios.items()}
     if len(view) < 2:
         return means, {}

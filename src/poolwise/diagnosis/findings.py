@@ -335,7 +335,6 @@ def cluster_findings(number: int, method: str) -> Iterator[Finding]:
         )
 
 
-CODE = "no-cross-propensities"
 AS_NAIVE = {"calibrated-as-naive": "calibrated", "weighted-as-naive": "weighted"}
 
 
@@ -361,7 +360,7 @@ def no_cross_propensities(
         )
         rest = " Estimates of periods do without it, and weigh periods by their rows."
     finding = Finding(
-        CODE,
+        "no-cross-propensities",
         f"{cause}: {listed(refused)} cannot be computed{fallback}.{rest}",
         f"Give `propensities` (--propensities) for {_names(loggers)}: a column, an expression "
         "or a policy for each; or estimate the mixture from `context` with "
