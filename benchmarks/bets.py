@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.families import FAMILIES, draw_problem, softmax
 from benchmarks.row_bets import betting
 from poolwise.engines.blocks import BlockKernel, by_slot
-from poolwise.evaluation.watch import HORIZONS
+from poolwise.evaluation.state import HORIZONS
 from poolwise.intervals.betting import Bets
 from poolwise.intervals.guarantees import payoffs_of
 from poolwise.intervals.smoothed import SCALES, smoothed_bound

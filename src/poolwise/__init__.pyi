@@ -23,8 +23,8 @@ from .estimators.shrink import Shrink as Shrink
 from .estimators.shrink import tuned as tuned
 from .evaluation.check import check as check
 from .evaluation.check import score_log as score_log
-from .evaluation.compare import Comparison as Comparison
-from .evaluation.compare import compare as compare
+from .evaluation.comparison import Comparison as Comparison
+from .evaluation.evaluate import compare as compare
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.plan import Plan as Plan
 from .evaluation.plan import plan as plan

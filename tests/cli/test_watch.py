@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import poolwise as pw
 from poolwise.cli.commands import app
 from poolwise.errors import UsageError
-from poolwise.evaluation.watch_state import State
+from poolwise.evaluation.state import State
 from tests.evaluation.test_watch import bounds, day, log
 
 if TYPE_CHECKING:

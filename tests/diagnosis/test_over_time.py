@@ -14,7 +14,7 @@ from tests.support.periods import daily, daily_changed, daily_log, period_mixtur
 
 if TYPE_CHECKING:
     from poolwise.diagnosis.over_time import OverTime
-    from poolwise.evaluation.read import IntervalMethod
+    from poolwise.evaluation.request import IntervalMethod
     from poolwise.evaluation.results import Evaluation
     from poolwise.intervals.student import Sides
 

@@ -23,9 +23,9 @@ from poolwise.errors import LogError, PoolwiseError, RefusedError, SourceError, 
 from poolwise.estimators.calibrated import SelfNormalised
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.shrink import Shrink
-from poolwise.evaluation.check import check, query_text
+from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.summarise import from_files, from_result, summarise
+from poolwise.evaluation.summarise import from_files, from_result, query_text, summarise
 from poolwise.log.log import Log
 from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection, PostgresEngine

@@ -18,7 +18,7 @@ from poolwise.engines.files import standalone_query
 from poolwise.engines.sql import MomentsRequest
 from poolwise.engines.warehouse import NAMES
 from poolwise.errors import UsageError
-from poolwise.evaluation.check import query_text
+from poolwise.evaluation.summarise import query_text
 from poolwise.log.log import Log
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -49,7 +49,7 @@ NEEDS = Needs(
 ).bind("target")
 SCRIPT = """
 from poolwise import Log
-from poolwise.evaluation.check import query_text
+from poolwise.evaluation.summarise import query_text
 log = Log("x", logger="l", reward="r", propensity="p", propensities={"a": "pa", "b": "pb"})
 print(query_text(log, "table_of_logs", {"one": "t1", "two": "t2", "three": "t3"}, "duckdb"))
 """

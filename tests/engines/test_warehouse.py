@@ -25,8 +25,9 @@ from poolwise.engines.warehouse import (
     relation_of,
 )
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
-from poolwise.evaluation.check import check, needs_of, query_text
+from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.summarise import needs_of, query_text
 from poolwise.rows.rules import column, counts_query
 from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection, PostgresEngine, load, server

@@ -21,8 +21,7 @@ from poolwise.estimators.period import (
     earlier_means,
     second_moments,
 )
-from poolwise.evaluation.compare import compare
-from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.evaluation.summarise import summarise
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell, periods_of
@@ -53,7 +52,7 @@ from tests.support.small import group
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.evaluation.read import IntervalMethod
+    from poolwise.evaluation.request import IntervalMethod
     from poolwise.log.policy import Batch, FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments

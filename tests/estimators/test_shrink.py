@@ -14,8 +14,8 @@ from poolwise.errors import UsageError
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Rule, Shrink, Tuned, slope, tuned
-from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.summarise import query_text
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.terms import Needs
 from tests.support.messages import check_findings, refused

@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 import poolwise as pw
 from poolwise.cli.commands import app
 from poolwise.errors import Finding, UsageError
-from poolwise.evaluation.compare import Comparison, compare
+from poolwise.evaluation.evaluate import compare
 from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from poolwise.evaluation.comparison import Comparison
 
 NEW = {**TARGETS, "same": "p_large", "bad": "p_small"}
 

@@ -13,8 +13,7 @@ import pytest
 
 import poolwise as pw
 from poolwise.errors import LogError, NotShownError, SourceError, UsageError
-from poolwise.evaluation.watch import HORIZONS, with_bounds
-from poolwise.evaluation.watch_state import State
+from poolwise.evaluation.state import HORIZONS, State, with_bounds
 from poolwise.intervals.betting import Bets
 from poolwise.moments.blocks import Blocks
 from tests.support.messages import check_findings, refused
@@ -263,7 +262,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str, monkeypatch: An
     content = (tmp_path / path).read_bytes()
     if damage == "format":
         state = State.load(path)
-        monkeypatch.setattr("poolwise.evaluation.watch_state.FORMAT", 2)
+        monkeypatch.setattr("poolwise.evaluation.state.FORMAT", 2)
         state.save(path)
         monkeypatch.undo()
         monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.engines.exact import FiniteProblem
-    from poolwise.evaluation.read import IntervalMethod
+    from poolwise.evaluation.request import IntervalMethod
     from poolwise.moments.estimate import Estimator
 
 LOGS = 4_000

@@ -15,9 +15,8 @@ import pytest
 
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
-from poolwise.evaluation.check import query_text
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.summarise import from_result, summarise
+from poolwise.evaluation.summarise import from_result, query_text, summarise
 from poolwise.intervals.smoothed import (
     SCALES,
     smoothed_bound,

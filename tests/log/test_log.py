@@ -20,7 +20,7 @@ from poolwise.errors import (
     UsageError,
     nearest,
 )
-from poolwise.evaluation.check import query_text
+from poolwise.evaluation.summarise import query_text
 from poolwise.log.log import file_format
 from poolwise.log.policy import Uniform
 from tests.support.messages import refused

@@ -22,7 +22,7 @@ import pytest
 
 import poolwise
 import poolwise as pw
-from poolwise.evaluation.check import query_text
+from poolwise.evaluation.summarise import query_text
 from poolwise.paper import toy
 from poolwise.paper.datasets import data_folder
 

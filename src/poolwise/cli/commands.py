@@ -145,7 +145,7 @@ def compare(
     require, margin = options.pop("require"), options.pop("margin")
     if require and wanted.baseline is None:
         raise UsageError("--require needs --baseline, the target or logger to compare with")
-    from poolwise.evaluation.compare import compare as run
+    from poolwise.evaluation.evaluate import compare as run
 
     with progress():
         comparison = run(log, targets, engine=source.start(), **options)
@@ -275,7 +275,7 @@ def sql(
     """Print the query whose result is all that an evaluation needs."""
     source = SourceOptions(on_fault=on_fault, reward_range=reward_range)
     log = build_log((), roles, source, moments=True)
-    from poolwise.evaluation.check import query_text
+    from poolwise.evaluation.summarise import query_text
 
     typer.echo(query_text(log, table, build_targets(roles), dialect, interval))
 

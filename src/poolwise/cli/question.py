@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import typer
 
     from poolwise.evaluation.check import CheckReport
-    from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.plan import Plan
     from poolwise.evaluation.results import Evaluation
     from poolwise.evaluation.watch import Watched
@@ -146,7 +146,7 @@ class Question:
 
     def compare(self, **options: object) -> Comparison:
         """Call `compare`; an argument here replaces that of the file."""
-        from poolwise.evaluation.compare import compare
+        from poolwise.evaluation.evaluate import compare
 
         return self._call(compare, options)
 

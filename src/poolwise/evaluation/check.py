@@ -1,4 +1,4 @@
-"""Check a log, print its query or score it, without estimating anything.
+"""Check a log or score it, without estimating anything.
 
 Calling a policy in Python is slower than reading a column, so a log that is evaluated often
 is scored once: `score_log` writes the probabilities as columns of a file.
@@ -15,16 +15,11 @@ from sqlglot import exp
 
 from poolwise.engines import with_loggers
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.live import live_log
 from poolwise.errors import LogError, UsageError
-from poolwise.estimators import BY_NAME
 from poolwise.evaluation.output import json_text, listed_findings
-from poolwise.evaluation.read import Request, copy_findings, named_targets, open_rows
-from poolwise.evaluation.served import served
-from poolwise.intervals.guarantees import guarantee_needs
-from poolwise.intervals.skew import interval_needs
+from poolwise.evaluation.read import copy_findings, live_log, open_rows
+from poolwise.evaluation.request import Request, named_targets
 from poolwise.log.log import PART_LOGGER, LiveLog
-from poolwise.moments.terms import unite
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
 from poolwise.rows.mixture import mixture_extra
@@ -32,15 +27,12 @@ from poolwise.rows.output import PARQUET, refuse_output, whole_file
 from poolwise.rows.roles import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from os import PathLike
 
     from poolwise.engines.base import EngineLike
     from poolwise.errors import Fault, Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.estimate import Estimator
-    from poolwise.moments.terms import Needs
     from poolwise.rows.roles import Roles
 
 
@@ -108,52 +100,6 @@ def check(
         if faults and not isinstance(log, LiveLog) and (live := live_log(log, engine)):
             return check(live, targets, engine=engine)
         return CheckReport(faults, rows.all_counts, copy_findings(rows, log))
-
-
-def query_text(
-    log: Log,
-    table: str,
-    targets: Mapping[str, PolicyLike],
-    dialect: str,
-    interval: str = "auto",
-) -> str:
-    """Return the query whose result an evaluation of a table can use instead of the rows.
-
-    The sums of interval="smoothed" are among it if requested.
-    """
-    from poolwise.engines.files import standalone_query
-
-    if not targets:
-        raise UsageError(
-            "at least one --target is required, e.g. --target candidate=p_candidate"
-        )
-    needs = needs_of(log, targets, interval=interval)
-    return standalone_query(log, table, targets, needs, dialect)
-
-
-def needs_of(
-    log: Log,
-    targets: Iterable[str],
-    also: Sequence[Estimator] = (),
-    *,
-    shaped: bool = False,
-    interval: str = "auto",
-) -> Needs:
-    """Return what evaluations with the default and some other estimators need.
-
-    Slices and powers of skewed intervals are among it if `shaped`, the sums of
-    interval="smoothed" if that is the interval.
-    """
-    loggers = tuple(log.by_label)
-    estimators = (*(make() for make in BY_NAME.values()), *also)
-    request = Request(log, {}, estimators, strict=False)
-    usable = served(request, loggers, shaped=shaped)
-    needs = usable.needs
-    for crossed in {log.crossed, False}:
-        needs |= guarantee_needs(log, interval, crossed=crossed)
-    if shaped:  # a sum of parts may keep only what does not depend on the mixture
-        needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
-    return unite(needs.bind(name) for name in targets)
 
 
 class ScoredLog(NamedTuple):

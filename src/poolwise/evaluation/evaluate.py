@@ -1,82 +1,46 @@
-"""Evaluate: read the log, estimate each target, diagnose.
-
-`results_of` turns the answers of a pass into results; every verb uses it, so every verb
-reports the same findings.
-"""
+"""Evaluate and compare: the values of targets, and the differences between them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from poolwise.diagnosis.agreement import diagnose
-from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
-from poolwise.diagnosis.overlap import mixed_overlap, own_overlap
-from poolwise.diagnosis.provenance import (
-    HONEST,
-    conflicts,
-    on_own,
-    on_own_log,
-    pools,
-    target_on_log,
-)
-from poolwise.engines import with_loggers
+from poolwise.diagnosis.provenance import on_own
 from poolwise.engines.base import BlockRows
-from poolwise.engines.live import by_clean, by_live
-from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.estimators.crossfit import CrossFitted
+from poolwise.engines.parallel import KernelRows
+from poolwise.errors import UsageError, did_you_mean
+from poolwise.estimators import recommended_for
 from poolwise.evaluation.incumbent import incumbent_of
-from poolwise.evaluation.left_out import errors_of, without_each
-from poolwise.evaluation.output import fingerprint
-from poolwise.evaluation.periods import (
-    course_of,
-    fixed_beforehand,
-    is_periodic,
-    suited,
-    superseded,
-)
-from poolwise.evaluation.read import request
-from poolwise.evaluation.results import Evaluation, Pairs, TargetResult
-from poolwise.evaluation.segment_rows import opened_by
+from poolwise.evaluation.read import answered, opened, split_of
+from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
-from poolwise.intervals.guarantees import by_betting, from_moments
-from poolwise.intervals.skew import auto_interval
-from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
-from poolwise.moments.buckets import Split, bootstrap, jackknife
-from poolwise.moments.moments import selected
-from poolwise.moments.terms import (
-    BALANCED_WEIGHT,
-    PERIOD_WEIGHT,
-    REWARD,
-    WEIGHT,
-    Needs,
-)
+from poolwise.evaluation.target import LEFT_OUT, NONE, errors_of, pairs_of, results_of
+from poolwise.intervals.guarantees import by_betting
+from poolwise.moments.buckets import BUCKETS
+from poolwise.moments.terms import WEIGHT, Needs, unite
 from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from poolwise.diagnosis.provenance import Conflicts
-    from poolwise.engines.base import EngineLike
+    from poolwise.engines.base import EngineLike, Rows
+    from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.incumbent import Incumbent
-    from poolwise.evaluation.left_out import Errors
-    from poolwise.evaluation.read import Answers, IntervalMethod, OpenLog, Request
-    from poolwise.intervals.student import Sides
+    from poolwise.evaluation.read import OpenLog
+    from poolwise.evaluation.request import IntervalMethod
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.evaluation.target import Errors
+    from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.moments import Moments
     from poolwise.rows.reward_model import ModelLike
 
 MOST = 30  # targets that an evaluation compares by itself: 435 pairs
-NONE: Mapping[str, Any] = {}
-BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 
 
-@by_clean
-@by_live
 def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,
     targets: Mapping[str, PolicyLike] | PolicyLike,
@@ -120,24 +84,74 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         by: Column or SQL expression of segments, such as a country: the same question for
             each, with intervals that hold together, in one more pass over the rows.
     """
-    log = with_loggers(log, engine)
-    asked = request(
-        log, targets, estimators, level=level, interval=interval, sides=sides, model=model
-    )
+
+    def ask(log: Log) -> Evaluation:
+        asked = request(
+            log, targets, estimators, level=level, interval=interval, sides=sides, model=model
+        )
+        with opened(segmented(asked, by), engine) as rows:
+            return _evaluated(rows, baseline, which_logs=which_logs)
+
+    return replace(answered(log, engine, ask), truth=truth or {})
+
+
+def compare(
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+    *,
+    baseline: str | None = None,
+    estimator: str | Estimator | None = None,
+    level: float = 0.95,
+    engine: EngineLike = None,
+    model: ModelLike | None = None,
+) -> Comparison:
+    """Rank targets, and say which differences between them are real.
+
+    Intervals of the estimates cover all targets together, and those of the differences cover
+    all pairs together, those with the baseline among them.  Every finding of `evaluate`
+    appears here as well; a target whose probabilities cannot be right is neither better nor
+    worse than another.
+
+    Args:
+        log: The rows and what their columns mean.
+        targets: Probability of the logged action under each new policy, by name.
+        baseline: Name of a target, or label of a logger, whose policy then joins the
+            targets. Without one, targets are compared with each other only.
+        estimator: Name of an estimator, or an estimator; by default calibrated, or that of
+            periods if the log has a `period`.
+        level: Level of the intervals of all targets, and of those of all pairs.
+        engine: As for `evaluate`.
+        model: A reward model, as for `evaluate`.
+    """
+
+    def ask(log: Log) -> Comparison:
+        named = _with_baseline(log, named_targets(targets), baseline)
+        if len(named) < 2:
+            raise UsageError("compare needs at least two targets, or a target and a baseline")
+        chosen = estimator or recommended_for(log, modelled=model is not None)
+        asked = request(log, named, chosen, level=level, model=model)
+        with opened(asked, engine) as rows:
+            (name,) = rows.served.estimators
+            answers = rows.read(name)
+        return pairs_of(answers).ranked(results_of(answers), baseline or "")
+
+    return answered(log, engine, ask)
+
+
+def _evaluated(rows: OpenLog, baseline: str | None, *, which_logs: bool) -> Evaluation:
+    """Make the pass over all rows and over segments, and estimate."""
+    asked = rows.request
     among = baseline if baseline in asked.names else ""
-    with opened_by(asked, engine, by) as rows:
-        incumbent = incumbent_of(rows, None if among else baseline)
-        answer = partial(_answered, incumbent=incumbent, among=among)
-        compared = _compared(rows, always=bool(among))
-        bets = partial(_bets, rows) if asked.method == "betting" else dict
-        without = without_each(rows) if which_logs and log.crossed else {}
-        evaluation = answer(rows, compared, bets, without)
-        segments = None
-        if by is not None:
-            segments = segments_of(
-                rows, by, partial(answer, compared=compared if among else "")
-            )
-    return replace(evaluation, truth=truth or {}, segments=segments)
+    incumbent = incumbent_of(rows, None if among else baseline)
+    answer = partial(_answered, incumbent=incumbent, among=among)
+    compared = _compared(rows, always=bool(among))
+    bets = partial(_bets, rows) if asked.method == "betting" else dict
+    without = _without_each(rows) if which_logs and asked.log.crossed else {}
+    evaluation = answer(rows, compared, bets, without)
+    if asked.by is None:
+        return evaluation
+    ask = partial(answer, compared=compared if among else "")
+    return replace(evaluation, segments=segments_of(rows, ask))
 
 
 def _answered(
@@ -153,9 +167,7 @@ def _answered(
 
     Bets are placed after the pass, which rejects rows that break a rule.
     """
-    needs = rows.served.needs | (Needs() if among else incumbent.needs)
-    wider = replace(rows, served=replace(rows.served, needs=needs))
-    answers = wider.read(compared)
+    answers = rows.read(compared, Needs() if among else incumbent.needs)
     evaluation = replace(
         results_of(answers, bets(), without),
         pairs=pairs_of(answers) if answers.compared else None,
@@ -197,201 +209,56 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
     )
 
 
-def results_of(
-    answers: Answers,
-    bets: Mapping[str, Interval] = NONE,
-    without: Mapping[str, Mapping[str, Errors]] = NONE,
-) -> Evaluation:
-    """Estimate and diagnose every target of a request.
+def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
+    """Return standard errors by target and left-out logger.
 
-    Args:
-        answers: Moments of the rows.
-        bets: Betting interval of each target, where it was requested.
-        without: Standard errors of each target with each logger left out, likewise.
+    Leaving a logger out changes the mixture and so every weight: the rows are read once more,
+    by databases once per logger.
     """
-    asked, served, loggers = answers.request, answers.served, answers.loggers
-    results = {
-        name: _Target(answers, name).result(bets, without.get(name, NONE))
-        for name in asked.names
-    }
-    codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
-    fallen = [name for code, name in AS_NAIVE.items() if code in codes]
-    missing, live = asked.log.uncrossed(loggers), asked.log.mixed
-    lacking = no_cross_propensities(served.uncrossed, fallen, missing, live=live)
-    wholes = {name: split.whole for name, split in answers.splits.items()}
-    first = next(iter(wholes.values()))
-    return Evaluation(
-        targets=results,
-        rows={i: first[i].count for i in loggers},
-        mean_reward={i: first[i].mean(REWARD) for i in loggers},
-        level=asked.level,
-        findings=(
-            *answers.findings,
-            *fixed_beforehand(answers),
-            *lacking,
-            *served.refused,
-            *asked.findings,
-        ),
-        fingerprint=fingerprint(wholes, crossed=asked.log.crossed),
-    )
+    targets, loggers = rows.request.names, tuple(rows.rows.counts)
+    by_target: dict[str, dict[str, Errors]] = {name: {} for name in targets}
+    if len(loggers) < 2:
+        return by_target
+    needs = {logger: _needs_without([i for i in loggers if i != logger]) for logger in loggers}
+    bound = {i: [part.bind(name) for name in targets] for i, part in needs.items()}
+    buckets = BUCKETS if rows.request.clustered else 1
+    for logger, parts in _moments_without(rows.rows, bound, buckets).items():
+        for name, split in zip(targets, parts, strict=True):
+            by_target[name][logger] = errors_of(split_of(split, needs[logger], name))
+    return by_target
 
 
-def pairs_of(answers: Answers) -> Pairs:
-    """Return the moments from which the targets are compared, without any row."""
-    asked, terms = answers.request, {t: t for t in answers.pairs.terms}
-    compared = answers.served.estimators[answers.compared]
-    answers = suited(answers, compared)
-    trained = on_own(asked.log.trained_on, answers.loggers)
-    return Pairs(
-        estimator=answers.compared,
-        moments={
-            i: replace(m, tails={}, histograms={})
-            for i, m in selected(answers.whole, terms).items()
-        },
-        clusters=answers.means if asked.clustered else (),
-        weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
-        splits=answers.splits,
-        limits={name: _limits(asked, split) for name, split in answers.splits.items()},
-        trained={} if is_periodic(compared) else trained,
-    )
+def _needs_without(others: Sequence[str]) -> Needs:
+    """Return the moments that the errors without a logger need."""
+    kinds = [e.needs(others, crossed=True) for e in LEFT_OUT.values()]
+    return unite([*kinds, Needs(extremes=(WEIGHT,))])
 
 
-def without_training(evaluation: Evaluation, trained: Conflicts) -> Evaluation:
-    """Return the results for a verb whose intervals do not allow for trained loggers.
-
-    Its finding says so, in place of the one that names replaced intervals.
-    """
-    if not trained:
-        return evaluation
-    finding = on_own_log(trained)
-    targets = {
-        name: replace(r, findings=tuple(f for f in r.findings if f.code != finding.code))
-        for name, r in evaluation.targets.items()
-    }
-    return replace(evaluation, targets=targets, findings=(finding, *evaluation.findings))
+def _moments_without(
+    rows: Rows, bound: Mapping[str, Sequence[Needs]], buckets: int
+) -> dict[str, list[list[dict[str, Moments]]]]:
+    """Return the moments of each target and bucket, without each logger."""
+    if isinstance(rows, KernelRows):
+        return rows.without_each(bound, buckets)
+    rest = {logger: rows.without(logger) for logger in bound}
+    if buckets > 1:
+        return {i: rest[i].bucketed(needs, buckets) for i, needs in bound.items()}
+    return {i: [[rest[i].moments(unite(needs))]] * len(needs) for i, needs in bound.items()}
 
 
-class _Target:
-    """One target: its moments, and the estimates, intervals and findings so far."""
-
-    def __init__(self, answers: Answers, name: str) -> None:
-        self.asked, self.answers, self.name = answers.request, answers, name
-        self.split, self.view = answers.splits[name], answers.view(name)
-        self.limits = _limits(self.asked, self.split)
-        self.estimates: dict[str, Estimate] = {}
-        self.intervals: dict[str, Interval] = {}
-        self.findings: list[Finding] = []
-
-    @property
-    def skewed(self) -> bool:
-        """True if intervals are skew-score ones: the pass has clusters or slices."""
-        shaped = self.asked.clustered or all(m.slices for m in self.view.values())
-        return self.asked.method == "skew" and shaped
-
-    def result(
-        self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
-    ) -> TargetResult:
-        """Estimate and diagnose the target."""
-        view, buckets, crossed = self.view, self.split.buckets, self.asked.log.crossed
-        for name, estimator in self.answers.served.estimators.items():
-            try:
-                notes = self._add(name, estimator)
-            except RefusedError as reason:
-                if self.asked.strict:
-                    raise
-                self.findings.append(Finding(reason.code, str(reason)))
-            else:
-                self.findings += [*self.estimates[name].findings, *notes]
-        trained = self._replace_pooled()
-        self._guarantee(bets)
-        self.findings += few_rewarded(view, crossed=crossed, skewed=self.skewed)
-        own = own_overlap(view, buckets, crossed=crossed)
-        mixed = mixed_overlap(view, buckets) if crossed else None
-        diagnosis = diagnose(view, buckets, own, mixed, self.asked.level)
-        if without:
-            diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
-        codes = {f.code for f in self.findings} | superseded(self.answers)
-        rows = {i: m.count for i, m in view.items()}
-        judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed)
-        findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
-        if self.answers.served.uncrossed:  # one finding of the log covers these
-            findings = [f for f in findings if f.code not in AS_NAIVE]
-        course = course_of(self.answers, self.name, self.estimates, self.intervals, self.limits)
-        findings += course.findings() if course else ()
-        ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))
-        parts = (own, mixed, ordered, diagnosis)
-        return TargetResult(self.estimates, self.intervals, *parts, course)
-
-    def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
-        """Estimate the value and its interval; return findings about the interval."""
-        asked, method = self.asked, self.asked.method
-        split = suited(self.answers, estimator).splits[self.name]
-        if isinstance(estimator, CrossFitted):
-            estimate = estimator.estimate_folds(split.buckets)
-            if method == "jackknife" or asked.clustered:
-                # folds change the value a little, its error less
-                spread = jackknife(estimator, split)
-                estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
-        elif method == "jackknife" or asked.clustered:
-            estimate = jackknife(estimator, split)
-        else:
-            estimate = estimator.estimate(split.whole)
-        limits = self.limits
-        if method == "skew":
-            interval, notes = auto_interval(
-                estimate, split.whole, split.buckets, asked.level, limits, asked.sides
-            )
-        else:
-            interval, notes = student_interval(estimate, asked.level, limits, asked.sides)
-        if method == "bootstrap" and not notes:
-            values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
-            tail = tail_of(asked.level, asked.sides)
-            lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
-            interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
-        self.estimates[name], self.intervals[name] = estimate, interval
-        return notes
-
-    def _replace_pooled(self) -> list[Finding]:
-        """Where a logger was trained on a log of these, replace intervals that pool."""
-        loggers, trained_on = self.answers.loggers, self.asked.log.trained_on
-        logs = conflicts(trained_on, loggers).get(self.name)
-        findings = [target_on_log(self.name, logs)] if logs else []
-        trained = on_own(trained_on, loggers)
-        if not trained or not self.asked.log.crossed:
-            return findings
-        usable = self.answers.served.estimators
-        fixed = [n for n in self.intervals if not is_periodic(usable[n])]
-        pooling = [n for n in fixed if pools(usable[n], loggers)]
-        try:
-            notes = self._add(HONEST.name, HONEST)
-        except RefusedError:
-            return [*findings, on_own_log(trained, replaced=())]
-        self.intervals.update(dict.fromkeys(pooling, self.intervals[HONEST.name]))
-        finding = on_own_log(trained, replaced=pooling)
-        if len(fixed) < len(usable):  # estimates of periods allow for it
-            finding = replace(finding, severity="note")
-        return [*findings, finding, *notes]
-
-    def _guarantee(self, bets: Mapping[str, Interval]) -> None:
-        """Give the interval of the value itself to every estimator, where it was requested."""
-        asked, interval = self.asked, bets.get(self.name)
-        if asked.method in {"bernstein", "likelihood", "smoothed"}:
-            interval, findings = from_moments(
-                asked.method, self.split.whole, asked.log, asked.level, asked.sides
-            )
-            self.findings += findings
-        if interval is not None:
-            self.intervals.update(dict.fromkeys(self.estimates, interval))
-
-
-def _limits(asked: Request, split: Split) -> Limits:
-    """Return the bounds on the rows of a target, for intervals without spread."""
-    whole = split.whole.values()
-    weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
-    weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
-    rows = sum(m.count for m in whole)
-    return Limits(
-        rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # independent ones
-        reward_range=asked.log.reward_range,
-        largest_weight=max(m.max(w) for m in whole for w in weights),
-    )
+def _with_baseline(
+    log: Log, named: dict[str, PolicyLike], baseline: str | None
+) -> dict[str, PolicyLike]:
+    """Return the targets, and the baseline's own policy where it is a logger."""
+    if baseline is None or baseline in named:
+        return named
+    policy = log.by_label.get(baseline)
+    if policy is not None and log.covers(baseline):
+        return {**named, baseline: policy}
+    if baseline in log.by_label or not log.crossed:
+        raise UsageError(
+            f"baseline {baseline!r} is not a target; to use a logger as baseline, give "
+            "`propensities` (--propensities) for every logger"
+        )
+    hint = did_you_mean(baseline, [*named, *log.by_label])
+    raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")

@@ -11,121 +11,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from scipy.special import ndtr, ndtri
 
 from poolwise.diagnosis.provenance import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
+from poolwise.estimators.period import PeriodBalanced
 from poolwise.evaluation.contrasts import Candidates, firsts
-from poolwise.evaluation.periods import (
-    at_first,
-    is_periodic,
-    needs_of,
-    own_mean,
-    strata_of,
-    suited,
-)
+from poolwise.evaluation.output import Difference, doubts, identical, verdict_of
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.student import Interval, tail_of
+from poolwise.moments.cells import Cell
 from poolwise.moments.estimate import estimated
+from poolwise.moments.linear import Linear, shares
 from poolwise.moments.moments import selected, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
 from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from poolwise.errors import Finding
-    from poolwise.evaluation.output import Row
     from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.results import TargetResult
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
 
-Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
-Requirement = Literal["better", "not-worse"]
-FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
-DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
 TARGET, INCUMBENT = "target", "incumbent"  # names of the two sides in a contrast
 NOTHING = Needs()
 OF_POLICY = frozenset({"reward", "ratio", "balanced_weight", "period_weight"})  # of loggers too
 RATIOS = {"balanced_weight": "ratio", "period_weight": "period_ratio"}  # of a logger's policy
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One target less another.
-
-    Attributes:
-        target: The target.
-        other: The target that is subtracted.
-        value: Estimated difference, paired by row.
-        std_error: Standard error of `value`.
-        interval: Interval that holds for all reported differences together. In a comparison
-            it includes 0 where the ranking contradicts `value`.
-        p_value: P-value of no difference, for this pair alone.
-        adjusted: P-value adjusted for all of them, by single-step max-T in a comparison and by
-            Bonferroni in an evaluation: below 1 - level if and only if the interval excludes 0.
-        verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
-            says that the probabilities of either target cannot be right.
-    """
-
-    target: str
-    other: str
-    value: float
-    std_error: float
-    interval: Interval
-    p_value: float
-    adjusted: float
-    verdict: Verdict
-
-    def against(self, baseline: str) -> Difference:
-        """Return the difference with the baseline as the target that is subtracted."""
-        if self.other == baseline:
-            return self
-        return replace(
-            self,
-            target=self.other,
-            other=self.target,
-            value=-self.value,
-            interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
-            verdict=FLIPPED.get(self.verdict, self.verdict),
-        )
-
-    def lack(self, required: Requirement, margin: float) -> str:
-        """Return the reason why a requirement does not hold; empty if it does."""
-        if self.verdict == "unreliable":
-            return f"the probabilities of {self.target!r} or {self.other!r} cannot be right"
-        if self.verdict == "identical" and required == "not-worse":
-            return ""
-        bound = margin if required == "better" else -margin
-        if self.interval.lower > bound:
-            return ""
-        start = f"the interval of {self.target!r} less {self.other!r} begins at"
-        return f"{start} {self.interval.lower:.4g}, not above {bound:g}"
-
-    def to_dict(self) -> Row:
-        """Return the difference under flat names."""
-        ends = {"lower": self.interval.lower, "upper": self.interval.upper}
-        row = {"target": self.target, "other": self.other, "difference": self.value}
-        rest = {k: getattr(self, k) for k in ("p_value", "adjusted", "verdict")}
-        return {**row, "std_error": self.std_error, **ends, **rest}
-
-
-def doubts(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the codes of alarms that say that probabilities cannot be right."""
-    return tuple(sorted(DOUBTED & {finding.code for finding in findings}))
-
-
-def verdict_of(interval: Interval, *, doubted: bool) -> Verdict:
-    """Return the verdict of a difference with this interval."""
-    if doubted:
-        return "unreliable"
-    if 0.0 in interval:
-        return "undecided"
-    return "better" if interval.lower > 0 else "worse"
 
 
 @dataclass(frozen=True)
@@ -183,7 +99,7 @@ class Incumbent:
         self, answers: Answers, target: str, estimate: Estimate, critical: float
     ) -> Difference:
         """Return the difference with the covariance of both sides."""
-        answers = suited(answers, answers.served.estimators[self.estimator])
+        answers = answers.suited(answers.served.estimators[self.estimator])
         split, clustered = answers.splits[target], answers.request.clustered
         (whole,) = self._sides([split.whole])
         sides = {TARGET: estimate, INCUMBENT: self._own(answers, split.whole)}
@@ -193,8 +109,7 @@ class Incumbent:
         (lower,), (upper,) = (ends.tolist() for ends in spread.limits(critical))
         first = firsts(whole, list(sides), BALANCED_WEIGHT) if self.joins else {}
         if first.get(INCUMBENT) == TARGET:
-            nothing = Interval(0.0, 0.0, answers.request.level)
-            return Difference(target, self.name, 0.0, 0.0, nothing, 1.0, 1.0, "identical")
+            return identical(target, self.name, answers.request.level)
         if error == 0:  # rows without spread bound no difference
             lower, upper = -math.inf, math.inf
         p_value = float(ALONE.p_values(spread.scores())[0])
@@ -212,9 +127,14 @@ class Incumbent:
     def _own(self, answers: Answers, moments: MomentsByLogger) -> Estimate:
         """Return the incumbent's own value: that of its policy, or its mean reward."""
         if not self.joins:
-            return estimated(own_mean(self.name, moments), moments)
+            counts = {
+                i: m.count for i, m in moments.items() if getattr(i, "logger", i) == self.name
+            }
+            parts = {i: {REWARD: share} for i, share in shares(counts).items()}
+            return estimated(Linear(parts), moments)
         estimator = answers.served.estimators[self.estimator]
-        strata = tuple(moments) if is_periodic(estimator) else answers.loggers
+        periodic = isinstance(estimator, PeriodBalanced)
+        strata = tuple(moments) if periodic else answers.loggers
         own = estimator.needs(strata, crossed=True)
         terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
         return estimator.estimate(selected(moments, terms))
@@ -275,16 +195,14 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
 
 def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> Incumbent:
     """Return the incumbent with the moments of its differences."""
-    asked, strata = rows.request, tuple(rows.rows.counts)
-    strata = strata_of(rows.rows, asked.log) if is_periodic(estimator) else strata
-    wanted = needs_of(estimator, strata, asked.log)
+    asked, wanted = rows.request, rows.needs_of(estimator)
     own, means = wanted.scattered, wanted.means
     factors = [factor for term in own for factor in term.factors]
     joins = (
         asked.log.crossed
         and not asked.extra.mixture
         and all(f.name in OF_POLICY and not f.rule for f in factors)
-        and incumbent.name in at_first(strata)
+        and incumbent.name in _at_first(rows.strata_of(estimator))
     )
     if joins:
         weights = (BALANCED_WEIGHT, ratio(incumbent.name))
@@ -296,3 +214,14 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     crossed = tuple(_of_logger(t, incumbent.name) for t in means) if joins else ()
     needs = Needs(crossed, (group,), slices=group if shaped else ())
     return replace(incumbent, joins=joins, needs=needs)
+
+
+def _at_first(strata: Sequence[str]) -> set[str]:
+    """Return the loggers that were live in the first period: no row of the log trained them.
+
+    All loggers, if the strata are not cells.
+    """
+    cells = [i for i in strata if isinstance(i, Cell)]
+    if not cells:
+        return set(strata)
+    return {cell.logger for cell in cells if cell.period == cells[0].period}

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.diagnosis.provenance import on_own
-from poolwise.engines import with_loggers
 from poolwise.engines.base import SingleRows
-from poolwise.engines.live import by_clean, by_live
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
+from poolwise.evaluation.comparison import without_training
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
-from poolwise.evaluation.evaluate import results_of, without_training
 from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.output import Result, Row
-from poolwise.evaluation.read import named_targets, opened, request
+from poolwise.evaluation.read import answered, opened
+from poolwise.evaluation.request import named_targets, request
 from poolwise.evaluation.results import check_lift
+from poolwise.evaluation.target import results_of
 from poolwise.intervals.student import student
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, Needs, ratio
 from poolwise.report.tables import Grid, needed_rows, plan_tables
@@ -48,8 +48,6 @@ FEWEST_ROWS = 5_000  # of them with many loggers
 SAMPLE_WORK = SAMPLE_ROWS * 40**2  # rows times pairs of loggers: under a minute
 
 
-@by_clean
-@by_live
 def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
     log: Log,
     target: Mapping[str, PolicyLike] | PolicyLike,
@@ -80,36 +78,33 @@ def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
         level: Level of the interval.
         engine: As for `evaluate`.
     """
+    _refuse_goal(half_width, lift, power)
+    named = named_targets(target)
+    if len(named) != 1:
+        raise UsageError(f"plan takes one target, got {len(named)}: call it for each")
+
+    def ask(log: Log) -> Plan:
+        if log.estimate_mixture and not log.crossed:
+            raise UsageError(
+                "plan does not estimate mixtures: give `propensities` under every logger"
+            )
+        asked = request(log, named, _wanted(estimators, log), level=level)
+        with opened(replace(asked, strict=estimators is not None), engine) as rows:
+            if rows.request.log.crossed and not log.crossed:  # one logger: it is the mixture
+                return ask(rows.request.log)
+            return _planned(rows, half_width, None if lift is None else (lift, power), baseline)
+
+    return answered(log, engine, ask)
+
+
+def _refuse_goal(half_width: float | None, lift: float | None, power: float) -> None:
+    """Refuse a goal that no number of rows can reach."""
     if half_width is None and lift is None:
         raise UsageError("plan needs a half_width (--half-width), a lift (--lift) or both")
     if half_width is not None and not 0 < half_width < math.inf:
         raise UsageError(f"half_width must be positive and finite, got {half_width:g}")
     if lift is not None:
         check_lift(lift, power)
-    log = with_loggers(log, engine)
-    named = named_targets(target)
-    if len(named) != 1:
-        raise UsageError(f"plan takes one target, got {len(named)}: call it for each")
-    if log.estimate_mixture and not log.crossed:
-        raise UsageError(
-            "plan does not estimate mixtures: give `propensities` under every logger"
-        )
-    asked = request(log, named, _wanted(estimators, log), level=level)
-    asked = replace(asked, strict=estimators is not None)
-    with opened(asked, engine) as rows:
-        if rows.request.log.crossed and not log.crossed:  # one logger: it is the mixture
-            return plan(
-                rows.request.log,
-                target,
-                half_width=half_width,
-                lift=lift,
-                power=power,
-                baseline=baseline,
-                estimators=estimators,
-                level=level,
-                engine=engine,
-            )
-        return _planned(rows, half_width, None if lift is None else (lift, power), baseline)
 
 
 def _planned(
@@ -122,8 +117,7 @@ def _planned(
     asked, log = rows.request, rows.request.log
     (name,) = asked.names
     incumbent = incumbent_of(rows, baseline)
-    needs = rows.served.needs | (incumbent.needs if wanted else Needs())
-    answers = replace(rows, served=replace(rows.served, needs=needs)).read()
+    answers = rows.read(also=incumbent.needs if wanted else Needs())
     rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
     sample = _sample(rows.rows, name) if rowwise and half_width is not None else None
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))

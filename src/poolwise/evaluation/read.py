@@ -1,201 +1,124 @@
-"""Read: every verb validates its question and reads its log here.
+"""Read: every verb reads its log here.
 
-`request` validates a question before any row is read.  `opened` opens the log and settles
-which estimators it can serve; then `OpenLog.read` unites their needs, makes one pass over
-the rows, and refuses rewards or targets that cannot be right.
+`answered` asks the question of a verb, of the log in the form that takes the fewest passes.
+`opened` opens the log of a request and settles which estimators it can serve; then
+`OpenLog.read` unites their needs, makes one pass over the rows, and refuses rewards or targets
+that cannot be right.
+
+One pass by period and logger serves all estimators: those of periods read the moments of
+cells; all others read the same moments, merged over the periods of each logger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolwise.diagnosis.findings import cluster_findings
-from poolwise.diagnosis.provenance import check_names, doubled_rows, on_own
-from poolwise.engines import as_engine
+from poolwise.diagnosis.provenance import check_names, doubled_rows, on_own, succession
+from poolwise.engines import as_engine, with_loggers
 from poolwise.engines.base import only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.parallel import KernelRows
-from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
-from poolwise.estimators import ALL, by_default
-from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.model import with_mixture
-from poolwise.evaluation.contrasts import united
-from poolwise.evaluation.periods import (
-    by_period,
-    is_periodic,
-    merged,
-    needs_of,
-    strata_of,
-    undeclared,
+from poolwise.errors import (
+    Finding,
+    LogError,
+    MissingColumnError,
+    PoolwiseError,
+    RefusedError,
+    UsageError,
 )
-from poolwise.evaluation.served import Served, served
+from poolwise.estimators.crossfit import CrossFitted
+from poolwise.estimators.period import PeriodBalanced
+from poolwise.evaluation.contrasts import united
+from poolwise.evaluation.request import BY_BUCKET, served
 from poolwise.intervals.guarantees import (
     GUARANTEES,
-    Guarantee,
     guarantee_needs,
-    known_range,
     refuse_adaptive,
     refuse_outside,
 )
-from poolwise.intervals.student import SIDES, Sides, check_level
+from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
+from poolwise.moments.cells import by_logger
 from poolwise.moments.moments import selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
-from poolwise.rows.mixture import mixture_extra
-from poolwise.rows.reward_model import model_extra
-from poolwise.rows.roles import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from poolwise.engines.base import EngineLike, Rows
-    from poolwise.log.log import Log
-    from poolwise.log.policy import PolicyLike
+    from poolwise.evaluation.request import Request, Served
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import Moments, MomentsByLogger
-    from poolwise.rows.reward_model import ModelLike
-    from poolwise.rows.roles import Extra
 
-IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
-METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
-BY_BUCKET = frozenset({"jackknife", "bootstrap"})
+T = TypeVar("T")
+NOTHING = Needs()
 MOST_COMPARED = 1 << 22  # contents of rows that are compared after a pass
+READ_AGAIN = frozenset({"parquet", "frame"})  # kinds of sources whose rows are not copied
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """A question about a log, validated before any row is read.
+def answered(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
+    """Ask a question of a log; if bad rows are dropped, first as if there were none.
 
-    Attributes:
-        log: The rows and what their columns mean.
-        targets: Policies to evaluate, by name.
-        estimators: Estimators to use.
-        strict: Whether the caller named the estimators: one that the log cannot serve is
-            then an error, otherwise a finding.
-        level: Level of the intervals.
-        method: Kind of interval; never "auto".
-        sides: Sides of the intervals.
-        extra: Columns that the rows get from a reward model or an estimated mixture.
-        findings: Reasons why a given reward model is not used.
+    To drop bad rows takes two passes, since the good rows fix the mixture.  Most logs have no
+    bad row: as a `CleanLog` they are read in one.  If that fails for any reason, the log is
+    read as it is, and `ask` raises its own error.
     """
-
-    log: Log
-    targets: Mapping[str, PolicyLike]
-    estimators: tuple[Estimator, ...] = ()
-    strict: bool = True
-    level: float = 0.95
-    method: IntervalMethod = "student"
-    sides: Sides = "two"
-    extra: Extra = NOTHING
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the targets."""
-        return tuple(self.targets)
-
-    @property
-    def clustered(self) -> bool:
-        """True if buckets hold whole clusters, and errors are those between buckets."""
-        return self.log.cluster is not None and self.method in {"skew", "betting", *BY_BUCKET}
+    log = with_loggers(log, engine)
+    if _may_be_clean(log, engine):
+        with suppress(PoolwiseError):
+            return ask(CleanLog(**_arguments(log) | {"on_fault": "raise"}))
+    return answered_live(log, engine, ask)
 
 
-def request(
-    log: Log,
-    targets: Mapping[str, PolicyLike] | PolicyLike,
-    estimators: Sequence[str | Estimator] | str | Estimator | None = None,
-    *,
-    level: float = 0.95,
-    interval: IntervalMethod = "auto",
-    sides: Sides = "two",
-    model: ModelLike | None = None,
-) -> Request:
-    """Validate a question; the arguments are those of `evaluate`."""
-    check_level(level)
-    if sides not in SIDES:
-        raise UsageError(f"sides must be one of {', '.join(map(repr, SIDES))}, got {sides!r}")
-    method = _method(interval, log)
-    named = named_targets(targets)
-    strict = estimators is not None
-    extra, findings = _extra(log, named, model, strict=strict)
-    modelled, periods = bool(extra.predicted_reward), log.period is not None
-    by_name = by_default(modelled=modelled, periods=periods)
-    if estimators is None:
-        estimators = tuple(by_name)
-    elif isinstance(estimators, str) or not isinstance(estimators, Sequence):
-        estimators = (estimators,)
-    if not estimators:
-        raise UsageError(f"at least one estimator is required, of {', '.join(by_name)}")
-    chosen = tuple(_estimator(e, by_name) for e in estimators)
-    if extra.mixture:
-        chosen = tuple(with_mixture(e, log) for e in chosen)
-    return Request(log, named, chosen, strict, level, method, sides, extra, findings)
+def answered_live(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
+    """Ask a question of a log that may lack probabilities of policies that are not live.
+
+    Complete logs are read once: missing probabilities are counted after the rows were
+    refused, or before if they would be dropped.
+    """
+    log = with_loggers(log, engine)
+    live = live_log(log, engine) if log.on_fault == "drop" else None
+    if live is None:
+        try:
+            return ask(log)
+        except LogError:
+            live = live_log(log, engine)
+            if live is None:
+                raise
+    return ask(live)
 
 
-def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
-    """Return targets by name; a single one is called "target"."""
-    if not isinstance(targets, Mapping):
-        return {"target": targets}
-    if not targets:
-        raise UsageError("at least one target is required, e.g. {'candidate': 'p_candidate'}")
-    if "" in map(str, targets):
-        raise UsageError("a target needs a name")
-    if all(isinstance(value, int | float) for value in targets.values()):
-        raise UsageError(
-            "targets must be policies, got numbers: name a policy for each, as in "
-            "{'candidate': 'p_candidate'}; one table of probabilities by action is "
-            "{'candidate': pw.Table({...})}"
-        )
-    return {str(name): policy for name, policy in targets.items()}
+def live_log(log: Log, engine: EngineLike) -> Log | None:
+    """Return a log that lacks only probabilities of policies that are not live; else None.
+
+    A policy that was live on some days often has a probability only in the rows of these
+    days.  The mixture of a period needs no other: the estimates by period of a `LiveLog` are
+    those of a complete log but for the shares of the periods.
+    """
+    if log.period is None or not log.crossed or log.estimate_mixture is not False:
+        return None
+    with as_engine(engine, log).open(log, {}) as rows:
+        missing = rows.missing if isinstance(rows, KernelRows) else ()
+    return LiveLog(**_arguments(log), incomplete=missing) if missing else None
 
 
-def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
-    if interval not in METHODS:
-        raise UsageError(f"interval must be one of {', '.join(METHODS)}, got {interval!r}")
-    if interval == "auto":
-        return "skew"
-    if interval in GUARANTEES:
-        known_range(log, interval)
-        if log.cluster is not None and interval != "betting":
-            raise UsageError(
-                f"interval={interval!r} requires independent rows, and rows of a `cluster` are "
-                "not: use interval='auto', which leaves out clusters in turn, 'betting', or no "
-                "`cluster` if rows are independent"
-            )
-    return interval
+def _arguments(log: Log) -> dict[str, Any]:
+    return {f.name: getattr(log, f.name) for f in fields(log)}
 
 
-def _estimator(
-    wanted: str | Estimator, by_name: Mapping[str, Callable[[], Estimator]]
-) -> Estimator:
-    if not isinstance(wanted, str):
-        return wanted
-    if wanted in ALL:  # without a model or a period, `served` refuses it with its reason
-        return by_name.get(wanted, ALL[wanted])()
-    hint = did_you_mean(wanted, ALL)
-    raise UsageError(f"estimators are {', '.join(ALL)}; got {wanted!r}{hint}")
-
-
-def _extra(
-    log: Log, targets: Mapping[str, PolicyLike], model: ModelLike | None, *, strict: bool
-) -> tuple[Extra, tuple[Finding, ...]]:
-    """Return the columns that the rows get, and why a given model is not used."""
-    mixed = mixture_extra(log)
-    if model is None:
-        return mixed, ()
-    try:
-        modelled = model_extra(model, targets, log.eligible, densities=log.densities)
-    except RefusedError as reason:
-        if strict:
-            raise
-        return mixed, (Finding(reason.code, str(reason)),)
-    learners = (*modelled.learners, *mixed.learners)
-    return replace(modelled, mixture=mixed.mixture, learners=learners), ()
+def _may_be_clean(log: Log, engine: EngineLike) -> bool:
+    """Test if bad rows would be dropped by DuckDB, from a source that is cheap to open."""
+    if type(log) is not Log or log.on_fault != "drop" or log.connection is not None:
+        return False
+    if not all(part.kind in READ_AGAIN for part in log.parts):
+        return False
+    chosen = as_engine(None, log) if engine is None else engine
+    return isinstance(chosen, DuckDB) or engine == "duckdb"
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +161,23 @@ class Answers:
             view[i] = replace(view[i], histograms=bins, tails=tails or view[i].tails)
         return view
 
+    def suited(self, estimator: Estimator) -> Answers:
+        """Return the answers that an estimator reads: by cell or by logger."""
+        return self.apart if self.apart and isinstance(estimator, PeriodBalanced) else self
+
+    def merged(self) -> Answers:
+        """Return answers by logger, which keep these, by cell, as `apart`."""
+        return replace(
+            self,
+            splits={
+                name: Split([by_logger(bucket, self.loggers) for bucket in split.buckets])
+                for name, split in self.splits.items()
+            },
+            whole=by_logger(self.whole, self.loggers),
+            means=[by_logger(bucket, self.loggers) for bucket in self.means],
+            apart=self,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class OpenLog:
@@ -247,15 +187,30 @@ class OpenLog:
     rows: Rows
     served: Served
 
-    def read(self, compared: str = "") -> Answers:
-        """Make the pass; `compared` names the estimator that targets are compared in."""
-        asked, needs, pairs = self.request, self.served.needs, Needs()
-        rows, crossed = by_period(self.rows, asked.log), asked.log.crossed
+    @property
+    def kernel_rows(self) -> KernelRows:
+        """The rows, where they can be summed by period or by segment."""
+        return _kernel_rows(self.rows, self.request)
+
+    def strata_of(self, estimator: Estimator) -> tuple[str, ...]:
+        """Return the keys of the moments that an estimator reads: cells or loggers."""
+        periodic = isinstance(estimator, PeriodBalanced)
+        return tuple(self.kernel_rows.cells if periodic else self.rows.counts)
+
+    def needs_of(self, estimator: Estimator) -> Needs:
+        """Return the moments that an estimator needs of this log."""
+        return self.request.needs(estimator, self.strata_of(estimator))
+
+    def read(self, compared: str = "", also: Needs = NOTHING) -> Answers:
+        """Make the pass, also for the needs of an incumbent.
+
+        `compared` names the estimator that targets are compared in; empty if they are not.
+        """
+        asked, needs, pairs = self.request, self.served.needs | also, NOTHING
+        rows = self.rows if asked.log.period is None else self.kernel_rows.by_period
         if compared:
-            chosen = self.served.estimators[compared]
-            strata = strata_of(rows, asked.log) if is_periodic(chosen) else tuple(rows.counts)
-            own = needs_of(chosen, strata, asked.log)
-            pairs = united(own, asked.names, crossed=crossed)
+            own = self.needs_of(self.served.estimators[compared])
+            pairs = united(own, asked.names, crossed=asked.log.crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
         folded = any(isinstance(e, CrossFitted) for e in asked.estimators)
@@ -278,28 +233,56 @@ class OpenLog:
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *getattr(rows, "notes", ()),
-            *undeclared(asked.log, rows, next(iter(splits.values())).whole),
+            *_undeclared(asked.log, rows, next(iter(splits.values())).whole),
             *copy_findings(rows, asked.log, sampled=True),
         )
         moments = (splits, whole, compared, pairs, means)
         answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)
-        return answers if asked.log.period is None else merged(answers)
+        return answers if asked.log.period is None else answers.merged()
 
 
 @contextmanager
 def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
-    """Open the log of a request; refuse what its loggers cannot serve before the pass."""
-    with open_rows(asked, engine) as rows:
-        yield settled(asked, rows)
+    """Open the log of a request; refuse what its loggers cannot serve before the pass.
+
+    The column of segments takes the role of the period, which splits the rows of each logger
+    into cells; the mixture of a row is then that of the loggers in its own segment.
+    """
+    log = asked.log if asked.by is None else replace(asked.log, period=asked.by)
+    try:
+        with open_rows(replace(asked, log=log), engine) as rows:
+            yield _settled(asked, rows)
+    except MissingColumnError as error:
+        if asked.by is None:
+            raise
+        roles = {n: "by" if role == "period" else role for n, role in error.missing.items()}
+        raise MissingColumnError(roles, error.available) from None
 
 
-def settled(asked: Request, rows_of_log: Rows) -> OpenLog:
+def _kernel_rows(rows: Rows, asked: Request) -> KernelRows:
+    """Return rows that can be summed by period or segment; reject others."""
+    if isinstance(rows, KernelRows):
+        return rows
+    if asked.by is not None:
+        raise UsageError(
+            "`by` sums rows by segment, which requires rows and the DuckDB or Spark engine"
+        )
+    raise UsageError(
+        "`period` requires an engine that reads rows, DuckDB or Spark: leave out `engine` "
+        "and `connection`, or leave out `period`"
+    )
+
+
+def _settled(asked: Request, rows: Rows) -> OpenLog:
     """Settle which estimators the rows can serve."""
-    rows, log = only_crossed(rows_of_log, asked.log)
+    if asked.by is not None:
+        kernel = _kernel_rows(rows, asked)
+        rows = replace(kernel, table=replace(kernel.table, segmented=True))
+    rows, log = only_crossed(rows, asked.log)
     asked, loggers = replace(asked, log=log), tuple(rows.counts)
     check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
     shaped = asked.method == "skew" and rows.shaped
-    cells = () if log.period is None else strata_of(rows, log)
+    cells = () if log.period is None else tuple(_kernel_rows(rows, asked).cells)
     usable = served(asked, loggers, cells, shaped=shaped)
     if asked.method in GUARANTEES:
         refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
@@ -365,3 +348,15 @@ def _refuse_unlogged(splits: Mapping[str, Split]) -> None:
             "action: these logs say nothing about it. Check that the probability is that of "
             "the *logged* action.",
         )
+
+
+def _undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding, ...]:
+    """Return the finding that loggers follow each other, if the log declares nothing.
+
+    It matters only where estimates pool the loggers, which requires cross-propensities.
+    """
+    declared = log.period is not None or bool(log.trained_on)
+    if declared or not log.crossed or len(moments) < 2 or not isinstance(rows, KernelRows):
+        return ()
+    times = rows.times() if isinstance(rows, DuckDBRows) else {}
+    return succession(moments, times)

@@ -27,39 +27,12 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.diagnosis.overlap import Overlap
-    from poolwise.diagnosis.provenance import Conflicts
     from poolwise.errors import Finding
-    from poolwise.evaluation.compare import Comparison
-    from poolwise.evaluation.incumbent import Difference
+    from poolwise.evaluation.comparison import Comparison, Pairs
+    from poolwise.evaluation.output import Difference
     from poolwise.evaluation.segments import Segments
-    from poolwise.intervals.student import Interval, Limits
-    from poolwise.moments.buckets import Buckets, Split
+    from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import MomentsByLogger
-    from poolwise.moments.terms import Term
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Moments from which the targets of an evaluation are compared.
-
-    Attributes:
-        estimator: Name of the estimator that targets are compared in.
-        moments: Moments of the terms of all targets together.
-        clusters: Means of the same terms by bucket, where rows of a cluster share one.
-        weight: The weight that distinguishes targets.
-        splits: Moments of each target alone, by bucket where the pass split the rows.
-        limits: Bounds on the rows of each target.
-        trained: Loggers that were trained on logs of this set, with these logs.
-    """
-
-    estimator: str
-    moments: MomentsByLogger
-    clusters: Buckets
-    weight: Term
-    splits: Mapping[str, Split]
-    limits: Mapping[str, Limits]
-    trained: Conflicts
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,11 +111,9 @@ class Evaluation(Reported):
     @cached_property
     def comparison(self) -> Comparison | None:
         """Comparison of the targets, from the same rows; None where there is none."""
-        from poolwise.evaluation.compare import ranked
-
+        baseline = self.baseline if self.baseline in self.targets else ""
         try:
-            baseline = self.baseline if self.baseline in self.targets else ""
-            return None if self.pairs is None else ranked(self, self.pairs, baseline)
+            return None if self.pairs is None else self.pairs.ranked(self, baseline)
         except RefusedError:  # the findings of the targets give the reason
             return None
 

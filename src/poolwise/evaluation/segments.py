@@ -10,36 +10,42 @@ errors (Šidák's inequality).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtri
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.evaluation.incumbent import Difference, verdict_of
-from poolwise.evaluation.output import Result, Row
-from poolwise.evaluation.read import OpenLog
-from poolwise.evaluation.segment_rows import Parts, SegmentRows
-from poolwise.evaluation.served import served
+from poolwise.evaluation.output import Difference, Result, Row, verdict_of
+from poolwise.evaluation.request import served
 from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
 from poolwise.intervals.student import Interval
+from poolwise.moments.cells import Cell, periods_of
 from poolwise.report.breakdown import segment_tables, segments_sentence
 from poolwise.report.sentence import preferred
 from poolwise.text import listed
 
 if TYPE_CHECKING:
-    from poolwise.evaluation.read import Request
+    from poolwise.engines.parallel import KernelRows
+    from poolwise.errors import Fault
+    from poolwise.evaluation.read import OpenLog
+    from poolwise.evaluation.request import Request
     from poolwise.evaluation.results import Evaluation
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.terms import Needs
     from poolwise.report.tables import Grid
 
+MOST_SLICES = 10_000  # sums over slices of each cell: 40 MB; without them Student's intervals
+MOST_GROUPS, FEWEST_BUCKETS = 6_000, 20  # of clusters, over all cells
 SEED = 20170813  # the same rows give the same intervals
 NAMED = 5  # segments that a finding lists
 REST = "(the other segments)"
-Ask = Callable[[OpenLog], "Evaluation"]
+Ask = Callable[["OpenLog"], "Evaluation"]
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,9 @@ class Segments(Result):
         return segment_tables(self.to_dict())
 
 
-def segments_of(rows: OpenLog, by: str, ask: Ask) -> Segments:
+def segments_of(rows: OpenLog, ask: Ask) -> Segments:
     """Ask the same question in each segment of a log that was opened with segments."""
-    parts = Parts.of(rows.rows)
+    parts = Parts(rows.kernel_rows.by_period, rows.kernel_rows.cells)
     small = [segment for segment, count in parts.sizes.items() if count < 2]
     if small:
         raise UsageError(
@@ -158,25 +164,112 @@ def segments_of(rows: OpenLog, by: str, ask: Ask) -> Segments:
     usable = served(asked, tuple(rows.rows.counts), shaped=rows.rows.shaped)
     evaluations, refused = {}, {}
     for segment in parts.sizes:
-        own = OpenLog(replace(asked, level=level), SegmentRows(parts, segment), usable)
+        own = replace(asked, level=level)
         try:
-            evaluations[segment] = ask(own)
+            evaluations[segment] = ask(
+                replace(rows, request=own, rows=SegmentRows(parts, segment), served=usable)
+            )
         except RefusedError as reason:
             refused[segment] = Finding(reason.code, str(reason))
     results = []
     for target in asked.names:
         own_results = _results(evaluations, target, parts.sizes, asked.level)
-        results += _contrasted(own_results, _Multiples(level, len(asked.names)))
+        results += _contrasted(own_results, level, len(asked.names))
     order = {segment: k for k, segment in enumerate(parts.sizes)}
     baseline = next((e.baseline for e in evaluations.values()), "")
     return Segments(
-        by=by,
+        by=asked.by or "",
         baseline=baseline,
         estimator=next(iter(usable.estimators), ""),
         level=asked.level,
         results=tuple(sorted(results, key=lambda r: order[r.segment])),
         findings=_findings(evaluations, refused),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Moments of all segments, which one pass gives.
+
+    Attributes:
+        rows: The rows, summed by segment and logger.
+        cells: Rows of each segment and logger.
+    """
+
+    rows: KernelRows
+    cells: Mapping[Cell, int]
+    _moments: dict[Needs, dict[str, Moments]] = field(default_factory=dict)
+    _buckets: dict[tuple[Needs, ...], list[list[dict[str, Moments]]]] = field(
+        default_factory=dict
+    )
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Rows of each segment."""
+        sizes = Counter[str]()
+        for cell, count in self.cells.items():
+            sizes[cell.period] += count
+        return {segment: sizes[segment] for segment in periods_of(self.cells)}
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        """Return the moments of each cell; the same needs are read once."""
+        if needs not in self._moments:
+            fits = len(self.cells) * len(needs.slices) <= MOST_SLICES
+            slices = needs.slices if fits else ()
+            lean = replace(needs, tails=(), histograms=(), slices=slices)
+            self._moments[needs] = self.rows.moments(lean)
+        return self._moments[needs]
+
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        """Return the moments of each cell by bucket; the same needs are read once."""
+        if tuple(needs) not in self._buckets:
+            fewer = max(FEWEST_BUCKETS, min(buckets, MOST_GROUPS // len(self.cells)))
+            self._buckets[tuple(needs)] = self.rows.bucketed(needs, fewer)
+        return self._buckets[tuple(needs)]
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentRows:
+    """The rows of one segment; implements `engines.base.Rows`."""
+
+    parts: Parts
+    segment: str
+    by_kernel = True
+    saved = False
+
+    @property
+    def shaped(self) -> bool:
+        return self.parts.rows.shaped
+
+    @property
+    def counts(self) -> dict[str, int]:
+        cells = self.parts.cells
+        return {cell.logger: n for cell, n in cells.items() if cell.period == self.segment}
+
+    all_counts = counts
+
+    def check(self) -> tuple[Fault, ...]:
+        """Return no fault: those of all rows are counted together."""
+        return ()
+
+    def moments(self, needs: Needs) -> dict[str, Moments]:
+        return self._own(self.parts.moments(needs))
+
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+        parts = self.parts.bucketed(needs, buckets)
+        own = [[self._own(bucket) for bucket in buckets_of] for buckets_of in parts]
+        return [[bucket for bucket in buckets_of if bucket] for buckets_of in own]
+
+    def without(self, logger: str) -> SegmentRows:
+        """Reject the call: leaving a logger out reads all rows."""
+        raise NotImplementedError(logger)
+
+    def _own(self, moments: Mapping[str, Moments]) -> dict[str, Moments]:
+        return {
+            cell.logger: m
+            for cell, m in moments.items()
+            if isinstance(cell, Cell) and cell.period == self.segment
+        }
 
 
 def _one_estimator(rows: OpenLog) -> Request:
@@ -210,29 +303,22 @@ def _results(
     return results
 
 
-@dataclass(frozen=True)
-class _Multiples:
-    """Multiple of the standard error in the intervals of differences.
+def _error(difference: Difference | None, level: float, targets: int) -> float:
+    """Return the error that an interval implies, which allows for skewness; 0 without one.
 
-    Attributes:
-        level: Level of each segment.
-        targets: Number of targets, whose differences hold together (Bonferroni).
+    The intervals of all targets hold together at this level (Bonferroni).
     """
-
-    level: float
-    targets: int
-
-    def error(self, difference: Difference | None) -> float:
-        """Return the error that an interval implies, which allows for skewness; 0 without."""
-        if difference is None or difference.verdict == "identical":
-            return 0.0
-        multiple = -float(ndtri((1 - self.level) / self.targets / 2))
-        width = difference.interval.upper - difference.interval.lower
-        error = max(difference.std_error, width / (2 * multiple))
-        return error if np.isfinite(error) else 0.0
+    if difference is None or difference.verdict == "identical":
+        return 0.0
+    multiple = -float(ndtri((1 - level) / targets / 2))
+    width = difference.interval.upper - difference.interval.lower
+    error = max(difference.std_error, width / (2 * multiple))
+    return error if np.isfinite(error) else 0.0
 
 
-def _contrasted(results: list[SegmentResult], multiples: _Multiples) -> list[SegmentResult]:
+def _contrasted(
+    results: list[SegmentResult], level: float, targets: int
+) -> list[SegmentResult]:
     r"""Return the results of one target with the contrasts of its differences.
 
     $$c_s = d_s - \sum_{t \ne s} \frac{n_t}{n - n_s} d_t$$
@@ -240,7 +326,7 @@ def _contrasted(results: list[SegmentResult], multiples: _Multiples) -> list[Seg
     Segments are independent, so the covariance of the contrasts follows from the errors of
     the differences.  Several targets are allowed for as if they were independent.
     """
-    usable = [r for r in results if multiples.error(r.difference) > 0]
+    usable = [r for r in results if _error(r.difference, level, targets) > 0]
     pairs = [r.difference for r in usable if r.difference is not None]
     if len(usable) < 2:
         return results
@@ -248,18 +334,19 @@ def _contrasted(results: list[SegmentResult], multiples: _Multiples) -> list[Seg
     rest = sizes / (sizes.sum() - sizes)[:, None]
     np.fill_diagonal(rest, 0.0)
     matrix = np.eye(len(usable)) - rest
-    errors = np.array([multiples.error(pair) for pair in pairs])
+    errors = np.array([_error(pair, level, targets) for pair in pairs])
+    together = pairs[0].interval.level
     numbers = _together(
         matrix @ np.array([pair.value for pair in pairs]),
         (matrix * errors**2) @ matrix.T,
-        pairs[0].interval.level,
-        multiples.targets,
+        together,
+        targets,
     )
     contrasts = {}
     for result, pair, (value, error, low, high, p, adjusted) in zip(
         usable, pairs, numbers, strict=True
     ):
-        interval = Interval(low, high, pair.interval.level)
+        interval = Interval(low, high, together)
         verdict = verdict_of(interval, doubted=pair.verdict == "unreliable")
         contrasts[result.segment] = Difference(
             result.target, REST, value, error, interval, p, adjusted, verdict
@@ -270,7 +357,7 @@ def _contrasted(results: list[SegmentResult], multiples: _Multiples) -> list[Seg
 def _together(
     values: FloatArray, covariance: FloatArray, level: float, families: int
 ) -> list[list[float]]:
-    """Return value, error, limits and both p-values of each contrast, which hold together."""
+    """Return value, error, limits and both p-values of contrasts, which hold together."""
     errors = np.sqrt(np.diag(covariance))
     together = max_t(factor_of(covariance), np.random.default_rng(SEED))
     reach = together.critical(level ** (1 / families)) * errors

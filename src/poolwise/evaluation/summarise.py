@@ -1,4 +1,7 @@
-"""Summarise: a log, a warehouse's answer or saved files become a `Summary`."""
+"""Summarise: a log, a warehouse's answer or saved files become a `Summary`.
+
+`query_text` prints the query that a warehouse answers.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,31 @@ from typing import TYPE_CHECKING
 
 from poolwise.engines import with_loggers
 from poolwise.engines.base import QueryRows
-from poolwise.engines.files import holds_moments, question, read_answer, refuse_missing
+from poolwise.engines.files import (
+    holds_moments,
+    question,
+    read_answer,
+    refuse_missing,
+    standalone_query,
+)
 from poolwise.engines.saved import Summary
 from poolwise.errors import SourceError, UsageError
-from poolwise.evaluation.check import needs_of
-from poolwise.evaluation.read import Request, named_targets, open_rows
+from poolwise.estimators import BY_NAME
+from poolwise.evaluation.read import open_rows
+from poolwise.evaluation.request import Request, named_targets, served
+from poolwise.intervals.guarantees import guarantee_needs
+from poolwise.intervals.skew import interval_needs
+from poolwise.moments.terms import unite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poolwise.engines.base import EngineLike, Rows
-    from poolwise.evaluation.read import IntervalMethod
+    from poolwise.evaluation.request import IntervalMethod
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
+    from poolwise.moments.terms import Needs
 
 
 def summarise(
@@ -89,6 +103,50 @@ def _fixed(rows: Rows, manifest: Mapping[str, float]) -> Rows:
         )
     present = tuple(label for label in rows.table.labels if label in rows.all_counts)
     return replace(rows, table=replace(rows.table, shares=manifest, labels=present))
+
+
+def query_text(
+    log: Log,
+    table: str,
+    targets: Mapping[str, PolicyLike],
+    dialect: str,
+    interval: str = "auto",
+) -> str:
+    """Return the query whose result an evaluation of a table can use instead of the rows.
+
+    The sums of interval="smoothed" are among it if requested.
+    """
+    if not targets:
+        raise UsageError(
+            "at least one --target is required, e.g. --target candidate=p_candidate"
+        )
+    needs = needs_of(log, targets, interval=interval)
+    return standalone_query(log, table, targets, needs, dialect)
+
+
+def needs_of(
+    log: Log,
+    targets: Iterable[str],
+    also: Sequence[Estimator] = (),
+    *,
+    shaped: bool = False,
+    interval: str = "auto",
+) -> Needs:
+    """Return what evaluations with the default and some other estimators need.
+
+    Slices and powers of skewed intervals are among it if `shaped`, the sums of
+    interval="smoothed" if that is the interval.
+    """
+    loggers = tuple(log.by_label)
+    estimators = (*(make() for make in BY_NAME.values()), *also)
+    request = Request(log, {}, estimators, strict=False)
+    usable = served(request, loggers, shaped=shaped)
+    needs = usable.needs
+    for crossed in {log.crossed, False}:
+        needs |= guarantee_needs(log, interval, crossed=crossed)
+    if shaped:  # a sum of parts may keep only what does not depend on the mixture
+        needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
+    return unite(needs.bind(name) for name in targets)
 
 
 def from_result(

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from poolwise.engines import with_loggers
 from poolwise.engines.base import BlockRows
 from poolwise.engines.files import policy_text
-from poolwise.engines.live import by_live
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
-from poolwise.evaluation.evaluate import results_of
 from poolwise.evaluation.output import Result
-from poolwise.evaluation.read import named_targets, opened, request
-from poolwise.evaluation.watch_state import STATE, Block, State, refuse_other, stamp
-from poolwise.intervals.betting import Bets
+from poolwise.evaluation.read import answered_live, opened
+from poolwise.evaluation.request import named_targets, request
+from poolwise.evaluation.state import STATE, Block, State, refuse_other, stamp, with_bounds
+from poolwise.evaluation.target import results_of
 from poolwise.intervals.guarantees import payoffs_of
-from poolwise.intervals.student import Interval, check_level
+from poolwise.intervals.student import Interval
 from poolwise.report.tables import Grid
 from poolwise.rows.guard import files_of
 from poolwise.rows.output import refuse_output
@@ -37,12 +35,12 @@ if TYPE_CHECKING:
     from poolwise.engines.base import EngineLike
     from poolwise.evaluation.output import Row
     from poolwise.evaluation.read import OpenLog
-    from poolwise.evaluation.watch_state import Question
+    from poolwise.evaluation.request import Request
+    from poolwise.evaluation.state import Question
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.blocks import Payoff, Settled
 
-HORIZONS = (2.0, 8.0, 32.0, 128.0)  # times the rows of the first block
 SHOWN = 12  # periods in a table
 
 
@@ -170,7 +168,6 @@ def _cell(value: object) -> str:
     return short(value) if isinstance(value, float) else str(value)
 
 
-@by_live
 def watch(
     state: str | PathLike[str],
     log: Log | None = None,
@@ -203,47 +200,28 @@ def watch(
     """
     path = Path(state)
     if log is None:
-        before = State.load(path)
-        return _result(before, above, ())
+        return _result(State.load(path), above, ())
     refuse_output(path, STATE, files_of(log))
-    log = with_loggers(log, engine)
     targets = {} if target is None else named_targets(target)
-    name = _new(targets, better_than)
-    asked = _question(log, targets, name, better_than, level, planned)
-    begun = stamp(path)
-    before = State.load(path) if begun else State(asked)
-    refuse_other(before.question, asked)
-    bounded = request(log, targets, "naive", level=level, interval="betting")
-    with opened(bounded, engine) as rows:
-        findings = results_of(rows.read()).targets[name].findings
-        more = _state(rows, asked, len(before.blocks))
-    after = with_bounds(before + more)
-    if stamp(path) != begun:
-        raise UsageError(f"{str(path)!r} changed while rows were read: add these rows again")
-    after.save(path)
-    return _result(after, above, findings)
+
+    def ask(log: Log) -> Watched:
+        _refuse(log, targets, better_than, planned)
+        asked = request(log, targets, "naive", level=level, interval="betting")
+        after, findings = _added(path, asked, _question(asked, better_than, planned), engine)
+        return _result(after, above, findings)
+
+    return answered_live(log, engine, ask)
 
 
-def _new(targets: Mapping[str, PolicyLike], better_than: str | None) -> str:
-    """Return the name of the target that is watched."""
-    names = [name for name in targets if name != better_than]
-    if len(names) != 1 or len(targets) > 2:
+def _refuse(
+    log: Log, targets: Mapping[str, PolicyLike], better_than: str | None, planned: int | None
+) -> None:
+    """Refuse what cannot be watched."""
+    if len(targets.keys() - {better_than}) != 1:
         raise UsageError(
             "watch takes one target, or two of which `better_than` names one; got "
             f"{', '.join(map(repr, targets)) or 'none'}"
         )
-    return names[0]
-
-
-def _question(
-    log: Log,
-    targets: Mapping[str, PolicyLike],
-    name: str,
-    better_than: str | None,
-    level: float,
-    planned: int | None,
-) -> Question:
-    """Return what has to stay the same, as plain values; refuse what cannot be watched."""
     if log.reward_range is None:
         raise UsageError(
             "watch requires the smallest and largest possible reward: give "
@@ -267,11 +245,17 @@ def _question(
             "better_than must name a logger of `propensities` or the other target, got "
             f"{better_than!r}{hint}"
         )
+
+
+def _question(asked: Request, better_than: str | None, planned: int | None) -> Question:
+    """Return what has to stay the same for all rows of a state, as plain values."""
+    log = asked.log
+    (name,) = asked.targets.keys() - {better_than}
     return {
         "target": name,
         "better_than": better_than or "",
-        "level": check_level(level),
-        "reward_range": list(map(float, log.reward_range)),
+        "level": asked.level,
+        "reward_range": list(map(float, log.reward_range or ())),
         "planned": planned,
         "reward": log.reward,
         "logger": log.logger or "",
@@ -280,8 +264,25 @@ def _question(
         "log_probabilities": log.log_probabilities,
         "densities": log.densities,
         "on_fault": log.on_fault,
-        "targets": {other: policy_text(policy) for other, policy in targets.items()},
+        "targets": {other: policy_text(policy) for other, policy in asked.targets.items()},
     }
+
+
+def _added(
+    path: Path, asked: Request, question: Question, engine: EngineLike
+) -> tuple[State, tuple[Finding, ...]]:
+    """Add the rows of a request to the state in a file; return it, and findings of the rows."""
+    begun = stamp(path)
+    before = State.load(path) if begun else State(question)
+    refuse_other(before.question, question)
+    with opened(asked, engine) as rows:
+        findings = results_of(rows.read()).targets[question["target"]].findings
+        more = _state(rows, question, len(before.blocks))
+    after = with_bounds(before + more)
+    if stamp(path) != begun:
+        raise UsageError(f"{str(path)!r} changed while rows were read: add these rows again")
+    after.save(path)
+    return after, findings
 
 
 def _payoffs(asked: Question, targets: Sequence[str]) -> list[Payoff]:
@@ -313,57 +314,6 @@ def _blocks(settled: Settled, loggers: Sequence[str], number: int) -> tuple[Bloc
             names, settled.sums.counts, settled.sums.marks.tolist(), strict=True
         )
     )
-
-
-def with_bounds(state: State) -> State:
-    """Return the state with the bounds at block ends that have none yet."""
-    blocks = list(state.blocks)
-    for k, block in enumerate(blocks):
-        if block.value is None:
-            part = replace(state, blocks=tuple(blocks[: k + 1]))
-            blocks[k] = replace(block, value=_value(part), difference=_difference(part))
-    return replace(state, blocks=tuple(blocks))
-
-
-def _bets(state: State, payoff: int, error: float) -> Bets:
-    """Return the bets on one payoff, up to the last block of the state."""
-    number = len(state.blocks)
-    first, planned = state.blocks[0].count, state.question["planned"]
-    horizons = tuple(first * h for h in HORIZONS) if planned is None else (float(planned),)
-    shifts = state.shifts[payoff][:number]
-    blocks = state.histograms[payoff].until(number)
-    return Bets(blocks, error, number, shifts=shifts, horizons=horizons)
-
-
-def _value(state: State, payoff: int = 0, share: float = 1.0) -> tuple[float, float]:
-    """Return the bounds of a target's value; `share` of the error is spent on them."""
-    smallest, largest = state.question["reward_range"]
-    base = min(smallest, 0.0)
-    error = share * (1 - state.question["level"]) / 2
-    low, high = (_bets(state, payoff + k, error).lower() for k in (0, 1))
-    return (
-        max(smallest, base + (largest - base) * low),
-        min(largest, largest - (largest - base) * high),
-    )
-
-
-def _difference(state: State) -> tuple[float, float] | None:
-    """Return the bounds of the difference to the other policy, if there is one.
-
-    That to a logger is bet on directly.  Weights of another target have no bound, so its value
-    and that of the target are bounded at half the error each.
-    """
-    other = state.question["better_than"]
-    if not other:
-        return None
-    if other in state.question["targets"]:
-        (low, high), (least, most) = _value(state, 0, 0.5), _value(state, 2, 0.5)
-        return low - most, high - least
-    smallest, largest = state.question["reward_range"]
-    width = largest - min(smallest, 0.0)
-    error = (1 - state.question["level"]) / 2
-    lower, upper = (_bets(state, k, error).lower(-1.0, 1.0) for k in (2, 3))
-    return width * lower, -width * upper
 
 
 def _result(state: State, above: float | None, findings: tuple[Finding, ...]) -> Watched:

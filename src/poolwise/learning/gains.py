@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
 
-    from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LearnedMixture, LinearPolicy

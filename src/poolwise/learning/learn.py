@@ -22,9 +22,8 @@ from poolwise.engines import with_loggers
 from poolwise.engines.copy import local_log
 from poolwise.errors import Finding, LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
-from poolwise.evaluation.compare import compare
 from poolwise.evaluation.design import AS_NOW
-from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.evaluation.plan import plan
 from poolwise.intervals.student import check_level
 from poolwise.learning.data import Reader, fold_of, held_out
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.base import EngineLike
     from poolwise.engines.duckdb import DuckDB
-    from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LinearPolicy

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from poolwise.evaluation.read import IntervalMethod
+    from poolwise.evaluation.request import IntervalMethod
 
 TABLE: pa.Table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
 

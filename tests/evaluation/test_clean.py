@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise.engines.parallel import Pass
-from poolwise.evaluation.compare import compare
-from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.evaluation.plan import plan
 from poolwise.log.log import Log
 

@@ -1,4 +1,4 @@
-"""Compare: which of several targets is better, and which differences are real.
+"""Comparison: which of several targets is better, and which differences are real.
 
 Estimates from the same rows share their errors, so a difference is far more precise than
 either; and the highest of many estimates is biased upwards.  Differences therefore use the
@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from poolwise.engines import with_loggers
-from poolwise.engines.live import by_clean, by_live
-from poolwise.errors import Finding, NotShownError, RefusedError, UsageError, did_you_mean
-from poolwise.estimators import recommended_for
+from poolwise.diagnosis.provenance import on_own_log
+from poolwise.errors import Finding, NotShownError, RefusedError, UsageError
 from poolwise.evaluation.contrasts import Candidates, firsts
-from poolwise.evaluation.evaluate import pairs_of, results_of, without_training
-from poolwise.evaluation.incumbent import Difference, Requirement, doubts, verdict_of
-from poolwise.evaluation.output import Reported, Row
-from poolwise.evaluation.read import named_targets, opened, request
+from poolwise.evaluation.output import (
+    Difference,
+    Reported,
+    Requirement,
+    Row,
+    doubts,
+    identical,
+    verdict_of,
+)
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Interval
@@ -36,74 +39,15 @@ from poolwise.report.tables import Grid, comparison_tables
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poolwise.engines.base import EngineLike
-    from poolwise.evaluation.results import Evaluation, Pairs
-    from poolwise.log.log import Log
-    from poolwise.log.policy import PolicyLike
-    from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.rows.reward_model import ModelLike
+    from poolwise.diagnosis.provenance import Conflicts
+    from poolwise.evaluation.results import Evaluation
+    from poolwise.intervals.student import Limits
+    from poolwise.moments.buckets import Buckets, Split
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.terms import Term
 
 SEED = 20170813  # the same rows give the same intervals
-
-
-@by_clean
-@by_live
-def compare(
-    log: Log,
-    targets: Mapping[str, PolicyLike],
-    *,
-    baseline: str | None = None,
-    estimator: str | Estimator | None = None,
-    level: float = 0.95,
-    engine: EngineLike = None,
-    model: ModelLike | None = None,
-) -> Comparison:
-    """Rank targets, and say which differences between them are real.
-
-    Intervals of the estimates cover all targets together, and those of the differences cover
-    all pairs together, those with the baseline among them.  Every finding of `evaluate`
-    appears here as well; a target whose probabilities cannot be right is neither better nor
-    worse than another.
-
-    Args:
-        log: The rows and what their columns mean.
-        targets: Probability of the logged action under each new policy, by name.
-        baseline: Name of a target, or label of a logger, whose policy then joins the
-            targets. Without one, targets are compared with each other only.
-        estimator: Name of an estimator, or an estimator; by default calibrated, or that of
-            periods if the log has a `period`.
-        level: Level of the intervals of all targets, and of those of all pairs.
-        engine: As for `evaluate`.
-        model: A reward model, as for `evaluate`.
-    """
-    log = with_loggers(log, engine)
-    named = _with_baseline(log, named_targets(targets), baseline)
-    if len(named) < 2:
-        raise UsageError("compare needs at least two targets, or a target and a baseline")
-    estimator = estimator or recommended_for(log, modelled=model is not None)
-    asked = request(log, named, estimator, level=level, model=model)
-    with opened(asked, engine) as rows:
-        (name,) = rows.served.estimators
-        answers = rows.read(name)
-    return ranked(results_of(answers), pairs_of(answers), baseline or "")
-
-
-def _with_baseline(
-    log: Log, named: dict[str, PolicyLike], baseline: str | None
-) -> dict[str, PolicyLike]:
-    """Return the targets, and the baseline's own policy where it is a logger."""
-    if baseline is None or baseline in named:
-        return named
-    policy = log.by_label.get(baseline)
-    if policy is not None and log.covers(baseline):
-        return {**named, baseline: policy}
-    if baseline in log.by_label or not log.crossed:
-        raise UsageError(
-            f"baseline {baseline!r} is not a target; to use a logger as baseline, give "
-            "`propensities` (--propensities) for every logger"
-        )
-    hint = did_you_mean(baseline, [*named, *log.by_label])
-    raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
 
 
 @dataclass(frozen=True)
@@ -267,32 +211,69 @@ def _from(other: str, pairs: Sequence[Difference]) -> tuple[Difference, ...]:
     return tuple(p.against(other) for p in pairs if other in {p.target, p.other})
 
 
-def ranked(evaluation: Evaluation, source: Pairs, baseline: str = "") -> Comparison:
-    """Rank the targets of an evaluation; an empty baseline means none.
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Moments from which the targets of an evaluation are compared.
 
-    Raises:
-        RefusedError: The rows show no spread, or all belong to one cluster.
+    Attributes:
+        estimator: Name of the estimator that targets are compared in.
+        moments: Moments of the terms of all targets together.
+        clusters: Means of the same terms by bucket, where rows of a cluster share one.
+        weight: The weight that distinguishes targets.
+        splits: Moments of each target alone, by bucket where the pass split the rows.
+        limits: Bounds on the rows of each target.
+        trained: Loggers that were trained on logs of this set, with these logs.
     """
-    evaluation = without_training(evaluation, source.trained)
-    lacking = [n for n, r in evaluation.targets.items() if source.estimator not in r.estimates]
-    if lacking:
-        names = ", ".join(map(repr, lacking))
-        raise RefusedError("not-comparable", f"{source.estimator} has no estimate of {names}")
-    targets = _Targets(evaluation, source)
-    pairs = targets.pairs()
-    ranking, notes = targets.ranking(pairs)
-    return Comparison(
-        ranking=ranking,
-        differences=_from(baseline, pairs),
-        pairs=pairs,
-        baseline=baseline,
-        estimator=source.estimator,
-        level=evaluation.level,
-        rows=evaluation.rows,
-        findings=(*evaluation.findings, *evaluation.target_findings, *notes),
-        doubted=targets.doubted,
-        evaluation=evaluation,
-    )
+
+    estimator: str
+    moments: MomentsByLogger
+    clusters: Buckets
+    weight: Term
+    splits: Mapping[str, Split]
+    limits: Mapping[str, Limits]
+    trained: Conflicts
+
+    def ranked(self, evaluation: Evaluation, baseline: str = "") -> Comparison:
+        """Rank the targets of an evaluation; an empty baseline means none.
+
+        Raises:
+            RefusedError: The rows show no spread, or all belong to one cluster.
+        """
+        evaluation, name = without_training(evaluation, self.trained), self.estimator
+        lacking = [n for n, r in evaluation.targets.items() if name not in r.estimates]
+        if lacking:
+            names = ", ".join(map(repr, lacking))
+            raise RefusedError("not-comparable", f"{name} has no estimate of {names}")
+        targets = _Targets(evaluation, self)
+        pairs = targets.pairs()
+        ranking, notes = targets.ranking(pairs)
+        return Comparison(
+            ranking=ranking,
+            differences=_from(baseline, pairs),
+            pairs=pairs,
+            baseline=baseline,
+            estimator=name,
+            level=evaluation.level,
+            rows=evaluation.rows,
+            findings=(*evaluation.findings, *evaluation.target_findings, *notes),
+            doubted=targets.doubted,
+            evaluation=evaluation,
+        )
+
+
+def without_training(evaluation: Evaluation, trained: Conflicts) -> Evaluation:
+    """Return the results for a verb whose intervals do not allow for trained loggers.
+
+    Its finding says so, in place of the one that names replaced intervals.
+    """
+    if not trained:
+        return evaluation
+    finding = on_own_log(trained)
+    targets = {
+        name: replace(r, findings=tuple(f for f in r.findings if f.code != finding.code))
+        for name, r in evaluation.targets.items()
+    }
+    return replace(evaluation, targets=targets, findings=(finding, *evaluation.findings))
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,8 +316,7 @@ class _Targets:
         first = self.first
         family = list(combinations(dict.fromkeys(first.values()), 2))
         members = dict(zip(family, self._family(family), strict=True)) if family else {}
-        nothing = Interval(0.0, 0.0, self.evaluation.level)
-        tie = Difference("", "", 0.0, 0.0, nothing, 1.0, 1.0, "identical")
+        tie = identical("", "", self.evaluation.level)
         return tuple(
             replace(members.get((first[one], first[two]), tie), target=one, other=two)
             for one, two in combinations(first, 2)

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from sklearn.dummy import DummyRegressor
 
-from poolwise.engines.live import live_log
+from poolwise.engines import with_loggers
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
-from poolwise.evaluation.compare import compare
-from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.evaluation.plan import plan
+from poolwise.evaluation.read import live_log
 from poolwise.evaluation.watch import watch
 from poolwise.log.log import LiveLog, Log
 from tests.support.messages import check_findings, refused
@@ -104,12 +104,12 @@ def test_a_watch_is_that_of_a_complete_log(other: str, tmp_path: Path) -> None:
 
 def test_a_probability_that_is_missing_where_it_is_needed_stays_a_fault() -> None:
     log = log_of(with_holes(daily(), [(1, "control")]))
-    assert live_log(log) is None
+    assert live_log(with_loggers(log), None) is None
     with pytest.raises(LogError):
         evaluate(log, TARGETS)
     assert check(log, TARGETS).faults
-    assert live_log(log_of(pa.table(daily()))) is None
-    assert live_log(log_of(with_holes(daily()), period=None)) is None
+    assert live_log(with_loggers(log_of(pa.table(daily()))), None) is None
+    assert live_log(log_of(with_holes(daily()), period=None), None) is None
 
 
 def test_no_row_is_dropped_for_it() -> None:
@@ -142,6 +142,6 @@ def test_other_verbs_say_what_they_cannot_do() -> None:
     assert "period-balanced" in {
         r["estimator"] for r in plan(log, TARGETS, half_width=0.1).to_dicts()
     }
-    live = live_log(log)
+    live = live_log(with_loggers(log), None)
     assert isinstance(live, LiveLog)
     assert live.incomplete == ("v0", "v1", "v2")

@@ -21,9 +21,8 @@ from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
-from poolwise.evaluation.compare import compare
 from poolwise.evaluation.contrasts import MANY, Candidates, Source, Spread, united
-from poolwise.evaluation.evaluate import MOST, evaluate
+from poolwise.evaluation.evaluate import MOST, compare, evaluate
 from poolwise.log.log import Log
 from poolwise.moments.moments import Moments
 from tests.support.messages import refused
@@ -34,7 +33,7 @@ from tests.support.toys import toy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poolwise.evaluation.compare import Comparison
+    from poolwise.evaluation.comparison import Comparison
     from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Factor, Needs

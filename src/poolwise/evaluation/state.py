@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from poolwise.errors import SourceError, UsageError
+from poolwise.intervals.betting import Bets
 from poolwise.moments.blocks import BINS, Blocks
 from poolwise.rows.output import Kind, write_whole
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from poolwise.moments.moments import FloatArray
 
+HORIZONS = (2.0, 8.0, 32.0, 128.0)  # times the rows of the first block
 FORMAT = 1
 STATE = Kind("a state", (".npz",))
 DAMAGED = "the state is damaged: restore a copy, or begin a new state with all rows"
@@ -223,3 +225,54 @@ def in_order(names: Sequence[str]) -> bool:
     except ValueError:
         return list(names) == sorted(names)
     return numbers == sorted(numbers)
+
+
+def with_bounds(state: State) -> State:
+    """Return the state with the bounds at block ends that have none yet."""
+    blocks = list(state.blocks)
+    for k, block in enumerate(blocks):
+        if block.value is None:
+            part = replace(state, blocks=tuple(blocks[: k + 1]))
+            blocks[k] = replace(block, value=_value(part), difference=_difference(part))
+    return replace(state, blocks=tuple(blocks))
+
+
+def _bets(state: State, payoff: int, error: float) -> Bets:
+    """Return the bets on one payoff, up to the last block of the state."""
+    number = len(state.blocks)
+    first, planned = state.blocks[0].count, state.question["planned"]
+    horizons = tuple(first * h for h in HORIZONS) if planned is None else (float(planned),)
+    shifts = state.shifts[payoff][:number]
+    blocks = state.histograms[payoff].until(number)
+    return Bets(blocks, error, number, shifts=shifts, horizons=horizons)
+
+
+def _value(state: State, payoff: int = 0, share: float = 1.0) -> tuple[float, float]:
+    """Return the bounds of a target's value; `share` of the error is spent on them."""
+    smallest, largest = state.question["reward_range"]
+    base = min(smallest, 0.0)
+    error = share * (1 - state.question["level"]) / 2
+    low, high = (_bets(state, payoff + k, error).lower() for k in (0, 1))
+    return (
+        max(smallest, base + (largest - base) * low),
+        min(largest, largest - (largest - base) * high),
+    )
+
+
+def _difference(state: State) -> tuple[float, float] | None:
+    """Return the bounds of the difference to the other policy, if there is one.
+
+    That to a logger is bet on directly.  Weights of another target have no bound, so its value
+    and that of the target are bounded at half the error each.
+    """
+    other = state.question["better_than"]
+    if not other:
+        return None
+    if other in state.question["targets"]:
+        (low, high), (least, most) = _value(state, 0, 0.5), _value(state, 2, 0.5)
+        return low - most, high - least
+    smallest, largest = state.question["reward_range"]
+    width = largest - min(smallest, 0.0)
+    error = (1 - state.question["level"]) / 2
+    lower, upper = (_bets(state, k, error).lower(-1.0, 1.0) for k in (2, 3))
+    return width * lower, -width * upper

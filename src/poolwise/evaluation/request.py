@@ -1,0 +1,289 @@
+"""Request: a question about a log, validated before any row is read.
+
+`request` validates the arguments of a verb; `served` settles which estimators the loggers can
+serve, and the moments that these need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from sqlglot import exp
+
+from poolwise.diagnosis.overlap import shown
+from poolwise.diagnosis.provenance import HONEST
+from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
+from poolwise.estimators import ALL, by_default
+from poolwise.estimators.ips import require_crossed
+from poolwise.estimators.model import with_mixture
+from poolwise.estimators.period import PeriodBalanced
+from poolwise.intervals.guarantees import GUARANTEES, Guarantee, known_range
+from poolwise.intervals.skew import interval_needs
+from poolwise.intervals.student import SIDES, Sides, check_level
+from poolwise.log.adapters import as_policy
+from poolwise.log.policy import expression_of
+from poolwise.rows.mixture import mixture_extra
+from poolwise.rows.reward_model import model_extra
+from poolwise.rows.roles import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poolwise.log.log import Log
+    from poolwise.log.policy import PolicyLike
+    from poolwise.moments.estimate import Estimator
+    from poolwise.moments.terms import Needs
+    from poolwise.rows.reward_model import ModelLike
+    from poolwise.rows.roles import Extra
+
+IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
+METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
+BY_BUCKET = frozenset({"jackknife", "bootstrap"})
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A question about a log, validated before any row is read.
+
+    Attributes:
+        log: The rows and what their columns mean.
+        targets: Policies to evaluate, by name.
+        estimators: Estimators to use.
+        strict: Whether the caller named the estimators: one that the log cannot serve is
+            then an error, otherwise a finding.
+        level: Level of the intervals.
+        method: Kind of interval; never "auto".
+        sides: Sides of the intervals.
+        extra: Columns that the rows get from a reward model or an estimated mixture.
+        findings: Reasons why a given reward model is not used.
+        by: Column or expression of segments; None without them.
+    """
+
+    log: Log
+    targets: Mapping[str, PolicyLike]
+    estimators: tuple[Estimator, ...] = ()
+    strict: bool = True
+    level: float = 0.95
+    method: IntervalMethod = "student"
+    sides: Sides = "two"
+    extra: Extra = NOTHING
+    findings: tuple[Finding, ...] = ()
+    by: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the targets."""
+        return tuple(self.targets)
+
+    @property
+    def clustered(self) -> bool:
+        """True if buckets hold whole clusters, and errors are those between buckets."""
+        return self.log.cluster is not None and self.method in {"skew", "betting", *BY_BUCKET}
+
+    def needs(self, estimator: Estimator, strata: Sequence[str]) -> Needs:
+        """Return the moments that an estimator needs, by cell or by logger."""
+        crossed, name = self.log.crossed, estimator.name
+        if isinstance(estimator, PeriodBalanced):
+            needs = estimator.needs(strata, crossed=crossed, mixed=self.log.mixed)
+        else:
+            needs = estimator.needs(strata, crossed=crossed)
+        if needs.modelled and not self.extra.predicted_reward:
+            raise RefusedError(
+                f"{name}-refused",
+                f"{name} needs a reward model: give `model`, a scikit-learn regressor or "
+                "classifier, or GivenModel(...) for predictions that are columns already.",
+            )
+        return needs
+
+
+def request(
+    log: Log,
+    targets: Mapping[str, PolicyLike] | PolicyLike,
+    estimators: Sequence[str | Estimator] | str | Estimator | None = None,
+    *,
+    level: float = 0.95,
+    interval: IntervalMethod = "auto",
+    sides: Sides = "two",
+    model: ModelLike | None = None,
+) -> Request:
+    """Validate a question; the arguments are those of `evaluate`."""
+    check_level(level)
+    if sides not in SIDES:
+        raise UsageError(f"sides must be one of {', '.join(map(repr, SIDES))}, got {sides!r}")
+    method = _method(interval, log)
+    named = named_targets(targets)
+    strict = estimators is not None
+    extra, findings = _extra(log, named, model, strict=strict)
+    modelled, periods = bool(extra.predicted_reward), log.period is not None
+    by_name = by_default(modelled=modelled, periods=periods)
+    if estimators is None:
+        estimators = tuple(by_name)
+    elif isinstance(estimators, str) or not isinstance(estimators, Sequence):
+        estimators = (estimators,)
+    if not estimators:
+        raise UsageError(f"at least one estimator is required, of {', '.join(by_name)}")
+    chosen = tuple(_estimator(e, by_name) for e in estimators)
+    if extra.mixture:
+        chosen = tuple(with_mixture(e, log) for e in chosen)
+    return Request(log, named, chosen, strict, level, method, sides, extra, findings)
+
+
+def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
+    """Return targets by name; a single one is called "target"."""
+    if not isinstance(targets, Mapping):
+        return {"target": targets}
+    if not targets:
+        raise UsageError("at least one target is required, e.g. {'candidate': 'p_candidate'}")
+    if "" in map(str, targets):
+        raise UsageError("a target needs a name")
+    if all(isinstance(value, int | float) for value in targets.values()):
+        raise UsageError(
+            "targets must be policies, got numbers: name a policy for each, as in "
+            "{'candidate': 'p_candidate'}; one table of probabilities by action is "
+            "{'candidate': pw.Table({...})}"
+        )
+    return {str(name): policy for name, policy in targets.items()}
+
+
+def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
+    if interval not in METHODS:
+        raise UsageError(f"interval must be one of {', '.join(METHODS)}, got {interval!r}")
+    if interval == "auto":
+        return "skew"
+    if interval in GUARANTEES:
+        known_range(log, interval)
+        if log.cluster is not None and interval != "betting":
+            raise UsageError(
+                f"interval={interval!r} requires independent rows, and rows of a `cluster` are "
+                "not: use interval='auto', which leaves out clusters in turn, 'betting', or no "
+                "`cluster` if rows are independent"
+            )
+    return interval
+
+
+def _estimator(
+    wanted: str | Estimator, by_name: Mapping[str, Callable[[], Estimator]]
+) -> Estimator:
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted in ALL:  # without a model or a period, `served` refuses it with its reason
+        return by_name.get(wanted, ALL[wanted])()
+    hint = did_you_mean(wanted, ALL)
+    raise UsageError(f"estimators are {', '.join(ALL)}; got {wanted!r}{hint}")
+
+
+def _extra(
+    log: Log, targets: Mapping[str, PolicyLike], model: ModelLike | None, *, strict: bool
+) -> tuple[Extra, tuple[Finding, ...]]:
+    """Return the columns that the rows get, and why a given model is not used."""
+    mixed = mixture_extra(log)
+    if model is None:
+        return mixed, ()
+    try:
+        modelled = model_extra(model, targets, log.eligible, densities=log.densities)
+    except RefusedError as reason:
+        if strict:
+            raise
+        return mixed, (Finding(reason.code, str(reason)),)
+    learners = (*modelled.learners, *mixed.learners)
+    return replace(modelled, mixture=mixed.mixture, learners=learners), ()
+
+
+def segmented(asked: Request, by: str | None) -> Request:
+    """Return the question with segments; refuse those that segments cannot answer."""
+    if by is None:
+        return asked
+    log = asked.log
+    decided = _columns(log.reward) | ({log.action} if log.action else set())
+    if _columns(by) & decided:
+        raise UsageError(
+            f"`by` must be known before the action, as a country or a device is, got {by!r}, "
+            "which the action or its reward decides"
+        )
+    if log.period is not None:
+        raise UsageError("`by` must be left out if the log has a `period`")
+    if asked.method == "betting":
+        raise UsageError("interval='betting' has no segments: use interval='auto' with `by`")
+    if log.mixture is not None or (log.estimate_mixture is not False and not log.crossed):
+        raise UsageError(
+            "`by` requires the mixture of each segment, which `propensities` of every logger "
+            "give, but not one `mixture` of all rows"
+        )
+    return replace(asked, by=by)
+
+
+def _columns(text: PolicyLike) -> set[str]:
+    """Return the columns that a name or an SQL expression reads."""
+    try:
+        tree = expression_of(as_policy(text))
+    except UsageError:  # a name that is no expression
+        return {str(text)}
+    return set() if tree is None else {node.name for node in tree.find_all(exp.Column)}
+
+
+@dataclass(frozen=True)
+class Served:
+    """Estimators that a log can serve, and their needs.
+
+    Attributes:
+        estimators: Usable estimators by name.
+        needs: Needs of the estimators and of the tables, for one target.
+        refused: Reasons why others are not used.
+        uncrossed: Names of estimators that lack nothing but cross-propensities.
+    """
+
+    estimators: Mapping[str, Estimator]
+    needs: Needs
+    refused: tuple[Finding, ...] = ()
+    uncrossed: tuple[str, ...] = ()
+
+
+def served(
+    asked: Request, loggers: Sequence[str], cells: Sequence[str] = (), *, shaped: bool = False
+) -> Served:
+    """Unite the needs of the estimators that a log with these loggers can serve.
+
+    Estimators of periods are served by `cells`. The needs of skewed intervals are among them
+    if `shaped`.
+    """
+    crossed = asked.log.crossed
+    ratios = loggers if crossed and not asked.extra.mixture else ()
+    needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
+    if shaped and crossed and asked.log.trained_on:
+        needs |= interval_needs(HONEST.needs(loggers, crossed=True))
+    usable: dict[str, Estimator] = {}
+    for estimator in asked.estimators:
+        strata = cells if isinstance(estimator, PeriodBalanced) else loggers
+        try:
+            own = asked.needs(estimator, strata)
+            needs |= own | interval_needs(own, ratios) if shaped else own
+        except RefusedError as reason:
+            only_crossing = not crossed and _lacks_only_crossing(estimator, strata)
+            missing = asked.log.uncrossed(loggers)
+            if asked.strict and only_crossing and len(missing) < len(loggers):
+                require_crossed(estimator.name, missing, crossed=False)
+            if asked.strict:
+                raise
+            if not only_crossing:
+                refused.append(Finding(reason.code, str(reason)))
+            else:
+                uncrossed.append(estimator.name)
+        else:
+            usable[_free_name(estimator.name, usable)] = estimator
+    return Served(usable, needs, tuple(refused), tuple(uncrossed))
+
+
+def _lacks_only_crossing(estimator: Estimator, loggers: Sequence[str]) -> bool:
+    try:
+        estimator.needs(loggers, crossed=True)
+    except RefusedError:
+        return False
+    return True
+
+
+def _free_name(name: str, taken: Mapping[str, object]) -> str:
+    """Return the name, numbered where the caller gave the same estimator twice."""
+    names = [name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))]
+    return next(n for n in names if n not in taken)

@@ -1,0 +1,301 @@
+"""Target: estimates, intervals and findings of each target, from the moments of a pass.
+
+Every verb uses `results_of`, so every verb reports the same findings.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolwise.diagnosis.agreement import diagnose
+from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
+from poolwise.diagnosis.over_time import over_time
+from poolwise.diagnosis.overlap import mixed_overlap, own_overlap
+from poolwise.diagnosis.provenance import (
+    HONEST,
+    conflicts,
+    on_own,
+    on_own_log,
+    pools,
+    target_on_log,
+)
+from poolwise.errors import Finding, RefusedError
+from poolwise.estimators.calibrated import Calibrated, uncovered
+from poolwise.estimators.crossfit import CrossFitted
+from poolwise.estimators.ips import Balanced
+from poolwise.estimators.period import PeriodBalanced
+from poolwise.evaluation.comparison import Pairs
+from poolwise.evaluation.output import fingerprint
+from poolwise.evaluation.results import Evaluation, TargetResult
+from poolwise.intervals.guarantees import from_moments
+from poolwise.intervals.skew import auto_interval, shaped_interval
+from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
+from poolwise.moments.buckets import Split, bootstrap, jackknife
+from poolwise.moments.moments import selected
+from poolwise.moments.terms import BALANCED_WEIGHT, PERIOD_WEIGHT, REWARD, WEIGHT
+from poolwise.report.sentence import preferred
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolwise.diagnosis.over_time import OverTime
+    from poolwise.evaluation.read import Answers
+    from poolwise.evaluation.request import Request
+    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.shape import Powers, Shape
+
+BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
+LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
+Errors = dict[str, float]
+NONE: Mapping[str, Any] = {}
+
+
+def results_of(
+    answers: Answers,
+    bets: Mapping[str, Interval] = NONE,
+    without: Mapping[str, Mapping[str, Errors]] = NONE,
+) -> Evaluation:
+    """Estimate and diagnose every target of a request.
+
+    Args:
+        answers: Moments of the rows.
+        bets: Betting interval of each target, where it was requested.
+        without: Standard errors of each target with each logger left out, likewise.
+    """
+    asked, served, loggers = answers.request, answers.served, answers.loggers
+    results = {
+        name: _Target(answers, name).result(bets, without.get(name, NONE))
+        for name in asked.names
+    }
+    codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
+    fallen = [name for code, name in AS_NAIVE.items() if code in codes]
+    missing, live = asked.log.uncrossed(loggers), asked.log.mixed
+    lacking = no_cross_propensities(served.uncrossed, fallen, missing, live=live)
+    wholes = {name: split.whole for name, split in answers.splits.items()}
+    first = next(iter(wholes.values()))
+    return Evaluation(
+        targets=results,
+        rows={i: first[i].count for i in loggers},
+        mean_reward={i: first[i].mean(REWARD) for i in loggers},
+        level=asked.level,
+        findings=(
+            *answers.findings,
+            *_fixed_beforehand(answers),
+            *lacking,
+            *served.refused,
+            *asked.findings,
+        ),
+        fingerprint=fingerprint(wholes, crossed=asked.log.crossed),
+    )
+
+
+def pairs_of(answers: Answers) -> Pairs:
+    """Return the moments from which the targets are compared, without any row."""
+    asked, terms = answers.request, {t: t for t in answers.pairs.terms}
+    compared = answers.served.estimators[answers.compared]
+    answers = answers.suited(compared)
+    trained = on_own(asked.log.trained_on, answers.loggers)
+    return Pairs(
+        estimator=answers.compared,
+        moments={
+            i: replace(m, tails={}, histograms={})
+            for i, m in selected(answers.whole, terms).items()
+        },
+        clusters=answers.means if asked.clustered else (),
+        weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
+        splits=answers.splits,
+        limits={name: _limits(asked, split) for name, split in answers.splits.items()},
+        trained={} if isinstance(compared, PeriodBalanced) else trained,
+    )
+
+
+class _Target:
+    """One target: its moments, and the estimates, intervals and findings so far."""
+
+    def __init__(self, answers: Answers, name: str) -> None:
+        self.asked, self.answers, self.name = answers.request, answers, name
+        self.split, self.view = answers.splits[name], answers.view(name)
+        self.limits = _limits(self.asked, self.split)
+        self.estimates: dict[str, Estimate] = {}
+        self.intervals: dict[str, Interval] = {}
+        self.findings: list[Finding] = []
+
+    @property
+    def skewed(self) -> bool:
+        """True if intervals are skew-score ones: the pass has clusters or slices."""
+        shaped = self.asked.clustered or all(m.slices for m in self.view.values())
+        return self.asked.method == "skew" and shaped
+
+    def result(
+        self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
+    ) -> TargetResult:
+        """Estimate and diagnose the target."""
+        view, buckets, crossed = self.view, self.split.buckets, self.asked.log.crossed
+        for name, estimator in self.answers.served.estimators.items():
+            try:
+                notes = self._add(name, estimator)
+            except RefusedError as reason:
+                if self.asked.strict:
+                    raise
+                self.findings.append(Finding(reason.code, str(reason)))
+            else:
+                self.findings += [*self.estimates[name].findings, *notes]
+        trained = self._replace_pooled()
+        self._guarantee(bets)
+        self.findings += few_rewarded(view, crossed=crossed, skewed=self.skewed)
+        own = own_overlap(view, buckets, crossed=crossed)
+        mixed = mixed_overlap(view, buckets) if crossed else None
+        diagnosis = diagnose(view, buckets, own, mixed, self.asked.level)
+        if without:
+            diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
+        codes = {f.code for f in self.findings}
+        if self.answers.apart:  # periods are declared for a difference from honest estimates
+            codes.add("hausman")
+        rows = {i: m.count for i, m in view.items()}
+        judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed)
+        findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
+        if self.answers.served.uncrossed:  # one finding of the log covers these
+            findings = [f for f in findings if f.code not in AS_NAIVE]
+        course = self._course()
+        findings += course.findings() if course else ()
+        ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))
+        parts = (own, mixed, ordered, diagnosis)
+        return TargetResult(self.estimates, self.intervals, *parts, course)
+
+    def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
+        """Estimate the value and its interval; return findings about the interval."""
+        asked, method = self.asked, self.asked.method
+        split = self.answers.suited(estimator).splits[self.name]
+        if isinstance(estimator, CrossFitted):
+            estimate = estimator.estimate_folds(split.buckets)
+            if method == "jackknife" or asked.clustered:
+                # folds change the value a little, its error less
+                spread = jackknife(estimator, split)
+                estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
+        elif method == "jackknife" or asked.clustered:
+            estimate = jackknife(estimator, split)
+        else:
+            estimate = estimator.estimate(split.whole)
+        limits = self.limits
+        if method == "skew":
+            interval, notes = auto_interval(
+                estimate, split.whole, split.buckets, asked.level, limits, asked.sides
+            )
+        else:
+            interval, notes = student_interval(estimate, asked.level, limits, asked.sides)
+        if method == "bootstrap" and not notes:
+            values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
+            tail = tail_of(asked.level, asked.sides)
+            lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
+            interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
+        self.estimates[name], self.intervals[name] = estimate, interval
+        return notes
+
+    def _replace_pooled(self) -> list[Finding]:
+        """Where a logger was trained on a log of these, replace intervals that pool."""
+        loggers, trained_on = self.answers.loggers, self.asked.log.trained_on
+        logs = conflicts(trained_on, loggers).get(self.name)
+        findings = [target_on_log(self.name, logs)] if logs else []
+        trained = on_own(trained_on, loggers)
+        if not trained or not self.asked.log.crossed:
+            return findings
+        usable = self.answers.served.estimators
+        fixed = [n for n in self.intervals if not isinstance(usable[n], PeriodBalanced)]
+        pooling = [n for n in fixed if pools(usable[n], loggers)]
+        try:
+            notes = self._add(HONEST.name, HONEST)
+        except RefusedError:
+            return [*findings, on_own_log(trained, replaced=())]
+        self.intervals.update(dict.fromkeys(pooling, self.intervals[HONEST.name]))
+        finding = on_own_log(trained, replaced=pooling)
+        if len(fixed) < len(usable):  # estimates of periods allow for it
+            finding = replace(finding, severity="note")
+        return [*findings, finding, *notes]
+
+    def _course(self) -> OverTime | None:
+        """Return the value in each period, by the recommended estimator of periods.
+
+        Running estimates have Student's interval if the evaluation has it, else the default.
+        """
+        asked, usable = self.asked, self.answers.served.estimators
+        of_periods = [n for n in self.estimates if isinstance(usable.get(n), PeriodBalanced)]
+        name = preferred(of_periods)
+        if not name or self.answers.apart is None:
+            return None
+        split = self.answers.apart.splits[self.name]
+
+        def rule(estimate: Estimate, shape: Shape | None, powers: Powers | None) -> Interval:
+            of_shape = shape if asked.method == "skew" else None
+            return shaped_interval(
+                estimate, of_shape, powers, asked.level, self.limits, asked.sides
+            )[0]
+
+        buckets = split.buckets if asked.clustered else []
+        now = (self.estimates[name], self.intervals[name])
+        return over_time(name, now, split.whole, buckets, rule)
+
+    def _guarantee(self, bets: Mapping[str, Interval]) -> None:
+        """Give the interval of the value itself to every estimator, where it was requested."""
+        asked, interval = self.asked, bets.get(self.name)
+        if asked.method in {"bernstein", "likelihood", "smoothed"}:
+            interval, findings = from_moments(
+                asked.method, self.split.whole, asked.log, asked.level, asked.sides
+            )
+            self.findings += findings
+        if interval is not None:
+            self.intervals.update(dict.fromkeys(self.estimates, interval))
+
+
+def _limits(asked: Request, split: Split) -> Limits:
+    """Return the bounds on the rows of a target, for intervals without spread."""
+    whole = split.whole.values()
+    weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
+    weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
+    rows = sum(m.count for m in whole)
+    return Limits(
+        rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # independent ones
+        reward_range=asked.log.reward_range,
+        largest_weight=max(m.max(w) for m in whole for w in weights),
+    )
+
+
+def errors_of(split: Split) -> Errors:
+    """Return the standard errors of `LEFT_OUT`; infinite if the target is uncovered."""
+    errors = dict.fromkeys(LEFT_OUT, math.inf)
+    if not any(m.max(WEIGHT) for m in split.whole.values()) or uncovered(split.whole):
+        return errors
+    for name, estimator in LEFT_OUT.items():
+        with suppress(RefusedError):
+            lone = len(split.buckets) == 1
+            estimate = estimator.estimate(split.whole) if lone else jackknife(estimator, split)
+            errors[name] = estimate.std_error
+    return errors
+
+
+def _fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
+    """Return the note that estimators which pool loggers do not allow for policies that learn.
+
+    Weights against the row's own logger do, with shares that do not depend on rewards.
+    """
+    usable, crossed = answers.served.estimators, answers.request.log.crossed
+    pooling = [
+        name
+        for name, estimator in usable.items()
+        if not isinstance(estimator, PeriodBalanced) and pools(estimator, answers.loggers)
+    ]
+    if answers.apart is None or not crossed or not pooling:
+        return ()
+    return (
+        Finding(
+            "fixed-beforehand",
+            f"{', '.join(pooling)}: valid only if all policies were fixed before the first "
+            "row. Estimates of periods also hold for policies that learn from earlier periods.",
+            "Rely on period-balanced, or on period-dr where there is a reward model.",
+            "note",
+        ),
+    )
