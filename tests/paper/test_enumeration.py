@@ -18,7 +18,7 @@ from poolwise.moments.terms import (
     ratio,
 )
 from poolwise.paper.enumeration import LabelProblem, Mix, Scored, exact_fourth, exact_moments
-from poolwise.paper.panels import FIRST, SECOND, TrainedPolicies
+from poolwise.paper.panels import FIRST, SECOND, problem_of
 from tests.support.messages import refused
 from tests.support.synthetic import LABELS, small_data
 
@@ -28,16 +28,16 @@ COUNTS = {FIRST: 30, SECOND: 50}
 
 @pytest.fixture(scope="module")
 def problem() -> LabelProblem:
-    return TrainedPolicies.of(small_data()).problem(FRACTION)
+    return problem_of(small_data(), FRACTION)
 
 
 def finite(problem: LabelProblem, counts: dict[str, int]) -> FiniteProblem:
-    everything = problem.slab(slice(None))
+    everything = slice(None)
     return FiniteProblem(
         context_prob=np.full(problem.contexts, 1 / problem.contexts),
-        reward=everything.reward,
-        target=everything.target,
-        loggers=everything.loggers,
+        reward=problem.rewards(everything),
+        target=problem.target.distribution(everything),
+        loggers={i: policy.distribution(everything) for i, policy in problem.policies.items()},
         counts=counts,
     )
 
@@ -75,7 +75,7 @@ def test_slabs_of_any_size_give_the_moments_of_the_whole(
 
 
 def test_three_loggers_mix_as_well_as_two(problem: LabelProblem) -> None:
-    third = TrainedPolicies.of(small_data()).problem(0.2).policies[FIRST]
+    third = problem_of(small_data(), 0.2).policies[FIRST]
     wider = LabelProblem(problem.truth, {**problem.policies, "third": third}, problem.target)
     counts = {**COUNTS, "third": 20}
     (found,) = exact_moments(wider, [Mix(counts)])
@@ -93,17 +93,18 @@ def test_fourth_moments_are_sums_over_all_cells(problem: LabelProblem) -> None:
     (moments,) = exact_moments(problem, [mix])
     parts: dict[Term, float] = {BALANCED_REWARD: 1.0, ratio(FIRST): -0.7, BALANCED_WEIGHT: 2.0}
     mixed, own = exact_fourth(problem, [mix], [[{BALANCED_REWARD: 1.0}, parts]], [moments])
-    slab = problem.slab(slice(None))
-    mixture = sum(share * p for share, p in zip(mix.shares, slab.loggers.values(), strict=True))
-    weight = slab.target / mixture
-    rows = [weight * slab.reward]
-    rows.append(rows[0] - 0.7 * slab.loggers[FIRST] / mixture + 2 * weight)
-    for i, prob in enumerate(slab.loggers.values()):
+    cells = finite(problem, COUNTS)
+    loggers = cells.loggers.values()
+    mixture = sum(share * p for share, p in zip(mix.shares, loggers, strict=True))
+    weight = cells.target / mixture
+    rows = [weight * cells.reward]
+    rows.append(rows[0] - 0.7 * cells.loggers[FIRST] / mixture + 2 * weight)
+    for i, prob in enumerate(loggers):
         joint = prob / problem.contexts
         for k, row in enumerate(rows):
             mean = (joint * row).sum()
             assert mixed[0, i, k] == pytest.approx((joint * (row - mean) ** 4).sum(), rel=1e-9)
-        alone = slab.target / prob * slab.reward
+        alone = cells.target / prob * cells.reward
         expected = (joint * (alone - problem.value()) ** 4).sum()
         assert own[i] == pytest.approx(expected, rel=1e-9)
 

@@ -117,7 +117,7 @@ def test_finished_jobs_are_not_computed_again(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_as(tmp_path, "scene")
-    monkeypatch.setattr(module, "TrainedPolicies", None)  # any work would fail
+    monkeypatch.setattr(module, "problem_of", None)  # any work would fail
     run("scene", tmp_path, written, console=quiet(), effort=LITTLE)
 
 

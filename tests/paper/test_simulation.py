@@ -9,7 +9,7 @@ from poolwise.estimators.calibrated import Calibrated
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD
 from poolwise.paper import simulation
 from poolwise.paper.enumeration import LabelProblem, Mix, exact_moments
-from poolwise.paper.panels import FIRST, SECOND, TrainedPolicies, divergences
+from poolwise.paper.panels import FIRST, SECOND, divergences, problem_of
 from poolwise.paper.simulation import (
     ExactCell,
     Simulator,
@@ -25,7 +25,7 @@ REPLICATIONS = 300
 
 @pytest.fixture(scope="module")
 def problem() -> LabelProblem:
-    return TrainedPolicies.of(small_data()).problem(0.05)
+    return problem_of(small_data(), 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -40,21 +40,6 @@ RUNS = 64  # groups of slabs with sums of their own, so that the order of adding
 
 
 @dataclass(frozen=True, eq=False)
-class Slab:
-    """A few contexts with all their actions.
-
-    Attributes:
-        reward: Shape (x, Y).
-        target: Probabilities of the target, shape (x, Y).
-        loggers: Probabilities of each logger, shape (x, Y).
-    """
-
-    reward: FloatArray
-    target: FloatArray
-    loggers: Mapping[str, FloatArray]
-
-
-@dataclass(frozen=True, eq=False)
 class Scored:
     """A policy with its scores at the test inputs, which are computed once.
 
@@ -67,6 +52,7 @@ class Scored:
     scores: FloatArray
 
     def distribution(self, part: slice) -> FloatArray:
+        """Return the probability of every vector at some inputs, shape (x, 2^q)."""
         logs = self.policy.log_distribution_at(self.scores[part])
         return np.exp(logs, out=logs)
 
@@ -93,13 +79,10 @@ class LabelProblem:
     def loggers(self) -> Sequence[str]:
         return tuple(self.policies)
 
-    def parts(self, cells: int) -> Iterator[slice]:
+    def slabs(self, cells: int) -> Iterator[slice]:
+        """Return the inputs of each slab, for slabs of about so many cells."""
         step = max(1, cells >> self.truth.shape[1])
         return (slice(first, first + step) for first in range(0, self.contexts, step))
-
-    def slab(self, part: slice) -> Slab:
-        loggers = {name: policy.distribution(part) for name, policy in self.policies.items()}
-        return Slab(self.rewards(part), self.target.distribution(part), loggers)
 
     def rewards(self, part: slice) -> FloatArray:
         """Count the labels each vector assigns correctly, shape (x, 2^q), by doubling."""
@@ -113,8 +96,9 @@ class LabelProblem:
         return rewards
 
     def value(self) -> float:
+        """Return the true value of the target."""
         total = 0.0
-        for part in self.parts(1 << 18):
+        for part in self.slabs(1 << 18):
             total += float(np.vdot(self.target.distribution(part), self.rewards(part)))
         return total / self.contexts
 
@@ -168,7 +152,7 @@ def exact_moments(
 ) -> list[dict[str, Moments]]:
     """Return the moments of each logger under each mixture, as of infinitely many rows."""
     value = problem.value()
-    sums, own = _total(partial(_sums, mixes=mixes, value=value), problem, cells)
+    sums, own = _total(partial(_sums, mixes=mixes, value=value), problem, value, cells)
     return [
         {
             logger: _moments(mix, logger, value, sums[m, i], float(own[i]))
@@ -179,6 +163,7 @@ def exact_moments(
 
 
 Combination = Mapping[Term, float]  # of the terms of one row
+Pair = tuple[FloatArray, FloatArray]
 
 
 def exact_fourth(
@@ -186,7 +171,7 @@ def exact_fourth(
     mixes: Sequence[Mix],
     combinations: Sequence[Sequence[Combination]],
     moments: Sequence[Mapping[str, Moments]],
-) -> tuple[FloatArray, FloatArray]:
+) -> Pair:
     """Return the fourth central moments of one row, which give the error of a variance.
 
     Args:
@@ -211,46 +196,42 @@ def exact_fourth(
             ]
         )
     task = partial(_fourth, mixes=mixes, value=value, parts=parts, means=np.array(means))
-    return _total(task, problem)
+    return _total(task, problem, value)
 
 
-Reduction = Callable[[Slab], tuple[FloatArray, FloatArray]]
+Reduction = Callable[[FloatArray, FloatArray], Pair]  # of `_columns`
 
 
-def _total(
-    task: Reduction, problem: LabelProblem, cells: int = CELLS
-) -> tuple[FloatArray, FloatArray]:
+def _total(task: Reduction, problem: LabelProblem, value: float, cells: int = CELLS) -> Pair:
     """Average a task's sums over all contexts, in a fixed order."""
     from threadpoolctl import threadpool_limits
 
-    parts = list(problem.parts(cells))
+    parts = list(problem.slabs(cells))
     runs = [parts[k::RUNS] for k in range(min(RUNS, len(parts)))]
     with threadpool_limits(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
-        totals = list(pool.map(partial(_run, task, problem), runs))
+        totals = list(pool.map(partial(_run, task, problem, value), runs))
     first, second = (np.sum(side, axis=0) for side in zip(*totals, strict=True))
     return first / problem.contexts, second / problem.contexts
 
 
-def _run(
-    task: Reduction, problem: LabelProblem, parts: Sequence[slice]
-) -> tuple[FloatArray, FloatArray]:
-    first, second = task(problem.slab(parts[0]))
+def _run(task: Reduction, problem: LabelProblem, value: float, parts: Sequence[slice]) -> Pair:
+    first, second = task(*_columns(problem, parts[0], value))
     for part in parts[1:]:
-        more_first, more_second = task(problem.slab(part))
+        more_first, more_second = task(*_columns(problem, part, value))
         first += more_first
         second += more_second
     return first, second
 
 
-def _columns(slab: Slab, value: float) -> tuple[FloatArray, FloatArray]:
+def _columns(problem: LabelProblem, part: slice, value: float) -> Pair:
     """Return columns (see `Mix`), shape (J + 2, cells), and loggers, shape (J, cells)."""
-    probs = np.stack([p.ravel() for p in slab.loggers.values()])
+    probs = np.stack([p.distribution(part).ravel() for p in problem.policies.values()])
     if not (probs > 0).all():
         raise RefusedError(
             "no-support", "every logger must give every action a positive probability"
         )
-    target, last = slab.target.ravel(), probs[-1]
-    rewarded = target * (slab.reward.ravel() - value)
+    target, last = problem.target.distribution(part).ravel(), probs[-1]
+    rewarded = target * (problem.rewards(part).ravel() - value)
     return np.stack([rewarded, target - last, *(p - last for p in probs[:-1]), last]), probs
 
 
@@ -260,9 +241,10 @@ def _own(columns: FloatArray, probs: FloatArray, value: float) -> FloatArray:
     return np.asarray(columns[0] + value * (target - probs))
 
 
-def _sums(slab: Slab, *, mixes: Sequence[Mix], value: float) -> tuple[FloatArray, FloatArray]:
+def _sums(
+    columns: FloatArray, probs: FloatArray, *, mixes: Sequence[Mix], value: float
+) -> Pair:
     """Sum products of columns over the squared mixture, by logger; and own variances."""
-    columns, probs = _columns(slab, value)
     left, right = np.triu_indices(len(columns))
     over = np.empty((len(mixes), *probs.shape))
     for index, mix in enumerate(mixes):
@@ -275,14 +257,15 @@ def _sums(slab: Slab, *, mixes: Sequence[Mix], value: float) -> tuple[FloatArray
 
 
 def _fourth(
-    slab: Slab,
+    columns: FloatArray,
+    probs: FloatArray,
     *,
     mixes: Sequence[Mix],
     value: float,
     parts: Sequence[FloatArray],
     means: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    columns, probs = _columns(slab, value)
+) -> Pair:
+    """Sum fourth powers of centred combinations, by mixture and logger; and own ones."""
     fourth = np.empty(means.shape)
     for index, mix in enumerate(mixes):
         rows = (parts[index] @ columns) / (mix.mixture @ columns)

@@ -16,7 +16,6 @@ from scipy.special import expit
 from threadpoolctl import threadpool_limits
 
 from poolwise.learning.objectives import Regression
-from poolwise.log.crf import UnaryCRF
 from poolwise.paper.enumeration import LabelProblem, Mix, exact_moments
 from poolwise.paper.panels import (
     FIRST,
@@ -25,7 +24,7 @@ from poolwise.paper.panels import (
     SECOND_FRACTION,
     divergences,
     mix_of,
-    training_rows,
+    train,
 )
 from poolwise.report.tables import Grid
 from poolwise.text import with_error
@@ -127,8 +126,7 @@ class LabelLearning:
     def of(cls, data: Dataset, fraction: float) -> LabelLearning:
         """Train the loggers."""
         fractions = {FIRST: fraction, SECOND: SECOND_FRACTION}
-        rows = {name: training_rows(data, f) for name, f in fractions.items()}
-        crfs = {name: UnaryCRF.fit(r.contexts, r.labels) for name, r in rows.items()}
+        crfs = {name: train(data, f, "unary").policy for name, f in fractions.items()}
         contexts = np.asarray(data.test.contexts)
         return cls(
             np.column_stack([contexts, np.ones(len(contexts))]),

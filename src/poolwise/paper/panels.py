@@ -9,7 +9,7 @@ rows elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -46,35 +46,14 @@ def mix_of(ratio: float, rows: int = SECOND_ROWS) -> Mix:
     return Mix({FIRST: round(ratio * rows), SECOND: rows})
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedPolicies:
-    """A data set with the structure of the CRFs: everything of a panel but the first logger.
-
-    Attributes:
-        data: The data set.
-        structure: Structure of the CRFs.
-        second: The second logger, at the test inputs.
-        target: The target, at the test inputs.
-    """
-
-    data: Dataset
-    structure: Structure
-    second: Scored
-    target: Scored
-
-    @classmethod
-    def of(cls, data: Dataset, structure: Structure = "unary") -> TrainedPolicies:
-        """Train the policies that all cells of a panel share."""
-        second, target = (
-            train(data, fraction, structure) for fraction in (SECOND_FRACTION, TARGET_FRACTION)
-        )
-        return cls(data, structure, second, target)
-
-    def problem(self, fraction: float) -> LabelProblem:
-        """Return the problem whose first logger is trained on this fraction."""
-        first = train(self.data, fraction, self.structure)
-        truth = self.data.test.labels.astype(np.bool)
-        return LabelProblem(truth, {FIRST: first, SECOND: self.second}, self.target)
+def problem_of(data: Dataset, fraction: float, structure: Structure = "unary") -> LabelProblem:
+    """Return the problem whose first logger is trained on a fraction of the training rows."""
+    first, second, target = (
+        train(data, part, structure) for part in (fraction, SECOND_FRACTION, TARGET_FRACTION)
+    )
+    return LabelProblem(
+        data.test.labels.astype(np.bool), {FIRST: first, SECOND: second}, target
+    )
 
 
 def training_rows(data: Dataset, fraction: float) -> Labelled:
@@ -83,6 +62,7 @@ def training_rows(data: Dataset, fraction: float) -> Labelled:
     return data.train.take(order[: round(fraction * data.fractions_of)])
 
 
+@lru_cache(maxsize=3)  # all problems of a panel have the same second logger and target
 def train(data: Dataset, fraction: float, structure: Structure) -> Scored:
     """Return a CRF fitted to a fraction of the training rows, at the test inputs."""
     rows = training_rows(data, fraction)

@@ -41,9 +41,9 @@ from poolwise.paper.panels import (
     FRACTIONS,
     RATIOS,
     Structure,
-    TrainedPolicies,
     divergences,
     panel,
+    problem_of,
 )
 from poolwise.paper.simulation import (
     MOST_EXCESS,
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from poolwise.paper.enumeration import LabelProblem
 
 DATA = ("scene", "yeast", "lyrl")
 EXPERIMENTS = ("toy", *DATA, "learning", "all")
@@ -140,9 +139,8 @@ class Bench:
     def __init__(self, name: str, folder: Path | None, effort: Effort) -> None:
         self.name, self.folder, self.effort = name, folder, effort
         # neighbouring jobs share a problem, so that the last one is enough
-        self.setting = lru_cache(2)(lambda structure: TrainedPolicies.of(self.data, structure))
-        self.problem = lru_cache(1)(self._problem)
-        self._exact = lru_cache(1)(lambda f: exact_cells(self.problem("unary", f)))
+        self._problem = lru_cache(1)(lambda f, s="unary": problem_of(self.data, f, s))
+        self._exact = lru_cache(1)(lambda fraction: exact_cells(self._problem(fraction)))
 
     @cached_property
     def data(self) -> Dataset:
@@ -160,9 +158,6 @@ class Bench:
     def _common(self) -> Row:
         prints = (fingerprint(part)[:16] for part in (self.data.train, self.data.test))
         return {"format": FORMAT, "data": "-".join(prints), "seed": SEED}
-
-    def _problem(self, structure: Structure, fraction: float) -> LabelProblem:
-        return self.setting(structure).problem(fraction)
 
     def jobs(self, source: TableName) -> Iterator[Job]:
         """Return all work of one table."""
@@ -182,7 +177,7 @@ class Bench:
                 yield Job(key, self._common, partial(self._panel, structure, fraction))
 
     def _panel(self, structure: Structure, fraction: float) -> list[Row]:
-        rows = panel(self.problem(structure, fraction), fraction)
+        rows = panel(self._problem(fraction, structure), fraction)
         return [{"structure": structure, **row} for row in rows]
 
     def _weights(self) -> Iterator[Job]:
@@ -193,7 +188,7 @@ class Bench:
                 yield Job(key, settings, partial(self._weighted, key, fraction, size))
 
     def _weighted(self, key: str, fraction: float, size: int) -> list[Row]:
-        problem, count = self.problem("unary", fraction), self.effort.weight_replications
+        problem, count = self._problem(fraction), self.effort.weight_replications
         exact = divergences(self._exact(fraction)[0].moments)
         rows = estimated_weights(problem, exact, size, _rng(key), replications=count)
         cell: Row = {"fraction": fraction, "v": _v(exact)}
@@ -211,7 +206,7 @@ class Bench:
                 yield Job(key, settings, partial(self._simulated, key, fraction, index))
 
     def _simulated(self, key: str, fraction: float, index: int) -> list[Row]:
-        problem, count = self.problem("unary", fraction), self.effort.replications
+        problem, count = self._problem(fraction), self.effort.replications
         exact = self._exact(fraction)[index]
         rows = simulate_cell(problem, exact, _rng(key), replications=count)
         first, second = exact.mix.counts.values()
@@ -226,7 +221,7 @@ class Bench:
             yield Job(key, settings, partial(self._learned, key, fraction))
 
     def _learned(self, key: str, fraction: float) -> list[Row]:
-        problem, effort = self.problem("unary", fraction), self.effort
+        problem, effort = self._problem(fraction), self.effort
         return learning_cells(
             self.data, problem, fraction, _rng(key), ratios=effort.ratios, logs=effort.logs
         )
