@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import poolwise as pw
 from benchmarks.objectives import Direct
-from poolwise.learning.fit import Problem, greedy, maximise, softmax
+from poolwise.learning.fit import SoftmaxProblem, greedy, maximise, softmax
 from poolwise.learning.objectives import Sample
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _softmax_fit(x: FloatArray, expected: FloatArray) -> FloatArray:
     """Fit a softmax to the expected rewards of all actions."""
     zeros, ones = np.zeros(len(x), np.int64), np.ones(len(x))
     sample = Sample(zeros, ones, ones, zeros, expected)
-    problem = Problem(np.column_stack([x, ones]), sample, expected.shape[1])
+    problem = SoftmaxProblem(np.column_stack([x, ones]), sample, expected.shape[1])
     scale = float(expected.max(axis=1).mean() - expected.mean())
     return maximise(problem, Direct(), 1e-3 * scale, problem.zeros(), iterations=200)
 

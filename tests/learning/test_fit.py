@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from poolwise.learning.fit import clone, greedy, maximise, softmax
-from poolwise.learning.objectives import DoublyRobust, LogLikelihood, Objective
+from poolwise.learning.objectives import DoublyRobustMean, LogLikelihood, Objective
 from tests.support.learning import FEATURES, GOLDEN, golden_problem, policy_of
 
 
 @pytest.mark.parametrize(
-    ("name", "objective"), [("dr", DoublyRobust()), ("log_likelihood_ips", LogLikelihood())]
+    ("name", "objective"), [("dr", DoublyRobustMean()), ("log_likelihood_ips", LogLikelihood())]
 )
 def test_optima_from_zero_are_golden(name: str, objective: Objective) -> None:
     problem, golden = golden_problem(), GOLDEN["optima_from_zero"][name]
@@ -31,7 +31,7 @@ def test_the_anchored_recipe_is_golden() -> None:
     problem, golden = golden_problem(), GOLDEN["anchored_recipe"]
     start = clone(problem, problem.sample.ratios[:, 1], iterations=5_000, tolerance=1e-15)
     np.testing.assert_allclose(policy_of(start), golden["clone_policy"], atol=1e-7)
-    objective, penalty = DoublyRobust(0.7), golden["strength_times_scale"]
+    objective, penalty = DoublyRobustMean(0.7), golden["strength_times_scale"]
     fitted = maximise(problem, objective, penalty, start, iterations=5_000, tolerance=1e-15)
     value, _ = problem.evaluate(objective, fitted)
     assert value == pytest.approx(golden["value_without_penalty"], abs=1e-7)
@@ -43,7 +43,7 @@ def test_the_anchored_recipe_is_golden() -> None:
 def test_a_strong_penalty_keeps_the_anchor() -> None:
     problem = golden_problem()
     start = clone(problem, problem.sample.ratios[:, 0])
-    fitted = maximise(problem, DoublyRobust(), 1e9, start)
+    fitted = maximise(problem, DoublyRobustMean(), 1e9, start)
     np.testing.assert_allclose(fitted, start, atol=1e-8)
 
 

@@ -13,7 +13,7 @@ import pytest
 import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, MissingColumnError, UsageError
-from poolwise.learning.data import LearningRows, Reader
+from poolwise.learning.data import Collector, LearningRows
 from poolwise.learning.gains import Gain, allowance, careful
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
 from tests.support.learning import segments, segments_log
@@ -240,11 +240,11 @@ def test_a_logged_mixture_gives_the_objective_of_cross_propensities() -> None:
 
 
 def with_rows(log: pw.Log) -> LearningRows:
-    reader = Reader(("segment", "x"), ("new", "old"), {}, 1.0, 0, clustered=False)
+    collector = Collector(("segment", "x"), ("new", "old"), {}, 1.0, 0, clustered=False)
     with DuckDB().learner_rows(log) as source:
         for rows in source.read():
-            reader.add(rows)
-    return reader.rows(None)
+            collector.add(rows)
+    return collector.rows(None)
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 1.5])

@@ -20,9 +20,9 @@ from benchmarks.objectives import (
     SelfNormalised,
     Smoothed,
 )
-from poolwise.learning.fit import Problem, softmax
+from poolwise.learning.fit import SoftmaxProblem, softmax
 from poolwise.learning.objectives import (
-    DoublyRobust,
+    DoublyRobustMean,
     LogLikelihood,
     Objective,
     Regression,
@@ -54,9 +54,9 @@ OBJECTIVES: dict[str, Objective] = {
     "poem_stratified_l0.5": Poem(0.5),
     "poem_stratified_b0.3_l0.5": Poem(0.5, 0.3),
     "dm": Direct(),
-    "dr": DoublyRobust(),
-    "dr_smoothed_c0.7": DoublyRobust(0.7),
-    "dr_naive": DoublyRobust(),
+    "dr": DoublyRobustMean(),
+    "dr_smoothed_c0.7": DoublyRobustMean(0.7),
+    "dr_naive": DoublyRobustMean(),
     "dr_stratified_penalty_l0.5": PenalisedDoublyRobust(0.5),
     "calibrated": Calibrated(),
     "calibrated_dr": Calibrated(model=True),
@@ -69,7 +69,7 @@ def test_every_golden_objective_is_tested() -> None:
     assert set(OBJECTIVES) == set(GOLDEN["objectives"])
 
 
-def problem_of(name: str) -> Problem:
+def problem_of(name: str) -> SoftmaxProblem:
     problem = golden_problem(naive=name.endswith("naive"))
     if name == "log_likelihood_clone_of_two":
         return replace(problem, sample=replace(problem.sample, reward=CROSS[:, 1]))

@@ -13,7 +13,7 @@ import pytest
 
 import poolwise as pw
 from poolwise.errors import MissingExtraError, UsageError
-from poolwise.learning.fit import Problem, Trees, boost
+from poolwise.learning.fit import SoftmaxProblem, Trees, boost
 from poolwise.learning.learn import learn
 from poolwise.learning.objectives import Sample
 from poolwise.learning.policy import LinearPolicy
@@ -99,7 +99,7 @@ def boosted_by_one_feature() -> Trees:
     action = (features[:, 0] > 0).astype(int)
     predicted = np.eye(2)[action]
     sample = Sample(action, ones, ones, np.zeros(400, dtype=int), predicted)
-    problem = Problem(features, sample, 2)
+    problem = SoftmaxProblem(features, sample, 2)
     return boost(problem, problem.zeros(), 1.0, 3)
 
 

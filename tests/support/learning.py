@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 import poolwise as pw
-from poolwise.learning.fit import Problem, softmax
+from poolwise.learning.fit import SoftmaxProblem, softmax
 from poolwise.learning.objectives import Sample
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def golden_sample(*, naive: bool = False) -> Sample:
     )
 
 
-def golden_problem(*, naive: bool = False) -> Problem:
-    return Problem(FEATURES[CONTEXT], golden_sample(naive=naive), THETA.shape[1])
+def golden_problem(*, naive: bool = False) -> SoftmaxProblem:
+    return SoftmaxProblem(FEATURES[CONTEXT], golden_sample(naive=naive), THETA.shape[1])
 
 
 def golden_log(prob: FloatArray) -> pw.Log:

@@ -179,7 +179,7 @@ class LearningRows:
 
 
 class _Piece(NamedTuple):
-    """Rows of one batch that are in the sample; their labels are codes of the reader."""
+    """Rows of one batch that are in the sample; their labels are codes of the collector."""
 
     arrays: Mapping[str, AnyArray]  # fields of `LearningRows`
     columns: Mapping[str, RawColumn]
@@ -188,7 +188,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(eq=False)
-class Reader:
+class Collector:
     """Collects rows, batch by batch.
 
     Attributes:

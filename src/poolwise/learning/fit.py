@@ -49,7 +49,7 @@ PARAMETERS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class SoftmaxProblem:
     """Rows with their features.
 
     Attributes:
@@ -112,7 +112,7 @@ def greedy(scores: FloatArray) -> FloatArray:
 
 
 def maximise(
-    problem: Problem,
+    problem: SoftmaxProblem,
     objective: Objective,
     penalty: float,
     start: FloatArray,
@@ -149,7 +149,7 @@ def maximise(
 
 
 def clone(
-    problem: Problem,
+    problem: SoftmaxProblem,
     weights: FloatArray,
     *,
     iterations: int = ITERATIONS,
@@ -223,7 +223,12 @@ class Trees:
 
 
 def boost(
-    problem: Problem, start: FloatArray, exponent: float, rounds: int, *, threads: int = 1
+    problem: SoftmaxProblem,
+    start: FloatArray,
+    exponent: float,
+    rounds: int,
+    *,
+    threads: int = 1,
 ) -> Trees:
     """Boost trees from the anchor's scores on.
 

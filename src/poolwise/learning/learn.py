@@ -26,7 +26,7 @@ from poolwise.evaluation.design import AS_NOW
 from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.evaluation.plan import plan
 from poolwise.intervals.student import check_level
-from poolwise.learning.data import Reader, fold_of, held_out
+from poolwise.learning.data import Collector, fold_of, held_out
 from poolwise.learning.fit import ROUNDS, library
 from poolwise.learning.gains import (
     Choice,
@@ -228,32 +228,32 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
     ]
     with tempfile.TemporaryDirectory(prefix="poolwise-") as folder:
         with engine.learner_rows(task.log) as source:
-            reader = _read(task, source.read(), report.rows)
-            data = reader.rows(task.actions)
+            collector = _read(task, source.read(), report.rows)
+            data = collector.rows(task.actions)
             outcomes = _outcomes(task, data.sorted())
             data = replace(data, columns={}, base={}, among=None)  # frees memory
-            scoring = Scoring(outcomes, reader, data, _part(task, data))
+            scoring = Scoring(outcomes, collector, data, _part(task, data))
             path = Path(folder) / "unseen.parquet"
             log = unseen_log(task.log, source.read(), scoring, path)
             notes += source.findings()
-        notes += notes_on(data, outcomes, int(reader.counts.sum()))
+        notes += notes_on(data, outcomes, int(collector.counts.sum()))
         return _result(log, outcomes, notes, data, task.level)
 
 
-def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int]) -> Reader:
+def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int]) -> Collector:
     """Read all rows, and take a sample of them into memory."""
     total = sum(counts.values())
     loggers = tuple(sorted(counts))
     share = min(1.0, task.rows / max(total, 1))
     policies, clustered = task.settings.policies, task.log.cluster is not None
-    reader = Reader(
+    collector = Collector(
         task.features, loggers, policies, share, task.seed, clustered, task.log.eligible
     )
     with stage("reading", total) as advance:
         for rows in batches:
-            reader.add(rows)
+            collector.add(rows)
             advance(len(rows))
-    return reader
+    return collector
 
 
 def _part(task: Task, data: LearningRows) -> IntArray:

@@ -103,7 +103,7 @@ def stratified_error(logger: IntArray, score: FloatArray) -> float:
 
 
 @dataclass(frozen=True)
-class DoublyRobust:
+class DoublyRobustMean:
     r"""Mean of $\sum_a \pi_a q_a + \pi (r - q) / p^c$.
 
     $c = 1$ is the doubly robust estimate; a smaller exponent smooths its correction.

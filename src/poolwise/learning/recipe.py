@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.learning.data import fold_of, mix
 from poolwise.learning.features import fit_encoding
-from poolwise.learning.fit import Problem, Trees, boost, clone, greedy, maximise, softmax
-from poolwise.learning.objectives import REWARD_FOLDS, DoublyRobust, Regression, fit_rewards
+from poolwise.learning.fit import SoftmaxProblem, Trees, boost, clone, greedy, maximise, softmax
+from poolwise.learning.objectives import REWARD_FOLDS, DoublyRobustMean, Regression, fit_rewards
 from poolwise.learning.policy import LinearPolicy, masked
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ VALIDATION, REWARDS = 1, 2  # numbers that make splits of the same rows differ
 
 
 @dataclass(frozen=True)
-class Setting:
+class Trial:
     """One setting to try.
 
     Attributes:
@@ -52,7 +52,7 @@ class Setting:
     rounds: int
 
 
-AS_ANCHOR = Setting(np.inf, 1.0, 0)
+AS_ANCHOR = Trial(np.inf, 1.0, 0)
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Settings:
     policies: Mapping[str, Distribution] = field(default_factory=dict)
 
     @property
-    def tried(self) -> list[Setting]:
+    def tried(self) -> list[Trial]:
         """Every strength, or number of rounds, with every exponent."""
         if self.rounds:
-            return [Setting(0.0, c, r) for c in self.smoothing for r in self.rounds]
-        return [Setting(s, c, 0) for s in self.strengths for c in self.smoothing]
+            return [Trial(0.0, c, r) for c in self.smoothing for r in self.rounds]
+        return [Trial(s, c, 0) for s in self.strengths for c in self.smoothing]
 
     @property
     def fits(self) -> int:
@@ -93,7 +93,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Candidate(Setting):
+class Candidate(Trial):
     """One setting and its value on the validation rows.
 
     Attributes:
@@ -271,9 +271,11 @@ class Fits:
         return self._rewards[0]
 
     @cached_property
-    def problem(self) -> Problem:
+    def problem(self) -> SoftmaxProblem:
         sample = self.data.sample(self.rows, self._rewards[1])
-        return Problem(self._matrix, sample, len(self.data.actions), self.base(self.rows))
+        return SoftmaxProblem(
+            self._matrix, sample, len(self.data.actions), self.base(self.rows)
+        )
 
     def base(self, rows: IntArray) -> FloatArray | None:
         """Return the fixed scores of some rows: those of an anchor that is a policy.
@@ -302,7 +304,7 @@ class Fits:
         binary = np.isin(reward, (0.0, 1.0)).all()
         return float(reward.mean() if binary else reward.std())
 
-    def fit(self, setting: Setting) -> Scores:
+    def fit(self, setting: Trial) -> Scores:
         """Fit one setting."""
         exponent = setting.smoothing
         if setting.rounds:
@@ -310,14 +312,14 @@ class Fits:
             trees = boost(self.problem, self.start, exponent, setting.rounds, threads=threads)
             return Scores(self.start, trees)
         penalty = setting.strength * self._scale
-        return Scores(maximise(self.problem, DoublyRobust(exponent), penalty, self.start))
+        return Scores(maximise(self.problem, DoublyRobustMean(exponent), penalty, self.start))
 
-    def all_fits(self, advance: Callable[[int], None]) -> dict[Setting, Scores]:
+    def all_fits(self, advance: Callable[[int], None]) -> dict[Trial, Scores]:
         """Fit every setting, in threads; fewer rounds are the first ones of the most."""
         most = max(self.settings.rounds, default=0)
         settings = [s for s in self.settings.tried if s.rounds == most]
         advance(len(self.start[:1]))  # computed once, before the threads share it
-        fits: dict[Setting, Scores] = {}
+        fits: dict[Trial, Scores] = {}
         with ThreadPoolExecutor(1 if most else self.settings.workers) as pool:
             for setting, fitted in zip(settings, pool.map(self.fit, settings), strict=True):
                 for rounds in self.settings.rounds or (0,):
@@ -325,7 +327,7 @@ class Fits:
                     advance(1)
         return fits
 
-    def candidates(self, fits: Mapping[Setting, Scores], rows: IntArray) -> Sequence[Candidate]:
+    def candidates(self, fits: Mapping[Trial, Scores], rows: IntArray) -> Sequence[Candidate]:
         """Return the value of every fit, soft and greedy, on validation rows."""
         features, base = self.features(rows), self.base(rows)
         sample = self.data.sample(rows, self.rewards.predict(features))

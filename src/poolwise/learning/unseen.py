@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from poolwise.learning.data import LearningRows, Reader
+    from poolwise.learning.data import Collector, LearningRows
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
@@ -62,21 +62,23 @@ class Scoring:
 
     Attributes:
         outcomes: Outcome of each part.
-        reader: Rows that were read, batch by batch.
+        collector: Rows that were read, batch by batch.
         data: Rows in memory.
         part: Part of each row in memory, or `SEEN`.
     """
 
     outcomes: Sequence[Outcome]
-    reader: Reader
+    collector: Collector
     data: LearningRows
     part: IntArray
 
     def batches(self, batches: Iterable[LearnerRows]) -> Iterator[pa.RecordBatch]:
         """Read all rows again, in the same order, and yield their columns."""
-        first, reader = 0, self.reader
-        with stage("scoring", sum(map(len, reader.usable))) as advance:
-            for rows, usable, taken in zip(batches, reader.usable, reader.taken, strict=True):
+        first, collector = 0, self.collector
+        with stage("scoring", sum(map(len, collector.usable))) as advance:
+            for rows, usable, taken in zip(
+                batches, collector.usable, collector.taken, strict=True
+            ):
                 part = np.where(usable, np.arange(len(usable)) % len(self.outcomes), SEEN)
                 chosen = np.flatnonzero(taken)
                 here = slice(first, first + len(chosen))
@@ -140,7 +142,7 @@ class Scoring:
         """Share of each logger in the unseen rows."""
         data = self.data
         seen = np.bincount(data.logger[self.part == SEEN], minlength=len(data.loggers))
-        counts = self.reader.counts - seen
+        counts = self.collector.counts - seen
         shares: FloatArray = counts / counts.sum()
         return shares
 
