@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from poolwise.errors import MissingExtraError, UsageError, did_you_mean
-from poolwise.log.adapters import as_policy
 from poolwise.log.log import PATTERN, Log
 
 if TYPE_CHECKING:
@@ -193,6 +192,8 @@ def named_policy(
         value = _from_pickle(text, ending, trust=trust)
     else:
         return text
+
+    from poolwise.log.adapters import as_policy  # imports NumPy, which --help does not need
 
     try:
         as_policy(cast("Any", value))
