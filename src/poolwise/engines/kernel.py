@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.compiled import TYPES, Input, Totals, add
-from poolwise.engines.program import program_of
+from poolwise.engines.program import program_of, with_room
 from poolwise.engines.sums import add_tail, fresh_floors, no_sums, raise_floors
 from poolwise.rows.reader import BadRowsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from poolwise.engines.compiled import Program
     from poolwise.engines.sums import Sums
     from poolwise.engines.workspace import Workspace
     from poolwise.log.policy import AnyArray
@@ -39,15 +40,25 @@ class Kernel:
         workspace: Terms and products to compute.
         floors: Least value that may be among the largest, by tail and logger; the kernels
             of one process share it.
+        program: That of a kernel in another thread.
     """
 
     def __init__(
-        self, layout: Layout, workspace: Workspace, floors: FloatArray | None = None
+        self,
+        layout: Layout,
+        workspace: Workspace,
+        floors: FloatArray | None = None,
+        program: Program | None = None,
     ) -> None:
         self.layout, self.workspace = layout, workspace
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._columns = layout.columns
-        self._program = program_of(layout, workspace, self.floors)
+        self._shared = program or program_of(layout, workspace, self.floors)
+        self._program = with_room(self._shared)
+
+    def copy(self) -> Kernel:
+        """Return a kernel of the same program for another thread."""
+        return Kernel(self.layout, self.workspace, self.floors, self._shared)
 
     @property
     def rows(self) -> int:

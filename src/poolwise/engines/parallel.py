@@ -29,7 +29,6 @@ from poolwise.engines.blocks import (
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.sums import (
     bucketed_moments,
-    fresh_floors,
     moments_of,
     raise_floors,
     tallies_of,
@@ -39,7 +38,7 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
-from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather, joined
+from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
 from poolwise.rows.layout import clusters_query, layout_of, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 
@@ -94,18 +93,12 @@ class Pass:
         self, stream: Stream, parts: Sequence[tuple[Layout, Workspace]]
     ) -> list[Sums | None]:
         """Sums of several layouts of the same rows, which are read once."""
-        floors = [fresh_floors(*part) for part in parts]
-        own = PerThread(
-            lambda: (
-                [Kernel(*part, floor) for part, floor in zip(parts, floors, strict=True)],
-                stream.reader(),
-            )
-        )
+        of_parts = [Kernel(*part) for part in parts]
+        own = PerThread(lambda: ([kernel.copy() for kernel in of_parts], stream.reader()))
 
         def work(item: tuple[list[Piece], int]) -> tuple[list[Sums | None], int]:
             (gathered, first_row), (kernels, read) = item, own.value
-            each = (read(piece, self.layout.names) for piece in gathered)
-            tables: Iterable[pa.Table] = joined(chain.from_iterable(each))
+            tables: Iterable[pa.Table] = read(gathered, self.layout.names)
             if len(kernels) > 1:
                 tables = list(tables)
             watch = iter if self.copies is None else self.copies.watch
@@ -120,10 +113,10 @@ class Pass:
         pieces = gather(numbered(stream, self.layout, workers(self.threads)), most, total)
         for each, rows in in_order(work, pieces, workers(self.threads)):
             self.on_rows(rows)
-            for k, (sums, (_, workspace)) in enumerate(zip(each, parts, strict=True)):
-                totals[k] = total = _added(totals[k], sums, workspace)
+            for k, (sums, kernel) in enumerate(zip(each, of_parts, strict=True)):
+                totals[k] = total = _added(totals[k], sums, kernel.workspace)
                 if total is not None:
-                    raise_floors(floors[k], total)
+                    raise_floors(kernel.floors, total)
         return totals
 
 
@@ -163,7 +156,7 @@ def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterat
 
     def read(item: tuple[Piece, int]) -> list[Rows]:
         piece, first_row = item
-        return list(to_rows(reader.value(piece, layout.names), layout, first_row, size))
+        return list(to_rows(reader.value([piece], layout.names), layout, first_row, size))
 
     for batches in in_order(read, numbered(stream, layout, threads), threads):
         yield from batches
@@ -210,7 +203,7 @@ def fold(stream: Stream, work: Folding[Added], layout: Layout, threads: int) -> 
 
     def part(item: tuple[Piece, int]) -> Added:
         piece, first_row = item
-        tables = reader.value(piece, layout.names)
+        tables = reader.value([piece], layout.names)
         return work.together(to_rows(tables, layout, first_row, work.rows))
 
     total = work.together(())

@@ -133,12 +133,11 @@ class Writer:
 
 
 def program_of(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:
-    """Return the program of a layout and a workspace."""
+    """Return the program of a layout and a workspace, without room to work."""
     program, writer = Program(), Writer(layout, workspace)
     _set_products(program, writer)
     _set_tallies(program, writer, floors)
     _set_layout(program, writer)
-    _set_room(program, writer, len(layout.groups))
     return program
 
 
@@ -211,6 +210,7 @@ def _set_layout(program: Program, writer: Writer) -> None:
     program.set(
         columns=len(columns),
         crossed=len(crossed),
+        lines=writer.size,
         lows=lows,
         tops=tops,
         own=writer.own,
@@ -230,9 +230,11 @@ def _set_layout(program: Program, writer: Writer) -> None:
     )
 
 
-def _set_room(program: Program, writer: Writer, groups: int) -> None:
-    """Set the size of a block and of a part, and room for both."""
-    columns, lines = len(writer.columns), writer.size
+def with_room(shared: Program) -> Program:
+    """Return a copy of a program with room to work, which each thread needs for itself."""
+    program = Program.from_buffer_copy(shared)
+    program.arrays = [*shared.arrays]
+    columns, lines, groups = program.columns, program.lines, program.groups
     most = max(MOST_ORDERED // columns, PART)
     part = min(max(PART, PART_OF_GROUP * groups), most)
     room = part + 8 * min(groups, part) + PADDING
@@ -241,7 +243,6 @@ def _set_room(program: Program, writer: Writer, groups: int) -> None:
     line[columns:] = matrix.ctypes.data + matrix.strides[0] * np.arange(len(matrix))
     program.arrays.append(matrix)
     program.set(
-        lines=lines,
         block=BLOCK,
         part=part,
         room=room,
@@ -253,6 +254,7 @@ def _set_room(program: Program, writer: Writer, groups: int) -> None:
         starts=np.empty(groups, dtype=np.int64),
         ends=np.empty(groups, dtype=np.int64),
     )
+    return program
 
 
 def tiles(products: Iterable[tuple[int, int, int]]) -> AnyArray:

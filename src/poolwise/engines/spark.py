@@ -141,8 +141,7 @@ def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -
     hidden = [piece.path for piece in pieces if not Path(piece.path).is_file()]
     if hidden:
         return Failure(socket.gethostname(), hidden[0])
-    reader = Reader(columns)
-    tables = chain.from_iterable(reader(p, task.layout.names) for p in pieces)
+    tables = Reader(columns)(pieces, task.layout.names)
     return _total(task, task.rows, tables, first_row)
 
 

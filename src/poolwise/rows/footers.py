@@ -38,7 +38,7 @@ class Footers:
         stamp = _stamp(path)
         last, footer = self._parsed.get(path, ((), None))
         if footer is None or last != stamp:
-            footer = pq.read_metadata(path)
+            footer = pq.read_metadata(pa.OSFile(path))
             self._parsed[path] = stamp, footer
         return footer
 

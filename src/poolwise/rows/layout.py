@@ -98,7 +98,7 @@ class Layout:
         """Keys of the moments: the cells, or the loggers."""
         return self.cells or self.loggers
 
-    @property
+    @cached_property
     def codes(self) -> dict[str | None, int]:
         """Number of each logger, and `EXCLUDED` for those that are left out."""
         numbers: dict[str | None, int] = {label: k for k, label in enumerate(self.loggers)}
@@ -117,12 +117,12 @@ class Layout:
             numbers[self.period_codes[cell.period], self.codes[cell.logger]] = k
         return numbers
 
-    @property
+    @cached_property
     def groups(self) -> tuple[str, ...]:
         """The logger of each group of rows that is summed: bucket after bucket."""
         return tuple(c.logger for c in self.cells) * self.buckets or self.loggers * self.buckets
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """Names of the numeric columns, in a fixed order."""
         optional = {
@@ -138,7 +138,7 @@ class Layout:
             *(name for name, present in optional.items() if present),
         )
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of all columns that a pass reads."""
         labels = {
@@ -151,7 +151,7 @@ class Layout:
         """Return the buckets of rows with these numbers."""
         return (slots_of(numbers) if self.shuffled else numbers) % self.buckets
 
-    @property
+    @cached_property
     def limits(self) -> dict[str, tuple[float, float]]:
         """Least and largest value of each column: the rules of `rows.rules.good`."""
         low, positive = (-np.inf, -LARGEST_DOUBLE) if self.logs else (0.0, SMALLEST_DOUBLE)

@@ -12,7 +12,7 @@ import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
 from poolwise.rows.footers import Footers
-from poolwise.rows.gather import gather
+from poolwise.rows.gather import gather, joined
 from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
 
 if TYPE_CHECKING:
@@ -106,28 +106,41 @@ class Reader:
         self._path = ""
         self._file: pq.ParquetFile
 
-    def __call__(self, piece: Piece, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Read some columns of a row group; a table in memory as it is, chunk by chunk."""
-        if not isinstance(piece, RowGroup):
-            for batch in piece.to_batches():
-                yield self._compute(pa.Table.from_batches([batch]), names)
-            return
+    def __call__(self, pieces: Iterable[Piece], names: Sequence[str]) -> Iterator[pa.Table]:
+        """Read some columns of neighbouring pieces; small ones become one table."""
         wanted = {name: self.columns[name] for name in names if name in self.columns}
         wanted |= self._compute.computed.operands(names)
         sources = list(dict.fromkeys(wanted.values()))
-        for table in self._tables(piece, sources):
-            if table.num_columns < len(sources):
-                raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
-            yield self._compute(_renamed(table, wanted, piece.logger), names)
+        for label, neighbours in groupby(pieces, _label):
+            tables = (table for piece in neighbours for table in self._tables(piece, sources))
+            for table in joined(tables):
+                named = _renamed(table, wanted, label) if self.columns else table
+                yield self._compute(named, names)
 
-    def _tables(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
+    def labels(self, piece: Piece) -> Iterator[pa.ChunkedArray]:
+        """Read the column of labels of a piece."""
+        name = self.columns.get("logger", "logger")
+        for table in self._tables(piece, [name]):
+            yield table.column(name)
+
+    def _tables(self, piece: Piece, names: list[str]) -> Iterator[pa.Table]:
+        """Read columns of a row group; a table in memory as it is, chunk by chunk."""
+        if not isinstance(piece, RowGroup):
+            yield from (pa.Table.from_batches([batch]) for batch in piece.to_batches())
+            return
         if not names:
             yield pa.table({"row": pa.nulls(piece.num_rows)})
             return
+        for table in self._columns_of(piece, names):
+            if table.num_columns < len(names):
+                raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
+            yield table
+
+    def _columns_of(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
         if piece.path != self._path:
             label = self.columns.get("logger")
             self._file = pq.ParquetFile(
-                piece.path,
+                pa.OSFile(piece.path),
                 metadata=self._footers(piece.path),
                 read_dictionary=[label] if label else None,
                 pre_buffer=False,  # the system reads ahead, and threads read other groups
@@ -140,6 +153,11 @@ class Reader:
         rows = max(LARGE_GROUP // 8 // len(names), 1)
         for batch in self._file.iter_batches(rows, [piece.group], names, use_threads=False):
             yield pa.Table.from_batches([batch])
+
+
+def _label(piece: Piece) -> str | None:
+    """Return the label of all rows of a file; None where a column has it."""
+    return piece.logger if isinstance(piece, RowGroup) else None
 
 
 def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> pa.Table:
@@ -169,8 +187,8 @@ def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
         if isinstance(piece, RowGroup) and piece.logger is not None:
             return Counter({piece.logger: piece.num_rows})
         counts: Counter[str | None] = Counter()
-        for table in own.value(piece, ["logger"]):
-            for labels, indices in _coded(table.column("logger")):
+        for column in own.value.labels(piece):
+            for labels, indices in _coded(column):
                 rows = np.bincount(indices, minlength=len(labels)).tolist()
                 for label, number in zip(labels, rows, strict=True):
                     counts[label] += number
@@ -276,11 +294,13 @@ def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray
                 yield [*map(str, range(low, top + 1)), None], above
                 continue
         coded = chunk.dictionary_encode()
-        texts = coded.dictionary.cast(pa.string()).to_pylist()
+        texts = coded.dictionary
+        if texts.type != pa.string():
+            texts = texts.cast(pa.string())
         indices = coded.indices
         if indices.null_count:
             indices = indices.cast(pa.int64()).fill_null(len(texts))
-        yield [*texts, None], np.from_dlpack(indices)
+        yield [*texts.to_pylist(), None], np.from_dlpack(indices)
 
 
 def _codes(labels: pa.ChunkedArray, code: Mapping[str | None, int]) -> AnyArray:
