@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from poolwise.diagnosis.statistics import ENOUGH
 from poolwise.errors import Finding, Severity
 from poolwise.estimators.calibrated import few_effective_rows, target_uncovered
-from poolwise.moments.moments import pooled
+from poolwise.moments.moments import together
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
 from poolwise.text import listed, p_text, percent, short
 
@@ -297,10 +297,10 @@ def few_rewarded(
     against it where the pass returns powers, so the finding is then a note.
     """
     term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
-    together = pooled(view.values())
-    one_sign = together.min(REWARD) >= 0 or together.max(REWARD) <= 0
-    effective = together.effective(term) if one_sign and together.has(term) else 0.0
-    if not 0 < effective < RARE or 2 * effective > together.count:
+    whole = together(view)
+    one_sign = whole.min(REWARD) >= 0 or whole.max(REWARD) <= 0
+    effective = whole.effective(term) if one_sign and whole.has(term) else 0.0
+    if not 0 < effective < RARE or 2 * effective > whole.count:
         return []
     severity: Severity = "warning"
     consequence = NARROW

@@ -10,7 +10,7 @@ from poolwise.diagnosis.statistics import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, many
 from poolwise.estimators.divergences import pooled_divergences
 from poolwise.moments.linear import Score, deviation
-from poolwise.moments.moments import Moments, MomentsByLogger, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, together
 from poolwise.moments.tallies import edges
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -125,11 +125,11 @@ def own_overlap(
         divergence = pooled_divergences(view)
     else:
         divergence = {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
-    together = pooled(view.values())
+    whole = together(view)
     overlaps = {}
     for i, m in view.items():
         mean = deviation(Score({WEIGHT: 1.0}).of(i), view, buckets)
-        missing = together.mean(unsupported_weight(i)) if crossed else 0.0
+        missing = whole.mean(unsupported_weight(i)) if crossed else 0.0
         overlaps[i] = _overlap(m, WEIGHT, divergence[i], mean, missing)
     return overlaps
 
@@ -140,11 +140,11 @@ def mixed_overlap(view: MomentsByLogger, buckets: Buckets) -> Overlap:
     The divergence is the mean of those within loggers.  Actions that were never logged leave
     no rows; they show only in a mean weight significantly below 1.
     """
-    together = pooled(view.values())
+    whole = together(view)
     rows = sum(m.count * m.var(BALANCED_REWARD) for m in view.values() if m.count > 1)
     mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(view), view, buckets)
     missing = max(0.0, 1 - mean.value) if mean.z < -UNCOVERED else 0.0
-    return _overlap(together, BALANCED_WEIGHT, rows / together.count, mean, missing)
+    return _overlap(whole, BALANCED_WEIGHT, rows / whole.count, mean, missing)
 
 
 def _overlap(

@@ -28,7 +28,7 @@ from poolwise.estimators.ips import OWN_ONLY, Balanced, require_crossed, with_di
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.moments.estimate import Estimate, estimated, stratified
 from poolwise.moments.linear import Score
-from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
@@ -131,7 +131,7 @@ class DoublyRobust:
             return _weighted(moments)
         findings = shrink_findings(moments, self.shrink)
         if uncovered(moments):
-            mean = pooled(moments.values()).mean(BALANCED_WEIGHT)
+            mean = together(moments).mean(BALANCED_WEIGHT)
             finding = target_uncovered(
                 mean, "and the estimate of their rewards comes from the reward model alone."
             )
@@ -165,16 +165,16 @@ def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
 
 
 def _differences(moments: MomentsByLogger) -> Differences:
-    together = pooled(moments.values())
-    value = together.mean(PREDICTED_VALUE) + together.mean(BALANCED_RESIDUAL)
-    scatter = together.scatter_of(BALANCED_SCORE)
-    cross = scatter[0, 1] / together.count
-    cross += together.mean(PREDICTED_VALUE) * together.mean(BALANCED_RESIDUAL)
-    common = float(together.mean_square(PREDICTED_VALUE) + 2 * cross)
-    square = together.mean_square(BALANCED_RESIDUAL)
-    second = supported({i: together.mean(residual_moment(i)) for i in moments}, square)
+    whole = together(moments)
+    value = whole.mean(PREDICTED_VALUE) + whole.mean(BALANCED_RESIDUAL)
+    scatter = whole.scatter_of(BALANCED_SCORE)
+    cross = scatter[0, 1] / whole.count
+    cross += whole.mean(PREDICTED_VALUE) * whole.mean(BALANCED_RESIDUAL)
+    common = float(whole.mean_square(PREDICTED_VALUE) + 2 * cross)
+    square = whole.mean_square(BALANCED_RESIDUAL)
+    second = supported({i: whole.mean(residual_moment(i)) for i in moments}, square)
     scores = {i: s + common for i, s in second.items()}
-    return Differences(scores, value, FLOOR if together.ddof else 0.0)
+    return Differences(scores, value, FLOOR if whole.ddof else 0.0)
 
 
 MODEL_ONLY = Finding(

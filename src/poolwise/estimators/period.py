@@ -23,7 +23,7 @@ from poolwise.estimators.divergences import supported
 from poolwise.moments.cells import Cell, by_period, periods_of
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, shares
-from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PERIOD_RESIDUAL,
@@ -183,11 +183,11 @@ def second_moments(moments: MomentsByLogger) -> dict[str, float]:
     cross-propensities between periods are missing.
     """
     periods = periods_of(moments)
-    together = pooled(moments.values())
-    if not all(together.has(period_moment(d)) for d in periods):
+    whole = together(moments)
+    if not all(whole.has(period_moment(d)) for d in periods):
         return dict.fromkeys(periods, 1.0)
-    square = together.mean_square(BALANCED_WEIGHT)
-    return supported({d: together.mean(period_moment(d)) for d in periods}, square)
+    square = whole.mean_square(BALANCED_WEIGHT)
+    return supported({d: whole.mean(period_moment(d)) for d in periods}, square)
 
 
 def earlier_means(moments: MomentsByLogger, outside: Sequence[str] = ()) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from poolwise.errors import Finding, UsageError
-from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import BALANCED_WEIGHT, Factor, Term
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def shrink_findings(moments: MomentsByLogger, shrink: Shrink | None) -> tuple[Fi
     """Return a finding if the rule removed weight."""
     if shrink is None:
         return ()
-    together = pooled(moments.values())
-    before, after = together.mean(BALANCED_WEIGHT), together.mean(shrunk_weight(shrink))
+    whole = together(moments)
+    before, after = whole.mean(BALANCED_WEIGHT), whole.mean(shrunk_weight(shrink))
     if not after < before:
         return ()
     finding = Finding(

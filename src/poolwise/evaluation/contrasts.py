@@ -28,7 +28,7 @@ from poolwise.intervals.simultaneous import (
 )
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit
-from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.shape import (
     centred_buckets,
     centred_slices,
@@ -68,13 +68,13 @@ def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
 
 def firsts(moments: MomentsByLogger, targets: Sequence[str], weight: Term) -> dict[str, str]:
     """Return the first target that equals each one on every logged row: mostly itself."""
-    together = pooled(moments.values())
+    whole = together(moments)
 
     def same(left: str, right: str) -> bool:
         pair = [weight.bind(left), weight.bind(right)]
-        scatter = together.scatter_of(pair)  # weights may differ between loggers only
+        scatter = whole.scatter_of(pair)  # weights may differ between loggers only
         between = scatter[0, 0] + scatter[1, 1] - 2 * scatter[0, 1]
-        close = math.isclose(*map(together.mean, pair), rel_tol=math.sqrt(SAME))
+        close = math.isclose(*map(whole.mean, pair), rel_tol=math.sqrt(SAME))
         return bool(close and between <= SAME * (scatter[0, 0] + scatter[1, 1]))
 
     first: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Candidates:
     @cached_property
     def _together(self) -> MomentsByLogger:
         """Moments of all rows, as one group: the loggers are pooled once for all pairs."""
-        return {"": pooled(self.moments.values())}
+        return {"": together(self.moments)}
 
     def singles(self, names: Sequence[str]) -> Spread:
         """Return the estimates of targets."""
@@ -263,7 +263,7 @@ def _stratified(
 
     A logger of one row takes the covariance of all rows; such loggers err together.
     """
-    overall = pooled(moments.values())
+    overall = together(moments)
     if overall.count <= overall.ddof:
         raise RefusedError("one-row", "one row shows no spread: collect more to compare")
     sources = [

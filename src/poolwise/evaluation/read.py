@@ -42,7 +42,7 @@ from poolwise.intervals.guarantees import (
 from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.cells import by_logger
-from poolwise.moments.moments import selected_each
+from poolwise.moments.moments import PooledLoggers, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.request import Request, Served
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.moments import MomentsByLogger
 
 T = TypeVar("T")
 NOTHING = Needs()
@@ -150,9 +150,9 @@ class Answers:
     findings: tuple[Finding, ...]
     apart: Answers | None = None
 
-    def view(self, target: str) -> dict[str, Moments]:
+    def view(self, target: str) -> PooledLoggers:
         """Return one target's moments, with the tails and histograms of its weights."""
-        view = {i: self.splits[target].whole[i] for i in self.loggers}
+        view = PooledLoggers((i, self.splits[target].whole[i]) for i in self.loggers)
         bound = {t: t.bind(target) for t in (WEIGHT, BALANCED_WEIGHT)}
         for i in view.keys() & self.whole.keys():
             whole = self.whole[i]

@@ -15,7 +15,7 @@ from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean
 from poolwise.intervals.smoothed import smoothed_interval, smoothed_needs
 from poolwise.intervals.student import check_level
 from poolwise.moments.blocks import Payoff
-from poolwise.moments.moments import pooled
+from poolwise.moments.moments import together
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -106,15 +106,15 @@ def from_moments(
         limits = lower, upper
         return smoothed_interval(view, limits, level, sides, crossed=log.crossed), ()
     reward, weight = _pair(crossed=log.crossed)
-    together = pooled(view.values())
+    whole = together(view)
     if method == "likelihood":
-        sums = _sums(together, reward, weight)
+        sums = _sums(whole, reward, weight)
         limits = lower, upper
         return euclidean_likelihood(sums, level, reward_range=limits, sides=sides), ()
     heaviest = max(m.max(weight) for m in view.values())
     width = heaviest * max(upper, 0.0) - heaviest * min(lower, 0.0)
-    mean, variance = together.mean(reward), together.var(reward)
-    interval = empirical_bernstein(mean, variance, together.count, width, level, sides)
+    mean, variance = whole.mean(reward), whole.var(reward)
+    interval = empirical_bernstein(mean, variance, whole.count, width, level, sides)
     return interval, (_observed_only(heaviest),)
 
 
@@ -169,11 +169,11 @@ def payoffs_of(target: str, limits: tuple[float, float]) -> tuple[Payoff, Payoff
     return Payoff(target, base, 1.0, scale), Payoff(target, largest, -1.0, scale)
 
 
-def _sums(together: Moments, reward: Term, weight: Term) -> WeightSums:
+def _sums(whole: Moments, reward: Term, weight: Term) -> WeightSums:
     """Return the six sums of the likelihood, from means and scatter."""
-    count = together.count
-    scatter = together.scatter_of([weight, reward])
-    w, z = together.mean(weight), together.mean(reward)
+    count = whole.count
+    scatter = whole.scatter_of([weight, reward])
+    w, z = whole.mean(weight), whole.mean(reward)
     return WeightSums(
         count=count,
         weight=count * w,

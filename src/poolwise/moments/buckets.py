@@ -19,7 +19,7 @@ import numpy as np
 
 from poolwise.errors import RefusedError
 from poolwise.moments.estimate import value_of
-from poolwise.moments.moments import Moments, MomentsByLogger, Resample, means_in, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, PooledLoggers, means_in, pooled
 
 if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray
@@ -32,15 +32,15 @@ ROUNDING = 1e-24  # relative to the squared value: a smaller variance is roundin
 Buckets = Sequence[MomentsByLogger]
 
 
-def pooled_buckets(buckets: Buckets) -> dict[str, Moments]:
+def pooled_buckets(buckets: Buckets) -> PooledLoggers:
     """Return the moments of each logger over all buckets."""
     loggers = dict.fromkeys(i for bucket in buckets for i in bucket)
-    return {i: pooled(b[i] for b in buckets if i in b) for i in loggers}
+    return PooledLoggers((i, pooled(b[i] for b in buckets if i in b)) for i in loggers)
 
 
 def resampled(
     buckets: Buckets, times: FloatArray, whole: MomentsByLogger | None = None
-) -> Iterator[Resample]:
+) -> Iterator[PooledLoggers]:
     """Yield the moments of each resample, scaled to the full number of rows.
 
     Loggers absent from a resample keep their full-sample moments.
@@ -53,7 +53,7 @@ def resampled(
     whole = pooled_buckets(buckets) if whole is None else whole
     columns = [_samples([b.get(i) for b in buckets], m, times) for i, m in whole.items()]
     for sample in zip(*columns, strict=True):
-        yield Resample(zip(whole, sample, strict=True))
+        yield PooledLoggers(zip(whole, sample, strict=True))
 
 
 def stacked(
@@ -121,12 +121,12 @@ class Split:
     buckets: Buckets
 
     @cached_property
-    def whole(self) -> dict[str, Moments]:
+    def whole(self) -> PooledLoggers:
         """Moments of each logger over all buckets."""
         return pooled_buckets(self.buckets)
 
     @cached_property
-    def without_each(self) -> list[Resample]:
+    def without_each(self) -> list[PooledLoggers]:
         """Moments with one bucket left out, for each bucket."""
         return list(resampled(self.buckets, 1.0 - np.eye(len(self.buckets)), self.whole))
 
@@ -143,7 +143,7 @@ class Split:
                 shifts[present, k] = share[:, None] * (whole.means_of(terms) - means)
         return shifts.reshape(len(self.buckets), -1)
 
-    def drawn(self, rng: np.random.Generator, samples: int) -> Iterator[Resample]:
+    def drawn(self, rng: np.random.Generator, samples: int) -> Iterator[PooledLoggers]:
         """Yield the moments of buckets drawn with replacement."""
         size = len(self.buckets)
         times = rng.multinomial(size, np.full(size, 1 / size), size=samples)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.moments.moments import Moments, MomentsByLogger, means_in, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, means_in, together
 from poolwise.moments.terms import Term
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _lent(moments: MomentsByLogger) -> MomentsByLogger:
     alone = {i for i, m in moments.items() if m.count <= m.ddof}
     if not alone:
         return moments
-    overall = pooled(moments.values())
+    overall = together(moments)
     return {i: overall if i in alone else m for i, m in moments.items()}
 
 

@@ -103,8 +103,16 @@ class Moments:
 
     def cov(self, left: Term, right: Term) -> float:
         """Return the covariance of two terms within one row; infinite if rows are too few."""
-        value = float(self.scatter_of([left, right])[0, 1])
+        value = self._product(left, right)
         return value / (self.count - self.ddof) if self.count > self.ddof else math.inf
+
+    def _product(self, left: Term, right: Term) -> float:
+        """Return one number of the scatter."""
+        row, column, size = self._index[left], self._index[right], len(self.scatter)
+        value = math.nan if max(row, column) >= size else float(self.scatter[row, column])
+        if math.isnan(value):
+            raise KeyError((left, right))
+        return value
 
     def covariance(self, terms: Sequence[Term]) -> FloatArray:
         """Return the covariance matrix of these terms, shape (len(terms), len(terms))."""
@@ -125,7 +133,7 @@ class Moments:
 
     def mean_square(self, term: Term) -> float:
         """Return the mean of the squared term."""
-        return float(self.scatter_of([term])[0, 0]) / self.count + self.mean(term) ** 2
+        return self._product(term, term) / self.count + self.mean(term) ** 2
 
     def effective(self, term: Term) -> float:
         r"""Return the effective sample size $(\sum w)^2 / \sum w^2$ of a term $w$."""
@@ -282,8 +290,8 @@ def pooled(groups: Iterable[Moments]) -> Moments:
     )
 
 
-class Resample(dict[str, Moments]):
-    """Moments of each logger in one sample, pooled once for all estimators."""
+class PooledLoggers(dict[str, Moments]):
+    """Moments of each logger, pooled once for all estimators."""
 
     @cached_property
     def together(self) -> Moments:
@@ -293,7 +301,7 @@ class Resample(dict[str, Moments]):
 
 def together(moments: MomentsByLogger) -> Moments:
     """Return the moments of all loggers together."""
-    return moments.together if isinstance(moments, Resample) else pooled(moments.values())
+    return moments.together if isinstance(moments, PooledLoggers) else pooled(moments.values())
 
 
 def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:

@@ -34,7 +34,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,9 +72,12 @@ class Factor:
         return replace(self, target=target) if self.name in OF_TARGET else self
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, eq=False)
 class Term:
     """A product of row columns.
+
+    Terms of the same factors are one object: terms are looked up thousands of times, and
+    Python finds an object faster than its content.
 
     Attributes:
         factors: Row columns in sorted order, so that equal products are equal terms.
@@ -80,15 +85,18 @@ class Term:
 
     factors: tuple[Factor, ...]
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.factors)
+    def __new__(cls, factors: tuple[Factor, ...]) -> Self:
+        with _lock:
+            term = _terms.get(factors)
+            if term is None:
+                term = _terms[factors] = super().__new__(cls)
+        return term
 
-    def __hash__(self) -> int:
-        return self._hash  # cached: terms are looked up thousands of times
+    def __lt__(self, other: Term) -> bool:
+        return self.key < other.key
 
     def __reduce__(self) -> tuple[type[Term], tuple[object, ...]]:
-        return Term, (self.factors,)  # without the hash, which differs between processes
+        return Term, (self.factors,)  # so that a copy is the same object
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -108,6 +116,10 @@ class Term:
     def bind(self, target: str) -> Term:
         """Return the term of one target among several."""
         return Term(tuple(sorted(f.bind(target) for f in self.factors)))
+
+
+_terms: WeakValueDictionary[tuple[Factor, ...], Any] = WeakValueDictionary()
+_lock = Lock()
 
 
 @lru_cache(MOST_CACHED)
