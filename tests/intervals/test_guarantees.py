@@ -22,6 +22,7 @@ from poolwise.intervals.guarantees import (
     refuse_adaptive,
     refuse_outside,
 )
+from poolwise.intervals.smoothed import smoothed_interval, smoothed_needs
 from poolwise.moments.blocks import Blocks, BlockSums, Payoff, Settled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -170,6 +171,17 @@ def test_bernstein_and_likelihood_take_the_sums_of_the_rows(
     assert (interval.level, findings) == (0.9, ())
 
 
+@pytest.mark.parametrize("crossed", [True, False])
+def test_smoothing_takes_the_weights_of_the_log(*, crossed: bool) -> None:
+    needs = guarantee_needs(plain_log(), "smoothed", crossed=crossed)
+    assert needs.means == smoothed_needs((-1.0, 4.0), crossed=crossed).means
+    view = {"a": group({t: [4 + k / 8, 4 + k / 4] * 3 for k, t in enumerate(needs.means)})}
+    log = plain_log(crossed=crossed)
+    interval = smoothed_interval(view, (-1.0, 4.0), 0.9, "lower", crossed=crossed)
+    assert from_moments("smoothed", view, log, 0.9, "lower") == (interval, ())
+    assert interval.lower > -1.0
+
+
 @pytest.mark.parametrize(
     ("limits", "width"), [((1.0, 4.0), 8.0), ((-3.0, -1.0), 6.0), ((-1.0, 4.0), 10.0)]
 )
@@ -197,7 +209,7 @@ def test_bounds_for_fixed_policies_are_refused_where_they_learned(
     method: str, period: str | None, trained: tuple[str, ...], *, crossed: bool, forbidden: bool
 ) -> None:
     log = plain_log(period=period, crossed=crossed)
-    with pytest.raises(UsageError) if forbidden else nullcontext():
+    with refused(UsageError) if forbidden else nullcontext():
         refuse_adaptive(method, log, trained)
 
 

@@ -193,8 +193,16 @@ def test_a_direction_is_drawn_and_its_largest_coordinate_counts() -> None:
     assert distribution.furthest == pytest.approx(
         abs(drawn).max() / math.hypot(*drawn), rel=1e-12
     )
-    with pytest.raises(UsageError):
+    with refused(UsageError):
         max_t(np.eye(2), np.random.default_rng(1), draws=0)
+
+
+def test_directions_are_drawn_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = max_t(np.eye(2), np.random.default_rng(1), draws=5)
+    for cells in (1, 6, 10):  # batches of 1, 3 and 5 directions
+        monkeypatch.setattr("poolwise.intervals.simultaneous.CELLS", cells)
+        parts = max_t(np.eye(2), np.random.default_rng(1), draws=5)
+        assert parts.furthest.tolist() == whole.furthest.tolist()
 
 
 def test_a_factor_gives_the_correlation_of_candidates_that_vary() -> None:
@@ -203,6 +211,9 @@ def test_a_factor_gives_the_correlation_of_candidates_that_vary() -> None:
     assert factor @ factor.T == pytest.approx(np.array([[1.0, 0.5], [0.5, 1.0]]), rel=1e-12)
     assert factor_of(np.array([[9.0, 6.0], [6.0, 4.0]])).shape == (2, 1)
     assert factor_of(np.zeros((2, 2))).shape == (0, 0)
+    # eigenvalues 1e-10 and 2, then 3e-10 and 2; below 1e-10 of the largest is rounding
+    ranks = [factor_of(np.array([[1.0, 1 - e], [1 - e, 1.0]])).shape[1] for e in (1e-10, 3e-10)]
+    assert ranks == [1, 2]
     for bad in ([1.0], [[1.0, 0.0]], [[math.nan]], [[1.0, math.inf], [0.0, 1.0]], [[-1.0]]):
         with pytest.raises(UsageError):
             factor_of(np.array(bad))
@@ -215,10 +226,11 @@ def test_limits_are_multiples_of_the_error_on_each_side() -> None:
 
 
 def test_students_multiples_have_the_tail_of_a_normal_one() -> None:
-    # one degree of freedom: the quantile is a tangent; infinitely many: the normal one
-    freedom = np.array([1.0, math.inf])
-    tangent = math.tan(math.pi * (0.5 - float(special.ndtr(-1.96))))
+    # one degree of freedom: the quantile is a tangent; two: (1 - 2p) / √(2p (1 - p));
+    # infinitely many: the normal one
+    freedom, p = np.array([1.0, 2.0, math.inf]), float(special.ndtr(-1.96))
+    tangent, two = math.tan(math.pi * (0.5 - p)), (1 - 2 * p) / math.sqrt(2 * p * (1 - p))
     multiples = student_multiples(1.96, freedom)
-    assert multiples == pytest.approx([tangent, 1.96], rel=1e-12)
-    ratios = np.array([-tangent, 1.96])
-    assert student_scores(ratios, freedom) == pytest.approx([1.96, 1.96], rel=1e-12)
+    assert multiples == pytest.approx([tangent, two, 1.96], rel=1e-12)
+    ratios = np.array([-tangent, two, 1.96])
+    assert student_scores(ratios, freedom) == pytest.approx([1.96] * 3, rel=1e-12)

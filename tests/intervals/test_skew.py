@@ -28,15 +28,40 @@ from poolwise.intervals.skew import (
     reach_of,
     root,
     shaped_interval,
+    without_rewards,
 )
-from poolwise.intervals.student import Limits, student
-from poolwise.moments.linear import Score
+from poolwise.intervals.student import BOUNDED, Limits, student, student_interval
+from poolwise.moments.estimate import Estimate, student_quantile
+from poolwise.moments.linear import Fit, Linear, Score
 from poolwise.moments.moments import pooled
-from poolwise.moments.shape import cumulants, powers_of_estimate, pull_of, shape_of, units_of
+from poolwise.moments.shape import (
+    Powers,
+    Shape,
+    cube,
+    cumulants,
+    powers_of_estimate,
+    pull_of,
+    shape_of,
+    units_of,
+)
 from poolwise.moments.tallies import add_slices, slice_rows
-from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, unite
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    PERIOD_RESIDUAL,
+    PERIOD_REWARD,
+    PERIOD_WEIGHT,
+    PREDICTED_VALUE,
+    REWARD,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+    ratio,
+    unite,
+)
 
 if TYPE_CHECKING:
+    from poolwise.intervals.student import Sides
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import Moments
 
@@ -428,3 +453,195 @@ def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
         value = linear.value(moments)
         end = value - reach.below if value > 0 else value + reach.above
         assert end == pytest.approx(0.0, abs=1e-10 * abs(value))
+
+
+# ---------------------------------------- worked out by hand
+
+ALPHA = 0.05
+NORMAL = student_quantile(0.95, math.inf)
+
+
+def estimate_of(variance: float, *, adapted: bool = False, freedom: float = 30.0) -> Estimate:
+    linear = Linear({}, inflation=1.25, adapted=adapted)
+    return Estimate(2.0, variance, {}, freedom=freedom, linear=linear)
+
+
+def powers_like(kurtosis: float, largest: float = 6.0) -> Powers:
+    """Powers of 10 rows, of which 4 have rewards."""
+    reward = np.array([4.0, 4.0, 8.0, 16.0, 16 * kurtosis, 9.0])
+    weight = np.array([10.0, 6.0, 12.0, 30.0])
+    return Powers(10, reward, weight, np.array([4.0, 3.0, 4.0, 8.0, 16.0, largest]))
+
+
+def far(skew: float, student: float) -> float:
+    """The root of d² = t² (1 + z skew d / t)."""
+    half = NORMAL * skew / 2
+    return student * (half + math.sqrt(1 + half**2))
+
+
+def hall(skew: float, student: float) -> float:
+    return 3 / skew * (math.cbrt(1 + skew * (student - skew / 6)) - 1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_reach_of_a_shape(sign: int) -> None:
+    shape = Shape(sign * 0.8, 0.9, 4.0)
+    student = student_quantile(0.95, 2 / (0.9 - 0.64))  # freedom by the kurtosis
+    reach = reach_of(estimate_of(0.45), shape, None, ALPHA)
+    error = math.sqrt(0.45 * 4)
+    near, wide = error * hall(0.8, student), error * far(0.8, student)
+    expected = (near, wide) if sign > 0 else (wide, near)
+    assert (reach.below, reach.above) == pytest.approx(expected, rel=1e-12)
+    # an estimate whose shares fell with the rewards is not lower than Student's
+    reach = reach_of(estimate_of(0.45, adapted=True), shape, None, ALPHA)
+    both = (error * student, wide) if sign > 0 else (wide, error * student)
+    assert (reach.below, reach.above) == pytest.approx(both, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kurtosis", "heavy"), [(10.0, 0.5), (4.0, 0.0), (7.5, 0.25), (15.0, 1.0), (90.0, 1.0)]
+)
+def test_heavy_rewards_count_one_more_row_like_the_largest(
+    kurtosis: float, heavy: float
+) -> None:
+    # a variance of 0.36 without the inflation: the largest row of 6 / 10 is one error
+    reach = reach_of(estimate_of(0.45), Shape(0.8, 0.9, 1.0), powers_like(kurtosis), ALPHA)
+    student = student_quantile(0.95, 2 / (0.9 - (1 - heavy / 2) * 0.64))
+    skew = (0.8 + heavy) / (1 + heavy) ** 1.5
+    # two ghosts with rewards of 1, 2, 4 on average, and weights of 0.6, 1.2, 3
+    rise = [(3 + 1.2) / 3, (4 + 4.8) / 4, (8 + 24.0) / 8]
+    spread, tilt = rise[1] / rise[0], rise[2] / rise[1]
+    rare = math.sqrt(spread) * far(skew * tilt / math.sqrt(spread), student)
+    assert rare > far(skew, student)
+    expected = math.sqrt(0.45 * (1 + heavy)) * rare
+    assert reach.above == pytest.approx(expected, rel=1e-12)
+    assert reach.below == pytest.approx(math.sqrt(0.45) * hall(0.8, student), rel=1e-12)
+
+
+def test_ghosts_never_shorten_the_interval() -> None:
+    few = replace(powers_like(4.0), weight=np.array([10.0, 6.0, 1e-3, 1e-6]))
+    none = replace(powers_like(4.0), reward=np.zeros(6))
+    vast = replace(powers_like(4.0), reward=np.array([4.0, 4.0, *[math.inf] * 3, 9.0]))
+    alone = reach_of(estimate_of(0.45), Shape(0.8, 0.9), None, ALPHA)
+    wide = reach_of(estimate_of(0.45), Shape(0.8, 0.9), powers_like(4.0), ALPHA)
+    # a large row counts only where rewards are heavy
+    assert reach_of(estimate_of(0.45), Shape(0.8, 0.9), powers_like(4.0, 1e200), ALPHA) == wide
+    for powers in (few, none, vast):
+        with np.errstate(all="raise"):
+            reach = reach_of(estimate_of(0.45), Shape(0.8, 0.9), powers, ALPHA)
+        assert (reach.below, reach.above) == pytest.approx((alone.below, alone.above))
+
+
+@pytest.mark.parametrize(("sides", "tail"), [("two", 0.05), ("upper", 0.1), ("lower", 0.1)])
+def test_without_rewards_the_limit_has_the_weights(sides: Sides, tail: float) -> None:
+    powers = replace(powers_like(4.0), reward=np.zeros(6))
+    normal = student_quantile(1 - tail, math.inf)
+    upper = normal**2 * (30 / 12) * 3.0 / 40
+    interval = without_rewards(powers, Limits(40, (0.0, 3.0)), 0.9, sides)
+    expected = (-math.inf if sides == "upper" else 0.0, math.inf if sides == "lower" else upper)
+    assert (interval.lower, interval.upper) == pytest.approx(expected, rel=1e-12)
+    assert interval.level == 0.9
+    for rows, weights, limits, end in (
+        (1, powers.weight, (0.0, 3.0), 3.0),  # no larger than the largest reward
+        (40, np.zeros(4), (0.0, 3.0), 3.0),
+        (40, np.array([1.0, 1.0, 0.5, 0.25]), (0.0, 1.0), normal**2 * 0.5 / 40),
+        (40, powers.weight, None, math.inf),
+    ):
+        known = without_rewards(
+            replace(powers, weight=weights), Limits(rows, limits), 0.9, "two"
+        )
+        if sides == "two":
+            assert (known.lower, known.upper) == pytest.approx((0.0, end), rel=1e-12)
+
+
+def test_rows_that_do_not_vary_have_the_interval_of_their_limits() -> None:
+    empty = replace(powers_like(4.0), reward=np.zeros(6))
+    limits, estimate = Limits(40, (0.0, 3.0)), estimate_of(0.0)
+    found = shaped_interval(estimate, None, empty, 0.9, limits)
+    assert found == (without_rewards(empty, limits, 0.9, "two"), (BOUNDED,))
+    upper = shaped_interval(estimate, None, empty, 0.9, limits, "upper")
+    assert upper == (without_rewards(empty, limits, 0.9, "upper"), (BOUNDED,))
+    plain = student_interval(estimate, 0.9, limits)
+    for powers in (None, powers_like(4.0), replace(empty, own=False)):
+        assert shaped_interval(estimate, None, powers, 0.9, limits) == plain
+    for other in (Limits(40, (-1.0, 3.0)), Limits(40)):
+        expected = student_interval(estimate, 0.9, other)
+        assert shaped_interval(estimate, None, empty, 0.9, other) == expected
+    few = replace(estimate, variance=math.inf)
+    assert shaped_interval(few, Shape(), None, 0.9, limits) == student_interval(
+        few, 0.9, limits
+    )
+
+
+@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
+def test_an_interval_has_the_reach_of_its_shape(sides: Sides) -> None:
+    estimate, shape, powers = estimate_of(0.45), Shape(0.8, 0.9, 1.5), powers_like(10.0)
+    assert shaped_interval(estimate, None, powers, 0.9, FREE, sides) == (
+        student(estimate, 0.9, sides),
+        (),
+    )
+    reach = reach_of(estimate, shape, powers, 0.05 if sides == "two" else 0.1)
+    interval, findings = shaped_interval(estimate, shape, powers, 0.9, FREE, sides)
+    lower, upper = 2.0 - reach.below, 2.0 + reach.above
+    ends = (-math.inf if sides == "upper" else lower, math.inf if sides == "lower" else upper)
+    assert (interval.lower, interval.upper, interval.level, findings) == (*ends, 0.9, ())
+    within = replace(FREE, reward_range=(1.5, 2.5))
+    cut, _ = shaped_interval(estimate, shape, powers, 0.9, within, sides)
+    ends = (-math.inf if sides == "upper" else 1.5, math.inf if sides == "lower" else 2.5)
+    assert (cut.lower, cut.upper) == ends
+
+
+def test_needs_of_intervals() -> None:
+    balanced = Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT),))
+    needs = interval_needs(balanced, ("a", "b", "c"))
+    assert set(needs.slices) == {BALANCED_REWARD, BALANCED_WEIGHT, ratio("a"), ratio("b")}
+    assert (needs.means, needs.groups) == ((cube(BALANCED_WEIGHT),), ((BALANCED_WEIGHT,),))
+    assert needs.powers == (REWARD, BALANCED_REWARD)
+    assert set(interval_needs(balanced).slices) == {BALANCED_REWARD, BALANCED_WEIGHT}
+    crowd = tuple(map(str, range(1000)))  # too many for a column each
+    assert set(interval_needs(balanced, crowd).slices) == {BALANCED_REWARD, BALANCED_WEIGHT}
+    own = Needs(groups=((WEIGHTED_REWARD,),))
+    alone, crossed = interval_needs(own), interval_needs(own, ("a", "b"))
+    assert set(alone.slices) == set(crossed.slices) == {WEIGHTED_REWARD, WEIGHT}
+    assert (alone.means, alone.groups) == ((cube(WEIGHT),), ((WEIGHT,),))
+    assert alone.powers == (REWARD, WEIGHTED_REWARD)
+    assert (crossed.means, crossed.groups) == ((cube(BALANCED_WEIGHT),), ((BALANCED_WEIGHT,),))
+    assert crossed.powers == (REWARD, BALANCED_REWARD)
+    assert interval_needs(Needs(groups=((REWARD,),))) == Needs(slices=(REWARD,))
+
+
+def test_columns_of_which_the_mean_is_known() -> None:
+    column = Score({BALANCED_WEIGHT: 1.0}, -1.0)
+    for within in (True, False):
+        fit = Fit(Score({REWARD: 1.0}), (column,), within=within)
+        assert known_columns(Linear({}, fit=fit), {}) == ((column,), within)
+    for term, weight in (
+        (WEIGHTED_REWARD, WEIGHT),
+        (PERIOD_REWARD, PERIOD_WEIGHT),
+        (PERIOD_RESIDUAL, PERIOD_WEIGHT),
+    ):
+        linear = Linear({"a": {PREDICTED_VALUE: 1.0}, "b": {term: 1.0}})
+        assert known_columns(linear, {}) == ((Score({weight: 1.0}, -1.0),), True)
+    assert known_columns(Linear({"a": {REWARD: 1.0}}), {}) == ((), True)
+
+
+def test_a_root_is_searched_within_fifty_starts() -> None:
+    assert root(lambda x: x - 30, 1.0) == pytest.approx(30, rel=1e-12)
+    assert root(lambda x: x - 60, 2.0) == pytest.approx(60, rel=1e-12)
+    assert root(lambda x: x - 33, 1.0) == root(lambda x: x - 32, 1.0) == math.inf
+    assert root(lambda x: x - 25, 0.5) == math.inf
+
+
+@pytest.mark.parametrize("power", [2, 5, 9])
+@pytest.mark.parametrize("bent", [False, True])
+def test_an_end_that_stays_counts_half(power: int, *, bent: bool) -> None:
+    values = []
+
+    def function(x: float) -> float:
+        values.append(x)
+        return 0.5 - (1 - x) ** power if bent else x**power - 0.5
+
+    exact = 0.5 ** (1 / power)
+    assert root(function, 1.0) == pytest.approx(1 - exact if bent else exact, abs=1e-12)
+    assert len(values) <= 20
+    assert values[:2] == [0.0, 1.0]

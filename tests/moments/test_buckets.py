@@ -331,7 +331,7 @@ def test_gaps_of_rounding_are_no_variance(value: float) -> None:
 def test_a_logger_of_one_bucket_is_refused_unless_it_has_few_rows() -> None:
     single, both = {"a": [1.0, 2.0]}, {"a": [1.0, 2.0] * 24 + [1.0], "b": [3.0]}
     for split in (rewards(single), rewards(single | {"b": [1.0]}, single)):
-        with pytest.raises(RefusedError) as refusal:
+        with refused(RefusedError) as refusal:
             jackknife(MEAN, split)
         assert refusal.value.code == "one-cluster"
     # one of 100 rows is few, and one of 99 is not

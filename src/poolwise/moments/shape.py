@@ -17,7 +17,7 @@ import numpy as np
 from poolwise.moments.buckets import stacked
 from poolwise.moments.linear import NULL_COLUMN
 from poolwise.moments.tallies import added_powers, slice_rows
-from poolwise.moments.terms import BALANCED_REWARD, REWARD, Term
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, Term
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,10 +92,9 @@ def cumulants(units: FloatArray) -> FloatArray:
 
 def _total(strata: Sequence[FloatArray]) -> FloatArray:
     """Return the cumulants of a sum of units in several strata."""
-    squares = [units**2 for units in strata]
     sums = [
         [each.sum(axis=-1) for each in (square, square * units, square**2)]
-        for units, square in zip(strata, squares, strict=True)
+        for units, square in ((units, units**2) for units in strata)
     ]
     powers = np.moveaxis(np.array(sums), 0, -1)  # strata on the last axis
     sizes = np.array([units.shape[-1] for units in strata])
@@ -358,13 +357,15 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     rows.  Weights against the row's own logger take the powers of balanced ones if the
     pass has only these.
     """
-    terms = {t for parts in linear.parts.values() for t in parts if weight_of(t)}
-    if len(terms) != 1:
+    used = {t for parts in linear.parts.values() for t in parts}
+    weighted_terms = {t: w for t in used if (w := weight_of(t)) is not None}
+    if len(weighted_terms) != 1:
         return None
-    own = terms.pop()
-    term = own if _has_powers(own, moments) else BALANCED_REWARD
-    weight = weight_of(term)
-    if weight is None or not _has_powers(term, moments):
+    ((own, weight),) = weighted_terms.items()
+    term = own
+    if not _has_powers(own, weight, moments):
+        term, weight = BALANCED_REWARD, BALANCED_WEIGHT
+    if not _has_powers(term, weight, moments):
         return None
     groups = list(moments.values())
     counts = np.array([m.count for m in groups])
@@ -381,11 +382,9 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     return Powers(int(counts.sum()), reward, weights.sum(axis=0), weighted, own == term)
 
 
-def _has_powers(term: Term, moments: MomentsByLogger) -> bool:
+def _has_powers(term: Term, weight: Term, moments: MomentsByLogger) -> bool:
     """Test if all loggers have the powers of a weighted reward and the cubes of its weight."""
-    weight = weight_of(term)
-    of_weight = () if weight is None else (cube(weight),)
-    return all(term in m.powers and all(map(m.has, of_weight)) for m in moments.values())
+    return all(term in m.powers and m.has(cube(weight)) for m in moments.values())
 
 
 def weight_of(term: Term) -> Term | None:
