@@ -10,9 +10,10 @@ import pytest
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised, supported_columns
 from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.ips import Balanced, Weighted, require_crossed, with_divergences
+from poolwise.estimators.ips import Balanced, Weighted, with_divergences
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, Tuned, shrink_findings, tuned
+from poolwise.moments.estimate import require_crossed
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,

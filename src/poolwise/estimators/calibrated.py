@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.estimators.ips import as_naive, require_crossed
-from poolwise.moments.estimate import Estimate, estimated, stratified
+from poolwise.moments.estimate import Estimate, estimated, require_crossed, stratified
 from poolwise.moments.linear import NULL_COLUMN, Fit, Linear, Score, by_count, ratio_score
 from poolwise.moments.moments import together
 from poolwise.moments.terms import (
@@ -143,7 +142,7 @@ class Calibrated:
     def estimate(self, moments: MomentsByLogger) -> Estimate:
         first = next(iter(moments.values()))
         if not first.has(BALANCED_REWARD):
-            return as_naive(moments, AS_NAIVE)
+            return stratified(moments, WEIGHTED_REWARD, findings=(AS_NAIVE,))
         controls, within, findings = self.controls(moments)
         outcome = Score({BALANCED_REWARD: 1.0})
         estimate = regressed(moments, outcome, controls, within=within)

@@ -21,7 +21,7 @@ from poolwise.estimators.divergences import (
     with_variance,
 )
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import Estimate, stratified, stratified_mean
+from poolwise.moments.estimate import Estimate, require_crossed, stratified, stratified_mean
 from poolwise.moments.linear import (
     Linear,
     row_variances,
@@ -108,18 +108,6 @@ class Balanced:
         return stratified_mean(moments, self._term)
 
 
-def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:
-    """Raise RefusedError if the log has no cross-propensities."""
-    if not crossed:
-        raise RefusedError(
-            f"{name}-refused",
-            f"{name} requires the probability of each row's action under every logger, not "
-            f"only under its own. Give `propensities` (--propensities) for "
-            f"{', '.join(map(repr, loggers))}: a column, an expression or a policy for each; "
-            "or estimate the mixture from `context` with Log(estimate_mixture=True).",
-        )
-
-
 @dataclass(frozen=True)
 class Weighted:
     r"""IPS per logger, combined with the shares that minimise the variance.
@@ -190,7 +178,7 @@ class Weighted:
         if crossed:
             estimate = with_divergences(moments, pooled_divergences(moments))
             return _with_row_errors(moments, estimate)
-        return as_naive(moments, OWN_ONLY)
+        return stratified(moments, WEIGHTED_REWARD, findings=(OWN_ONLY,))
 
     def value(self, moments: MomentsByLogger) -> float:
         if self.divergence in {"auto", "pooled"} and _crossed(moments):
@@ -272,7 +260,8 @@ def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
         if m.count <= m.ddof or not own[i] > ROUNDING * m.mean(WEIGHTED_REWARD) ** 2
     ]
     if flat:
-        return as_naive(moments, _no_spread(flat, moments))
+        findings = (_no_spread(flat, moments),)
+        return stratified(moments, WEIGHTED_REWARD, findings=findings)
     share = shares({i: m.count / own[i] for i, m in moments.items()})
     plain = stratified(moments, WEIGHTED_REWARD, share)
     if any(m.ddof == 0 for m in moments.values()):
@@ -284,11 +273,6 @@ def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
         variance = plain.variance * (1 + 4 * lost)
     estimate = with_variance(plain, moments, variance, plain.freedom)
     return replace(estimate, findings=(OWN_SHARES,))
-
-
-def as_naive(moments: MomentsByLogger, finding: Finding) -> Estimate:
-    """Return the naive estimate, with the finding that says why."""
-    return replace(stratified(moments, WEIGHTED_REWARD), findings=(finding,))
 
 
 OWN_ONLY = Finding(

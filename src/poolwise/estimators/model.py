@@ -24,9 +24,9 @@ from poolwise.estimators.calibrated import (
     uncovered,
 )
 from poolwise.estimators.divergences import FLOOR, Differences, supported
-from poolwise.estimators.ips import OWN_ONLY, Balanced, require_crossed, with_divergences
+from poolwise.estimators.ips import OWN_ONLY, Balanced, with_divergences
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import Estimate, estimated, stratified
+from poolwise.moments.estimate import Estimate, estimated, require_crossed, stratified
 from poolwise.moments.linear import Score
 from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import (

@@ -16,7 +16,6 @@ from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.provenance import HONEST
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import ALL, by_default
-from poolwise.estimators.ips import require_crossed
 from poolwise.estimators.model import with_mixture
 from poolwise.estimators.period import PeriodBalanced
 from poolwise.intervals.guarantees import GUARANTEES, Guarantee, known_range
@@ -24,6 +23,7 @@ from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.log.adapters import as_policy
 from poolwise.log.policy import expression_of
+from poolwise.moments.estimate import require_crossed
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.reward_model import model_extra
 from poolwise.rows.roles import NOTHING

@@ -19,7 +19,8 @@ import numpy as np
 
 from poolwise.errors import RefusedError
 from poolwise.moments.estimate import value_of
-from poolwise.moments.moments import Moments, MomentsByLogger, PooledLoggers, means_in, pooled
+from poolwise.moments.linear import stacked
+from poolwise.moments.moments import Moments, MomentsByLogger, PooledLoggers, pooled
 
 if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray
@@ -54,16 +55,6 @@ def resampled(
     columns = [_samples([b.get(i) for b in buckets], m, times) for i, m in whole.items()]
     for sample in zip(*columns, strict=True):
         yield PooledLoggers(zip(whole, sample, strict=True))
-
-
-def stacked(
-    buckets: Buckets, logger: str, terms: Sequence[Term]
-) -> tuple[list[int], FloatArray, FloatArray]:
-    """Return the buckets with rows of a logger, their rows, and their means of terms."""
-    present = [k for k, bucket in enumerate(buckets) if logger in bucket]
-    groups = [buckets[k][logger] for k in present]
-    counts = np.array([m.count for m in groups], dtype=np.float64)
-    return present, counts, means_in(groups, terms)
 
 
 def _samples(

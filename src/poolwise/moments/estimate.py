@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from poolwise.errors import RefusedError
 from poolwise.moments.linear import Linear, by_count
 from poolwise.text import with_error
 
@@ -73,6 +74,18 @@ class Estimator(Protocol):
     def estimate(self, moments: MomentsByLogger) -> Estimate: ...
 
 
+def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:
+    """Raise RefusedError if the log has no cross-propensities."""
+    if not crossed:
+        raise RefusedError(
+            f"{name}-refused",
+            f"{name} requires the probability of each row's action under every logger, not "
+            f"only under its own. Give `propensities` (--propensities) for "
+            f"{', '.join(map(repr, loggers))}: a column, an expression or a policy for each; "
+            "or estimate the mixture from `context` with Log(estimate_mixture=True).",
+        )
+
+
 def estimated(
     linear: Linear,
     moments: MomentsByLogger,
@@ -101,8 +114,12 @@ def stratified_mean(moments: MomentsByLogger, term: Term) -> float:
 
 
 def stratified(
-    moments: MomentsByLogger, term: Term, share: Mapping[str, float] | None = None
+    moments: MomentsByLogger,
+    term: Term,
+    share: Mapping[str, float] | None = None,
+    findings: tuple[Finding, ...] = (),
 ) -> Estimate:
     """Return the mean of a term, with these shares or those of the row counts."""
     share = by_count(moments) if share is None else share
-    return estimated(Linear({i: {term: share[i]} for i in moments}), moments, share)
+    linear = Linear({i: {term: share[i]} for i in moments})
+    return estimated(linear, moments, share, findings)

@@ -231,12 +231,21 @@ class Linear:
         """Return the sum that each bucket adds to the combination, centred."""
         sums = np.zeros(len(buckets))
         for i, parts in self.parts.items():
-            terms, present = list(parts), [k for k, b in enumerate(buckets) if i in b]
-            groups = [buckets[k][i] for k in present]
-            shares = np.array([m.count for m in groups]) / whole[i].count
-            gaps = means_in(groups, terms) - whole[i].means_of(terms)
-            sums[present] += shares * (gaps @ np.array(list(parts.values())))
+            terms = list(parts)
+            present, counts, means = stacked(buckets, i, terms)
+            gaps = (means - whole[i].means_of(terms)) @ np.array(list(parts.values()))
+            sums[present] += counts / whole[i].count * gaps
         return sums
+
+
+def stacked(
+    buckets: Sequence[MomentsByLogger], logger: str, terms: Sequence[Term]
+) -> tuple[list[int], FloatArray, FloatArray]:
+    """Return the buckets with rows of a logger, their rows, and their means of terms."""
+    present = [k for k, bucket in enumerate(buckets) if logger in bucket]
+    groups = [buckets[k][logger] for k in present]
+    counts = np.array([m.count for m in groups], dtype=np.float64)
+    return present, counts, means_in(groups, terms)
 
 
 def row_variance(moments: Moments, parts: Coefficients) -> float:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.moments.buckets import stacked
-from poolwise.moments.linear import NULL_COLUMN
+from poolwise.moments.linear import NULL_COLUMN, stacked
 from poolwise.moments.tallies import added_powers, slice_rows
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, Term
 
