@@ -23,13 +23,7 @@ from poolwise.moments.terms import (
     Factor,
     Term,
 )
-from poolwise.paper.enumeration import (
-    Combination,
-    LabelProblem,
-    Mix,
-    exact_fourth,
-    exact_moments,
-)
+from poolwise.paper.enumeration import LabelProblem, Mix, exact_fourth, exact_moments
 from poolwise.paper.panels import FIRST, RATIOS, SECOND, divergences, estimators
 
 if TYPE_CHECKING:
@@ -205,6 +199,7 @@ SIMULATED_ROWS = 2000  # of both logs together; a little less where their ratio 
 MOST_EXCESS = 1.0  # kurtosis of an estimate: below it, a z-score of its variance is near normal
 MOST_TIMES = 40  # largest factor by which logs are enlarged
 ESTIMATED = {"cv_loggers": "cv_loggers_estimated", "cv_target": "cv_target_estimated"}
+MIXED = ("balanced", *ESTIMATED)  # estimators over the mixture of the loggers
 TARGET_COLUMN = Score({BALANCED_WEIGHT: 1.0}, -1.0)
 
 
@@ -237,37 +232,27 @@ class ExactCell:
     Attributes:
         mix: Rows of each log.
         moments: Exact moments.
-        own_fourth: Fourth central moment of each logger's weighted reward.
-        mixed_fourth: Fourth central moments of the terms over the mixture: of balanced
-            and the two control-variate estimators, by logger.
+        fourth: Fourth central moments of one row, by estimator and logger.
     """
 
     mix: Mix
     moments: Mapping[str, Moments]
-    own_fourth: Mapping[str, float]
-    mixed_fourth: Mapping[str, Mapping[str, float]]
+    fourth: Mapping[str, Mapping[str, float]]
 
     def excess(self, name: str, shares: Mapping[str, float]) -> float:
         """Return the fourth cumulant of the estimate: the sum over its rows."""
-        own = name in {"naive", "weighted"}
-        fourth = self.own_fourth if own else self.mixed_fourth[name]
-        parts = {WEIGHTED_REWARD: 1.0} if own else self.parts(name)
         total = 0.0
         for logger, m in self.moments.items():
-            spread = row_variance(m, parts)
-            total += (
-                (shares[logger] / m.count) ** 4 * m.count * (fourth[logger] - 3 * spread**2)
+            cumulant = (
+                self.fourth[name][logger] - 3 * row_variance(m, self.fixed[name].parts) ** 2
             )
+            total += (shares[logger] / m.count) ** 4 * m.count * cumulant
         return total
-
-    def parts(self, name: str) -> Combination:
-        """Return the terms of a row of an estimator over the mixture."""
-        return {BALANCED_REWARD: 1.0} if name == "balanced" else self.fixed[name].parts
 
     @cached_property
     def fixed(self) -> dict[str, Score]:
-        """Both control-variate estimators at their optimal slopes."""
-        return controlled(self.moments)
+        """A row of each estimator, see `row_scores`."""
+        return row_scores(self.moments)
 
 
 def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
@@ -291,10 +276,13 @@ def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
     )
 
 
-def controlled(moments: MomentsByLogger) -> dict[str, Score]:
-    """Both control-variate estimators at their optimal slopes."""
-    loggers = list(logger_columns(moments).values())
+def row_scores(moments: MomentsByLogger) -> dict[str, Score]:
+    """Return a row of each estimator; control variates have their optimal slopes."""
+    own, loggers = Score({WEIGHTED_REWARD: 1.0}), list(logger_columns(moments).values())
     return {
+        "naive": own,
+        "weighted": own,
+        "balanced": Score({BALANCED_REWARD: 1.0}),
         "cv_loggers": optimal(moments, loggers),
         "cv_target": optimal(moments, [*loggers, TARGET_COLUMN]),
     }
@@ -304,16 +292,15 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
     """Return all cells of one first logger."""
     mixes = [mix_for(ratio) for ratio in ratios]
     moments = exact_moments(problem, mixes)
-    parts = [
-        [{BALANCED_REWARD: 1.0}, *(k.parts for k in controlled(m).values())] for m in moments
-    ]
+    parts = [[scores[name].parts for name in MIXED] for scores in map(row_scores, moments)]
     mixed, own = exact_fourth(problem, mixes, parts, moments)
     by_logger = dict(zip(problem.loggers, own.tolist(), strict=True))
+    alone = {"naive": by_logger, "weighted": by_logger}
     cells = []
     for mix, exact, fourth in zip(mixes, moments, mixed, strict=True):
-        columns = zip(("balanced", "cv_loggers", "cv_target"), fourth.T.tolist(), strict=True)
+        columns = zip(MIXED, fourth.T.tolist(), strict=True)
         by_name = {name: dict(zip(problem.loggers, c, strict=True)) for name, c in columns}
-        cells.append(enlarged(ExactCell(mix, exact, by_logger, by_name)))
+        cells.append(enlarged(ExactCell(mix, exact, alone | by_name)))
     return cells
 
 
@@ -334,8 +321,8 @@ def simulate_cell(
                 values[name].append(estimator.estimate(moments).value)
             elif len(values[ESTIMATED[name]]) < WITH_ESTIMATED:
                 values[ESTIMATED[name]].append(estimator.estimate(moments).value)
-        for name, score in exact.fixed.items():
-            values[name].append(score.over(moments).value(moments))
+        for name in ESTIMATED:
+            values[name].append(exact.fixed[name].over(moments).value(moments))
     truths = {name: estimator.estimate(exact.moments) for name, estimator in chosen.items()}
     rows = [compared(name, np.array(values[name]), e, exact) for name, e in truths.items()]
     return rows + [
