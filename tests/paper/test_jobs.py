@@ -13,13 +13,13 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
-ROWS: list[Row] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
+ROWS: list[CsvRow] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
 
 
 def job(key: str, seed: int, calls: list[int]) -> Job:
-    def compute() -> list[Row]:
+    def compute() -> list[CsvRow]:
         calls.append(seed)
         return ROWS
 

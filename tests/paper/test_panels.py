@@ -19,7 +19,7 @@ from poolwise.paper.panels import (
 from tests.support.synthetic import small_data
 
 if TYPE_CHECKING:
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")
 SLICE = 40  # test inputs: enough for every law, small enough for every day
@@ -34,7 +34,7 @@ def sliced(name: str) -> Dataset:
     )
 
 
-def laws(rows: list[Row]) -> None:
+def laws(rows: list[CsvRow]) -> None:
     """Check the laws in every cell."""
     assert [row["r"] for row in rows] == list(RATIOS)
     for row in rows:

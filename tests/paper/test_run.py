@@ -19,7 +19,7 @@ from tests.support.synthetic import save_as
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
 pytestmark = pytest.mark.slow
 LITTLE = Effort(
@@ -80,7 +80,7 @@ def test_verdicts_come_from_the_csv_files(written: Path) -> None:
 
 
 def test_a_large_z_score_is_no_match() -> None:
-    row: Row = {"data": "scene", "fraction": 0.02, "r": 1.0, "estimator": "naive"}
+    row: CsvRow = {"data": "scene", "fraction": 0.02, "r": 1.0, "estimator": "naive"}
     row |= {"replications": 500, "z_mean": 0.3, "z_variance": 4.5}
     *toy, found = claims({"simulation": [row]}, numbers())
     assert {row["figure"] for row in toy} == {0}
@@ -95,7 +95,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(
     out = tmp_path / "out"
     budget = iter(range(7))
 
-    def interrupted(job: Job, folder: Path) -> list[Row]:
+    def interrupted(job: Job, folder: Path) -> list[CsvRow]:
         if next(budget, None) is None:
             raise KeyboardInterrupt
         return rows(job, folder)

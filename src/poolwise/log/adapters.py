@@ -22,13 +22,13 @@ from poolwise.log.policy import (
     SUM_TOLERANCE,
     AnyArray,
     Batch,
-    Choice,
+    BatchFunction,
     Column,
     Expression,
     FloatArray,
     Function,
     IntArray,
-    Labels,
+    LabelList,
     Policy,
     PolicyLike,
     ProbabilityModel,
@@ -166,7 +166,7 @@ class Table:
     def _codes(self) -> IntArray:
         return self._code(len(self._rows), list(zip(*self._rows, strict=True)))
 
-    def _code(self, count: int, contexts: Sequence[Labels]) -> IntArray:
+    def _code(self, count: int, contexts: Sequence[LabelList]) -> IntArray:
         """Return one number per combination of labels; -1 if a label is not listed."""
         code = np.zeros(count, np.int64)
         for axis, labels in zip(self._axes, contexts, strict=True):
@@ -201,7 +201,7 @@ class Softmax:
         temperature: The tau above; the lower, the nearer to always playing the best.
     """
 
-    scores: Sequence[str] | Choice
+    scores: Sequence[str] | BatchFunction
     actions: Sequence[Hashable]
     temperature: float = 1.0
 
@@ -263,7 +263,7 @@ class EpsilonGreedy:
         elif hasattr(self.best, "predict"):
             labels = np.asarray(self.best.predict(_features(self.best, batch, None)))
         else:
-            labels = np.asarray(cast("Choice", self.best)(batch))
+            labels = np.asarray(cast("BatchFunction", self.best)(batch))
         best = index_of(self.actions, labels)
         unknown = np.flatnonzero(best < 0)
         if len(unknown):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 AnyArray: TypeAlias = NDArray[Any]  # labels and columns have the type that the log has
-Labels: TypeAlias = Sequence[Hashable] | AnyArray
+LabelList: TypeAlias = Sequence[Hashable] | AnyArray
 
 TURNED_ROWS = 1_024  # rows that are copied to a matrix at once, so that they stay in cache
 SUM_TOLERANCE = 1e-6  # of a sum of probabilities that were rounded or stored as float32
@@ -75,7 +75,7 @@ class Batch:
             np.concatenate(parts, axis=1, out=matrix[rows], casting="unsafe")
         return matrix
 
-    def index_in(self, actions: Labels) -> IntArray:
+    def index_in(self, actions: LabelList) -> IntArray:
         """Return the index of each logged action among these; -1 if it is missing.
 
         The result is cached, since several policies may have the same actions.
@@ -122,8 +122,10 @@ class ProbabilityModel(Protocol):
     def predict_proba(self) -> Callable[..., AnyArray]: ...  # of a matrix or a frame
 
 
-Choice: TypeAlias = Callable[[Batch], AnyArray]
-PolicyLike: TypeAlias = Policy | ProbabilityModel | Choice | Mapping[Any, Any] | str | float
+BatchFunction: TypeAlias = Callable[[Batch], AnyArray]
+PolicyLike: TypeAlias = (
+    Policy | ProbabilityModel | BatchFunction | Mapping[Any, Any] | str | float
+)
 
 
 def log_prob(policy: Policy, batch: Batch) -> FloatArray:
@@ -145,7 +147,7 @@ def is_distribution(policy: Policy) -> TypeGuard[Distribution]:
     return hasattr(policy, "distribution") and len(getattr(policy, "actions", ())) > 0
 
 
-def index_of(actions: Labels, logged: Labels) -> IntArray:
+def index_of(actions: LabelList, logged: LabelList) -> IntArray:
     """Return the index of each logged label among the actions; -1 if it is missing.
 
     If one side has numbers, text on the other is parsed as numbers: a JSON file has "7"
@@ -166,7 +168,7 @@ def index_of(actions: Labels, logged: Labels) -> IntArray:
     return np.fromiter(map(by_label.__getitem__, rows), np.int64, len(rows))
 
 
-def label_array(values: Labels) -> AnyArray:
+def label_array(values: LabelList) -> AnyArray:
     """Return labels as an array that preserves their types."""
     if not isinstance(values, np.ndarray):
         numbers = all(isinstance(value, Real | np.bool) for value in values)
@@ -203,7 +205,7 @@ def search(listed: AnyArray, seen: AnyArray) -> IntArray:
     return np.where(listed[index] == seen, index, -1)
 
 
-def distinct(policy: str, actions: Labels) -> tuple[Hashable, ...]:
+def distinct(policy: str, actions: LabelList) -> tuple[Hashable, ...]:
     """Return actions as a tuple; raise if there are none or one occurs twice."""
     labels = () if isinstance(actions, str | bytes) else tuple(label_array(actions).tolist())
     if not labels or len(set(labels)) < len(labels):
@@ -298,7 +300,7 @@ class Expression:
 class Function:
     """The probability is the result of a function of the batch."""
 
-    function: Choice
+    function: BatchFunction
 
     def prob(self, batch: Batch) -> FloatArray:
         return self.function(batch)
@@ -317,7 +319,7 @@ class Uniform:
 
     actions: Sequence[Hashable]
 
-    def __init__(self, actions: int | Labels) -> None:
+    def __init__(self, actions: int | LabelList) -> None:
         labels = range(actions) if isinstance(actions, int) else distinct("Uniform", actions)
         if not labels:
             raise PolicyError("Uniform", f"needs one action or more, got {actions}")

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from poolwise.paper.figures import Row, TableName
+from poolwise.paper.figures import CsvRow, TableName
 from poolwise.text import short
 
 if TYPE_CHECKING:
     from poolwise.paper.toy import Printed
 
-Answer: TypeAlias = Literal["holds", "holds in part", "does not hold"]
-Judgement: TypeAlias = tuple[Answer, str]  # with the numbers behind it, in a sentence
-Judge: TypeAlias = Callable[[Sequence[Row]], Judgement]
+Holds: TypeAlias = Literal["holds", "holds in part", "does not hold"]
+Judgement: TypeAlias = tuple[Holds, str]  # with the numbers behind it, in a sentence
+Judge: TypeAlias = Callable[[Sequence[CsvRow]], Judgement]
 
 SLACK = 1e-12  # rounding of a ratio that cannot exceed 1
 GAMMA_SLACK = 1e-10
@@ -31,10 +31,10 @@ TOY, FULL_SIZE = 0, -1  # used as the figure's number
 
 
 def claims(
-    tables: Mapping[TableName, Sequence[Row]],
+    tables: Mapping[TableName, Sequence[CsvRow]],
     toy: Sequence[Printed],
-    full_size: Sequence[Row] = (),
-) -> list[Row]:
+    full_size: Sequence[CsvRow] = (),
+) -> list[CsvRow]:
     """Judge every claim that the given tables cover; return one row per claim and data set."""
     judged = _judged("The numbers of the toy example.", "the paper, Table 1", TOY, _toy(toy))
     for table, wanted in CLAIMS.items():
@@ -47,9 +47,9 @@ def claims(
     return judged + _judged(text, "ours, synthetic documents", FULL_SIZE, verdicts)
 
 
-def by_place(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def by_place(rows: Sequence[CsvRow]) -> dict[str, list[CsvRow]]:
     """Group rows by data set and structure of the CRFs."""
-    places: dict[str, list[Row]] = {}
+    places: dict[str, list[CsvRow]] = {}
     for row in rows:
         extra = ", pairwise CRFs" if row.get("structure") == "pairwise" else ""
         places.setdefault(f"{row['data']}{extra}", []).append(row)
@@ -66,7 +66,7 @@ def _toy(numbers: Sequence[Printed]) -> dict[str, Judgement]:
     }
 
 
-def _judged(text: str, by: str, figure: int, verdicts: Mapping[str, Judgement]) -> list[Row]:
+def _judged(text: str, by: str, figure: int, verdicts: Mapping[str, Judgement]) -> list[CsvRow]:
     """Return the rows of a claim, one per data set, or number of the toy."""
     answers = {answer for answer, _ in verdicts.values()}
     return [
@@ -83,7 +83,7 @@ def _judged(text: str, by: str, figure: int, verdicts: Mapping[str, Judgement]) 
     ]
 
 
-def overall(results: Iterable[bool]) -> Answer:
+def overall(results: Iterable[bool]) -> Holds:
     """Summarise results: the claim holds if all are true, in part if some are.
 
     >>> overall([True, True]), overall([True, False]), overall([False])
@@ -95,11 +95,11 @@ def overall(results: Iterable[bool]) -> Answer:
     return "holds in part" if any(values) else "does not hold"
 
 
-def _at(row: Row, field: str) -> str:
+def _at(row: CsvRow, field: str) -> str:
     return f"{short(row[field])} at fraction {row['fraction']}, r {row['r']:g}"
 
 
-def _range(rows: Sequence[Row], field: str) -> str:
+def _range(rows: Sequence[CsvRow], field: str) -> str:
     low, high = (pick(rows, key=lambda row: row[field]) for pick in (min, max))
     return f"from {_at(low, field)} to {_at(high, field)}"
 
@@ -107,7 +107,7 @@ def _range(rows: Sequence[Row], field: str) -> str:
 def never_above(field: str, bound: float = 1.0) -> Judge:
     """Judge whether the ratio stays at or below a bound in every cell."""
 
-    def judge(rows: Sequence[Row]) -> Judgement:
+    def judge(rows: Sequence[CsvRow]) -> Judgement:
         good = [row[field] <= bound + SLACK for row in rows]
         return overall(good), f"{sum(good)} of {len(good)} cells, {_range(rows, field)}."
 
@@ -117,7 +117,7 @@ def never_above(field: str, bound: float = 1.0) -> Judge:
 def monotone(field: str, along: str, sign: int) -> Judge:
     """Judge whether the ratio rises (sign 1) or falls (-1) from cell to cell."""
 
-    def judge(rows: Sequence[Row]) -> Judgement:
+    def judge(rows: Sequence[CsvRow]) -> Judgement:
         steps = list(_steps(rows, along))
         wrong = [step for step in steps if sign * (step[1][field] - step[0][field]) < -SLACK]
         answer = overall(step not in wrong for step in steps)
@@ -127,7 +127,7 @@ def monotone(field: str, along: str, sign: int) -> Judge:
     return judge
 
 
-def _steps(rows: Sequence[Row], along: str) -> Iterator[tuple[Row, Row]]:
+def _steps(rows: Sequence[CsvRow], along: str) -> Iterator[tuple[CsvRow, CsvRow]]:
     """Yield neighbouring cells along `v` or `r`, the other one fixed."""
     fixed = "r" if along == "v" else "fraction"
     for value in dict.fromkeys(row[fixed] for row in rows):
@@ -135,7 +135,7 @@ def _steps(rows: Sequence[Row], along: str) -> Iterator[tuple[Row, Row]]:
         yield from pairwise(sorted(line, key=lambda row: row[along]))
 
 
-def _except(wrong: Sequence[tuple[Row, Row]], along: str) -> str:
+def _except(wrong: Sequence[tuple[CsvRow, CsvRow]], along: str) -> str:
     """Describe where the steps in the wrong direction are."""
     if not wrong:
         return ""
@@ -147,7 +147,7 @@ def _except(wrong: Sequence[tuple[Row, Row]], along: str) -> str:
     return f"; the others lie between {along} {short(low)} and {short(high)}, at {named}"
 
 
-def dropping(rows: Sequence[Row]) -> Judgement:
+def dropping(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether dropping log 1 helps naive in some cells: exactly where v > 2 + r."""
     helps = [row for row in rows if row["drop_naive"] < 1]
     exact = all((r["v"] > 2 + r["r"]) == (r in helps) for r in rows)
@@ -158,7 +158,7 @@ def dropping(rows: Sequence[Row]) -> Judgement:
     )
 
 
-def dropping_balanced(rows: Sequence[Row]) -> Judgement:
+def dropping_balanced(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether log 2 alone beats balanced on both logs in some cells."""
     helps = [row for row in rows if row["drop_balanced"] < 1 - SLACK]
     return overall([bool(helps)]), (
@@ -167,14 +167,14 @@ def dropping_balanced(rows: Sequence[Row]) -> Judgement:
     )
 
 
-def equals_gamma(rows: Sequence[Row]) -> Judgement:
+def equals_gamma(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether the ratio by enumeration equals the ratio by the formula."""
     gaps = [abs(r["weighted_naive"] / r["gamma"] - 1) for r in rows]
     evidence = f"largest relative difference {max(gaps):.1e}."
     return overall(gap < GAMMA_SLACK for gap in gaps), evidence
 
 
-def equal_sizes(rows: Sequence[Row]) -> Judgement:
+def equal_sizes(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether the ratio of each first logger is smallest for logs of equal size."""
     lowest = {}
     for fraction in dict.fromkeys(row["fraction"] for row in rows):
@@ -184,7 +184,7 @@ def equal_sizes(rows: Sequence[Row]) -> Judgement:
     return overall(good), f"smallest at r = 1 for {sum(good)} of {len(good)} first loggers."
 
 
-def either_wins(rows: Sequence[Row]) -> Judgement:
+def either_wins(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether weighted wins where v is largest, balanced where it is smallest."""
     wins = [row for row in rows if row["weighted_balanced"] < 1]
     far, near = (
@@ -201,7 +201,7 @@ def either_wins(rows: Sequence[Row]) -> Judgement:
     )
 
 
-def all_bounds(rows: Sequence[Row]) -> Judgement:
+def all_bounds(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether every bound on a ratio holds in every cell."""
     fields = ("balanced_naive", "weighted_naive", "cv_loggers_best", "cv_target_best")
     judged = {field: never_above(field)(rows) for field in fields}
@@ -210,18 +210,18 @@ def all_bounds(rows: Sequence[Row]) -> Judgement:
     return overall(answer == "holds" for answer, _ in judged.values()), f"{evidence}."
 
 
-def _near_optimum(row: Row) -> bool:
+def _near_optimum(row: CsvRow) -> bool:
     return bool(row["fixed_ratio"] <= REACHED)
 
 
-def _unbiased(row: Row) -> bool:
+def _unbiased(row: CsvRow) -> bool:
     return bool(abs(row["bias_sd"]) <= VISIBLE_BIAS)
 
 
 def reaches_optimum(rule: str) -> Judge:
     """Judge variance (within 5% of the optimum) and bias (below a tenth of an error)."""
 
-    def judge(rows: Sequence[Row]) -> Judgement:
+    def judge(rows: Sequence[CsvRow]) -> Judgement:
         ruled = [row for row in rows if row["rule"] == rule]
         cells = [row for row in ruled if row["n"] == ENOUGH_ROWS]
         worst = max(cells, key=lambda row: row["fixed_ratio"])
@@ -240,7 +240,7 @@ def reaches_optimum(rule: str) -> Judge:
     return judge
 
 
-def _rows_needed(rows: Sequence[Row]) -> str:
+def _rows_needed(rows: Sequence[CsvRow]) -> str:
     """Name the size from which on all first loggers are near the optimum and unbiased."""
     sizes = {int(row["n"]) for row in rows}
     late = {int(row["n"]) for row in rows if not (_near_optimum(row) and _unbiased(row))}
@@ -250,7 +250,7 @@ def _rows_needed(rows: Sequence[Row]) -> str:
     return f"both for all from {min(enough):,} rows on."
 
 
-def simulated(rows: Sequence[Row]) -> Judgement:
+def simulated(rows: Sequence[CsvRow]) -> Judgement:
     """Judge whether all simulated means and variances are within 4 standard errors."""
     scores = [
         (row[field], row, of)

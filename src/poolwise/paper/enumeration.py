@@ -163,7 +163,7 @@ def exact_moments(
 
 
 Combination = Mapping[Term, float]  # of the terms of one row
-Pair = tuple[FloatArray, FloatArray]
+SumPair = tuple[FloatArray, FloatArray]
 
 
 def exact_fourth(
@@ -171,7 +171,7 @@ def exact_fourth(
     mixes: Sequence[Mix],
     combinations: Sequence[Sequence[Combination]],
     moments: Sequence[Mapping[str, Moments]],
-) -> Pair:
+) -> SumPair:
     """Return the fourth central moments of one row, which give the error of a variance.
 
     Args:
@@ -199,10 +199,10 @@ def exact_fourth(
     return _total(task, problem, value)
 
 
-Reduction = Callable[[FloatArray, FloatArray], Pair]  # of `_columns`
+Reduction = Callable[[FloatArray, FloatArray], SumPair]  # of `_columns`
 
 
-def _total(task: Reduction, problem: LabelProblem, value: float, cells: int = CELLS) -> Pair:
+def _total(task: Reduction, problem: LabelProblem, value: float, cells: int = CELLS) -> SumPair:
     """Average a task's sums over all contexts, in a fixed order."""
     from threadpoolctl import threadpool_limits
 
@@ -214,7 +214,9 @@ def _total(task: Reduction, problem: LabelProblem, value: float, cells: int = CE
     return first / problem.contexts, second / problem.contexts
 
 
-def _run(task: Reduction, problem: LabelProblem, value: float, parts: Sequence[slice]) -> Pair:
+def _run(
+    task: Reduction, problem: LabelProblem, value: float, parts: Sequence[slice]
+) -> SumPair:
     first, second = task(*_columns(problem, parts[0], value))
     for part in parts[1:]:
         more_first, more_second = task(*_columns(problem, part, value))
@@ -223,7 +225,7 @@ def _run(task: Reduction, problem: LabelProblem, value: float, parts: Sequence[s
     return first, second
 
 
-def _columns(problem: LabelProblem, part: slice, value: float) -> Pair:
+def _columns(problem: LabelProblem, part: slice, value: float) -> SumPair:
     """Return columns (see `Mix`), shape (J + 2, cells), and loggers, shape (J, cells)."""
     probs = np.stack([p.distribution(part).ravel() for p in problem.policies.values()])
     if not (probs > 0).all():
@@ -243,7 +245,7 @@ def _own(columns: FloatArray, probs: FloatArray, value: float) -> FloatArray:
 
 def _sums(
     columns: FloatArray, probs: FloatArray, *, mixes: Sequence[Mix], value: float
-) -> Pair:
+) -> SumPair:
     """Sum products of columns over the squared mixture, by logger; and own variances."""
     left, right = np.triu_indices(len(columns))
     over = np.empty((len(mixes), *probs.shape))
@@ -264,7 +266,7 @@ def _fourth(
     value: float,
     parts: Sequence[FloatArray],
     means: FloatArray,
-) -> Pair:
+) -> SumPair:
     """Sum fourth powers of centred combinations, by mixture and logger; and own ones."""
     fourth = np.empty(means.shape)
     for index, mix in enumerate(mixes):

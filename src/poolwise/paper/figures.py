@@ -24,7 +24,7 @@ else:
     alt = lazy_loader.load("altair")  # takes half a second; the toy has no chart
 
 Chart: TypeAlias = Any  # altair's charts share no useful base class
-Row: TypeAlias = dict[str, Any]  # of a CSV file: numbers and texts
+CsvRow: TypeAlias = dict[str, Any]  # of a CSV file: numbers and texts
 TableName: TypeAlias = Literal["panels", "weights", "simulation", "learning"]
 
 CELL = ("data", "structure", "fraction", "r", "v")
@@ -68,7 +68,7 @@ class Figure:
     title: str
     source: TableName
     columns: tuple[str, ...]
-    draw: Callable[[Sequence[Row], Figure], Chart]
+    draw: Callable[[Sequence[CsvRow], Figure], Chart]
     caption: str
 
     @property
@@ -77,7 +77,7 @@ class Figure:
         return f"figure{self.number}_{self.name}"
 
 
-def write_figure(figure: Figure, rows: Sequence[Row], folder: Path) -> None:
+def write_figure(figure: Figure, rows: Sequence[CsvRow], folder: Path) -> None:
     """Write CSV, SVG and PNG of one figure."""
     import vl_convert
 
@@ -90,7 +90,7 @@ def write_figure(figure: Figure, rows: Sequence[Row], folder: Path) -> None:
     write_whole(path.with_suffix(".png"), vl_convert.vegalite_to_png(spec, scale=2))
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
+def write_csv(path: Path, rows: Sequence[CsvRow]) -> None:
     """Write rows with the same keys as CSV; numbers keep all their digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -99,7 +99,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     write_whole(path, text.getvalue().encode())
 
 
-def read_csv(path: Path) -> list[Row]:
+def read_csv(path: Path) -> list[CsvRow]:
     """Read rows that `write_csv` wrote; numeric text becomes a number."""
     with path.open(newline="", encoding="utf-8") as file:
         return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(file)]
@@ -125,7 +125,9 @@ def _styled(chart: Chart) -> Chart:
     )
 
 
-def _faceted(rows: Sequence[Row], *layers: Chart, width: int = 250, height: int = 230) -> Chart:
+def _faceted(
+    rows: Sequence[CsvRow], *layers: Chart, width: int = 250, height: int = 230
+) -> Chart:
     """Draw layers side by side, one panel per data set."""
     panels = list(dict.fromkeys(str(row["panel"]) for row in rows))
     layered = alt.layer(*layers, data=alt.InlineData(values=list(rows)))
@@ -156,7 +158,9 @@ def _baseline(at: float = 1.0) -> Chart:
     return rule.encode(y=alt.datum(at))
 
 
-def _lines(rows: Sequence[Row], field: str, title: str, extra: Sequence[Chart] = ()) -> Chart:
+def _lines(
+    rows: Sequence[CsvRow], field: str, title: str, extra: Sequence[Chart] = ()
+) -> Chart:
     """Draw one ratio of unary CRFs over the sizes of the logs."""
     unary = [row for row in rows if row["structure"] == "unary"]
     fraction = alt.Color(
@@ -169,11 +173,11 @@ def _lines(rows: Sequence[Row], field: str, title: str, extra: Sequence[Chart] =
     return _faceted(unary, _baseline(), lines, *extra)
 
 
-def _draw_ratio(rows: Sequence[Row], figure: Figure) -> Chart:
+def _draw_ratio(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     return _lines(rows, figure.columns[-1], figure.title)
 
 
-def _draw_gamma(rows: Sequence[Row], figure: Figure) -> Chart:
+def _draw_gamma(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     formula = (
         alt.Chart()
         .mark_point(size=70, filled=False, strokeWidth=1, color="black")
@@ -182,7 +186,7 @@ def _draw_gamma(rows: Sequence[Row], figure: Figure) -> Chart:
     return _lines(rows, "weighted_naive", figure.title, [formula])
 
 
-def _draw_controls(rows: Sequence[Row], figure: Figure) -> Chart:
+def _draw_controls(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     del figure
     fields = {
         "cv_loggers_best": "columns: loggers",
@@ -195,7 +199,7 @@ def _draw_controls(rows: Sequence[Row], figure: Figure) -> Chart:
     return alt.vconcat(*charts)
 
 
-def _draw_weights(rows: Sequence[Row], figure: Figure) -> Chart:
+def _draw_weights(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     del figure
     size = alt.X(
         "n:Q",
@@ -223,7 +227,7 @@ def _draw_weights(rows: Sequence[Row], figure: Figure) -> Chart:
     )
 
 
-def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
+def _draw_simulation(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     del figure
     ratios = list(dict.fromkeys(row["r"] for row in rows))
     long = [
@@ -248,7 +252,7 @@ def _draw_simulation(rows: Sequence[Row], figure: Figure) -> Chart:
     return _faceted(long, _baseline(4), _baseline(-4), points, width=280)
 
 
-def _draw_learning(rows: Sequence[Row], figure: Figure) -> Chart:
+def _draw_learning(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     colour = alt.Color("rule:N", title=None)
     points = alt.Chart().mark_point(size=20, opacity=0.4)
     points = points.encode(x=_size_axis(), y=alt.Y("gain:Q", title=figure.title), color=colour)

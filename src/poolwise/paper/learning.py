@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from poolwise.log.crf import BitArray
     from poolwise.log.policy import FloatArray, IntArray
     from poolwise.paper.datasets import Dataset
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
 RULES = ("balanced", "naive", "log 2 alone", "log 1 alone")
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -177,24 +177,24 @@ def learning_cells(
     *,
     ratios: Sequence[float] = RATIOS,
     logs: int = LOGS,
-) -> list[Row]:
+) -> list[CsvRow]:
     """Return the values of learned CRFs for one first logger, by ratio and rule."""
     exact = divergences(exact_moments(problem, [mix_of(1.0)])[0])
     learning = LabelLearning.of(data, fraction)
     best = max(learning.value(crf) for crf in learning.crfs.values())
-    cells: list[Row] = []
+    cells: list[CsvRow] = []
     for ratio in ratios:
         drawn: dict[str, list[float]] = {rule: [] for rule in RULES}
         for _ in range(logs):
             for rule, log in learning.draw(mix_of(ratio), rng).items():
                 with threadpool_limits(limits=1):  # small products
                     drawn[rule].append(learning.learned(rule, log, rng))
-        head: Row = {"fraction": fraction, "r": ratio, "v": exact[FIRST] / exact[SECOND]}
+        head: CsvRow = {"fraction": fraction, "r": ratio, "v": exact[FIRST] / exact[SECOND]}
         cells += [head | _summary(rule, values, best) for rule, values in drawn.items()]
     return cells
 
 
-def learning_grid(rows: Sequence[Row]) -> Grid:
+def learning_grid(rows: Sequence[CsvRow]) -> Grid:
     """Return the mean gain of each rule over the best logger, by data set."""
     lines = []
     for data in dict.fromkeys(str(row["data"]) for row in rows):
@@ -209,7 +209,7 @@ def learning_grid(rows: Sequence[Row]) -> Grid:
     return Grid("Value of learned CRFs, in labels assigned correctly", header, lines)
 
 
-def _summary(rule: str, values: Sequence[float], best: float) -> Row:
+def _summary(rule: str, values: Sequence[float], best: float) -> CsvRow:
     array = np.array(values)
     error = float(array.std(ddof=1)) / np.sqrt(len(array)) if len(array) > 1 else np.nan
     return {

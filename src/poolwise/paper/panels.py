@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import MomentsByLogger
     from poolwise.paper.datasets import Dataset, Labelled
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
 Structure: TypeAlias = Literal["unary", "pairwise"]
 CRFS: Mapping[Structure, type[UnaryCRF | PairwiseCRF]] = {
@@ -98,7 +98,7 @@ def gamma(ratio: float, divergence_ratio: float) -> float:
     return (r + 1) ** 2 * v / ((r * v + 1) * (r + v))
 
 
-def panel(problem: LabelProblem, fraction: float) -> list[Row]:
+def panel(problem: LabelProblem, fraction: float) -> list[CsvRow]:
     """Return the cells of one first logger, one for each ratio of the log sizes."""
     by_ratio = exact_moments(problem, [mix_of(ratio) for ratio in RATIOS])
     return [
@@ -107,7 +107,7 @@ def panel(problem: LabelProblem, fraction: float) -> list[Row]:
     ]
 
 
-def cell(moments: MomentsByLogger, ratio: float) -> Row:
+def cell(moments: MomentsByLogger, ratio: float) -> CsvRow:
     """Return the variances of one cell, and the ratios that the figures show."""
     divergence = divergences(moments)
     exact = {name: e.estimate(moments) for name, e in estimators(divergence).items()}

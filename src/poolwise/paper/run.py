@@ -30,7 +30,7 @@ from poolwise.paper.datasets import (
 from poolwise.paper.figures import (
     FIGURES,
     LEARNING,
-    Row,
+    CsvRow,
     TableName,
     read_csv,
     write_csv,
@@ -110,10 +110,10 @@ class Job:
     """
 
     key: str
-    settings: Row
-    compute: Callable[[], list[Row]]
+    settings: CsvRow
+    compute: Callable[[], list[CsvRow]]
 
-    def rows(self, folder: Path) -> list[Row]:
+    def rows(self, folder: Path) -> list[CsvRow]:
         """Return the stored rows if their settings match; compute and store them otherwise."""
         path = folder / f"{self.key}.json"
         try:
@@ -123,7 +123,7 @@ class Job:
         if stored.get("settings") != self.settings:
             stored = {"settings": self.settings, "rows": self.compute()}
             write_whole(path, json.dumps(stored, indent=1).encode())
-        rows: list[Row] = stored["rows"]
+        rows: list[CsvRow] = stored["rows"]
         return rows
 
 
@@ -155,7 +155,7 @@ class Bench:
         return f"{self.name}-subset" if subset else self.name
 
     @cached_property
-    def _common(self) -> Row:
+    def _common(self) -> CsvRow:
         prints = (fingerprint(part)[:16] for part in (self.data.train, self.data.test))
         return {"format": FORMAT, "data": "-".join(prints), "seed": SEED}
 
@@ -176,7 +176,7 @@ class Bench:
                 key = f"{self.name}/panel-{structure}-{fraction}"
                 yield Job(key, self._common, partial(self._panel, structure, fraction))
 
-    def _panel(self, structure: Structure, fraction: float) -> list[Row]:
+    def _panel(self, structure: Structure, fraction: float) -> list[CsvRow]:
         rows = panel(self._problem(fraction, structure), fraction)
         return [{"structure": structure, **row} for row in rows]
 
@@ -187,11 +187,11 @@ class Bench:
                 key = f"{self.name}/weights-{fraction}-{size}"
                 yield Job(key, settings, partial(self._weighted, key, fraction, size))
 
-    def _weighted(self, key: str, fraction: float, size: int) -> list[Row]:
+    def _weighted(self, key: str, fraction: float, size: int) -> list[CsvRow]:
         problem, count = self._problem(fraction), self.effort.weight_replications
         exact = divergences(self._exact(fraction)[0].moments)
         rows = estimated_weights(problem, exact, size, _rng(key), replications=count)
-        cell: Row = {"fraction": fraction, "v": _v(exact)}
+        cell: CsvRow = {"fraction": fraction, "v": _v(exact)}
         return [cell | row for row in rows]
 
     def _simulations(self) -> Iterator[Job]:
@@ -205,12 +205,12 @@ class Bench:
                 key = f"{self.name}/simulation-{fraction}-{ratio}"
                 yield Job(key, settings, partial(self._simulated, key, fraction, index))
 
-    def _simulated(self, key: str, fraction: float, index: int) -> list[Row]:
+    def _simulated(self, key: str, fraction: float, index: int) -> list[CsvRow]:
         problem, count = self._problem(fraction), self.effort.replications
         exact = self._exact(fraction)[index]
         rows = simulate_cell(problem, exact, _rng(key), replications=count)
         first, second = exact.mix.counts.values()
-        cell: Row = {"fraction": fraction, "r": RATIOS[index]}
+        cell: CsvRow = {"fraction": fraction, "r": RATIOS[index]}
         cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}
         return [cell | row for row in rows]
 
@@ -220,7 +220,7 @@ class Bench:
             key = f"{self.name}/learning-{fraction}"
             yield Job(key, settings, partial(self._learned, key, fraction))
 
-    def _learned(self, key: str, fraction: float) -> list[Row]:
+    def _learned(self, key: str, fraction: float) -> list[CsvRow]:
         problem, effort = self._problem(fraction), self.effort
         return learning_cells(
             self.data, problem, fraction, _rng(key), ratios=effort.ratios, logs=effort.logs
@@ -266,7 +266,7 @@ def run(
         return
     benches = [Bench(name, data, effort) for name in (DATA if what == "all" else (what,))]
     tables = _tables(benches, SOURCES, out, console)
-    full_size: Sequence[Row] = ()
+    full_size: Sequence[CsvRow] = ()
     if what in {"lyrl", "all"} and effort.full_rows:
         large = [Bench(FULL_SIZE, data, effort)]
         full_size = _tables(large, ("panels",), out, console, prefix="full_size_")["panels"]
@@ -291,12 +291,12 @@ def _tables(
     out: Path,
     console: Console,
     prefix: str = "",
-) -> dict[TableName, list[Row]]:
+) -> dict[TableName, list[CsvRow]]:
     """Compute the missing jobs, write each table, and return it as read back."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     work = [(bench, s, job) for bench in benches for s in sources for job in bench.jobs(s)]
-    rows: dict[TableName, list[Row]] = {source: [] for source in sources}
+    rows: dict[TableName, list[CsvRow]] = {source: [] for source in sources}
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as bar:
@@ -314,7 +314,9 @@ def _tables(
     return {source: read_csv(out / f"{prefix}{source}.csv") for source in sources}
 
 
-def _report(verdicts: Sequence[Row], notes: Sequence[str], out: Path, console: Console) -> None:
+def _report(
+    verdicts: Sequence[CsvRow], notes: Sequence[str], out: Path, console: Console
+) -> None:
     """Write and print the claims with their verdicts."""
     write_csv(out / "claims.csv", verdicts)
     write_whole(out / "reproduction.md", page(verdicts, notes).encode())
@@ -357,7 +359,7 @@ divergence of logger 1 over that of logger 2. The CSV files have the numbers of 
 """
 
 
-def page(verdicts: Sequence[Row], notes: Sequence[str]) -> str:
+def page(verdicts: Sequence[CsvRow], notes: Sequence[str]) -> str:
     """Return the page, with links to the figures in its own folder."""
     figures = (
         f"![{figure.title}]({figure.stem}.svg)\n\n*Figure {figure.number}. {figure.caption}*\n"
@@ -367,7 +369,7 @@ def page(verdicts: Sequence[Row], notes: Sequence[str]) -> str:
     return "\n".join([INTRODUCTION, *quoted, *figures, claims_table(verdicts), ""])
 
 
-def claims_table(verdicts: Sequence[Row]) -> str:
+def claims_table(verdicts: Sequence[CsvRow]) -> str:
     """Return a Markdown table of the rows of ``claims.csv``, one line per verdict."""
     lines = ["| claim | where | verdict | evidence |", "|---|---|---|---|"]
     previous = None

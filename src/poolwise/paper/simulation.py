@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
 DRAWN_ROWS = 1 << 16  # of all replications drawn at once
 
@@ -143,7 +143,7 @@ def estimated_weights(
     rng: np.random.Generator,
     *,
     replications: int = 0,
-) -> list[Row]:
+) -> list[CsvRow]:
     """Return one row per rule for the shares, for logs of one size.
 
     Args:
@@ -171,7 +171,7 @@ def estimated_weights(
 
 def _summary(
     pairs: FloatArray, best: FloatArray, value: float, exact: Mapping[str, float]
-) -> Row:
+) -> CsvRow:
     """Compare shares and estimates of one rule with the errors of the optimal shares.
 
     Both use the same rows, so that ratios and differences have little noise.
@@ -310,7 +310,7 @@ def simulate_cell(
     rng: np.random.Generator,
     *,
     replications: int = REPLICATIONS,
-) -> list[Row]:
+) -> list[CsvRow]:
     """Return one row per estimator: simulated mean and variance against the exact ones."""
     chosen = estimators(divergences(exact.moments))
     needs = reduce(or_, (e.needs(tuple(exact.moments), crossed=True) for e in chosen.values()))
@@ -330,7 +330,7 @@ def simulate_cell(
     ]
 
 
-def compared(name: str, values: FloatArray, truth: Estimate, exact: ExactCell) -> Row:
+def compared(name: str, values: FloatArray, truth: Estimate, exact: ExactCell) -> CsvRow:
     r"""Compare simulated values of an estimator with its exact mean and variance.
 
     The standard error of the mean of R values is $\sigma / \sqrt R$, that of their variance

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.moments.moments import FloatArray
-    from poolwise.paper.figures import Row
+    from poolwise.paper.figures import CsvRow
 
 REWARD = ((10, 1), (1, 10))
 TARGET = ((Fraction(4, 5), Fraction(1, 5)), (Fraction(1, 5), Fraction(4, 5)))
@@ -146,7 +146,7 @@ def _cells(policy: ExactPolicy, x: int) -> list[tuple[Fraction, int]]:
     return list(zip(policy[x], REWARD[x], strict=True))
 
 
-def rows() -> list[Row]:
+def rows() -> list[CsvRow]:
     """Return the numbers as rows of a CSV file."""
     return [
         {**asdict(n), "exact": str(n.exact), "agrees": str(n.agrees).lower()} for n in numbers()

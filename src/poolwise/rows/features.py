@@ -18,7 +18,7 @@ from poolwise.log.policy import index_of
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, Labels
+    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, LabelList
 
 ONE_HOT_COLUMNS = 64  # at most, of a column of text or of the action
 
@@ -51,11 +51,11 @@ class Features:
             return one_hot(index_of(self.labels[name], values), len(self.labels[name]))
         return values.reshape(len(values), -1).astype(np.float64)
 
-    def index(self, actions: Labels) -> IntArray:
+    def index(self, actions: LabelList) -> IntArray:
         """Return the index of each action among those of the sample; -1 if it is missing."""
         return index_of(self.actions, actions)
 
-    def code(self, actions: Labels) -> AnyArray:
+    def code(self, actions: LabelList) -> AnyArray:
         """Return the index of each action, or the action itself if it is a number."""
         return _numbers(np.asarray(actions)) if self.numeric else self.index(actions)
 
