@@ -6,7 +6,7 @@ import pytest
 from poolwise.errors import PolicyError, UsageError
 from poolwise.learning.features import (
     Encoding,
-    Labels,
+    TextColumn,
     fingerprint,
     fit_encoding,
     raw_column,
@@ -89,8 +89,8 @@ def test_codes_continue_over_batches() -> None:
     index: dict[object, int] = {}
     first = raw_column("s", np.array(["a", "b"]), index)
     second = raw_column("s", np.array(["b", "c"]), index)
-    assert isinstance(first, Labels)
-    assert isinstance(second, Labels)
+    assert isinstance(first, TextColumn)
+    assert isinstance(second, TextColumn)
     assert (first.codes.tolist(), second.codes.tolist()) == ([0, 1], [1, 2])
 
 

@@ -164,6 +164,13 @@ def test_trees_need_trust(learned: pw.Learned, tmp_path: Path) -> None:
         pw.load_policy(tmp_path / "policy.json")
 
 
+def test_a_file_that_hides_its_trees_is_refused(learned: pw.Learned, tmp_path: Path) -> None:
+    data = saved(learned, tmp_path / "policy.json") | {"kind": "poolwise.linear"}
+    (tmp_path / "policy.json").write_text(json.dumps(data))
+    with refused(UsageError):
+        pw.load_policy(tmp_path / "policy.json")
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with refused(MissingExtraError):

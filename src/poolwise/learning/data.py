@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.errors import NO_ROWS, LogError, UsageError, did_you_mean
-from poolwise.learning.features import Labels, RawColumn, codes_of, raw_column
+from poolwise.learning.features import RawColumn, TextColumn, codes_of, raw_column
 from poolwise.learning.objectives import Sample
 from poolwise.learning.policy import LEAST, base_scores
 from poolwise.log.eligible import listed
@@ -293,10 +293,10 @@ class Collector:
 
     def _column(self, name: str) -> RawColumn:
         parts = [piece.columns[name] for piece in self._pieces]
-        numbers = [part for part in parts if not isinstance(part, Labels)]
+        numbers = [part for part in parts if not isinstance(part, TextColumn)]
         if not numbers:
-            codes = np.concatenate([p.codes for p in parts if isinstance(p, Labels)])
-            return Labels(codes, list(self._labels[name]))
+            codes = np.concatenate([p.codes for p in parts if isinstance(p, TextColumn)])
+            return TextColumn(codes, list(self._labels[name]))
         if len(numbers) < len(parts) or len({part.shape[1] for part in numbers}) > 1:
             raise UsageError(f"a feature must have one type, and {name!r} has several")
         return np.concatenate(numbers)
@@ -343,7 +343,7 @@ def _bits(rows: LearningRows, action: Hashes) -> Iterable[Hashes]:
     yield number_bits(rows.reward)
     yield number_bits(rows.own)
     for values in rows.columns.values():
-        if isinstance(values, Labels):
+        if isinstance(values, TextColumn):
             yield label_bits(values.codes, values.labels)
         else:
             yield from (number_bits(column) for column in values.T)

@@ -28,7 +28,7 @@ FEWEST_ROWS = 10  # of a label that gets a column of its own
 
 
 @dataclass(frozen=True, eq=False)
-class Labels:
+class TextColumn:
     """A column of text, as codes into a list of distinct labels.
 
     Attributes:
@@ -42,11 +42,11 @@ class Labels:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, rows: IntArray) -> Labels:
-        return Labels(self.codes[rows], self.labels)
+    def __getitem__(self, rows: IntArray) -> TextColumn:
+        return TextColumn(self.codes[rows], self.labels)
 
 
-RawColumn = AnyArray | Labels  # numbers are float32 of shape (n, width)
+RawColumn = AnyArray | TextColumn  # numbers are float32 of shape (n, width)
 
 
 def raw_column(name: str, values: AnyArray, index: dict[Hashable, int]) -> RawColumn:
@@ -62,7 +62,7 @@ def raw_column(name: str, values: AnyArray, index: dict[Hashable, int]) -> RawCo
         )
     try:
         rows = [None if _is_gap(value) else value for value in values.tolist()]
-        return Labels(codes_of(rows, index), list(index))
+        return TextColumn(codes_of(rows, index), list(index))
     except TypeError:
         raise UsageError(f"a feature must be numbers or text, got lists in {name!r}") from None
 
@@ -105,7 +105,7 @@ class Feature:
 
     def block(self, values: RawColumn) -> FloatArray:
         """Return the columns of the matrix before they are standardised."""
-        if isinstance(values, Labels):
+        if isinstance(values, TextColumn):
             if self.width:
                 raise PolicyError("learned", f"needs numbers in column {self.column!r}")
             index = index_of(self.labels, values.labels)
@@ -198,7 +198,7 @@ def fit_encoding(columns: Mapping[str, RawColumn], rows: IntArray) -> Encoding:
 
 
 def _feature(name: str, values: RawColumn) -> Feature:
-    if isinstance(values, Labels):
+    if isinstance(values, TextColumn):
         counts = Counter(values.codes.tolist())
         by_label = {values.labels[code]: rows for code, rows in counts.items()}
         frequent = [label for label, rows in by_label.items() if rows >= FEWEST_ROWS]

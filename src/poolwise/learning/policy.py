@@ -278,22 +278,21 @@ def _read_part(
         raise ValueError(f"its coefficients must be {shape}, got {coefficients.shape}")
     if not np.isfinite(coefficients).all():
         raise ValueError("its coefficients must be finite")
-    anchor = str(part["anchor"])
-    base = _base(anchor, loggers) if part["base"] else None
-    eligible = None if data["eligible"] is None else str(data["eligible"])
-    trees = None
+    anchor, trees = str(part["anchor"]), None
     if "trees" in part:
+        if data["kind"] != WITH_TREES:
+            raise ValueError(f"its kind must be {WITH_TREES!r}, since it has trees")
         trees = read_trees(part["trees"], encoding.size - 1, len(actions))
     return LinearPolicy(
         actions,
         encoding,
         coefficients,
-        bool(part["greedy"]),
-        epsilon,
-        anchor,
-        base,
-        trees,
-        eligible,
+        greedy=bool(part["greedy"]),
+        epsilon=epsilon,
+        anchor=anchor,
+        base=_base(anchor, loggers) if part["base"] else None,
+        trees=trees,
+        eligible=None if data["eligible"] is None else str(data["eligible"]),
     )
 
 
