@@ -59,9 +59,8 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     """Read a table with one row per request and position as a log of rankings.
 
     The value of a target is that of a request: the sum over its positions.  A mixture of
-    loggers is one of products over positions, with shares of requests.  Parquet files and
-    queries are read again by each evaluation: call this function again when they have
-    changed.  Other sources are read into memory.
+    loggers has products over positions, with shares of requests.  Each evaluation reads Parquet
+    files and queries again (call this again when they have changed); others stay in memory.
 
     Args:
         source: Rows, as for `Log`; requests must be complete.
@@ -84,8 +83,7 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     Raises:
         LogError: Rows break a rule, or requests are not complete.
     """
-    named = dict(targets) if isinstance(targets, Mapping) else {"target": targets}
-    _refuse_misuse(model, named, [propensity, *(propensities or {}).values()])
+    named = _named(targets, model, [propensity, *(propensities or {}).values()])
     long = Log(
         source,
         reward=reward,
@@ -97,13 +95,14 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         reader_options=reader_options or {},
     )
     units = {"request": request, "position": position, "cluster": cluster or request}
-    single = model == "whole" and cluster is None  # each request is one row
-    return _as_log(_positions(long, named, units, model), long, named, clustered=not single)
+    return _as_log(_positions(long, named, units, model), long, named, model, cluster)
 
 
-def _refuse_misuse(
-    model: str, targets: Mapping[str, object], propensities: Sequence[object]
-) -> None:
+def _named(
+    given: Mapping[str, str] | str, model: str, propensities: Sequence[object]
+) -> dict[str, str]:
+    """Return targets by name; raise if an argument has a wrong type or value."""
+    targets = dict(given) if isinstance(given, Mapping) else {"target": given}
     if model not in get_args(Model):
         models = ", ".join(map(repr, get_args(Model)))
         raise UsageError(f"model must be one of {models}, got {model!r}")
@@ -116,6 +115,7 @@ def _refuse_misuse(
             "probabilities of rankings must be columns or SQL expressions, got "
             f"{type(invalid[0]).__name__ if invalid else None}: score policies in Python first"
         )
+    return targets
 
 
 def _positions(
@@ -136,7 +136,7 @@ def _positions(
 
 
 def _as_log(
-    source: object, long: Log, targets: Mapping[str, str], *, clustered: bool
+    source: object, long: Log, targets: Mapping[str, str], model: Model, cluster: str | None
 ) -> RankingLog:
     """Return the log whose rows `_query` describes."""
     labels = list(long.by_label) if long.crossed else []
@@ -146,7 +146,8 @@ def _as_log(
         reward="reward",
         propensity=None if labels else "propensity",
         propensities={label: f"propensity_{k}" for k, label in enumerate(labels)} or None,
-        cluster="cluster" if clustered else None,
+        # without clusters, a request of the model "whole" is one independent row
+        cluster=None if model == "whole" and cluster is None else "cluster",
         trained_on=long.trained_on,
         log_probabilities=True,
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from poolwise.engines.exact import FiniteProblem
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.report.tables import Grid, as_text
+from poolwise.report.tables import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,8 +168,3 @@ def notes() -> list[dict[str, object]]:
     return [
         {"code": n.what, "severity": "note", "message": n.note} for n in numbers() if n.note
     ]
-
-
-def text() -> str:
-    """Return table and notes as plain text of 80 columns."""
-    return as_text([grid(numbers())], notes())
