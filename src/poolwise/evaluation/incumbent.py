@@ -10,6 +10,7 @@ of the moments accounts for that.  The differences of several targets hold toget
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from scipy.special import ndtr, ndtri
 
 from poolwise.diagnosis.provenance import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
-from poolwise.estimators.period import PeriodBalanced
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.output import Difference, doubts, identical, verdict_of
 from poolwise.intervals.simultaneous import ALONE
@@ -66,33 +66,28 @@ class Incumbent:
         self, answers: Answers, results: Mapping[str, TargetResult]
     ) -> dict[str, Difference]:
         """Return each target less the incumbent; targets without an estimate have none."""
-        level = answers.request.level
-        tail = (1 - level) / len(results)
+        number = len(results)  # of intervals that hold together
+        critical = -float(ndtri((1 - answers.request.level) / number / 2))
         differences = {}
         for target, result in results.items():
-            if result.estimates:
-                difference = self._difference(answers, target, result, tail)
-                interval = replace(difference.interval, level=level)
-                differences[target] = replace(
-                    difference,
-                    interval=interval,
-                    adjusted=min(1.0, difference.p_value * len(results)),
-                    verdict="identical"
-                    if difference.verdict == "identical"
-                    else verdict_of(interval, doubted=bool(doubts(result.findings))),
-                )
+            if not result.estimates:
+                continue
+            difference = self._difference(answers, target, result, critical)
+            if difference.verdict != "identical":
+                adjusted = min(1.0, difference.p_value * number)
+                doubted = bool(doubts(result.findings))
+                verdict = verdict_of(difference.interval, doubted=doubted)
+                difference = replace(difference, adjusted=adjusted, verdict=verdict)
+            differences[target] = difference
         return differences
 
     def _difference(
-        self, answers: Answers, target: str, result: TargetResult, tail: float
+        self, answers: Answers, target: str, result: TargetResult, critical: float
     ) -> Difference:
         estimate = result.estimates.get(self.estimator)
-        critical = -float(ndtri(tail / 2))
         if estimate is not None and estimate.linear.parts and self.needs.terms:
-            try:
+            with suppress(RefusedError):  # a finding of the target gives the reason
                 return self._paired(answers, target, estimate, critical)
-            except RefusedError:  # a finding of the target gives the reason
-                pass
         return self._apart(answers, target, result, critical)
 
     def _paired(
@@ -133,9 +128,7 @@ class Incumbent:
             parts = {i: {REWARD: share} for i, share in shares(counts).items()}
             return estimated(Linear(parts), moments)
         estimator = answers.served.estimators[self.estimator]
-        periodic = isinstance(estimator, PeriodBalanced)
-        strata = tuple(moments) if periodic else answers.loggers
-        own = estimator.needs(strata, crossed=True)
+        own = estimator.needs(tuple(moments), crossed=True)
         terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
         return estimator.estimate(selected(moments, terms))
 
@@ -163,7 +156,8 @@ class Incumbent:
         above = (interval.upper - estimate.value) / normal + error
         reach = below if value >= 0 else above
         p_value = 2 * float(ndtr(-abs(value) / reach)) if 0 < reach < math.inf else 1.0
-        ends = Interval(value - critical * below, value + critical * above, interval.level)
+        level = answers.request.level
+        ends = Interval(value - critical * below, value + critical * above, level)
         return Difference(target, self.name, value, both, ends, p_value, 1.0, "undecided")
 
 

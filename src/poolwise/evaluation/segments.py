@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -131,11 +131,9 @@ class Segments(Result):
         for result in self.results:
             row = result.to_dict()
             for name in ("difference", "contrast"):
-                pair = row.pop(name, None)
-                parts: Mapping[str, object] = pair if isinstance(pair, Mapping) else {}
-                row |= {name: parts["difference"]} if parts else {}
-                own = {k: v for k, v in parts.items() if k not in {"difference", "other"}}
-                row |= {f"{name}_{k}": v for k, v in own.items()}
+                pair: Any = row.pop(name, {})
+                own = {k: v for k, v in pair.items() if k != "other"}
+                row |= {name if k == "difference" else f"{name}_{k}": own[k] for k in own}
             rows.append(row)
         return rows
 
@@ -162,13 +160,12 @@ def segments_of(rows: OpenLog, ask: Ask) -> Segments:
     asked = _one_estimator(rows)
     level = asked.level ** (1 / len(parts.sizes))
     usable = served(asked, tuple(rows.rows.counts), shaped=rows.rows.shaped)
+    in_segment = replace(asked, level=level)
     evaluations, refused = {}, {}
     for segment in parts.sizes:
-        own = replace(asked, level=level)
+        own = replace(rows, request=in_segment, rows=SegmentRows(parts, segment), served=usable)
         try:
-            evaluations[segment] = ask(
-                replace(rows, request=own, rows=SegmentRows(parts, segment), served=usable)
-            )
+            evaluations[segment] = ask(own)
         except RefusedError as reason:
             refused[segment] = Finding(reason.code, str(reason))
     results = []
