@@ -124,8 +124,8 @@ def predict_plain(path: Path) -> Callable[[], None]:
 def score(path: Path) -> Callable[[], None]:
     """Return a run that reads the file and appends the probability of each model."""
     from poolwise.log.adapters import as_policy
+    from poolwise.rows.append import score as scored
     from poolwise.rows.score import Scorer
-    from poolwise.rows.score import score as scored
 
     policies = {f"p_{name}": as_policy(model) for name, model in models().items()}
     scorer = Scorer(policies, "action", tuple(NAMES))

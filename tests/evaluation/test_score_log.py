@@ -11,7 +11,7 @@ import pytest
 
 import poolwise as pw
 from poolwise.errors import PolicyError, PoolwiseError, UsageError
-from poolwise.rows import score as score_module
+from poolwise.rows import append
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_the_file_gives_the_numbers_of_the_policies(rows: pa.Table, tmp_path: Pa
 def test_scored_rows_in_memory_and_in_a_file_give_the_same_numbers(
     rows: pa.Table, tmp_path: Path, kind: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_module, "SCORING_ROWS", 64)
+    monkeypatch.setattr(append, "SCORING_ROWS", 64)
     targets = {"mix": pw.Mixture([chooses(OLD), chooses(NEW)], [0.5, 0.5])}
     x, a = rows["x"].to_numpy(), rows["a"].to_numpy()
     columns = {"p_old": OLD[x, a], "p_new": NEW[x, a], "t": (OLD[x, a] + NEW[x, a]) / 2}
@@ -91,7 +91,7 @@ def test_scored_rows_in_memory_and_in_a_file_give_the_same_numbers(
     pq.write_table(rows, path)
     sources = {"file": path, "table": rows, "frame": rows.to_pandas()}
     source = sources.get(kind, f"SELECT * FROM '{path}'")
-    monkeypatch.setattr(score_module, "MOST_HELD", held)
+    monkeypatch.setattr(append, "MOST_HELD", held)
     found = values(pw.evaluate(log_of(source), targets))
     assert found == pytest.approx(expected, rel=1e-12)
 

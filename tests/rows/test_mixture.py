@@ -17,8 +17,6 @@ from threadpoolctl import ThreadpoolController
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.rows import output
-from poolwise.rows.features import Features
-from poolwise.rows.learn import fit_folds
 from poolwise.rows.mixture import (
     LEAST,
     FittedMixture,
@@ -27,6 +25,7 @@ from poolwise.rows.mixture import (
     log_mixture,
     sample_of,
 )
+from poolwise.rows.models import Features, fit_folds
 from tests.support.messages import check_findings, refused
 from tests.support.toys import toy
 

@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
 from poolwise.log.adapters import Classifier, EpsilonGreedy, Softmax, Table
 from poolwise.log.policy import Batch, Column, Function, Policy, Uniform
-from poolwise.rows.score import Scorer, checked, checked_distribution, score, to_batch
+from poolwise.rows.append import score
+from poolwise.rows.score import Scorer, checked, checked_distribution, to_batch
 from tests.support.messages import refused
 
 if TYPE_CHECKING:

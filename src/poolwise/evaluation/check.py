@@ -23,8 +23,8 @@ from poolwise.log.log import PART_LOGGER, LiveLog
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
 from poolwise.rows.mixture import mixture_extra
+from poolwise.rows.models import NOTHING
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
-from poolwise.rows.roles import NOTHING
 
 if TYPE_CHECKING:
     from os import PathLike

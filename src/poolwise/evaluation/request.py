@@ -25,8 +25,8 @@ from poolwise.log.adapters import as_policy
 from poolwise.log.policy import expression_of
 from poolwise.moments.estimate import require_crossed
 from poolwise.rows.mixture import mixture_extra
+from poolwise.rows.models import NOTHING
 from poolwise.rows.reward_model import model_extra
-from poolwise.rows.roles import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Needs
+    from poolwise.rows.models import Extra
     from poolwise.rows.reward_model import ModelLike
-    from poolwise.rows.roles import Extra
 
 IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
 METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)

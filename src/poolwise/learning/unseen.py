@@ -18,9 +18,9 @@ import pyarrow as pa
 from poolwise.errors import UsageError
 from poolwise.learning.data import probabilities
 from poolwise.log.policy import Batch, index_of, pick
+from poolwise.rows.append import keep_batches
 from poolwise.rows.output import stage
 from poolwise.rows.reward_model import GivenModel
-from poolwise.rows.score import keep_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.rows.learn import LearnerRows
+    from poolwise.rows.models import LearnerRows
 
 SEEN = -1  # part of a row that the only policy was learned from
 LEARNED, ANCHOR = "learned", "anchor"

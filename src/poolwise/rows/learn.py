@@ -8,155 +8,37 @@ that both passes agree and each fold has its share of each logger.
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.errors import Fault, LogError, ModelError, optional_module
+from poolwise.errors import Fault, LogError
 from poolwise.log.policy import index_of
-from poolwise.rows.output import stage
+from poolwise.rows.models import MIXTURE, LearnerRows
 from poolwise.rows.rules import double
 from poolwise.rows.score import scorer_of, to_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     import duckdb
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.errors import Finding
-    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray
-    from poolwise.rows.roles import Extra, Roles
+    from poolwise.log.policy import AnyArray, FloatArray, IntArray
+    from poolwise.rows.models import Extra, Fitted
+    from poolwise.rows.roles import Roles
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"
 NUMBER, FOLD = "poolwise_number", "poolwise_fold"
 PERIOD, PERIOD_NUMBER = "poolwise_period", "poolwise_period_number"
-MOST_FITS = 50  # models of periods
 OWN, CROSS = "poolwise_own", "poolwise_cross"  # propensities; a cross one has a number
-MIXTURE, MIXED = "poolwise_mixture", "poolwise_mixed"  # the mixture: estimated, and logged
-FOLDS = 5
-FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
+MIXED = "poolwise_mixed"  # the mixture where it is logged
 MOST_FOLDS = 2**62  # so many that each row, or cluster, has its own
 BATCH_ROWS = 65_536  # of the pass that takes the sample
-SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class LearnerRows:
-    """Rows as a learner receives them.
-
-    Attributes:
-        batch: Logged actions and all context columns.
-        features: Context columns that a model may use: those without another role.
-        label: Logger of each row, shape (n,).
-        fold: Fold of each row, shape (n,); rows of one cluster share it.
-        reward: Reward, shape (n,).
-        propensity: Log-probability under the row's own logger, shape (n,).
-        propensities: Log-probabilities under the loggers that have them.
-        logs: True if the log holds logarithms, so that filled probabilities must be too.
-        number: Number of each row among those of its logger, shape (n,).
-        period: Number of each row's period, shape (n,); empty where the log has none.
-        mixture: Log-probability under the mixture, where it is logged or was estimated.
-        densities: True if actions are numbers with densities.
-    """
-
-    batch: Batch
-    features: tuple[str, ...]
-    label: AnyArray
-    fold: IntArray
-    reward: FloatArray
-    propensity: FloatArray
-    propensities: Mapping[str, FloatArray]
-    number: IntArray
-    logs: bool = False
-    period: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    mixture: FloatArray | None = None
-    densities: bool = False
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-    @property
-    def units(self) -> IntArray:
-        """Periods of the rows, or their folds: a model must not have seen its own unit."""
-        return self.period if len(self.period) else self.fold
-
-
-class Fitted(Protocol):
-    """A fitted learner: it fills columns, and reports findings about the fit."""
-
-    def __call__(self, rows: LearnerRows) -> Mapping[str, FloatArray]: ...
-
-    def findings(self) -> tuple[Finding, ...]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Learner:
-    """A model that is fitted to a sample of the rows before they are averaged.
-
-    Attributes:
-        name: Name for messages.
-        columns: Columns that it fills.
-        fit: Fits to a sample; the second argument is the number of rows of each logger.
-        folds: Number of folds; a row is predicted by a model fitted to the other folds.
-        rows: Largest number of rows to fit to.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    fit: Callable[[LearnerRows, Mapping[str, int]], Fitted]
-    folds: int = FOLDS
-    rows: int = FITTED_ROWS
-
-
-def fit_folds(
-    fold: IntArray, fit: Callable[[IntArray], T], *, threads: int = 1
-) -> dict[int, T]:
-    """Return the model for each fold: the result of `fit` with the rows of all others."""
-    names = np.unique(fold).tolist()
-    with stage("fitting", len(names)) as advance, ThreadPoolExecutor(threads) as pool:
-        models = {}
-        for k, model in zip(
-            names, pool.map(lambda k: fit(np.flatnonzero(fold != k)), names), strict=True
-        ):
-            models[k] = model
-            advance(1)
-    return models
-
-
-def fit_earlier(
-    period: IntArray, fit: Callable[[IntArray], T], most: int = MOST_FITS
-) -> dict[int, T]:
-    """Return the model for each period: the result of `fit` with rows of earlier periods.
-
-    Of more than `most` periods, neighbours share the model of the first of them.
-    """
-    periods = range(int(period.max(initial=0)) + 1)
-    step = -(-len(periods) // most)
-    models = {k: fit(np.flatnonzero(period < k)) for k in periods[::step]}
-    return {k: models[k - k % step] for k in periods}
-
-
-def rows_by_fold(fold: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Yield each fold with its rows."""
-    return ((k, np.flatnonzero(fold == k)) for k in np.unique(fold).tolist())
-
-
-def fit_clone(kind: str, model: SklearnModel, matrix: FloatArray, y: AnyArray) -> SklearnModel:
-    """Fit a fresh copy of a model."""
-    fresh = optional_module("sklearn.base", "scikit-learn", "sklearn").clone(model)
-    try:
-        return fresh.fit(matrix, y)
-    except Exception as error:
-        raise ModelError(kind, f"could not be fitted: {error}") from error
-
-
-# Folds.
 
 
 @dataclass(eq=False)
@@ -265,13 +147,6 @@ def _batches(
     query = exp.select(*columns).from_("log").sql(dialect="duckdb")
     reader: Any = connection.sql(query).to_arrow_reader(size)
     yield from reader
-
-
-def _fit_nothing(sample: LearnerRows, counts: Mapping[str, int]) -> Fitted:
-    raise NotImplementedError(f"{len(sample)} rows of {counts} are only read")
-
-
-READING = (Learner("learning", (), _fit_nothing),)  # reads actions and context
 
 
 @dataclass(frozen=True, eq=False)

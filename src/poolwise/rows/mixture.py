@@ -20,24 +20,25 @@ from threadpoolctl import ThreadpoolController
 
 from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
-from poolwise.rows.features import Features, fit_features
-from poolwise.rows.learn import (
+from poolwise.rows.models import (
     MIXTURE,
     READING,
+    Extra,
+    Features,
     Learner,
     SklearnModel,
     fit_clone,
+    fit_features,
     fit_folds,
     rows_by_fold,
 )
-from poolwise.rows.roles import Extra
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.rows.learn import LearnerRows
+    from poolwise.rows.models import LearnerRows
 
 ROWS_TO_CALIBRATE = 30  # of the smallest logger: fewer would calibrate on noise
 LOWEST_LOG = -30.0  # of a probability as a feature: models reject infinity
@@ -199,7 +200,7 @@ def calibrated_classifier(classifier: SklearnModel | None, counts: IntArray) -> 
 
 @dataclass(frozen=True, eq=False)
 class FittedMixture:
-    """Classifiers by fold; a `rows.learn.Fitted`.
+    """Classifiers by fold; a `rows.models.Fitted`.
 
     Attributes:
         features: Turns rows into a matrix.

@@ -3,47 +3,57 @@
 A model is fitted to a sample of the rows, fold by fold, and predicts the rows of the fold
 that it was not fitted to, which makes doubly robust estimates unbiased for any model.  Where
 the log has periods, the model of a period is fitted to earlier periods only, since policies
-may depend on all of them; that of the first period predicts 0.  A target's predicted value is
-the mean prediction over its actions (`rows.averages`).
+may depend on all of them; that of the first period predicts 0.
+
+A target's predicted value is the mean prediction over its actions.  A list of actions is
+summed, each with its probability.  A density is drawn from: one action from each of a few equal
+parts of its probability, at places that differ from row to row.  The mean is then unbiased for
+any model, and for the draws of the rows together nearly exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from poolwise.errors import Finding, ModelError, RefusedError, UsageError
+from poolwise.errors import Finding, ModelError, PolicyError, RefusedError, UsageError
 from poolwise.log.adapters import as_policy
-from poolwise.log.densities import can_draw
+from poolwise.log.densities import can_draw, drawn
 from poolwise.log.eligible import restricted
 from poolwise.log.policy import AnyArray, Batch, Distribution, FloatArray, is_distribution
-from poolwise.rows.averages import DRAWS, OverActions, OverDensities
-from poolwise.rows.features import Features, fit_features
-from poolwise.rows.learn import (
+from poolwise.rows.models import (
     FITTED_ROWS,
     FOLDS,
+    Extra,
+    Features,
     Learner,
     SklearnModel,
     fit_clone,
     fit_earlier,
+    fit_features,
     fit_folds,
     rows_by_fold,
 )
-from poolwise.rows.roles import Extra
+from poolwise.rows.score import checked_distribution
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from poolwise.log.policy import IntArray, Policy, PolicyLike
-    from poolwise.rows.learn import LearnerRows
+    from poolwise.rows.models import LearnerRows
 
 PREDICTED_REWARD, PREDICTED_VALUE = "poolwise_predicted_reward", "poolwise_predicted_value"
+DRAWS = 32  # actions of each row and target with a density
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly between whole numbers
+TOLERANCE = 0.01  # of the integral of a density
 CELLS = 1 << 22  # numbers in one matrix of features: 32 MB
 Predict = Callable[[FloatArray], FloatArray]
+Ask = Callable[[AnyArray], FloatArray]  # predicted rewards of one action per row, by code
 LACKING = (  # requirements, and policies that meet them: with probabilities, with densities
     (
         "the probability of every action",
@@ -107,7 +117,6 @@ class RewardModel:
             )
 
 
-Average = OverActions | OverDensities
 ModelLike = RewardModel | GivenModel | SklearnModel
 
 
@@ -224,7 +233,7 @@ def _constant(reward: FloatArray) -> Predict:
 
 @dataclass(frozen=True, eq=False)
 class FittedReward:
-    """Models by fold; a `rows.learn.Fitted`.
+    """Models by fold; a `rows.models.Fitted`.
 
     Attributes:
         features: Turns rows into a matrix.
@@ -284,3 +293,101 @@ class FittedReward:
                 "note",
             ),
         )
+
+
+# Averages.
+
+
+@dataclass(frozen=True, eq=False)
+class OverActions:
+    """Averages over lists of actions.
+
+    Attributes:
+        targets: Policies by the column of their predicted value.
+        features: Numbers the actions.
+    """
+
+    targets: Mapping[str, Distribution]
+    features: Features
+
+    def __call__(self, ask: Ask, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
+        """Return the mean prediction of each row under each target."""
+        del number
+        probs = {
+            name: checked_distribution(
+                name, policy.distribution(batch), (len(batch), len(policy.actions))
+            )
+            for name, policy in self.targets.items()
+        }
+        values = {name: np.zeros(len(batch)) for name in self.targets}
+        indices = self.features.index(list(self._columns))
+        for columns, index in zip(self._columns.values(), indices, strict=True):
+            predicted = ask(np.full(len(batch), index))
+            for name, column in columns.items():
+                values[name] += probs[name][:, column] * predicted
+        return values
+
+    @cached_property
+    def _columns(self) -> dict[Hashable, dict[str, int]]:
+        """Column of each action in the distributions of the targets."""
+        columns: dict[Hashable, dict[str, int]] = {}
+        for name, policy in self.targets.items():
+            for column, action in enumerate(policy.actions):
+                columns.setdefault(action, {})[name] = column
+        return columns
+
+
+@dataclass(frozen=True, eq=False)
+class OverDensities:
+    """Averages over draws from densities.
+
+    Attributes:
+        targets: Policies by the column of their predicted value.
+        draws: Actions drawn for each row and target.
+        seed: Seed of the draws.
+    """
+
+    targets: Mapping[str, Policy]
+    draws: int = DRAWS
+    seed: int = 0
+
+    def __call__(self, ask: Ask, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
+        """Return the mean prediction of each row under each target."""
+        return {
+            name: self._mean(policy, ask, batch, number)
+            for name, policy in self.targets.items()
+        }
+
+    def _mean(self, policy: Policy, ask: Ask, batch: Batch, number: IntArray) -> FloatArray:
+        value, mass = np.zeros(len(batch)), np.zeros(len(batch))
+        for level in levels(number, self.draws, self.seed):
+            action, weight = drawn(policy, batch, level)
+            value += weight * ask(action)
+            mass += weight
+        _refuse_mass(policy, mass / self.draws)
+        return value / self.draws
+
+
+def levels(number: IntArray, draws: int, seed: int = 0) -> Iterator[FloatArray]:
+    """Yield levels of each row, one in each of `draws` equal parts of 0 to 1.
+
+    They follow from the number of the row and the seed, so that batches do not matter.  Lower
+    and upper parts mirror each other: draws from a symmetric density have its exact mean.
+
+    >>> sorted(round(float(level[0]), 2) for level in levels(np.array([7]), 4))
+    [0.24, 0.49, 0.51, 0.76]
+    """
+    shift = (np.random.default_rng(seed).random() + number * GOLDEN) % 1.0
+    for k in range(draws):
+        yield (k + (shift if 2 * k < draws else 1 - shift)) / draws
+
+
+def _refuse_mass(policy: Policy, mass: FloatArray) -> None:
+    """Reject a density whose integral over its support is not 1."""
+    total, noise = mass.mean(), mass.std() / math.sqrt(len(mass))
+    if abs(total - 1) > TOLERANCE + 4 * noise:
+        reason = f"needs a density with integral 1 over its support, got {total:.3g}"
+        raise PolicyError(type(policy).__name__, reason)
+
+
+Average = OverActions | OverDensities

@@ -23,38 +23,14 @@ from poolwise.log.eligible import restricted
 from poolwise.log.log import ONLY_LOGGER, PART_LOGGER, Log
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
+from poolwise.rows.models import NOTHING
 from poolwise.rows.rules import RoleColumns, column, number, or_zero, string
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.learn import Learner
-
-
-@dataclass(frozen=True, eq=False)
-class Extra:
-    """Columns that are added to the log: a reward model, an estimated mixture.
-
-    Attributes:
-        predicted_reward: Column or SQL expression of the predicted reward, if any.
-        predicted_values: Column or expression of each target's predicted value.
-        mixture: Column of the estimated mixture, if it is estimated.
-        learners: Models that fill such columns.
-    """
-
-    predicted_reward: str | None = None
-    predicted_values: Mapping[str, str] = field(default_factory=dict)
-    mixture: str | None = None
-    learners: tuple[Learner, ...] = ()
-
-    @property
-    def filled(self) -> tuple[str, ...]:
-        """Columns that the learners fill."""
-        return tuple(name for learner in self.learners for name in learner.columns)
-
-
-NOTHING: Extra = Extra()
+    from poolwise.rows.models import Extra
 
 
 @dataclass(frozen=True, eq=False)

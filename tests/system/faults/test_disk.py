@@ -20,9 +20,9 @@ SMALL = "30000"  # bytes that any file may have in these runs
 CUSTOM = """
 import numpy as np
 import poolwise as pw
-from poolwise.rows import score
+from poolwise.rows import append
 
-score.MOST_HELD = 0  # as if there were too many rows to hold them
+append.MOST_HELD = 0  # as if there were too many rows to hold them
 class Mine(pw.Policy):
     def prob(self, batch):
         return np.random.default_rng(len(batch)).uniform(0.2, 0.9, len(batch))
