@@ -45,8 +45,8 @@ from poolwise.moments.terms import (
     weight_moment,
 )
 from poolwise.rows import reader
-from poolwise.rows.layout import Layout
-from poolwise.rows.reader import BadRowsError, cut
+from poolwise.rows.layout import BadRowsError, Layout
+from poolwise.rows.reader import cut
 from poolwise.rows.streams import file_stream
 from tests.support.messages import refused
 from tests.support.reference import (

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from poolwise.errors import UsageError
-from poolwise.log.log import PATTERN, Log
+from poolwise.log.log import PART_LOGGER, PATTERN, Log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from poolwise.engines.base import Engine, EngineLike
+    from poolwise.engines.duckdb import DuckDB
 
 NAMES = ("duckdb", "spark")
 
@@ -68,6 +78,48 @@ def with_loggers(log: Log, engine: EngineLike = None) -> Log:
         with as_engine(engine, log).open(bare, {}) as rows:
             labels = rows.counts
     return replace(log, propensities={i: log.propensities.replace(PATTERN, i) for i in labels})
+
+
+@contextmanager
+def local_log(log: Log, engine: EngineLike) -> Iterator[tuple[Log, DuckDB]]:
+    """Yield a log that DuckDB reads, and DuckDB: the log itself, or a copy of its columns.
+
+    Learning reads its rows again, in the same order, with policies in Python.  A database
+    cannot run those, and a second query may return another order.
+    """
+    from poolwise.engines.duckdb import DuckDB
+
+    reader: Any = as_engine(engine, log)
+    if isinstance(reader, DuckDB):
+        yield log, reader
+        return
+    if not hasattr(reader, "learner_batches"):
+        raise UsageError(
+            f"learning needs rows, and {type(reader).__name__} has none: use DuckDB, Spark or "
+            "a warehouse"
+        )
+    with tempfile.TemporaryDirectory(prefix="poolwise-") as folder:
+        for number, batch in enumerate(reader.learner_batches(log)):
+            pq.write_table(_plain(batch), Path(folder) / f"{number:09}.parquet")
+        mapped = isinstance(log.source, Mapping)
+        copied = replace(
+            log,
+            source=str(Path(folder) / "*.parquet"),
+            logger=PART_LOGGER if mapped else log.logger,
+            table=None,
+            connection=None,
+            reader_options={"union_by_name": True},  # a batch of NULL has no type
+        )
+        yield copied, DuckDB()
+
+
+def _plain(batch: pa.RecordBatch) -> pa.Table:
+    """Return the rows with decimal numbers as doubles, whose digits may differ by batch."""
+    table = pa.Table.from_batches([batch])
+    for k, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type):
+            table = table.set_column(k, field.name, table.column(k).cast(pa.float64()))
+    return table
 
 
 def _of_pyspark(value: object) -> bool:

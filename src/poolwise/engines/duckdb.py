@@ -40,12 +40,12 @@ from poolwise.rows.append import append_scores, fix_order, scored_batches, write
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import Frame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
-from poolwise.rows.layout import TIME, layout_of, times_query
+from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learn import OrderedRows, learn
 from poolwise.rows.mixture import learner_extra, mixture_extra
 from poolwise.rows.models import NOTHING, Extra
 from poolwise.rows.output import stage
-from poolwise.rows.reader import TABLE_ROWS, BadRowsError, Stream, label_counts
+from poolwise.rows.reader import TABLE_ROWS, Stream, label_counts
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import rows
 from poolwise.rows.streams import plain_stream

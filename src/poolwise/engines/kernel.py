@@ -15,7 +15,7 @@ import numpy as np
 from poolwise.engines.compiled import TYPES, Input, Totals, add
 from poolwise.engines.program import program_of, with_room
 from poolwise.engines.sums import add_tail, fresh_floors, no_sums, raise_floors
-from poolwise.rows.reader import BadRowsError
+from poolwise.rows.layout import BadRowsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

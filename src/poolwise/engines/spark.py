@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -27,8 +27,10 @@ from poolwise.engines.blocks import Folding
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
 from poolwise.engines.spark_sources import (
+    collected,
     frame_of,
     local_files,
+    narrow,
     running_session,
     scored,
     spark_errors,
@@ -38,7 +40,9 @@ from poolwise.engines.spark_sources import (
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.tallies import BINS
-from poolwise.rows.reader import BadRowsError, Reader, RowGroup, to_rows
+from poolwise.rows.layout import BadRowsError
+from poolwise.rows.mixture import learner_extra
+from poolwise.rows.reader import Reader, RowGroup, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name
 from poolwise.rows.streams import plain_stream
@@ -83,7 +87,7 @@ class Spark:
     def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[SparkRows]:
         """Open a log with its targets; workers score the policies in Python."""
         with ExitStack() as stack:
-            session = self.session or stack.enter_context(running_session(self.master))
+            session = stack.enter_context(self._running())
             frame = frame_of(session, log)
             view = stack.enter_context(viewed(session, frame))
             roles = assign(log, targets, frame.columns, view)
@@ -94,6 +98,18 @@ class Spark:
                 relation = stack.enter_context(viewed(session, frame))
                 table, files = replace(table, relation=relation), None
             yield SparkRows(table, session, files, self.task_rows)
+
+    def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
+        """Yield the columns that a learner reads, in batches that workers pack."""
+        with self._running() as session:
+            frame = frame_of(session, log)
+            roles = assign(log, {}, frame.columns, exp.to_table("log"), learner_extra(log))
+            with spark_errors("copying the rows"):
+                yield from collected(narrow(frame, roles.read))
+
+    def _running(self) -> AbstractContextManager[SparkSession]:
+        own = self.session
+        return running_session(self.master) if own is None else nullcontext(own)
 
 
 class Failure(NamedTuple):

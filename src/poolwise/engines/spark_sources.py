@@ -282,14 +282,29 @@ def narrow(frame: DataFrame, names: Iterable[str]) -> DataFrame:
     return frame.select([f"`{name.replace('`', '``')}`" for name in names])
 
 
+def collected(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """All rows in batches, each of which a worker writes to bytes."""
+    packed = frame.mapInArrow(_packed, "batch binary")
+    for (content,) in packed.toLocalIterator(prefetchPartitions=True):
+        yield from pa.ipc.open_stream(bytes(content))
+
+
+def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        content = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+        yield pa.record_batch({"batch": content})
+
+
 @contextmanager
 def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     """The columns that queries read and the policies' probabilities, cached by the workers."""
     from pyspark import StorageLevel
     from pyspark.sql.types import DoubleType, StructType
 
-    names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    needed = narrow(frame, names)
+    needed = narrow(frame, roles.read)
     schema = StructType([needed.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())

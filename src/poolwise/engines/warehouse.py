@@ -18,6 +18,7 @@ from poolwise.engines.answer import WarehouseRows
 from poolwise.engines.sql import written
 from poolwise.errors import EngineError, UsageError
 from poolwise.log.log import SELECT
+from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 
 # Text that PostgreSQL can cast to a double.
 NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
 WRITES = (exp.DML, exp.DDL, exp.Drop, exp.Command, exp.Into, exp.Alter)
+BATCH_ROWS = 65_536  # that are fetched at once
 SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 SAVEPOINT = "poolwise"
 ROLLBACK = "rollback()"  # the connection's method; any other text is a statement
@@ -191,14 +193,14 @@ class Session:
             names = [str(column[0]) for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in _values(cursor.fetchall())]
 
-    def batches(self, query: exp.Select, size: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, query: exp.Select) -> Iterator[pa.RecordBatch]:
         """Run a query and yield its answer in batches, as drivers return it: Arrow or rows."""
         with self._running(written(query, self.dialect), stream=True) as cursor:
             if hasattr(cursor, "fetch_record_batch"):
                 yield from cursor.fetch_record_batch()
                 return
             names = [str(column[0]) for column in cursor.description]
-            while rows := cursor.fetchmany(size):
+            while rows := cursor.fetchmany(BATCH_ROWS):
                 lists = map(list, zip(*_values(rows), strict=True))
                 columns = dict(zip(names, lists, strict=True))
                 yield pa.RecordBatch.from_pydict(columns)
@@ -334,6 +336,15 @@ class Warehouse:
                 )
             table = _readable(roles.table, columns, dialect)
             yield WarehouseRows(table, session, self.widest)
+
+    def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
+        """Yield the columns that a learner reads, in batches."""
+        with self.session(log) as session:
+            relation = relation_of(str(log.table), session.dialect)
+            columns = list(session.columns(relation))
+            roles = assign(log, {}, columns, relation, learner_extra(log))
+            names = [exp.column(name, quoted=True) for name in roles.read]
+            yield from session.batches(exp.select(*names).from_(relation.copy()))
 
 
 def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> RoleColumns:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from poolwise.engines import with_loggers
-from poolwise.engines.copy import local_log
+from poolwise.engines import local_log, with_loggers
 from poolwise.errors import Finding, LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.design import AS_NOW

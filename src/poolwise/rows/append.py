@@ -226,8 +226,7 @@ def append_scores(
     if extra.learners:
         fix_order(connection, log, folder)
         fill = learn(connection, roles, extra)
-    names = list(dict.fromkeys([*roles.needed, *roles.context]))
-    batches = scored_batches(connection, roles, names, fill, source)
+    batches = scored_batches(connection, roles, roles.read, fill, source)
     columns = [*roles.queried, *roles.scored, *extra.filled]
     path = folder / "scored.parquet"
     frame = keep_batches(batches, path, columns)

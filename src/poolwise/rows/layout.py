@@ -43,6 +43,10 @@ TIME = re.compile(r"DATE|TIMESTAMP")  # types of columns that order rows in time
 MOST_PERIODS = 1_000  # more distinct values suggest a time stamp of single rows
 
 
+class BadRowsError(Exception):
+    """A row breaks a rule; a query of `rows.rules` then finds out which one."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Columns ``logger``, ``reward``, ``p_0``..., ``t_0``... and the rules of their rows.

@@ -23,6 +23,7 @@ from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
 from poolwise.rows.footers import Footers
 from poolwise.rows.gather import gather, joined
+from poolwise.rows.layout import BadRowsError
 from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
 
 if TYPE_CHECKING:
@@ -41,10 +42,6 @@ TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
 CLOSE = 1_024  # difference of integer labels that need not be looked up
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
-
-
-class BadRowsError(Exception):
-    """A row breaks a rule; a query of `rows.rules` then finds out which one."""
 
 
 # Streams.

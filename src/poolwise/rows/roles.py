@@ -57,6 +57,11 @@ class Roles:
     features: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
 
+    @property
+    def read(self) -> list[str]:
+        """Columns of the source that the query, the policies or models read."""
+        return list(dict.fromkeys([*self.needed, *self.context]))
+
 
 @dataclass
 class _Lookup:
