@@ -33,8 +33,8 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.skew import auto_interval, interval_needs
 from poolwise.intervals.student import Limits
 from poolwise.log.log import Log
-from poolwise.moments.cells import Cell, by_logger
-from poolwise.moments.moments import selected
+from poolwise.moments.cells import Cell
+from poolwise.moments.moments import by_logger, selected
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.layout import Layout, period_shares
 

@@ -23,10 +23,10 @@ from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
-from poolwise.moments.buckets import Split, jackknife, pooled_buckets
+from poolwise.moments.buckets import Split, jackknife
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import by_count
-from poolwise.moments.moments import Moments
+from poolwise.moments.moments import Moments, pooled_buckets
 from poolwise.moments.terms import BALANCED_REWARD
 from tests.support.messages import check_findings
 from tests.support.toys import toy

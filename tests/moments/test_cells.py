@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from poolwise.moments.cells import Cell, by_logger, periods_of
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.moments import by_logger
 from poolwise.moments.terms import REWARD
 from tests.support.small import group
 

@@ -16,8 +16,8 @@ from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.moments.cells import Cell, by_logger, periods_of
-from poolwise.moments.moments import pooled
+from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.moments import by_logger, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     PERIOD_REWARD,

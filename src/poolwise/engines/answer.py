@@ -18,8 +18,7 @@ import numpy as np
 from poolwise.engines.base import CHANGED, QueryRows
 from poolwise.engines.sql import MomentsRequest, moments_query
 from poolwise.errors import LogError, UsageError
-from poolwise.moments.buckets import pooled_buckets
-from poolwise.moments.moments import Moments, pooled, refuse_infinite
+from poolwise.moments.moments import Moments, pooled, pooled_buckets, refuse_infinite
 from poolwise.moments.terms import Needs, Term, unite
 
 if TYPE_CHECKING:

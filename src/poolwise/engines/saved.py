@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from poolwise.engines.files import DAMAGED, Question, question, read_moments, write_moments
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
-from poolwise.moments.buckets import pooled_buckets
+from poolwise.moments.moments import pooled_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, least_squares
-from poolwise.moments.buckets import pooled_buckets
 from poolwise.moments.estimate import Estimate
 from poolwise.moments.linear import Linear, Score, by_count
+from poolwise.moments.moments import pooled_buckets
 from poolwise.moments.terms import BALANCED_REWARD
 
 if TYPE_CHECKING:

@@ -41,8 +41,7 @@ from poolwise.intervals.guarantees import (
 )
 from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
-from poolwise.moments.cells import by_logger
-from poolwise.moments.moments import PooledLoggers, selected_each
+from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from poolwise.errors import RefusedError
 from poolwise.moments.estimate import value_of
 from poolwise.moments.linear import stacked
-from poolwise.moments.moments import Moments, MomentsByLogger, PooledLoggers, pooled
+from poolwise.moments.moments import Moments, MomentsByLogger, PooledLoggers, pooled_buckets
 
 if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray
@@ -31,12 +31,6 @@ BUCKETS = 200  # gives the jackknife's standard error a relative error of about 
 FEW_ROWS = 0.01  # share of all rows below which a logger's clusters are negligible
 ROUNDING = 1e-24  # relative to the squared value: a smaller variance is rounding
 Buckets = Sequence[MomentsByLogger]
-
-
-def pooled_buckets(buckets: Buckets) -> PooledLoggers:
-    """Return the moments of each logger over all buckets."""
-    loggers = dict.fromkeys(i for bucket in buckets for i in bucket)
-    return PooledLoggers((i, pooled(b[i] for b in buckets if i in b)) for i in loggers)
 
 
 def resampled(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from poolwise.moments.moments import Moments, pooled
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from poolwise.moments.moments import Moments
 
 
 class Cell(str):
@@ -69,11 +69,3 @@ def by_period(moments: Mapping[str, Moments]) -> dict[str, dict[str, Moments]]:
     for cell, of_cell in moments.items():
         periods[cell.period if isinstance(cell, Cell) else ""][cell] = of_cell
     return periods
-
-
-def by_logger(moments: Mapping[str, Moments], loggers: Iterable[str]) -> dict[str, Moments]:
-    """Return the moments of each logger over all periods, in the order of these loggers."""
-    cells: dict[str, list[Moments]] = {logger: [] for logger in loggers}
-    for cell, of_cell in moments.items():
-        cells[cell.logger if isinstance(cell, Cell) else cell].append(of_cell)
-    return {logger: pooled(parts) for logger, parts in cells.items() if parts}

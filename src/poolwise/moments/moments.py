@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.errors import RefusedError
+from poolwise.moments.cells import Cell
 from poolwise.moments.tallies import add_slices, added_powers
 from poolwise.moments.terms import Term
 
@@ -302,6 +303,20 @@ class PooledLoggers(dict[str, Moments]):
 def together(moments: MomentsByLogger) -> Moments:
     """Return the moments of all loggers together."""
     return moments.together if isinstance(moments, PooledLoggers) else pooled(moments.values())
+
+
+def pooled_buckets(buckets: Sequence[MomentsByLogger]) -> PooledLoggers:
+    """Return the moments of each logger over all buckets."""
+    loggers = dict.fromkeys(i for bucket in buckets for i in bucket)
+    return PooledLoggers((i, pooled(b[i] for b in buckets if i in b)) for i in loggers)
+
+
+def by_logger(moments: MomentsByLogger, loggers: Iterable[str]) -> dict[str, Moments]:
+    """Return the moments of each logger over all periods, in the order of these loggers."""
+    cells: dict[str, list[Moments]] = {logger: [] for logger in loggers}
+    for cell, of_cell in moments.items():
+        cells[cell.logger if isinstance(cell, Cell) else cell].append(of_cell)
+    return {logger: pooled(parts) for logger, parts in cells.items() if parts}
 
 
 def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
