@@ -24,7 +24,9 @@ ROWS = 6_000
 
 
 def contents(batches: list[Rows], rows: int, most: int = 1_000) -> dict[int, int]:
-    sample = CopySample(rows, groups=3, most=most)
+    sample = CopySample(most)
+    assert sample.start(rows, groups=3) is sample
+    assert sample.start(rows, groups=3) is None
     assert sum(len(groups) for groups, _ in sample.watch(batches)) == rows
     return sample.contents()
 

@@ -28,7 +28,8 @@ from poolwise.errors import EngineError, LogError, MissingColumnError, UsageErro
 from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import needs_of, query_text
-from poolwise.rows.rules import column, counts_query
+from poolwise.rows.layout import counts_query
+from poolwise.rows.rules import column
 from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection, PostgresEngine, load, server
 from tests.support.reference import assert_same, log_of, random_table

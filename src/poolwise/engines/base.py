@@ -16,11 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
-from poolwise.rows.layout import cells_of, cells_query
+from poolwise.rows.layout import cells_of, cells_query, counts_query
 from poolwise.rows.rules import (
     RoleColumns,
     check_query,
-    counts_query,
     example_query,
     range_query,
     role_text,

@@ -7,7 +7,7 @@ since a policy in Python may round a copy differently in another batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -24,18 +24,25 @@ FACTOR = 0x9E3779B97F4A7C15  # odd: a product with it, modulo 2**64, spreads bit
 
 
 class CopySample:
-    """Collects rows from batches of a pass; threads may share one.
+    """Collects rows from batches of the first pass over a log; threads may share one.
 
     Attributes:
-        groups: Number of groups of rows that are not buckets: loggers, or cells of periods.
+        groups: Number of groups of rows that are not buckets: loggers, or cells of periods; 0
+            before the first pass.
         threshold: Rows whose short hash is below it are in the sample.
     """
 
-    def __init__(self, rows: int, groups: int, most: int = MOST) -> None:
-        self.groups = groups
-        self.threshold = 2**64 * most // max(rows, most)
-        self._most = 4 * most
+    def __init__(self, most: int = MOST) -> None:
+        self.groups = self.threshold = 0
+        self._most = most
         self._parts: list[Rows] = []  # append is atomic
+
+    def start(self, rows: int, groups: int) -> Self | None:
+        """Return the sample to be filled; None for all passes but the first."""
+        if self.groups:
+            return None
+        self.groups, self.threshold = groups, 2**64 * self._most // max(rows, self._most)
+        return self
 
     def watch(self, batches: Iterable[Rows]) -> Iterator[Rows]:
         """Yield batches unchanged; add their rows to the sample."""
@@ -55,7 +62,7 @@ class CopySample:
 
     def _few(self) -> bool:
         """Return False once frequent contents have overfilled the sample."""
-        return sum(len(groups) for groups, _ in self._parts) <= self._most
+        return sum(len(groups) for groups, _ in self._parts) <= 4 * self._most
 
     def _add(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> None:
         if self.threshold < 2**64:
@@ -80,24 +87,6 @@ def copies_query(part: int = 1) -> str:
     hashed = f"SELECT hash(log) AS h FROM log WHERE h % {part} = 0"
     copies = f"SELECT count(*) AS copies FROM ({hashed}) GROUP BY h"
     return f"SELECT copies, count(*) AS contents FROM ({copies}) GROUP BY copies"
-
-
-class FirstPass:
-    """Holds the sample of the first pass over the rows of a log."""
-
-    def __init__(self) -> None:
-        self._sample: CopySample | None = None
-
-    def start(self, rows: int, groups: int) -> CopySample | None:
-        """Return a sample to be filled; None for all passes but the first."""
-        if self._sample is not None:
-            return None
-        self._sample = CopySample(rows, groups)
-        return self._sample
-
-    def contents(self) -> dict[int, int]:
-        """Number of contents that occur 1, 2, 3, ... times in the sample."""
-        return {} if self._sample is None else self._sample.contents()
 
 
 def _short(columns: Sequence[AnyArray]) -> NDArray[np.uint64]:

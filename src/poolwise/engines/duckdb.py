@@ -20,7 +20,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.engines.base import CHANGED
-from poolwise.engines.copies import FirstPass, copies_query
+from poolwise.engines.copies import CopySample, copies_query
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
     KernelRows,
@@ -212,7 +212,7 @@ class DuckDBRows(KernelRows):
     footers: Footers = field(default_factory=Footers, kw_only=True)
     timed: bool = field(default=False, kw_only=True)
     unexplained: bool = field(default=False, kw_only=True)
-    copied: FirstPass = field(default_factory=FirstPass, kw_only=True)
+    copied: CopySample = field(default_factory=CopySample, kw_only=True)
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -324,10 +324,7 @@ class DuckDBRows(KernelRows):
 
         Only every `part`-th content is counted.
         """
-        lines = [
-            line for b in self._batches(copies_query(part), 1024) for line in b.to_pylist()
-        ]
-        return {line["copies"]: line["contents"] for line in lines}
+        return {n["copies"]: n["contents"] for n in self._answer(copies_query(part))}
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Return values of terms in at most about `most` rows, and the share of each row."""
@@ -345,7 +342,7 @@ class DuckDBRows(KernelRows):
         """Return the first and last time of each logger, if the log has a column of times."""
         if not self.timed:
             return {}
-        columns = [c for b in self._batches("DESCRIBE log", 1024) for c in b.to_pylist()]
+        columns = self._answer("DESCRIBE log")
         named = [c["column_name"] for c in columns if TIME.match(c["column_type"])]
         lines = self._lines(times_query(self.table.logger, named[0])) if named else []
         return {i["logger"]: (i["first"], i["last"]) for i in lines if i["first"] is not None}
@@ -355,7 +352,9 @@ class DuckDBRows(KernelRows):
             yield from read_rows(*self._stream(layout), self._threads, size)
 
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
-        text = query.sql(dialect="duckdb")
+        return self._answer(query.sql(dialect="duckdb"))
+
+    def _answer(self, text: str) -> list[dict[str, Any]]:
         return [line for batch in self._batches(text, 1024) for line in batch.to_pylist()]
 
     def _batches(self, text: str, size: int) -> Iterator[pa.RecordBatch]:

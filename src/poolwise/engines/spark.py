@@ -158,7 +158,7 @@ def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -
     if hidden:
         return Failure(socket.gethostname(), hidden[0])
     tables = Reader(columns)(pieces, task.layout.names)
-    return _total(task, task.rows, tables, first_row)
+    return _total(task, tables, first_row)
 
 
 def sum_partition(
@@ -169,16 +169,13 @@ def sum_partition(
 
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
-    rows = task.rows
-    outcome = _total(task, rows, _tables(batches, rows), partition * PARTITION_ROWS)
+    outcome = _total(task, _tables(batches, task.rows), partition * PARTITION_ROWS)
     yield pa.record_batch({"partition": [partition], "outcome": [pickle.dumps(outcome)]})
 
 
-def _total(
-    task: Folding[Any], size: int, tables: Iterable[pa.Table], first_row: int
-) -> Outcome:
+def _total(task: Folding[Any], tables: Iterable[pa.Table], first_row: int) -> Outcome:
     """Add up all tables, in their order."""
-    batches = to_rows(tables, task.layout, first_row, size)
+    batches = to_rows(tables, task.layout, first_row, task.rows)
     try:
         with threadpool_limits(limits=1):
             first = next(batches, None)

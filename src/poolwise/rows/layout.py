@@ -198,23 +198,35 @@ def layout_of(
     )
 
 
+def _labels(
+    table: RoleColumns, labels: Mapping[str, Expression], *more: Expression
+) -> exp.Subquery:
+    """Select labels as text; read nothing else, unless bad rows must be left out."""
+    if table.drop:
+        names = [column(name) for name in (*labels, *(value.alias for value in more))]
+        query = exp.select(*names).from_("rows").with_("rows", as_=rows(table).select(*more))
+        return query.where(good(table)).subquery("labels")
+    casts = [exp.cast(v.copy(), "varchar").as_(n, quoted=True) for n, v in labels.items()]
+    return exp.select(*casts, *more).from_(table.relation.copy()).subquery("labels")
+
+
+def counts_query(table: RoleColumns) -> exp.Select:
+    """Count rows of each logger."""
+    query = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
+    labels = _labels(table, {"logger": table.logger})
+    return query.from_(labels).group_by(column("logger"))
+
+
 def cells_query(table: RoleColumns) -> exp.Select:
     """Count the rows of each logger in each period, with a value that sorts the periods."""
     if table.period is None:
         raise ValueError("the log has no periods")
     order = table.period.copy().as_("period_order", quoted=True)
-    if table.drop:
-        names = [column(name) for name in ("period", "logger", "period_order")]
-        labels = exp.select(*names).from_("rows").with_("rows", as_=rows(table).select(order))
-        labels = labels.where(good(table))
-    else:
-        texts = {"period": table.period, "logger": table.logger}
-        casts = [exp.cast(v.copy(), "varchar").as_(n, quoted=True) for n, v in texts.items()]
-        labels = exp.select(*casts, order).from_(table.relation.copy())
+    labels = _labels(table, {"period": table.period, "logger": table.logger}, order)
     first = exp.Min(this=column("period_order")).as_("period_order", quoted=True)
     count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
     query = exp.select(column("period"), column("logger"), first, count)
-    return query.from_(labels.subquery("labels")).group_by(column("period"), column("logger"))
+    return query.from_(labels).group_by(column("period"), column("logger"))
 
 
 def missing_query(table: RoleColumns) -> exp.Select:

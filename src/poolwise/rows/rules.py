@@ -334,23 +334,9 @@ def good(table: RoleColumns) -> Expression:
     return exp.func("coalesce", exp.and_(*keep), exp.false())
 
 
-def counts_query(table: RoleColumns) -> exp.Select:
-    """Count rows of each logger; read one column, unless bad rows must be left out."""
-    if table.drop:
-        query = exp.select(column("logger")).from_("rows").with_("rows", as_=rows(table))
-        query = query.where(good(table))
-    else:
-        label = exp.cast(table.logger.copy(), "varchar").as_("logger", quoted=True)
-        query = exp.select(label).from_(table.relation.copy())
-    outer = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
-    return outer.from_(query.subquery("labels")).group_by(column("logger"))
-
-
 def check_query(table: RoleColumns) -> exp.Select:
     """Return the query that counts the rows of each logger that break each rule."""
     select = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
-    bad = exp.Not(this=good(table))
-    select = select.select(count_where(bad).as_("bad", quoted=True))
     for place, rule in enumerate(rules(table)):
         select = select.select(count_where(rule.broken).as_(f"rule_{place}", quoted=True))
     query = select.from_("rows").group_by(column("logger"))
