@@ -33,7 +33,7 @@ from poolwise.moments.terms import (
     Needs,
     period_moment,
 )
-from poolwise.rows.models import fit_earlier
+from poolwise.rows.learners import fit_earlier
 from tests.support.histories import (
     LIVE,
     TARGET,

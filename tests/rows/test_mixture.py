@@ -17,6 +17,7 @@ from threadpoolctl import ThreadpoolController
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.rows import output
+from poolwise.rows.learners import Features, fit_folds
 from poolwise.rows.mixture import (
     LEAST,
     FittedMixture,
@@ -25,7 +26,6 @@ from poolwise.rows.mixture import (
     log_mixture,
     sample_of,
 )
-from poolwise.rows.models import Features, fit_folds
 from tests.support.messages import check_findings, refused
 from tests.support.toys import toy
 

@@ -24,10 +24,9 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.log.adapters import Table
 from poolwise.log.log import Log
 from poolwise.log.policy import Uniform
-from poolwise.rows import learn as learned
-from poolwise.rows.learn import Folds
+from poolwise.rows.folds import FOLD, LABEL, NUMBER, Folds
+from poolwise.rows.learners import LearnerRows, fit_features
 from poolwise.rows.mixture import fit_mixture
-from poolwise.rows.models import LearnerRows, fit_features
 from poolwise.rows.reward_model import (
     PREDICTED_REWARD,
     OverDensities,
@@ -129,15 +128,13 @@ def test_rows_of_a_cluster_are_in_one_fold() -> None:
 @pytest.mark.parametrize("stride", [1, 3, 5])  # 5: as many as folds
 def test_every_fold_has_its_part_of_every_logger_and_of_the_sample(stride: int) -> None:
     labels = np.array(["a"] * 100 + ["b"] * 31)
-    batches = [
-        pa.record_batch({learned.LABEL: labels[k : k + 7].tolist()}) for k in range(0, 131, 7)
-    ]
+    batches = [pa.record_batch({LABEL: labels[k : k + 7].tolist()}) for k in range(0, 131, 7)]
     rows = pa.Table.from_batches(Folds(5, stride).append(batches)).to_pandas()
-    for _, group in rows.groupby(learned.LABEL):
-        sizes = np.bincount(group[learned.FOLD], minlength=5)
+    for _, group in rows.groupby(LABEL):
+        sizes = np.bincount(group[FOLD], minlength=5)
         assert sizes.max() - sizes.min() <= stride
-        sampled = group[group[learned.NUMBER] % stride == 0]
-        assert np.ptp(np.bincount(sampled[learned.FOLD], minlength=5)) <= 1
+        sampled = group[group[NUMBER] % stride == 0]
+        assert np.ptp(np.bincount(sampled[FOLD], minlength=5)) <= 1
 
 
 def test_a_tabular_model_fills_in_the_mean_of_the_other_folds() -> None:
@@ -165,7 +162,7 @@ def test_estimates_do_not_depend_on_batches_or_on_where_rows_come_from(
     whole = result(log, target, model, "doubly-robust").estimates["doubly-robust"]
     rows = log.source
     monkeypatch.setattr("poolwise.rows.append.SCORING_ROWS", 2048)
-    monkeypatch.setattr("poolwise.rows.learn.BATCH_ROWS", 2048)
+    monkeypatch.setattr("poolwise.rows.folds.BATCH_ROWS", 2048)
     monkeypatch.setattr("poolwise.rows.reward_model.CELLS", 64)
     parts = result(replace(log, source=rows), target, model, "doubly-robust")
     assert parts.estimates["doubly-robust"].value == pytest.approx(whole.value, rel=1e-12)

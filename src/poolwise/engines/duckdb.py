@@ -37,13 +37,13 @@ from poolwise.errors import EngineError, LogError
 from poolwise.log.log import CleanLog
 from poolwise.moments.terms import Needs
 from poolwise.rows.append import append_scores, fix_order, scored_batches, write_batches
+from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import Frame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
-from poolwise.rows.learn import OrderedRows, learn
+from poolwise.rows.learners import NOTHING, Extra
 from poolwise.rows.mixture import learner_extra, mixture_extra
-from poolwise.rows.models import NOTHING, Extra
 from poolwise.rows.output import stage
 from poolwise.rows.reader import TABLE_ROWS, Stream, label_counts
 from poolwise.rows.roles import Roles, assign

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -35,9 +34,11 @@ from poolwise.rows.roles import assign
 from poolwise.rows.rules import string
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from poolwise.engines.answer import Group
+    from poolwise.engines.base import Line
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, PolicyLike
     from poolwise.moments.moments import MomentsByLogger
@@ -70,7 +71,6 @@ TALLIES: Mapping[str, type] = {
     "powers": np.float64,
 }
 Header = dict[str, Any]  # the JSON in the metadata
-Lines = Sequence[Mapping[str, Any]]
 MARK = "poolwise"  # column of the answer with the hash of the question
 NULLS = {"", "NULL", "\\N"}  # NULL in exported CSV files
 ADVICE = (
@@ -81,7 +81,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class Question:
+class QuestionHashes:
     """Hashes of the roles and targets that moments were computed for.
 
     Attributes:
@@ -101,7 +101,7 @@ class Question:
         return f"{ANSWER_FORMAT}:{_hash([*asdict(self).values(), *parts, groups])}"
 
 
-def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
+def question(log: Log, targets: Mapping[str, PolicyLike]) -> QuestionHashes:
     """Hash the roles of a log and its targets, but not its source.
 
     >>> from poolwise.log.log import Log
@@ -115,7 +115,7 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> Question:
     rules = [log.log_probabilities, log.on_fault, *["densities"] * log.densities]
     crossed = {k: policy_text(v) for k, v in log.by_label.items() if v is not None}
     own = None if log.propensity is None else policy_text(log.propensity)
-    return Question(
+    return QuestionHashes(
         _hash([logger, policy_text(log.reward), rules]),
         {str(name): _hash(policy_text(policy)) for name, policy in targets.items()},
         _hash([crossed, own]) if log.crossed else "",
@@ -375,7 +375,7 @@ def _exported(path: Path) -> list[dict[str, Any]]:
         raise _unreadable(path, why) from reason
 
 
-def _parsed(path: Path, kind: str) -> Lines:
+def _parsed(path: Path, kind: str) -> Sequence[Line]:
     """Read CSV, JSON lines, or one JSON array."""
     if kind == "csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -383,6 +383,6 @@ def _parsed(path: Path, kind: str) -> Lines:
             return [{k: None if v in NULLS else v for k, v in line.items()} for line in lines]
     text = path.read_text("utf-8-sig")
     if text.lstrip().startswith("["):
-        array: Lines = json.loads(text)
+        array: Sequence[Line] = json.loads(text)
         return array
     return [json.loads(line) for line in text.splitlines() if line.strip()]

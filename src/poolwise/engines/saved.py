@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from poolwise.engines.files import DAMAGED, Question, question, read_moments, write_moments
+from poolwise.engines.files import (
+    DAMAGED,
+    QuestionHashes,
+    question,
+    read_moments,
+    write_moments,
+)
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
 from poolwise.moments.moments import pooled_buckets
 
@@ -145,7 +151,7 @@ class Summary:
     """
 
     moments: MomentsByLogger
-    question: Question
+    question: QuestionHashes
     manifest: Mapping[str, float]
 
     @property
@@ -168,7 +174,7 @@ class Summary:
         lost = self.question.mixture and not self.crossed
         yield SavedRows(self.moments, log.on_fault == "drop", (LOST,) if lost else ())
 
-    def _refuse_other(self, requested: Question) -> None:
+    def _refuse_other(self, requested: QuestionHashes) -> None:
         if requested.roles != self.question.roles:
             raise UsageError(
                 "these moments belong to another log: logger, reward, `on_fault` and "
@@ -253,7 +259,7 @@ class Summary:
         moments, header = read_moments(Path(path))
         try:
             targets = {str(k): str(v) for k, v in header["targets"].items()}
-            hashes = Question(str(header["roles"]), targets, str(header["mixture"]))
+            hashes = QuestionHashes(str(header["roles"]), targets, str(header["mixture"]))
             manifest = {str(k): float(v) for k, v in header["manifest"].items()}
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as reason:
             raise SourceError(f"{str(path)!r}", DAMAGED) from reason

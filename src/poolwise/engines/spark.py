@@ -120,7 +120,7 @@ class Failure(NamedTuple):
 
 
 FileWork = tuple[int, list[RowGroup]]  # row groups, after the number of their first row
-Outcome = Any  # the sum of a task's rows, a Failure, or None without rows
+TaskResult = Any  # the sum of a task's rows, a Failure, or None without rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class KernelWork(Folding[Any]):
         return sums
 
 
-def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -> Outcome:
+def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -> TaskResult:
     """Read row groups on a worker and add them up.
 
     Args:
@@ -173,7 +173,7 @@ def sum_partition(
     yield pa.record_batch({"partition": [partition], "outcome": [pickle.dumps(outcome)]})
 
 
-def _total(task: Folding[Any], tables: Iterable[pa.Table], first_row: int) -> Outcome:
+def _total(task: Folding[Any], tables: Iterable[pa.Table], first_row: int) -> TaskResult:
     """Add up all tables, in their order."""
     batches = to_rows(tables, task.layout, first_row, task.rows)
     try:
@@ -290,7 +290,7 @@ class SparkRows(KernelRows):
         except (pa.ArrowException, OSError) as reason:
             raise EngineError("pyarrow", "reading Parquet", reason) from reason
 
-    def _run_on_rows(self, work: Folding[Any], most: int) -> list[Outcome]:
+    def _run_on_rows(self, work: Folding[Any], most: int) -> list[TaskResult]:
         table = self.table
         if work.layout.buckets > 1 and table.cluster is not None:
             table = replace(table, bucket=exp.cast(table.cluster.copy(), "varchar"))

@@ -22,8 +22,8 @@ from poolwise.evaluation.request import Request, named_targets
 from poolwise.log.log import PART_LOGGER, LiveLog
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.mixture import mixture_extra
-from poolwise.rows.models import NOTHING
 from poolwise.rows.output import PARQUET, refuse_output, whole_file
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.log.adapters import as_policy
 from poolwise.log.policy import expression_of
 from poolwise.moments.estimate import require_crossed
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.mixture import mixture_extra
-from poolwise.rows.models import NOTHING
 from poolwise.rows.reward_model import model_extra
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Needs
-    from poolwise.rows.models import Extra
+    from poolwise.rows.learners import Extra
     from poolwise.rows.reward_model import ModelLike
 
 IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee

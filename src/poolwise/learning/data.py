@@ -28,7 +28,7 @@ from poolwise.log.policy import AnyArray, Distribution, FloatArray, IntArray, in
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from poolwise.rows.models import LearnerRows
+    from poolwise.rows.learners import LearnerRows
 
 Hashes = NDArray[np.uint64]
 FACTOR = np.uint64(0xBF58476D1CE4E5B9)  # odd, with well mixed bits

@@ -18,7 +18,7 @@ import numpy as np
 
 from poolwise.errors import PolicyError, UsageError
 from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, index_of
-from poolwise.rows.models import one_hot
+from poolwise.rows.learners import one_hot
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from poolwise.learning.unseen import UnseenLog
     from poolwise.log.log import Log
     from poolwise.log.policy import Distribution, IntArray
-    from poolwise.rows.models import LearnerRows
+    from poolwise.rows.learners import LearnerRows
 
 FOLDS = 5
 MOST_ROWS = 1_000_000

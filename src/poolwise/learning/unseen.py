@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.rows.models import LearnerRows
+    from poolwise.rows.learners import LearnerRows
 
 SEEN = -1  # part of a row that the only policy was learned from
 LEARNED, ANCHOR = "learned", "anchor"

@@ -19,8 +19,8 @@ from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
 from poolwise.errors import NO_ROWS, LogError, SourceError, UsageError
+from poolwise.rows.folds import learn
 from poolwise.rows.frames import Frame
-from poolwise.rows.learn import learn
 from poolwise.rows.output import stage
 from poolwise.rows.reader import in_order
 from poolwise.rows.rules import column
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from poolwise.errors import Finding
     from poolwise.log.log import Log
-    from poolwise.rows.learn import Fill
-    from poolwise.rows.models import Extra
+    from poolwise.rows.folds import Fill
+    from poolwise.rows.learners import Extra
     from poolwise.rows.reader import Files
     from poolwise.rows.roles import Roles
     from poolwise.rows.rules import RoleColumns

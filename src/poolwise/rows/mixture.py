@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
-from poolwise.rows.models import (
+from poolwise.rows.learners import (
     MIXTURE,
     READING,
     Extra,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.rows.models import LearnerRows
+    from poolwise.rows.learners import LearnerRows
 
 ROWS_TO_CALIBRATE = 30  # of the smallest logger: fewer would calibrate on noise
 LOWEST_LOG = -30.0  # of a probability as a feature: models reject infinity
@@ -200,7 +200,7 @@ def calibrated_classifier(classifier: SklearnModel | None, counts: IntArray) -> 
 
 @dataclass(frozen=True, eq=False)
 class FittedMixture:
-    """Classifiers by fold; a `rows.models.Fitted`.
+    """Classifiers by fold; a `rows.learners.Fitted`.
 
     Attributes:
         features: Turns rows into a matrix.

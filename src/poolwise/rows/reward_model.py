@@ -26,7 +26,7 @@ from poolwise.log.adapters import as_policy
 from poolwise.log.densities import can_draw, drawn
 from poolwise.log.eligible import restricted
 from poolwise.log.policy import AnyArray, Batch, Distribution, FloatArray, is_distribution
-from poolwise.rows.models import (
+from poolwise.rows.learners import (
     FITTED_ROWS,
     FOLDS,
     Extra,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from poolwise.log.policy import IntArray, Policy, PolicyLike
-    from poolwise.rows.models import LearnerRows
+    from poolwise.rows.learners import LearnerRows
 
 PREDICTED_REWARD, PREDICTED_VALUE = "poolwise_predicted_reward", "poolwise_predicted_value"
 DRAWS = 32  # actions of each row and target with a density
@@ -53,7 +53,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly between whole
 TOLERANCE = 0.01  # of the integral of a density
 CELLS = 1 << 22  # numbers in one matrix of features: 32 MB
 Predict = Callable[[FloatArray], FloatArray]
-Ask = Callable[[AnyArray], FloatArray]  # predicted rewards of one action per row, by code
+RewardsOf = Callable[[AnyArray], FloatArray]  # predicted rewards of one action per row, by code
 LACKING = (  # requirements, and policies that meet them: with probabilities, with densities
     (
         "the probability of every action",
@@ -183,7 +183,7 @@ def fit_reward(
     features = fit_features(sample.batch, columns, interactions=interactions, numeric=numeric)
     average: Average = OverDensities(targets, settings.draws, settings.seed)
     if not numeric:
-        average = over_actions(cast("Mapping[str, Distribution]", targets), features)
+        average = OverActions(cast("Mapping[str, Distribution]", targets), features)
     matrix = features.matrix(sample.batch)
     by_period = bool(len(sample.period))
     models = (fit_earlier if by_period else fit_folds)(
@@ -192,18 +192,6 @@ def fit_reward(
     total = sum(counts.values())
     default = _constant(reward[:0] if by_period else reward)
     return FittedReward(features, models, default, average, len(sample), total)
-
-
-def over_actions(targets: Mapping[str, Distribution], features: Features) -> OverActions:
-    """Return averages over lists of actions; reject a target without actions of the log."""
-    for policy in targets.values():
-        actions = list(policy.actions)
-        if (features.index(actions) < 0).all():
-            raise UsageError(
-                "a reward model needs targets with actions of the log; a target plays "
-                f"{_few(actions)}, and the log has {_few(features.actions)}"
-            )
-    return OverActions(targets, features)
 
 
 def _few(labels: Sequence[Hashable]) -> str:
@@ -233,7 +221,7 @@ def _constant(reward: FloatArray) -> Predict:
 
 @dataclass(frozen=True, eq=False)
 class FittedReward:
-    """Models by fold; a `rows.models.Fitted`.
+    """Models by fold; a `rows.learners.Fitted`.
 
     Attributes:
         features: Turns rows into a matrix.
@@ -300,7 +288,7 @@ class FittedReward:
 
 @dataclass(frozen=True, eq=False)
 class OverActions:
-    """Averages over lists of actions.
+    """Averages over lists of actions, of which the log must have one at least.
 
     Attributes:
         targets: Policies by the column of their predicted value.
@@ -310,7 +298,16 @@ class OverActions:
     targets: Mapping[str, Distribution]
     features: Features
 
-    def __call__(self, ask: Ask, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
+    def __post_init__(self) -> None:
+        for policy in self.targets.values():
+            actions = list(policy.actions)
+            if (self.features.index(actions) < 0).all():
+                raise UsageError(
+                    "a reward model needs targets with actions of the log; a target plays "
+                    f"{_few(actions)}, and the log has {_few(self.features.actions)}"
+                )
+
+    def __call__(self, ask: RewardsOf, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
         """Return the mean prediction of each row under each target."""
         del number
         probs = {
@@ -351,14 +348,16 @@ class OverDensities:
     draws: int = DRAWS
     seed: int = 0
 
-    def __call__(self, ask: Ask, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
+    def __call__(self, ask: RewardsOf, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
         """Return the mean prediction of each row under each target."""
         return {
             name: self._mean(policy, ask, batch, number)
             for name, policy in self.targets.items()
         }
 
-    def _mean(self, policy: Policy, ask: Ask, batch: Batch, number: IntArray) -> FloatArray:
+    def _mean(
+        self, policy: Policy, ask: RewardsOf, batch: Batch, number: IntArray
+    ) -> FloatArray:
         value, mass = np.zeros(len(batch)), np.zeros(len(batch))
         for level in levels(number, self.draws, self.seed):
             action, weight = drawn(policy, batch, level)

@@ -23,14 +23,14 @@ from poolwise.log.eligible import restricted
 from poolwise.log.log import ONLY_LOGGER, PART_LOGGER, Log
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
-from poolwise.rows.models import NOTHING
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.rules import RoleColumns, column, number, or_zero, string
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.policy import PolicyLike
-    from poolwise.rows.models import Extra
+    from poolwise.rows.learners import Extra
 
 
 @dataclass(frozen=True, eq=False)

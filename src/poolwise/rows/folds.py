@@ -1,4 +1,4 @@
-"""Learn: columns of models, which are fitted to a sample of the rows first.
+"""Folds: rows are dealt out to folds, and models are fitted to a sample of them.
 
 The rows are read twice, in the same order: once for the sample, once for the columns.
 A row's fold follows from its number among the rows of its logger, or from its cluster, so
@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from poolwise.errors import Fault, LogError
 from poolwise.log.policy import index_of
-from poolwise.rows.models import MIXTURE, LearnerRows
+from poolwise.rows.learners import MIXTURE, LearnerRows
 from poolwise.rows.rules import double
 from poolwise.rows.score import scorer_of, to_batch
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from poolwise.errors import Finding
     from poolwise.log.policy import AnyArray, FloatArray, IntArray
-    from poolwise.rows.models import Extra, Fitted
+    from poolwise.rows.learners import Extra, Fitted
     from poolwise.rows.roles import Roles
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"

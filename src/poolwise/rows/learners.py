@@ -1,4 +1,4 @@
-"""Models: learners, the rows that they are fitted to, and the matrix of such rows.
+"""Learners: models, the rows that they are fitted to, and the matrix of such rows.
 
 A learner fills columns of the log: a reward model, an estimated mixture.  It is fitted fold by
 fold, or period by period, and predicts rows that it has not seen.  Numbers are features as they
