@@ -43,7 +43,7 @@ from poolwise.rows.frames import Frame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
-from poolwise.rows.mixture import learner_extra, mixture_extra
+from poolwise.rows.mixture import learner_extra
 from poolwise.rows.output import stage
 from poolwise.rows.reader import TABLE_ROWS, Stream, label_counts
 from poolwise.rows.roles import Roles, assign
@@ -126,9 +126,10 @@ class DuckDB:
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
         """Open a log for a learner, which can read all rows again in the same order."""
-        with self._opened(log, {}, learner_extra(log)) as (connection, folder, roles):
+        extra = learner_extra(log)
+        with self._opened(log, {}, extra) as (connection, folder, roles):
             fix_order(connection, log, folder)
-            yield OrderedRows(connection, roles, learn(connection, roles, mixture_extra(log)))
+            yield OrderedRows(connection, roles, learn(connection, roles, extra))
 
     def score(
         self,

@@ -111,12 +111,19 @@ class Extra:
         predicted_values: Column or expression of each target's predicted value.
         mixture: Column of the estimated mixture, if it is estimated.
         learners: Models that fill such columns.
+        learning: Actions and context are read in any case, to learn from them.
     """
 
     predicted_reward: str | None = None
     predicted_values: Mapping[str, str] = field(default_factory=dict)
     mixture: str | None = None
     learners: tuple[Learner, ...] = ()
+    learning: bool = False
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Names of the models that read actions and context."""
+        return tuple(m.name for m in self.learners) or ("learning",) * self.learning
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -125,13 +132,6 @@ class Extra:
 
 
 NOTHING: Extra = Extra()
-
-
-def _fit_nothing(sample: LearnerRows, counts: Mapping[str, int]) -> Fitted:
-    raise NotImplementedError(f"{len(sample)} rows of {counts} are only read")
-
-
-READING = (Learner("learning", (), _fit_nothing),)  # reads actions and context
 
 
 # Fits.

@@ -22,7 +22,6 @@ from poolwise.errors import Finding, optional_module
 from poolwise.log.policy import index_of
 from poolwise.rows.learners import (
     MIXTURE,
-    READING,
     Extra,
     Features,
     Learner,
@@ -63,8 +62,7 @@ def mixture_extra(log: Log) -> Extra:
 
 def learner_extra(log: Log) -> Extra:
     """Return the same for a learner, which reads actions and context in any case."""
-    extra = mixture_extra(log)
-    return replace(extra, learners=extra.learners or READING)
+    return replace(mixture_extra(log), learning=True)
 
 
 def log_mixture(

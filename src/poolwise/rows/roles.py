@@ -218,11 +218,11 @@ def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...
     named_columns = dict.fromkeys(log.context, "context")
     named_columns |= {} if log.eligible is None else {log.eligible: "eligible"}
     context = tuple(look.require(name, role) for name, role in named_columns.items())
-    if not (look.scored or extra.learners):
+    if not (look.scored or extra.readers):
         return "", ()
     if not action:
         named = {type(policy).__name__ for policy in look.scored.values()}
-        listed = ", ".join(sorted(named | {learner.name for learner in extra.learners}))
+        listed = ", ".join(sorted({*named, *extra.readers}))
         raise UsageError(
             f"name the column `action`: policies and models in Python ({listed}) need it"
         )
