@@ -50,26 +50,18 @@ ANSWER_FORMAT = 1  # version of the printed query and of its answer
 HASH_LENGTH = 16
 KEY = b"poolwise"
 DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
-SCHEMA = pa.schema(
-    [
-        ("logger", pa.string()),
-        ("rows", pa.int64()),
-        ("means", pa.list_(pa.float64())),
-        ("scatter", pa.list_(pa.float64())),
-        ("lowest", pa.list_(pa.float64())),
-        ("largest", pa.list_(pa.float64())),
-        ("tails", pa.list_(pa.list_(pa.float64()))),
-        ("histograms", pa.list_(pa.list_(pa.int64()))),
-        ("slices", pa.list_(pa.list_(pa.float64()))),
-        ("powers", pa.list_(pa.list_(pa.float64()))),
-    ]
-)
+ARRAYS = ("means", "scatter", "lowest", "largest")
 TALLIES: Mapping[str, type] = {
     "tails": np.float64,
     "histograms": np.int64,
     "slices": np.float64,
     "powers": np.float64,
 }
+SCHEMA = pa.schema(
+    [("logger", pa.string()), ("rows", pa.int64())]
+    + [(name, pa.list_(pa.float64())) for name in ARRAYS]
+    + [(name, pa.list_(pa.list_(pa.from_numpy_dtype(t)))) for name, t in TALLIES.items()]
+)
 Header = dict[str, Any]  # the JSON in the metadata
 MARK = "poolwise"  # column of the answer with the hash of the question
 NULLS = {"", "NULL", "\\N"}  # NULL in exported CSV files
@@ -160,10 +152,7 @@ def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any
         {
             "logger": logger,
             "rows": m.count,
-            "means": m.means.tolist(),
-            "scatter": m.scatter.ravel().tolist(),
-            "lowest": m.lowest.tolist(),
-            "largest": m.largest.tolist(),
+            **{name: getattr(m, name).ravel().tolist() for name in ARRAYS},
             **{
                 kind: [getattr(m, kind)[t].tolist() for t in terms]
                 for kind, terms in tallied.items()
