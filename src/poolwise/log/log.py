@@ -139,7 +139,7 @@ class Log:
                 "propensities must map loggers to probabilities, as in {'v1': 'p_v1'}, or be a "
                 f"pattern such as 'p_{PATTERN}'; got {value!r}"
             )
-        problems = [*_source_problems(self), *_role_problems(self), *_rule_problems(self)]
+        problems = [*_role_problems(self), *_rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))
 
@@ -253,16 +253,14 @@ def as_line(value: object) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
-def _source_problems(log: Log) -> Iterator[str]:
+def _role_problems(log: Log) -> Iterator[str]:
+    """Yield the problems of the source and of the roles of its columns."""
     if log.source is None and log.table is None:
         yield "a `source` is required, or a `table` with a `connection`"
     elif log.source is not None and log.table is not None:
         yield "give either a `source` or a `table`, not both"
     elif log.connection is not None and log.table is None:
         yield "`connection` requires `table`: the name of a table, or a SELECT"
-
-
-def _role_problems(log: Log) -> Iterator[str]:
     mapped = isinstance(log.source, Mapping)
     if log.propensity is None and not log.mixed:
         yield (
@@ -296,15 +294,12 @@ def _rule_problems(log: Log) -> Iterator[str]:
         yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
     if not log.replay_tolerance >= 0:
         yield f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}"
-    if log.reward_range is not None and not _is_range(*log.reward_range):
+    lower, upper = (0.0, 1.0) if log.reward_range is None else log.reward_range
+    if not -LARGEST_REWARD <= lower < upper <= LARGEST_REWARD:
         yield (
             "`reward_range` must be (lower, upper) with lower < upper, both within "
             f"±{LARGEST_REWARD:g}, got {log.reward_range}"
         )
-
-
-def _is_range(lower: float, upper: float) -> bool:
-    return -LARGEST_REWARD <= lower < upper <= LARGEST_REWARD
 
 
 def _as_table(source: Any) -> Any:  # noqa: ANN401 - see Frame
