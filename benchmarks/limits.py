@@ -105,6 +105,18 @@ LIMITS = (
     Limit("megabytes of the same", Reading(LEARN_MORE, "megabytes"), 2_000),
     Limit("seconds for 100 targets at 1e6 rows", Reading(Key("evaluate", 10**6, 100)), 10),
     Limit(
+        "time with 100 targets, times that with 10, 1e6 rows",
+        Reading(Key("evaluate", 10**6, 100)),
+        10,  # linear
+        Reading(Key("evaluate", 10**6, 10)),
+    ),
+    Limit(
+        "time with 64 loggers, times that with 5, 1e6 rows",
+        Reading(Key("evaluate", 10**6, 1, 64)),
+        64 / 5,  # linear
+        Reading(Key("evaluate", 10**6)),
+    ),
+    Limit(
         "the command, its start included, times decoding, 1e8 rows",
         Reading(Key("command", LARGE)),
         1.6,

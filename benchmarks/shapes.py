@@ -192,11 +192,13 @@ def _only(path: Path, label: str) -> Iterable[pa.Table]:
 
 
 def _small_files(base: Path, folder: Path, files: int) -> list[Path]:
-    rows = -(-pq.read_metadata(base).num_rows // files)
-    paths = []
-    for number, batch in enumerate(pq.ParquetFile(base).iter_batches(rows)):
-        table = pa.Table.from_batches([batch])
-        paths.append(data.written(folder / f"{number:05}.parquet", [table]))
+    total = pq.read_metadata(base).num_rows
+    rows = -(-total // files)
+    paths = [folder / f"{number:05}.parquet" for number in range(-(-total // rows))]
+    if not all(path.exists() for path in paths):  # to read the base takes a gigabyte
+        batches = pq.ParquetFile(base).iter_batches(rows)
+        for path, batch in zip(paths, batches, strict=True):
+            data.written(path, [pa.Table.from_batches([batch])])
     return paths
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
 import pickle
 import subprocess
 import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
-from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHT, Needs, unite
+from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHT, Factor, Needs, Term, unite
 
 LOOK_UP = """
 import pickle, sys
@@ -18,7 +23,6 @@ print(pickle.loads(bytes.fromhex(sys.argv[1])) in {BALANCED_REWARD})
 
 
 def test_a_term_that_was_sent_to_another_process_is_found_there() -> None:
-    assert hash(BALANCED_REWARD) == hash(BALANCED_REWARD)  # computed before it is sent
     sent = pickle.dumps(BALANCED_REWARD).hex()
     for seed in ("1", "2"):  # one of them at least is not that of this process
         done = subprocess.run(
@@ -29,6 +33,35 @@ def test_a_term_that_was_sent_to_another_process_is_found_there() -> None:
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         assert done.stdout == "True\n"
+
+
+def test_terms_of_the_same_factors_are_one_object() -> None:
+    assert Term((Factor("reward"),)) is REWARD
+    assert pickle.loads(pickle.dumps(BALANCED_REWARD)) is BALANCED_REWARD  # noqa: S301 - our own
+    assert copy.deepcopy(WEIGHT) is WEIGHT
+    assert REWARD * WEIGHT is WEIGHT * REWARD
+    assert Term((Factor("reward"), Factor("reward"))) is not REWARD
+
+
+def test_threads_that_make_a_term_at_once_get_the_same_one() -> None:
+    start = Barrier(8)
+
+    def make(target: str) -> Term:
+        start.wait()
+        return Term((Factor("weight", target=target),))
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(50):
+            made = list(pool.map(make, [f"t{number}"] * 8))
+            assert len(set(map(id, made))) == 1
+
+
+def test_a_term_without_a_reference_is_forgotten() -> None:
+    term = Term((Factor("weight", target="only here"),))
+    gone = weakref.ref(term)
+    del term
+    gc.collect()
+    assert gone() is None
 
 
 def test_the_union_has_each_term_of_every_kind_once() -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import poolwise as pw
 from poolwise.rows.gather import gather, joined
+from poolwise.rows.reader import Reader, RowGroup
 from tests.support.reference import assert_same, log_of, random_table
 
 if TYPE_CHECKING:
@@ -58,3 +60,28 @@ def test_files_of_several_types_give_the_numbers_of_one(tmp_path: Path) -> None:
         pq.write_table(part, tmp_path / f"{k:02}.parquet")
     log = log_of(str(tmp_path / "*.parquet"))
     assert_same(pw.evaluate(log, {"t": "t"}), pw.evaluate(log_of(rounded), {"t": "t"}))
+
+
+def test_small_files_of_several_loggers_give_the_numbers_of_one(tmp_path: Path) -> None:
+    table = random_table(np.random.default_rng(8), {"a": 300, "b": 200})
+    source: dict[str, list[str]] = {"a": [], "b": []}
+    for label, paths in source.items():
+        rows = table.filter(pa.compute.equal(table["logger"], label)).drop_columns(["logger"])
+        for k in range(rows.num_rows // 10):
+            paths.append(str(tmp_path / f"{label}_{k}.parquet"))
+            pq.write_table(rows.slice(10 * k, 10), paths[-1])
+    log = log_of(source, logger=None)
+    assert_same(pw.evaluate(log, {"t": "2 * t / 2"}), pw.evaluate(log_of(table), {"t": "t"}))
+
+
+def test_a_file_that_loses_a_column_is_refused(tmp_path: Path) -> None:
+    table = random_table(np.random.default_rng(9), {"a": 30, "b": 20})
+    path = tmp_path / "log.parquet"
+    pq.write_table(table, path)
+    reader = Reader({"logger": "logger", "reward": "reward"})
+    piece = RowGroup(str(path), 0, table.num_rows)
+    (whole,) = reader([piece], ["logger", "reward"])
+    assert whole.column("reward").to_pylist() == table["reward"].to_pylist()
+    pq.write_table(table.drop_columns(["reward"]), path)
+    with pytest.raises(pa.ArrowInvalid, match="lost a column"):
+        list(Reader({"logger": "logger", "reward": "reward"})([piece], ["logger", "reward"]))
