@@ -20,6 +20,7 @@ harness.instrument(
     "poolwise.estimators.ips",
     "poolwise.diagnosis.agreement",
     "poolwise.evaluation.evaluate",
+    "poolwise.evaluation.target",
 )
 
 import atheris
