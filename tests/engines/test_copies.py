@@ -18,12 +18,12 @@ from poolwise.engines.copies import CopySample
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.rows.reader import Rows
+    from poolwise.rows.reader import RowArrays
 
 ROWS = 6_000
 
 
-def contents(batches: list[Rows], rows: int, most: int = 1_000) -> dict[int, int]:
+def contents(batches: list[RowArrays], rows: int, most: int = 1_000) -> dict[int, int]:
     sample = CopySample(most)
     assert sample.start(rows, groups=3) is sample
     assert sample.start(rows, groups=3) is None
@@ -31,7 +31,7 @@ def contents(batches: list[Rows], rows: int, most: int = 1_000) -> dict[int, int
     return sample.contents()
 
 
-def logs(seed: int) -> dict[str, Rows]:
+def logs(seed: int) -> dict[str, RowArrays]:
     """Logs of independent rows that repeat by chance."""
     rng = np.random.default_rng(seed)
     groups, reward = rng.integers(3, size=ROWS), (rng.random(ROWS) < 0.1) * 1.0

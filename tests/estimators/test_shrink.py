@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from poolwise.errors import UsageError
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Rule, Shrink, Tuned, slope, tuned
+from poolwise.estimators.shrink import Shrink, ShrinkRule, Tuned, slope, tuned
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import query_text
 from poolwise.moments.estimate import Estimate
@@ -47,7 +47,7 @@ class Fixed:
 @pytest.mark.parametrize(
     ("rule", "bound"), [("clip", 1.5), ("switch", 1.5), ("optimistic", 2.0)]
 )
-def test_rows_give_the_formula(rule: Rule, bound: float) -> None:
+def test_rows_give_the_formula(rule: ShrinkRule, bound: float) -> None:
     log = toy("T2").draw(np.random.default_rng(3))
     source: Any = log.source  # an Arrow table
     rows = {n: np.asarray(source[n]) for n in source.column_names}

@@ -21,7 +21,7 @@ from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
-from poolwise.evaluation.contrasts import MANY, Candidates, Source, Spread, united
+from poolwise.evaluation.contrasts import MANY, Candidates, ErrorSource, Spread, united
 from poolwise.evaluation.evaluate import MOST, compare, evaluate
 from poolwise.log.log import Log
 from poolwise.moments.moments import Moments
@@ -799,7 +799,7 @@ def test_what_rounding_leaves_is_no_error(size: int) -> None:
     covariance = np.array([[1.0, 1.0, 0.0], [1.0, 1.0 + 4e-16, 0.0], [0.0, 0.0, 1.0]])
     rows = np.array([[1.0, -1.0, 0.0], *[[0.0, 0.0, 1.0 + k] for k in range(size)]])
     values, free = np.array([1e-17, *np.ones(size)]), np.full(size + 1, math.inf)
-    source = Source(csr_array(rows), covariance, math.inf)
+    source = ErrorSource(csr_array(rows), covariance, math.inf)
     spread = Spread(values, [source], free)
     assert spread.errors.tolist() == [0.0, *(1.0 + k for k in range(size))]
     assert spread.scores()[0] == 0.0
@@ -877,7 +877,7 @@ def test_a_limit_is_0_where_its_score_is_the_critical_value(
 ) -> None:
     rng = np.random.default_rng(seed)
     rows, roots = rng.normal(size=(size, 5)), rng.normal(size=(5, 5))
-    source = Source(csr_array(rows), roots @ roots.T, free)
+    source = ErrorSource(csr_array(rows), roots @ roots.T, free)
     values = 10 * rng.normal(size=size)
     spread = Spread(values, [source], np.full(size, math.inf))
     together = spread.together(np.random.default_rng(1), 500)

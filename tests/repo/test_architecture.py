@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "poolwise"
-MOST_LINES = 400
+MOST_LINES, MOST_FLOORS = 400, 13
 
 # A package imports only packages above it.  `data` holds no code.
 PACKAGES = (
@@ -68,10 +68,21 @@ def _name(path: Path, package: Path) -> str:
     return ".".join(parts) or PACKAGE
 
 
-def imported(module: str, modules: Mapping[str, str], *, package: bool) -> Iterator[str]:
-    """Modules of ours that one module imports, wherever in its text."""
+def imported(
+    module: str, modules: Mapping[str, str], *, package: bool, types: bool = True
+) -> Iterator[str]:
+    """Modules of ours that one module imports, wherever in its text, for types or not."""
     parents = module.split(".") if module != PACKAGE else []
-    for node in ast.walk(ast.parse(modules[module])):
+    nodes = [*ast.walk(ast.parse(modules[module]))]
+    for_types = {
+        id(part)
+        for node in nodes
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in node.body
+    }
+    for node in nodes:
+        if id(node) in for_types and not types:
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -133,6 +144,42 @@ def test_modules_stay_short() -> None:
     modules = read_modules(ROOT / "src" / PACKAGE)
     lines = {module: len(text.splitlines()) for module, text in modules.items()}
     assert {module: count for module, count in lines.items() if count > MOST_LINES} == {}
+
+
+def floors(modules: Mapping[str, str]) -> dict[str, int]:
+    """Modules on the longest path of imports from each module, itself included."""
+    heights: dict[str, int] = {}
+
+    def height(module: str) -> int:
+        if module not in heights:
+            heights[module] = 1  # `poolwise` loads its public names from anywhere
+            package = any(m.startswith(f"{module}.") for m in modules)
+            others = set(imported(module, modules, package=package, types=False))
+            heights[module] += max(map(height, others - {module, PACKAGE}), default=0)
+        return heights[module]
+
+    return {module: height(module) for module in modules if module != PACKAGE}
+
+
+def test_no_path_of_imports_is_long() -> None:
+    high = floors(read_modules(ROOT / "src" / PACKAGE))
+    assert {module: n for module, n in high.items() if n > MOST_FLOORS} == {}
+
+
+def test_floors_count_imports_at_run_time() -> None:
+    late = "def late():\n    from poolwise.moments import terms"
+    typed = "if TYPE_CHECKING:\n    from poolwise.cli import options\n\nx = 1\n"
+    modules = {"moments": "", "moments.terms": typed, "cli": "", "cli.options": late}
+    assert floors(modules) == {"moments": 1, "moments.terms": 1, "cli": 1, "cli.options": 2}
+
+
+def test_class_names_have_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for module, text in read_modules(ROOT / "src" / PACKAGE).items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

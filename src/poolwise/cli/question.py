@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
 
 Answer = TypeVar("Answer")  # of a verb
-Group = TypeVar("Group")  # of options
+OptionGroup = TypeVar("OptionGroup")  # of options
 Values = dict[str, Any]  # of options, as TOML or the command line gives them
 ENDING = ".toml"
 META = "poolwise.question"  # of a command's context: the file that it reads
@@ -181,7 +181,7 @@ class Question:
         return verb(self.log, self.targets, **own | dict(options))
 
 
-def _chosen(group: type[Group], options: Values) -> Group:
+def _chosen(group: type[OptionGroup], options: Values) -> OptionGroup:
     """Return a group with those of its options that are given."""
     own = {option.name for option in options_of(group)}
     return group(**{name: value for name, value in options.items() if name in own})

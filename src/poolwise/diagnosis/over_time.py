@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, MomentsByLogger
     from poolwise.moments.terms import Term
 
-Rule = Callable[[Estimate, Shape | None, Powers | None], Interval]
+IntervalRule = Callable[[Estimate, Shape | None, Powers | None], Interval]
 COLUMN = Score({PERIOD_WEIGHT: 1.0}, -1.0)  # its expectation is 0
 SIGNIFICANT = 0.001  # a smaller p-value of no drift becomes a finding
 
@@ -119,7 +119,7 @@ def over_time(
     whole: tuple[Estimate, Interval],
     moments: MomentsByLogger,
     buckets: Buckets,
-    rule: Rule,
+    rule: IntervalRule,
 ) -> OverTime:
     """Return the value of each period behind an estimate of periods.
 
@@ -135,7 +135,7 @@ def over_time(
     used = {d: c for d, c in by_period(moments).items() if _part(linear, c)[0] > 0}
     sums = _sums(linear, used.values(), moments, buckets)
     values = []
-    for period, so_far in zip(used, accumulate(sums, _Sums.__add__), strict=True):
+    for period, so_far in zip(used, accumulate(sums, _PeriodSums.__add__), strict=True):
         single, shape, powers = _alone(linear, used[period], buckets)
         alone = rule(single, shape, powers)
         running = so_far.estimate
@@ -187,7 +187,7 @@ def _alone(
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
+class _PeriodSums:
     """Sums over periods behind a running estimate, so that each period is read once.
 
     Attributes:
@@ -209,7 +209,7 @@ class _Sums:
     scale: float
     clustered: bool
 
-    def __add__(self, other: _Sums) -> _Sums:
+    def __add__(self, other: _PeriodSums) -> _PeriodSums:
         units = None
         if self.units is not None and other.units is not None:
             units = self.units + other.units
@@ -263,7 +263,7 @@ def _sums(
     periods: Iterable[MomentsByLogger],
     moments: MomentsByLogger,
     buckets: Buckets,
-) -> Iterator[_Sums]:
+) -> Iterator[_PeriodSums]:
     """Yield the sums of each period."""
     variances = linear.variances(moments)
     error = math.sqrt(math.fsum(variances.values()))
@@ -286,7 +286,7 @@ def _sums(
             strata = list(zip(*both, strict=True))
             parts = [np.stack(pair) if clustered else _tallied(*pair) for pair in strata]
             units = np.sum(parts, axis=0)
-        yield _Sums(numbers, units, powers, scale, clustered)
+        yield _PeriodSums(numbers, units, powers, scale, clustered)
 
 
 def _estimated(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> Estimate:

@@ -36,7 +36,7 @@ WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a r
 TILE = 6  # terms of one target or two, whose scatters belong in the same query
 EXTRA = {"pair": 1, "extreme": 2, "mean": 0}  # columns besides the sums of the terms
 Pair = tuple[Term, Term]
-Key = tuple[str | None, int]  # logger and bucket
+GroupKey = tuple[str | None, int]  # logger and bucket
 Aggregate = tuple[str, tuple[Term, ...]]  # a key of EXTRA, and one or two terms
 
 
@@ -242,7 +242,9 @@ class WarehouseRows(QueryRows):
                 centres.update(zip(first.terms, first.means.tolist(), strict=True))
         return {term: centre for term, centre in centres.items() if math.isfinite(centre)}
 
-    def _groups(self, request: MomentsRequest, limit: int | None = None) -> dict[Key, Group]:
+    def _groups(
+        self, request: MomentsRequest, limit: int | None = None
+    ) -> dict[GroupKey, Group]:
         groups = [decode(request, line) for line in self._lines(moments_query(request, limit))]
         return {(group.logger, group.bucket): group for group in groups}
 
@@ -268,7 +270,7 @@ class WarehouseRows(QueryRows):
             refuse_infinite(of_loggers)
         return [{i: b[i] for i in self.counts if i in b} for _, b in sorted(buckets.items())]
 
-    def _refuse_changed(self, answers: Sequence[Mapping[Key, Group]]) -> None:
+    def _refuse_changed(self, answers: Sequence[Mapping[GroupKey, Group]]) -> None:
         """Raise LogError where an answer is not about the rows that were counted."""
         sizes = [{key: group.moments.count for key, group in one.items()} for one in answers]
         rows: Counter[str | None] = Counter()

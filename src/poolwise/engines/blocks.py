@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.rows.layout import Layout
-    from poolwise.rows.reader import Rows
+    from poolwise.rows.reader import RowArrays
 
 SIZES = ((30, 2), (300, 10), (2_000, 40), (20_000, 100))  # blocks for so many rows
 MOST_ROWS = 65_536  # of a batch
@@ -72,7 +72,7 @@ class Folding(ABC, Generic[Added]):
         return MOST_ROWS
 
     @abstractmethod
-    def together(self, batches: Iterable[Rows]) -> Added:
+    def together(self, batches: Iterable[RowArrays]) -> Added:
         """Return the sum over batches."""
 
 
@@ -158,7 +158,7 @@ def by_period(cells: Mapping[Cell, int], loggers: Sequence[str]) -> Cut:
 class GroupCounts(Folding[Any]):
     """Counts the rows of each group."""
 
-    def together(self, batches: Iterable[Rows]) -> IntArray:
+    def together(self, batches: Iterable[RowArrays]) -> IntArray:
         """Return the rows of each group, over all batches."""
         total = np.zeros(len(self.layout.groups), dtype=np.int64)
         for groups, _ in batches:
@@ -216,7 +216,7 @@ class BlockKernel(Folding[BlockSums]):
         padded = np.column_stack([counts, np.zeros(len(counts), dtype=np.int64)])
         return np.asarray(padded[:, known] / np.maximum(counts.sum(axis=1), 1)[:, None])
 
-    def together(self, batches: Iterable[Rows]) -> BlockSums:
+    def together(self, batches: Iterable[RowArrays]) -> BlockSums:
         """Return the histograms of all batches."""
         counts = np.zeros_like(self.cut.counts)
         marks = np.zeros(len(counts), dtype=np.uint64)

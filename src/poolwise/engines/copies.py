@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poolwise.log.policy import AnyArray
-    from poolwise.rows.reader import Rows
+    from poolwise.rows.reader import RowArrays
 
 MOST = 1 << 14  # rows of a sample
 FACTOR = 0x9E3779B97F4A7C15  # odd: a product with it, modulo 2**64, spreads bits
@@ -35,7 +35,7 @@ class CopySample:
     def __init__(self, most: int = MOST) -> None:
         self.groups = self.threshold = 0
         self._most = most
-        self._parts: list[Rows] = []  # append is atomic
+        self._parts: list[RowArrays] = []  # append is atomic
 
     def start(self, rows: int, groups: int) -> Self | None:
         """Return the sample to be filled; None for all passes but the first."""
@@ -44,7 +44,7 @@ class CopySample:
         self.groups, self.threshold = groups, 2**64 * self._most // max(rows, self._most)
         return self
 
-    def watch(self, batches: Iterable[Rows]) -> Iterator[Rows]:
+    def watch(self, batches: Iterable[RowArrays]) -> Iterator[RowArrays]:
         """Yield batches unchanged; add their rows to the sample."""
         for groups, columns in batches:
             if self._few():

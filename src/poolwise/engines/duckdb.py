@@ -39,7 +39,7 @@ from poolwise.moments.terms import Needs
 from poolwise.rows.append import append_scores, fix_order, scored_batches, write_batches
 from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
-from poolwise.rows.frames import Frame, plain_frame
+from poolwise.rows.frames import PlainFrame, plain_frame
 from poolwise.rows.guard import first_line, lock, refuse_reaching
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
     from poolwise.rows.layout import Layout
-    from poolwise.rows.reader import Files, Rows
+    from poolwise.rows.reader import Files, RowArrays
     from poolwise.rows.rules import RoleColumns
 
 
@@ -97,7 +97,7 @@ class DuckDB:
             def opened() -> tuple[duckdb.DuckDBPyConnection, Path, Roles]:
                 return stack.enter_context(self._opened(log, targets, extra))
 
-            source: Files | Frame | None
+            source: Files | PlainFrame | None
             if plain is None:
                 from poolwise.rows.sources import plain_files
 
@@ -207,7 +207,7 @@ class DuckDBRows(KernelRows):
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
-    source: Files | Frame | None = None
+    source: Files | PlainFrame | None = None
     notes: tuple[Finding, ...] = ()
     engine: DuckDB = field(default_factory=DuckDB)
     footers: Footers = field(default_factory=Footers, kw_only=True)
@@ -348,7 +348,7 @@ class DuckDBRows(KernelRows):
         lines = self._lines(times_query(self.table.logger, named[0])) if named else []
         return {i["logger"]: (i["first"], i["last"]) for i in lines if i["first"] is not None}
 
-    def _rows(self, layout: Layout, size: int) -> Iterator[Rows]:
+    def _rows(self, layout: Layout, size: int) -> Iterator[RowArrays]:
         with _reading():
             yield from read_rows(*self._stream(layout), self._threads, size)
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, IntArray, Moments
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.layout import Layout
-    from poolwise.rows.reader import Piece, Rows, Stream
+    from poolwise.rows.reader import Piece, RowArrays, Stream
 
 MOST_ROWS = 65_536  # of a batch of single rows
 OF_LOGGER = re.compile(r"p_\d+")  # columns of the loggers' probabilities
@@ -125,7 +125,7 @@ def _together(
     tables: Iterable[pa.Table],
     crossed: Sequence[str],
     first_row: int,
-    watch: Callable[[Iterable[Rows]], Iterator[Rows]],
+    watch: Callable[[Iterable[RowArrays]], Iterator[RowArrays]],
 ) -> Sums | None:
     """Sums of the rows of one piece, whose columns ``p_*`` are those of `crossed`."""
     layout = kernel.layout
@@ -150,11 +150,11 @@ def _added(total: Sums | None, more: Sums | None, workspace: Workspace) -> Sums 
     return total.add(more, workspace)
 
 
-def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterator[Rows]:
+def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterator[RowArrays]:
     """Read batches of at most `size` rows in threads, and yield them in order."""
     reader = PerThread(stream.reader)
 
-    def read(item: tuple[Piece, int]) -> list[Rows]:
+    def read(item: tuple[Piece, int]) -> list[RowArrays]:
         piece, first_row = item
         return list(to_rows(reader.value([piece], layout.names), layout, first_row, size))
 
@@ -172,7 +172,7 @@ def good_counts(stream: Stream, layout: Layout, threads: int) -> dict[str | None
 
 
 def sample_rows(
-    batches: Iterable[Rows], kernel: Kernel, terms: Sequence[Term], steps: Sequence[int]
+    batches: Iterable[RowArrays], kernel: Kernel, terms: Sequence[Term], steps: Sequence[int]
 ) -> tuple[IntArray, FloatArray]:
     """Codes of some rows, and the values of terms in them, shape (terms, rows).
 

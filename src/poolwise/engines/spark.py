@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.rows.layout import Layout
-    from poolwise.rows.reader import Files, Rows, Stream
+    from poolwise.rows.reader import Files, RowArrays, Stream
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
 FEWEST_TASKS, MOST_TASKS = 8, 2_000
@@ -137,7 +137,7 @@ class KernelWork(Folding[Any]):
     def rows(self) -> int:
         return Kernel(self.layout, self.workspace).rows
 
-    def together(self, batches: Iterable[Rows]) -> Sums:
+    def together(self, batches: Iterable[RowArrays]) -> Sums:
         """Sum at least one batch; drop values that are too many to be among the largest."""
         sums = Kernel(self.layout, self.workspace).together(batches)
         for tails in sums.tails:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.rows.rules import RoleColumns
 
-Connection = Any  # drivers share methods, but no type
+DatabaseConnection = Any  # drivers share methods, but no type
 NAMES: Mapping[str, str] = {
     "postgres": "PostgreSQL",
     "bigquery": "BigQuery",
@@ -105,7 +105,7 @@ def check_dialect(dialect: str) -> str:
     return dialect.lower()
 
 
-def dialect_of(connection: Connection) -> str:
+def dialect_of(connection: DatabaseConnection) -> str:
     """Return the dialect of a driver's connection, by the name of its module."""
     wrapped = getattr(connection, "driver_connection", None)  # of a pool's wrapper
     modules = [
@@ -171,7 +171,7 @@ def bucket_of(cluster: Expression | None, buckets: int, dialect: str) -> Express
 class Session:
     """A connection of the caller, and its dialect."""
 
-    connection: Connection
+    connection: DatabaseConnection
     dialect: str
 
     def __post_init__(self) -> None:

@@ -66,7 +66,7 @@ def slope(
     return int(selected)
 
 
-Rule = Literal["clip", "switch", "optimistic"]
+ShrinkRule = Literal["clip", "switch", "optimistic"]
 RULES = ("clip", "switch", "optimistic")
 
 
@@ -88,7 +88,7 @@ class Shrink:
         'clip-10'
     """
 
-    rule: Rule
+    rule: ShrinkRule
     bound: float
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Tuned:
 
 def tuned(
     estimator: Balanced | DoublyRobust,
-    rule: Rule = "clip",
+    rule: ShrinkRule = "clip",
     bounds: Sequence[float] = BOUNDS,
 ) -> Tuned:
     """Return an estimator whose bound on the weights SLOPE selects.

@@ -197,7 +197,9 @@ class Candidates:
         parts = {i: [linear.parts.get(i, {}) for linear in linears] for i in self.moments}
         return {i: _matrix(part, column) for i, part in parts.items()}, terms
 
-    def _sources(self, rows: Mapping[str, csr_array], terms: Sequence[Term]) -> list[Source]:
+    def _sources(
+        self, rows: Mapping[str, csr_array], terms: Sequence[Term]
+    ) -> list[ErrorSource]:
         """Return the sources of error of combinations: loggers, or clusters."""
         if self.clusters:
             return [_clustered(rows, terms, self.clusters)]
@@ -222,7 +224,7 @@ def _matrix(parts: Sequence[Mapping[Term, float]], column: Mapping[Term, int]) -
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ErrorSource:
     """One source of error of several combinations.
 
     Attributes:
@@ -258,7 +260,7 @@ def _squared(rows: csr_array, form: FloatArray) -> FloatArray:
 
 def _stratified(
     rows: Mapping[str, csr_array], terms: Sequence[Term], moments: MomentsByLogger
-) -> list[Source]:
+) -> list[ErrorSource]:
     r"""Return one source per logger, $C_i \Sigma_i C_i' / n_i$.
 
     A logger of one row takes the covariance of all rows; such loggers err together.
@@ -267,7 +269,7 @@ def _stratified(
     if overall.count <= overall.ddof:
         raise RefusedError("one-row", "one row shows no spread: collect more to compare")
     sources = [
-        Source(
+        ErrorSource(
             rows[i], m.covariance(terms) / m.count, float(m.count - 1) if m.ddof else math.inf
         )
         for i, m in moments.items()
@@ -278,13 +280,13 @@ def _stratified(
         total = sum(alone[1:], alone[0])
         squares = sum((c.power(2) for c in alone[1:]), alone[0].power(2))
         root = squares.sqrt().multiply(total.sign())
-        sources.append(Source(root, overall.covariance(terms), float(overall.count - 1)))
+        sources.append(ErrorSource(root, overall.covariance(terms), float(overall.count - 1)))
     return sources
 
 
 def _clustered(
     rows: Mapping[str, csr_array], terms: Sequence[Term], clusters: Buckets
-) -> Source:
+) -> ErrorSource:
     r"""Return the jackknife of the means over buckets of clusters.
 
     $$S = \frac{G-1}{G} \sum_g d_g d_g', \qquad d_g = \bar x_{(-g)} - \text{mean}$$
@@ -299,7 +301,7 @@ def _clustered(
     gaps = shifts - shifts.mean(axis=0)
     share = (len(clusters) - 1) / len(clusters)
     free = max(1.0, effective_buckets(bucket_rows(clusters)) - 1)
-    return Source(
+    return ErrorSource(
         csr_array(hstack([rows[i] for i in split.whole])), share * gaps.T @ gaps, free
     )
 
@@ -336,7 +338,7 @@ class Spread:
     """
 
     values: FloatArray
-    sources: Sequence[Source]
+    sources: Sequence[ErrorSource]
     most_free: FloatArray
     shapes: tuple[FloatArray, FloatArray] | None = None
     stretch: FloatArray = field(default_factory=lambda: np.ones(()))

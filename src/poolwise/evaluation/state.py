@@ -44,7 +44,7 @@ DAMAGES = (
     struct.error,
     zlib.error,
 )
-Question = dict[str, Any]  # of plain values, by name
+Asked = dict[str, Any]  # of plain values, by name
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class State:
         shifts: Shift of each payoff and block.
     """
 
-    question: Question
+    question: Asked
     blocks: tuple[Block, ...] = ()
     histograms: tuple[Blocks, ...] = ()
     shifts: tuple[FloatArray, ...] = ()
@@ -181,7 +181,7 @@ def stamp(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def refuse_other(begun: Question, asked: Question) -> None:
+def refuse_other(begun: Asked, asked: Asked) -> None:
     """Raise UsageError if a state was begun with another question."""
     names = [name for name in begun | asked if begun.get(name) != asked.get(name)]
     if names:

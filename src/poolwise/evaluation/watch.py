@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.output import Row
     from poolwise.evaluation.read import OpenLog
     from poolwise.evaluation.request import Request
-    from poolwise.evaluation.state import Question
+    from poolwise.evaluation.state import Asked
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.blocks import Payoff, Settled
@@ -247,7 +247,7 @@ def _refuse(
         )
 
 
-def _question(asked: Request, better_than: str | None, planned: int | None) -> Question:
+def _question(asked: Request, better_than: str | None, planned: int | None) -> Asked:
     """Return what has to stay the same for all rows of a state, as plain values."""
     log = asked.log
     (name,) = asked.targets.keys() - {better_than}
@@ -269,7 +269,7 @@ def _question(asked: Request, better_than: str | None, planned: int | None) -> Q
 
 
 def _added(
-    path: Path, asked: Request, question: Question, engine: EngineLike
+    path: Path, asked: Request, question: Asked, engine: EngineLike
 ) -> tuple[State, tuple[Finding, ...]]:
     """Add the rows of a request to the state in a file; return it, and findings of the rows."""
     begun = stamp(path)
@@ -285,7 +285,7 @@ def _added(
     return after, findings
 
 
-def _payoffs(asked: Question, targets: Sequence[str]) -> list[Payoff]:
+def _payoffs(asked: Asked, targets: Sequence[str]) -> list[Payoff]:
     """Return gains and losses of the target, and those that a comparison needs."""
     lower, upper = asked["reward_range"]
     own, other = payoffs_of(asked["target"], (lower, upper)), asked["better_than"]
@@ -296,7 +296,7 @@ def _payoffs(asked: Question, targets: Sequence[str]) -> list[Payoff]:
     return [*own, *(replace(payoff, against=other) for payoff in own)]
 
 
-def _state(rows: OpenLog, asked: Question, number: int) -> State:
+def _state(rows: OpenLog, asked: Asked, number: int) -> State:
     """Return the rows as a state of their own."""
     if not isinstance(rows.rows, BlockRows):
         raise UsageError("watch reads rows, which requires the DuckDB or the Spark engine")

@@ -165,7 +165,7 @@ class _Row(NamedTuple):
     logs: dict[str, str]
 
 
-class _Shape(NamedTuple):
+class _ListShape(NamedTuple):
     """First position of every list (0 or 1), and the shortest and longest list."""
 
     start: int
@@ -274,13 +274,13 @@ ADVICE = (
 
 def _shape(
     connection: duckdb.DuckDBPyConnection, row: _Row, request: str
-) -> tuple[_Shape, list[Fault]]:
+) -> tuple[_ListShape, list[Fault]]:
     """Measure the lists, and count the requests that are not complete."""
     text = SHAPE.format_map(row._asdict())
-    shape, faults = _Shape(1, 1, 1), []
+    shape, faults = _ListShape(1, 1, 1), []
     for line in _run(connection, text).to_pylist():
         if line["rule"] is None:
-            shape = _Shape(line["start"], line["shortest"], line["longest"])
+            shape = _ListShape(line["start"], line["shortest"], line["longest"])
             continue
         count = f"{line['requests']:,} request{'' if line['requests'] == 1 else 's'}"
         rule = REQUEST_RULES[line["rule"]].format(requests=count, start=line["start"])
@@ -297,7 +297,7 @@ def _text(connection: duckdb.DuckDBPyConnection, query: str) -> str:
     return f"WITH log AS (\n{body}\n)\nFROM (\n{query}\n)"
 
 
-def _query(row: _Row, shape: _Shape, model: Model) -> str:
+def _query(row: _Row, shape: _ListShape, model: Model) -> str:
     """Select rows with the probabilities of the items that their reward depends on.
 
     Rewards are multiplied by the length of a list, so that a mean over rows is the value of

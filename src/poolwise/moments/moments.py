@@ -327,15 +327,15 @@ def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | N
     return min(first for first, _ in known), max(last for _, last in known)
 
 
-Part = tuple[Mapping["Term", "FloatArray"], int]  # tails or slices, and row count, of one group
+Tallied = tuple[Mapping["Term", "FloatArray"], int]  # tails or slices of a group, and its rows
 Merge = Callable[[Sequence[tuple["FloatArray", int]]], "FloatArray"]
 
 
 class _Merged(Mapping["Term", "FloatArray"]):
     """Tails or slices of several groups, merged on first access: few of them are read."""
 
-    def __init__(self, parts: Iterable[Part], merge: Merge) -> None:
-        self.parts: list[Part] = []
+    def __init__(self, parts: Iterable[Tallied], merge: Merge) -> None:
+        self.parts: list[Tallied] = []
         for part in parts:
             self.parts += part[0].parts if isinstance(part[0], _Merged) else [part]
         self._merge = merge

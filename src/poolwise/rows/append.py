@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from poolwise.errors import NO_ROWS, LogError, SourceError, UsageError
 from poolwise.rows.folds import learn
-from poolwise.rows.frames import Frame
+from poolwise.rows.frames import PlainFrame
 from poolwise.rows.output import stage
 from poolwise.rows.reader import in_order
 from poolwise.rows.rules import column
@@ -92,7 +92,7 @@ def scored_batches(
     roles: Roles,
     names: Sequence[str],
     fill: Fill | None = None,
-    source: Files | Frame | None = None,
+    source: Files | PlainFrame | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read batches of the columns `names`, with the probabilities of each policy appended.
 
@@ -112,7 +112,7 @@ def scored_batches(
 
 
 def _source_batches(
-    source: Files | Frame | None, names: list[str]
+    source: Files | PlainFrame | None, names: list[str]
 ) -> Iterator[pa.RecordBatch] | None:
     """Read columns of a table, or of files with the same types; None for others."""
     if source is None or any("." in name for name in names):
@@ -213,8 +213,8 @@ def append_scores(
     roles: Roles,
     log: Log,
     extra: Extra,
-    source: Files | Frame | None,
-) -> tuple[RoleColumns, Files | Frame, tuple[Finding, ...]]:
+    source: Files | PlainFrame | None,
+) -> tuple[RoleColumns, Files | PlainFrame, tuple[Finding, ...]]:
     """Append the probabilities of policies and the columns of models to the needed columns.
 
     Returns their roles, the rows as a table if they are few, else the file that they were
@@ -237,4 +237,4 @@ def append_scores(
         connection.register("scored", frame)
     notes = tuple(note for fit in fill.fitted for note in fit.findings()) if fill else ()
     table = replace(roles.table, relation=exp.to_table("scored"))
-    return table, ((str(path), None),) if frame is None else Frame(frame), notes
+    return table, ((str(path), None),) if frame is None else PlainFrame(frame), notes

@@ -36,7 +36,7 @@ class OddLabelsError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class PlainFrame:
     """Columns of a frame, without copies.
 
     Attributes:
@@ -52,7 +52,7 @@ class Frame:
     footers: Footers = field(default_factory=Footers)
 
     @property
-    def source(self) -> Frame:
+    def source(self) -> PlainFrame:
         """The frame itself."""
         return self
 
@@ -75,12 +75,12 @@ class Frame:
         return iter(self.table.select(names).to_batches(rows)) if usable else None
 
 
-def plain_frame(log: Log) -> Frame | None:
+def plain_frame(log: Log) -> PlainFrame | None:
     """Return the log's frame; None for other sources, and if names collide in DuckDB."""
     source = log.parts[0].value
     if len(log.parts) > 1 or isinstance(log.source, Mapping):
         return None
-    frame = Frame(source) if isinstance(source, pa.Table) else _of_pandas(source)
+    frame = PlainFrame(source) if isinstance(source, pa.Table) else _of_pandas(source)
     frame = _of_polars(source) if frame is None else frame
     if frame is None:
         return None
@@ -88,7 +88,7 @@ def plain_frame(log: Log) -> Frame | None:
     return frame if len(names) == frame.table.num_columns else None
 
 
-def _of_pandas(source: Any) -> Frame | None:  # noqa: ANN401 - pandas may not be installed
+def _of_pandas(source: Any) -> PlainFrame | None:  # noqa: ANN401 - pandas may not be installed
     pandas: Any = sys.modules.get("pandas")
     if pandas is None or type(source) is not pandas.DataFrame or not len(source):
         return None
@@ -101,7 +101,7 @@ def _of_pandas(source: Any) -> Frame | None:  # noqa: ANN401 - pandas may not be
         columns[name] = _of_series(series)
         if columns[name] is None:
             return None
-    return Frame(pa.table(columns), objects, other=True)
+    return PlainFrame(pa.table(columns), objects, other=True)
 
 
 def _of_series(series: Any) -> pa.Array | pa.ChunkedArray | None:  # noqa: ANN401 - see above
@@ -116,7 +116,7 @@ def _of_series(series: Any) -> pa.Array | pa.ChunkedArray | None:  # noqa: ANN40
     return pa.array(series.array, from_pandas=True) if arrow else None
 
 
-def _of_polars(source: Any) -> Frame | None:  # noqa: ANN401 - Polars may not be installed
+def _of_polars(source: Any) -> PlainFrame | None:  # noqa: ANN401 - Polars may not be installed
     polars: Any = sys.modules.get("polars")
     level = getattr(polars, "CompatLevel", None)  # since Polars 1
     if level is None or type(source) is not polars.DataFrame or not len(source):
@@ -127,7 +127,7 @@ def _of_polars(source: Any) -> Frame | None:  # noqa: ANN401 - Polars may not be
     for place, name in enumerate(types):
         if name not in plain:
             table = table.add_column(place, name, pa.nulls(len(source)))
-    return Frame(table, other=True)
+    return PlainFrame(table, other=True)
 
 
 def coded_objects(labels: AnyArray) -> pa.DictionaryArray:

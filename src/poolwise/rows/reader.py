@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from poolwise.rows.layout import Layout
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Made = TypeVar("Made")
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
-Rows = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
+RowArrays = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
 TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
 CLOSE = 1_024  # difference of integer labels that need not be looked up
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
@@ -211,18 +211,18 @@ def numbered(stream: Stream, layout: Layout, threads: int) -> Iterator[tuple[Pie
         first_row += piece.num_rows
 
 
-class PerThread(threading.local, Generic[Result]):
+class PerThread(threading.local, Generic[Made]):
     """A value that each thread makes for itself."""
 
-    def __init__(self, make: Callable[[], Result]) -> None:
+    def __init__(self, make: Callable[[], Made]) -> None:
         self.value = make()
 
 
 def in_order(
-    work: Callable[[Item], Result], items: Iterable[Item], threads: int
-) -> Iterator[Result]:
+    work: Callable[[Item], Made], items: Iterable[Item], threads: int
+) -> Iterator[Made]:
     """Yield results of work in threads, a few items ahead, in the order of the items."""
-    waiting: deque[Future[Result]] = deque()
+    waiting: deque[Future[Made]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
         for item in items:
@@ -240,7 +240,7 @@ def in_order(
 
 def to_rows(
     tables: Iterable[pa.Table], layout: Layout, first_row: int, size: int
-) -> Iterator[Rows]:
+) -> Iterator[RowArrays]:
     """Yield groups and numbers of rows, at most `size` at once.
 
     Args:
@@ -268,7 +268,7 @@ def to_rows(
         first_row += int(np.count_nonzero(codes != EXCLUDED))
 
 
-def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterator[Rows]:
+def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterator[RowArrays]:
     """Yield slices of at most `size` rows."""
     for start in range(0, len(groups), size):
         rows = slice(start, start + size)

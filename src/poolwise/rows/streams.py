@@ -17,7 +17,7 @@ from poolwise.rows.reader import TABLE_ROWS, RowGroup, Stream, constant, in_orde
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.rows.frames import Frame
+    from poolwise.rows.frames import PlainFrame
     from poolwise.rows.reader import Files, Piece
     from poolwise.rows.rules import RoleColumns
 
@@ -26,7 +26,7 @@ LABELS = frozenset({"logger", "cluster", "period"})  # columns of texts, or of w
 
 def plain_stream(
     table: RoleColumns,
-    source: Files | Frame | None,
+    source: Files | PlainFrame | None,
     threads: int = 1,
     footers: Footers | None = None,
     *,
@@ -53,8 +53,8 @@ def plain_stream(
 
 
 def _labelled(
-    frame: Frame, columns: dict[str, str], label: str | None
-) -> tuple[Frame, dict[str, str]]:
+    frame: PlainFrame, columns: dict[str, str], label: str | None
+) -> tuple[PlainFrame, dict[str, str]]:
     """Append the label of all rows, where no column has it."""
     if label is None:
         return frame, columns
@@ -105,7 +105,7 @@ def _has(schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False)
     return True
 
 
-def frame_stream(frame: Frame, columns: Mapping[str, str], threads: int) -> Stream | None:
+def frame_stream(frame: PlainFrame, columns: Mapping[str, str], threads: int) -> Stream | None:
     """Return the columns of a frame in pieces; only labels are copied, as codes.
 
     None if a column is missing, or of a type that only DuckDB reads.
