@@ -17,7 +17,7 @@ files=("$@")
 [ $# -gt 0 ] || files=('src/poolwise/moments/*.py' 'src/poolwise/estimators/*.py'
     'src/poolwise/intervals/*.py')
 tests=(tests/moments tests/estimators tests/intervals tests/engines/test_exact.py
-    tests/rows/test_{clusters,mixture,periods}.py tests/evaluation/test_comparison.py)
+    tests/rows/test_{clusters,mixture,layout}.py tests/evaluation/test_comparison.py)
 # A survivor runs every test: leave out tests that are slow or need other programs,
 # and tests that start a process, which would import the unchanged code.
 without="in_every_process or another_process or connection"

@@ -14,6 +14,7 @@ from poolwise.errors import UsageError
 from poolwise.intervals.simultaneous import (
     MaxT,
     factor_of,
+    kurtosis_freedom,
     limits,
     max_t,
     skew_multiples,
@@ -234,3 +235,36 @@ def test_students_multiples_have_the_tail_of_a_normal_one() -> None:
     assert multiples == pytest.approx([tangent, two, 1.96], rel=1e-12)
     ratios = np.array([-tangent, two, 1.96])
     assert student_scores(ratios, freedom) == pytest.approx([1.96] * 3, rel=1e-12)
+
+
+def test_the_limit_on_the_side_of_the_skew_is_further() -> None:
+    # the root of d² = 4 (1 + d / 2) on the side of a skewness of 1/2, and Hall's on the other
+    wide, near = 1 + math.sqrt(5), 6 * (math.cbrt(1 + (2 - 1 / 12) / 2) - 1)
+    many, none = np.full(3, math.inf), np.zeros(3)
+    below, above = skew_multiples(np.array([0.5, -0.5, 0.0]), none, many, 2.0)
+    assert below == pytest.approx([near, wide, 2.0], rel=1e-9)
+    assert above == pytest.approx([wide, near, 2.0], rel=1e-9)
+    scores = skew_scores(np.array([near, near, -2.0]), np.array([0.5, -0.5, 0.0]), none, many)
+    assert scores[[0, 2]] == pytest.approx([2.0, 2.0], rel=1e-9)
+    assert scores[1] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("skewness", "noise", "freedom", "heavy", "expected"),
+    [
+        (0.8, 0.9, 30.0, 0.0, 2 / 0.26),
+        (-0.8, 0.9, 30.0, 0.5, 2 / 0.42),
+        (0.8, 0.9, 5.0, 0.0, 5.0),
+        (0.8, 0.5, 30.0, 0.0, 30.0),  # no kurtosis beyond that of the skewness
+        (0.0, 8.0, 30.0, 0.0, 1.0),
+        (0.0, 0.0, math.inf, 0.0, math.inf),
+    ],
+)
+def test_degrees_of_freedom_that_the_kurtosis_leaves(
+    skewness: float, noise: float, freedom: float, heavy: float, expected: float
+) -> None:
+    with np.errstate(all="raise"):
+        found = kurtosis_freedom(skewness, noise, freedom, heavy)
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+    if not heavy:
+        assert kurtosis_freedom(skewness, noise, freedom) == found

@@ -435,9 +435,19 @@ def test_adapted_shares_keep_both_limits_at_least_as_far_as_students() -> None:
     assert interval.upper == shorter.upper > student(estimate, 0.95).upper
 
 
-def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
+def with_tails(moments: dict[str, Moments], factor: float) -> dict[str, Moments]:
+    """The same moments, but with rewards whose fourth powers are larger by a factor."""
+    more = np.array([1, 1, 1, 1, factor, 1])
+    return {
+        i: replace(m, powers={t: p * (more if t == REWARD else 1) for t, p in m.powers.items()})
+        for i, m in moments.items()
+    }
+
+
+@pytest.mark.parametrize("tails", [1.0, 100.0])
+def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero(tails: float) -> None:
     """Fieller: at each limit u the interval of "reward - u weight" ends at 0."""
-    moments, _ = drawn()
+    moments = with_tails(drawn()[0], tails)
     estimate = SelfNormalised().estimate(moments)
     interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
     columns, within = known_columns(estimate.linear, moments)
@@ -453,6 +463,36 @@ def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero() -> None:
         value = linear.value(moments)
         end = value - reach.below if value > 0 else value + reach.above
         assert end == pytest.approx(0.0, abs=1e-10 * abs(value))
+    assert interval.level == 0.95
+
+
+def test_a_ratio_without_limits_has_those_of_its_linearisation() -> None:
+    """With a large variance the mean weight may be 0, so that no ratio is excluded."""
+    moments, _ = drawn(rows=60)
+    plain = SelfNormalised().estimate(moments)
+    for factor, same in ((1.0, False), (1e4, True)):
+        estimate = replace(plain, variance=plain.variance * factor)
+        linear = replace(estimate, linear=replace(estimate.linear, ratio=None))
+        ends = [auto_interval(e, moments, (), 0.9, FREE)[0] for e in (estimate, linear)]
+        assert (ends[0] == ends[1]) is same
+
+
+@pytest.mark.parametrize("sides", ["two", "upper"])
+@pytest.mark.parametrize("estimator", [Calibrated(), Naive(), Balanced()], ids=lambda e: e.name)
+def test_the_interval_has_the_shape_of_the_slices(estimator: Estimator, sides: Sides) -> None:
+    moments, _ = drawn()
+    estimate = estimator.estimate(moments)
+    linear = estimate.linear
+    columns, within = known_columns(linear, moments)
+    pull = pull_of(columns, moments, (), within=within, fitted=linear.fit is not None)
+    shape = shape_of(units_of(linear, moments, ()) or (), pull)
+    powers = powers_of_estimate(linear, moments)
+    expected = shaped_interval(estimate, shape, powers, 0.9, FREE, sides)
+    assert auto_interval(estimate, moments, (), 0.9, FREE, sides) == expected
+    bare = {i: replace(m, slices={}) for i, m in moments.items()}
+    assert auto_interval(estimate, bare, (), 0.9, FREE, sides)[0] == student(
+        estimate, 0.9, sides
+    )
 
 
 # ---------------------------------------- worked out by hand
@@ -564,6 +604,8 @@ def test_rows_that_do_not_vary_have_the_interval_of_their_limits() -> None:
     plain = student_interval(estimate, 0.9, limits)
     for powers in (None, powers_like(4.0), replace(empty, own=False)):
         assert shaped_interval(estimate, None, powers, 0.9, limits) == plain
+    lower = shaped_interval(estimate, None, None, 0.9, limits, "lower")
+    assert lower == student_interval(estimate, 0.9, limits, "lower")
     for other in (Limits(40, (-1.0, 3.0)), Limits(40)):
         expected = student_interval(estimate, 0.9, other)
         assert shaped_interval(estimate, None, empty, 0.9, other) == expected
