@@ -43,6 +43,7 @@ def test_empirical_bernstein_of_a_fair_coin() -> None:
     both = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.95)
     assert both.upper - 0.5 == pytest.approx(0.252047, abs=1e-6)
     assert 0.5 - both.lower == pytest.approx(0.252047, abs=1e-6)
+    assert both.level == 0.95
     lower = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.975, "lower")
     upper = empirical_bernstein(0.5, 0.25252525, 100, 1.0, 0.975, "upper")
     assert ends(lower) == pytest.approx([both.lower, math.inf])
@@ -136,6 +137,7 @@ def test_euclidean_likelihood_is_its_definition(seed: int) -> None:
     upper = -least_over_ghosts(weights, -rewards, allowed, -5)
     assert ends(found) == pytest.approx([lower, upper], abs=1e-5)
     assert -4 < lower < upper < 5
+    assert found.level == 0.9
 
 
 def test_an_unbounded_weight_is_the_limit_of_large_ones() -> None:

@@ -687,3 +687,19 @@ def test_an_end_that_stays_counts_half(power: int, *, bent: bool) -> None:
     assert root(function, 1.0) == pytest.approx(1 - exact if bent else exact, abs=1e-12)
     assert len(values) <= 20
     assert values[:2] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(("missing", "crossed"), [(0, True), (1, True), (2, False)])
+def test_columns_of_loggers_need_their_slices(missing: int, *, crossed: bool) -> None:
+    moments, _ = drawn()
+    ratios = [ratio(i) for i in moments]
+    kept = dict.fromkeys(ratios[: len(ratios) - missing], np.zeros(1))
+    view = {
+        i: replace(m, slices={t: s for t, s in m.slices.items() if t not in ratios} | kept)
+        for i, m in moments.items()
+    }
+    columns, within = known_columns(Balanced().estimate(view).linear, view)
+    wanted = Calibrated(("loggers", "target") if crossed else ("target",), guard=False)
+    expected, of_logger, _ = wanted.controls(view)
+    assert (columns, within) == (tuple(expected), of_logger)
+    assert (len(columns) > 1) is crossed
