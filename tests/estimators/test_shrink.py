@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 from poolwise.errors import UsageError
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Shrink, ShrinkRule, Tuned, slope, tuned
+from poolwise.estimators.shrink import (
+    Shrink,
+    ShrinkRule,
+    Tuned,
+    shrink_findings,
+    shrink_means,
+    shrunk_weight,
+    slope,
+    tuned,
+)
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import query_text
-from poolwise.moments.estimate import Estimate
-from poolwise.moments.terms import Needs
+from poolwise.moments.estimate import Estimate, stratified
+from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Needs
 from tests.support.messages import check_findings, refused
+from tests.support.small import group
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
@@ -246,3 +256,27 @@ def test_half_widths_are_students_at_the_level_of_095() -> None:
     assert few.half_width(0.95) == pytest.approx(2 * math.tan(0.475 * math.pi), rel=1e-9)
     exact = Estimate(1.0, 4.0, {})
     assert exact.half_width(0.95) == pytest.approx(2 * NormalDist().inv_cdf(0.975), rel=1e-9)
+
+
+def test_a_finding_has_the_share_of_the_weights_that_was_removed() -> None:
+    clip = Shrink("clip", 2)
+    assert shrink_means(None) == ()
+    assert shrink_means(clip) == (BALANCED_WEIGHT, shrunk_weight(clip))
+    moments = {
+        i: group({BALANCED_WEIGHT: w, shrunk_weight(clip): [min(x, 2.0) for x in w]})
+        for i, w in {"a": [1.0, 4.0], "b": [3.0]}.items()
+    }
+    check_findings(shrink_findings(moments, clip), "shrunk-weights")  # 3 of 8
+    assert shrink_findings(moments, None) == ()
+    light = {"a": group({BALANCED_WEIGHT: [1.0, 2.0], shrunk_weight(clip): [1.0, 2.0]})}
+    assert shrink_findings(light, clip) == ()
+
+
+def test_candidates_read_the_moments() -> None:
+    moments = {"a": group({REWARD: [1.0, 3.0]})}
+
+    class Mean(Fixed):
+        def estimate(self, moments: MomentsByLogger) -> Estimate:
+            return stratified(moments, REWARD)
+
+    assert Tuned((Mean(0.0, 0.0),)).estimate(moments).value == 2.0

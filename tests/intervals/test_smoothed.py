@@ -166,6 +166,9 @@ def test_terms_know_their_weights() -> None:
         assert {t.factors[0].zero for t in gains} == {0.0}  # rewards above 0 count from 0
         assert {t.factors[0].zero for t in losses} == {3.0}
         assert [t.factors[0].bound for t in gains] == [3 * s for s in SCALES]
+        gains, losses = smoothed_terms((-1.0, 3.0), crossed=crossed)
+        assert {t.factors[0].zero for t in gains} == {-1.0}
+        assert [t.factors[0].bound for t in gains + losses] == [4 * s for s in SCALES] * 2
         assert len(set(Needs(means=gains + losses).bind("new").terms)) == 20
 
 
@@ -191,6 +194,15 @@ def test_the_interval_has_the_units_of_the_rewards(sides: Sides, *, crossed: boo
     assert (interval.lower, interval.upper) == pytest.approx(expected, abs=1e-9)
     assert interval.level == 0.9
     assert -1 < lower < upper < 3
+
+
+def test_rewards_above_0_count_from_0() -> None:
+    gains, losses = smoothed_terms((0.5, 2.0), crossed=True)
+    rows = {t: [math.log1p(1 / s)] * 40 for s, t in zip(SCALES, gains, strict=True)}
+    view = {"a": group(rows | dict.fromkeys(losses, [0.0] * 40))}
+    interval = smoothed_interval(view, (0.5, 2.0), 0.9, "lower", crossed=True)
+    assert interval.lower == pytest.approx(2 * bound(np.ones(40), 0.1), rel=1e-9)
+    assert interval.upper == 2.0
 
 
 def test_one_row_is_not_enough_for_a_bound() -> None:
