@@ -216,7 +216,7 @@ def test_a_factor_gives_the_correlation_of_candidates_that_vary() -> None:
     ranks = [factor_of(np.array([[1.0, 1 - e], [1 - e, 1.0]])).shape[1] for e in (1e-10, 3e-10)]
     assert ranks == [1, 2]
     for bad in ([1.0], [[1.0, 0.0]], [[math.nan]], [[1.0, math.inf], [0.0, 1.0]], [[-1.0]]):
-        with pytest.raises(UsageError):
+        with refused(UsageError):
             factor_of(np.array(bad))
 
 
@@ -247,6 +247,9 @@ def test_the_limit_on_the_side_of_the_skew_is_further() -> None:
     scores = skew_scores(np.array([near, near, -2.0]), np.array([0.5, -0.5, 0.0]), none, many)
     assert scores[[0, 2]] == pytest.approx([2.0, 2.0], rel=1e-9)
     assert scores[1] < 2.0
+    short = 6 * (math.cbrt(1 + (0.4 - 1 / 12) / 2) - 1)
+    low = skew_scores(np.array([short]), np.array([0.5]), np.zeros(1), np.full(1, math.inf))
+    assert low == pytest.approx([0.4], rel=1e-9)
 
 
 @pytest.mark.parametrize(
