@@ -145,6 +145,27 @@ def test_clusters_and_trained_loggers_are_compared_too() -> None:
     assert apart.std_error > paired.std_error
 
 
+def test_buckets_in_which_loggers_have_another_order() -> None:
+    """The first cluster has rows of the last logger only."""
+    rng = np.random.default_rng(12)
+    probs = rng.uniform(0.2, 0.8, (90, 3))
+    logger = np.tile([2, 1, 0], 30)
+    table = pa.table(
+        {
+            "logger": np.array(["a", "b", "c"])[logger],
+            "reward": rng.binomial(1, 0.5, 90),
+            "user": np.arange(90),
+            "t": rng.uniform(0.2, 0.8, 90),
+            **{f"p_{k}": probs[:, i] for i, k in enumerate("abc")},
+        }
+    )
+    columns = {k: f"p_{k}" for k in "abc"}
+    log = pw.Log(table, logger="logger", reward="reward", propensities=columns)
+    plain = pw.evaluate(log, {"t": "t"}).differences["t"]
+    clustered = pw.evaluate(replace(log, cluster="user"), {"t": "t"}).differences["t"]
+    assert clustered.value == pytest.approx(plain.value, rel=1e-12)
+
+
 def test_an_unknown_baseline() -> None:
     with refused(UsageError):
         pw.evaluate(digits_log(), TARGETS, baseline="larg")

@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 
 from poolwise.diagnosis.provenance import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
+from poolwise.estimators.period import PeriodBalanced
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.output import Difference, doubts, identical, verdict_of
 from poolwise.intervals.simultaneous import ALONE
@@ -128,7 +129,9 @@ class Incumbent:
             parts = {i: {REWARD: share} for i, share in shares(counts).items()}
             return estimated(Linear(parts), moments)
         estimator = answers.served.estimators[self.estimator]
-        own = estimator.needs(tuple(moments), crossed=True)
+        periodic = isinstance(estimator, PeriodBalanced)
+        strata = tuple(moments) if periodic else answers.loggers  # buckets have another order
+        own = estimator.needs(strata, crossed=True)
         terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
         return estimator.estimate(selected(moments, terms))
 
