@@ -32,7 +32,16 @@ def test_a_file_is_parsed_again_when_it_changes(tmp_path: Path) -> None:
     first = footers(path)
     assert footers(path) is first
     write(Path(path), 60)
-    assert footers(path).num_rows == 60
+    assert footers(path).rows == (60,)
+    assert footers(path).kind is first.kind
+
+
+def test_files_of_the_same_columns_are_of_one_kind(tmp_path: Path) -> None:
+    footers = Footers()
+    a, b = (footers(str(write(tmp_path / f"{name}.parquet"))) for name in "ab")
+    other = footers(str(write(tmp_path / "c.parquet", t=np.zeros(50, dtype=np.float32))))
+    assert a.kind is b.kind is a.parsed
+    assert other.kind is other.parsed
 
 
 def test_plain_files_need_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

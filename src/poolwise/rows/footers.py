@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,19 +27,39 @@ WHOLE_FILE = re.compile(r"\s*(?:SELECT\s+\*\s+)?FROM\s+'([^']+\.parquet)'\s*", r
 Stamp = tuple[int, ...]  # changes whenever a file does
 
 
+class Footer(NamedTuple):
+    """Footer of a file as it was read.
+
+    Attributes:
+        stamp: That of the file.
+        parsed: The footer itself.
+        kind: Footer of the first file with the same columns of the same types.
+        rows: Rows of each row group.
+    """
+
+    stamp: Stamp
+    parsed: pq.FileMetaData
+    kind: pq.FileMetaData
+    rows: tuple[int, ...]
+
+
 class Footers:
     """Footers of files that were read, parsed again where a file changed; threads share one."""
 
     def __init__(self) -> None:
-        self._parsed: dict[str, tuple[Stamp, pq.FileMetaData]] = {}
+        self._read: dict[str, Footer] = {}
+        self._kind: pq.FileMetaData | None = None
 
-    def __call__(self, path: str) -> pq.FileMetaData:
+    def __call__(self, path: str) -> Footer:
         """Return the footer of a file as it is now."""
         stamp = _stamp(path)
-        last, footer = self._parsed.get(path, ((), None))
-        if footer is None or last != stamp:
-            footer = pq.read_metadata(pa.OSFile(path))
-            self._parsed[path] = stamp, footer
+        footer = self._read.get(path)
+        if footer is None or footer.stamp != stamp:
+            parsed = pq.read_metadata(pa.OSFile(path))
+            kind = self._kind = self._kind or parsed
+            rows = tuple(parsed.row_group(k).num_rows for k in range(parsed.num_row_groups))
+            footer = Footer(stamp, parsed, kind if _alike(kind, parsed) else parsed, rows)
+            self._read[path] = footer
         return footer
 
 
@@ -48,7 +68,7 @@ def _stamp(path: str) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def alike(left: pq.FileMetaData, right: pq.FileMetaData) -> bool:
+def _alike(left: pq.FileMetaData, right: pq.FileMetaData) -> bool:
     """Test if two files have the same columns of the same types."""
     if left is right:
         return True
@@ -88,11 +108,11 @@ def plain_parquet(log: Log) -> PlainFiles | None:
         return None
     footers = Footers()
     try:
+        first = footers(files[0][0])
+        schema = first.kind.schema.to_arrow_schema()
         all_footers = [footers(path) for path, _ in files]
-        first, *others = all_footers
-        schema = first.schema.to_arrow_schema()
-        same = all(alike(first, other) for other in others)
-        once = len({_stamp(path)[:2] for path, _ in files}) == len(files)
+        same = all(footer.kind is first.kind for footer in all_footers)
+        once = len({footer.stamp[:2] for footer in all_footers}) == len(files)
     except (pa.ArrowException, OSError, ValueError):  # DuckDB says what is wrong
         return None
     names = [*schema.names, *([] if files[0][1] is None else [PART_LOGGER])]

@@ -39,7 +39,7 @@ Made = TypeVar("Made")
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 RowArrays = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
 TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
-CLOSE = 1_024  # difference of integer labels that need not be looked up
+CLOSE = 1_024  # difference of integer labels, or from 0, that need not be looked up
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
@@ -138,7 +138,7 @@ class Reader:
             label = self.columns.get("logger")
             self._file = pq.ParquetFile(
                 pa.OSFile(piece.path),
-                metadata=self._footers(piece.path),
+                metadata=self._footers(piece.path).parsed,
                 read_dictionary=[label] if label else None,
                 pre_buffer=False,  # the system reads ahead, and threads read other groups
                 buffer_size=BUFFER,
@@ -279,16 +279,19 @@ def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray
     """Yield the distinct labels of each chunk as text, and the index of each row in them.
 
     Text as DuckDB writes integers; the last label is None, that of NULL. Integers that are
-    close to each other are their own indices.
+    small or close to each other are their own indices.
     """
     for chunk in labels.chunks:
         if pa.types.is_integer(chunk.type) and len(chunk) and not chunk.null_count:
             numbers = np.from_dlpack(chunk)
-            low, top = int(numbers.min()), int(numbers.max())
+            low, top = 0, int(numbers.view(f"u{numbers.itemsize}").max())  # negative is large
+            if top >= min(CLOSE, np.iinfo(numbers.dtype).max):
+                low, top = int(numbers.min()), int(numbers.max())
             if top - low < CLOSE:
                 wide = np.uint64 if numbers.dtype.kind == "u" else np.int64
-                above = np.subtract(numbers, low, dtype=wide).view(np.int64)
-                yield [*map(str, range(low, top + 1)), None], above
+                above = numbers.astype(wide, copy=False)
+                above = np.subtract(above, low) if low else above
+                yield [*map(str, range(low, top + 1)), None], above.view(np.int64)
                 continue
         coded = chunk.dictionary_encode()
         texts = coded.dictionary

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from poolwise.rows.computed import OPERAND, computed_roles
-from poolwise.rows.footers import Footers, alike
+from poolwise.rows.footers import Footers
 from poolwise.rows.frames import OddLabelsError, coded_objects
 from poolwise.rows.reader import TABLE_ROWS, RowGroup, Stream, constant, in_order
 
@@ -76,12 +76,10 @@ def file_stream(
     last = None
     for path, label in files:
         footer = footers(path)
-        same = last is not None and alike(footer, last)
-        if not same and not _has(footer.schema.to_arrow_schema(), columns):
+        if footer.kind is not last and not _has(footer.kind.schema.to_arrow_schema(), columns):
             return None
-        last = footer
-        sizes = [footer.row_group(k).num_rows for k in range(footer.num_row_groups)]
-        pieces += [RowGroup(path, k, rows, label) for k, rows in enumerate(sizes) if rows]
+        last = footer.kind
+        pieces += [RowGroup(path, k, n, label) for k, n in enumerate(footer.rows) if n]
     return Stream(pieces, columns, footers)
 
 
