@@ -43,20 +43,11 @@ class Workspace:
     @cached_property
     def plain(self) -> dict[Term, tuple[Term, Term]]:
         """Terms that only need a mean, as products of two others: stem and logger, or cube."""
-        parts = {t: p for t in self.needs.terms if self._only_mean(t) and (p := _split(t))}
-        return dict(sorted(parts.items(), key=lambda item: _order(item[0])))
-
-    def _only_mean(self, term: Term) -> bool:
         needs = self.needs
-        more = (
-            needs.scattered,
-            needs.extremes,
-            needs.tails,
-            needs.histograms,
-            needs.slices,
-            needs.powers,
-        )
-        return not any(term in terms for terms in more)
+        tallied = (needs.tails, needs.histograms, needs.slices, needs.powers)
+        more = {t for terms in (needs.scattered, needs.extremes, *tallied) for t in terms}
+        parts = {t: p for t in needs.terms if t not in more and (p := _split(t))}
+        return dict(sorted(parts.items(), key=lambda item: _order(item[0])))
 
     @cached_property
     def singles(self) -> tuple[Term, ...]:
