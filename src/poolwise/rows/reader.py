@@ -285,7 +285,7 @@ def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray
         if pa.types.is_integer(chunk.type) and len(chunk) and not chunk.null_count:
             numbers = np.from_dlpack(chunk)
             low, top = 0, int(numbers.view(f"u{numbers.itemsize}").max())  # negative is large
-            if top >= min(CLOSE, np.iinfo(numbers.dtype).max):
+            if top >= min(CLOSE, 1 << 8 * numbers.itemsize - 1):
                 low, top = int(numbers.min()), int(numbers.max())
             if top - low < CLOSE:
                 wide = np.uint64 if numbers.dtype.kind == "u" else np.int64
