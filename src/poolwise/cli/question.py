@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
 
 Answer = TypeVar("Answer")  # of a verb
-OptionGroup = TypeVar("OptionGroup")  # of options
+OptionGroup = TypeVar("OptionGroup")
 Values = dict[str, Any]  # of options, as TOML or the command line gives them
 ENDING = ".toml"
 META = "poolwise.question"  # of a command's context: the file that it reads

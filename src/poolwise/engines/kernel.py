@@ -8,6 +8,7 @@ compared with the standard deviation.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +55,10 @@ class Kernel:
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._columns = layout.columns
         self._shared = program or program_of(layout, workspace, self.floors)
-        self._program = with_room(self._shared)
+
+    @cached_property
+    def _program(self) -> Program:
+        return with_room(self._shared)
 
     def copy(self) -> Kernel:
         """Return a kernel of the same program for another thread."""

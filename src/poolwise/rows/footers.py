@@ -108,10 +108,10 @@ def plain_parquet(log: Log) -> PlainFiles | None:
         return None
     footers = Footers()
     try:
-        first = footers(files[0][0])
-        schema = first.kind.schema.to_arrow_schema()
         all_footers = [footers(path) for path, _ in files]
-        same = all(footer.kind is first.kind for footer in all_footers)
+        kind = all_footers[0].kind
+        schema = kind.schema.to_arrow_schema()
+        same = all(footer.kind is kind for footer in all_footers)
         once = len({footer.stamp[:2] for footer in all_footers}) == len(files)
     except (pa.ArrowException, OSError, ValueError):  # DuckDB says what is wrong
         return None
