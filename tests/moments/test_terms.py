@@ -50,10 +50,15 @@ def test_threads_that_make_a_term_at_once_get_the_same_one() -> None:
         start.wait()
         return Term((Factor("weight", target=target),))
 
-    with ThreadPoolExecutor(8) as pool:
-        for number in range(50):
-            made = list(pool.map(make, [f"t{number}"] * 8))
-            assert len(set(map(id, made))) == 1
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(100):
+                made = list(pool.map(make, [f"t{number}"] * 8))
+                assert len(set(map(id, made))) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_term_without_a_reference_is_forgotten() -> None:
