@@ -162,18 +162,6 @@ def test_integer_labels_and_narrow_rewards_are_plain(
             assert_moments_agree(rows.moments(needs), expected)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int64", "uint8", "uint64"])
-@pytest.mark.parametrize("step", [1, 100])
-def test_integer_labels_are_those_of_their_text(kind: str, step: int) -> None:
-    least = {"int8": -100, "int64": -(2**63), "uint8": 0, "uint64": 2**64 - 201}[kind]
-    numbers = [least + step * k for k in (2, 0, 1, 2)]
-    labels = pa.chunked_array([pa.array(numbers, pa.type_for_alias(kind))])
-    texts: dict[str | None, int] = {str(least + step * k): k for k in range(3)}
-    assert reader._codes(labels, texts).tolist() == [2, 0, 1, 2]  # noqa: SLF001
-    with_null = pa.chunked_array([pa.array([*numbers, None], pa.type_for_alias(kind))])
-    assert reader._codes(with_null, texts).tolist() == [2, 0, 1, 2, -1]  # noqa: SLF001
-
-
 @pytest.mark.parametrize("source", ["file", "table", "query"])
 def test_dropped_rows_leave_the_same_rows_by_every_way(
     table: pa.Table, tmp_path: Path, source: str

@@ -40,9 +40,7 @@ from poolwise.moments.shape import (
     cube,
     cumulants,
     powers_of_estimate,
-    pull_of,
     shape_of,
-    units_of,
 )
 from poolwise.moments.tallies import add_slices, slice_rows
 from poolwise.moments.terms import (
@@ -59,6 +57,7 @@ from poolwise.moments.terms import (
     ratio,
     unite,
 )
+from poolwise.moments.units import KnownColumns, pull_of, units_of
 
 if TYPE_CHECKING:
     from poolwise.intervals.student import Sides
@@ -310,6 +309,19 @@ def test_reversed_rewards_mirror_the_limits(estimator: Estimator) -> None:
         interval, _ = auto_interval(estimator.estimate(moments), moments, (), 0.95, FREE)
         ends.append((interval.lower, interval.upper))
     assert ends[1] == pytest.approx((-ends[0][1], -ends[0][0]), rel=1e-9)
+
+
+def test_estimates_of_one_target_share_their_columns() -> None:
+    moments, _ = drawn()
+    estimates = [estimator.estimate(moments) for estimator in ALL]
+    cache: dict[object, KnownColumns] = {}
+    for estimate in estimates:
+        alone = auto_interval(estimate, moments, (), 0.95, FREE)
+        assert auto_interval(estimate, moments, (), 0.95, FREE, "two", cache) == alone
+    other = dict(moments)
+    assert 0 < len(cache) < len(estimates)
+    auto_interval(estimates[0], other, (), 0.95, FREE, "two", cache)
+    assert len({key[0] for key in cache if isinstance(key, tuple)}) == 2
 
 
 def test_the_skew_is_on_the_side_of_the_heavy_rows() -> None:

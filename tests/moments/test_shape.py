@@ -20,11 +20,9 @@ from poolwise.moments.shape import (
     cumulants,
     in_range,
     powers_of_estimate,
-    pull_of,
     shape_from,
     shape_of,
     shapes_of,
-    units_of,
     weight_of,
 )
 from poolwise.moments.terms import (
@@ -37,6 +35,7 @@ from poolwise.moments.terms import (
     Term,
     second_moment,
 )
+from poolwise.moments.units import pull_of, units_of
 from tests.support.small import group
 
 FloatArray = NDArray[np.float64]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.rows.gather import gather, joined
+from poolwise.rows.gather import MOST_GATHERED, gather, joined
 from poolwise.rows.reader import Reader, RowGroup
 from tests.support.reference import assert_same, log_of, random_table
 
@@ -30,9 +30,9 @@ def test_pieces_are_gathered_up_to_a_number_of_rows() -> None:
 def test_the_last_pieces_are_gathered_less() -> None:
     size = 10_000
     tables = [(pa.table({"x": np.zeros(size)}), size * k) for k in range(200)]
-    together = [len(pieces) for pieces, _ in gather(tables, 262_144, 200 * size)]
+    together = [len(pieces) for pieces, _ in gather(tables, MOST_GATHERED, 200 * size)]
     assert sum(together) == 200
-    assert together[0] == 22  # (2,000,000 - 220,000) / 8 is less than 230,000
+    assert together[0] == 40  # (2,000,000 - 400,000) / 4 is less than 410,000
     assert together == sorted(together, reverse=True)
     assert together[-2] == 6  # never less than 65,536
 

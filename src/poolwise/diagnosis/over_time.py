@@ -24,17 +24,15 @@ from poolwise.moments.cells import by_period
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, Score
 from poolwise.moments.shape import (
-    NULL_SPREAD,
     Powers,
     Shape,
     cumulants,
     powers_of_estimate,
-    pull_of,
     shape_from,
     shape_of,
-    units_of,
 )
 from poolwise.moments.terms import PERIOD_WEIGHT
+from poolwise.moments.units import NULL_SPREAD, pull_of, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -234,7 +232,7 @@ class _PeriodSums:
 
     @property
     def shape(self) -> Shape | None:
-        """Shape of the estimate; the weights average to 1, as in `moments.shape.pull_of`."""
+        """Shape of the estimate; the weights average to 1, as in `moments.units.pull_of`."""
         if self.units is None:
             return None
         *total, squares, products = _tallied(*self.units) if self.clustered else self.units

@@ -129,7 +129,7 @@ class Program(_Arrays):
         *_fields("slices bins first_bin bin_shift", _number),
         *_fields("floors", _pointer),
         *_fields("lines block part room", _number),
-        *_fields("line ordered moved order bin starts ends", _pointer),
+        *_fields("line ordered moved order starts ends", _pointer),
     ]
 
 
@@ -137,8 +137,8 @@ class Input(_Arrays):
     """Rows to be added, and arrays for what is not a sum."""
 
     _fields_ = [
-        *_fields("rows before", _number),
-        *_fields("columns types codes tails tail_groups tail_rows values starts", _pointer),
+        *_fields("rows before tail_room", _number),
+        *_fields("columns types codes tails tail_strata tail_rows values starts", _pointer),
     ]
 
 

@@ -67,7 +67,7 @@ class CopySample:
     def _add(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> None:
         if self.threshold < 2**64:
             rows = np.flatnonzero(_short(list(columns.values())) < self.threshold)
-            groups, columns = groups[rows], {name: v[rows] for name, v in columns.items()}
+            groups, columns = groups[rows], {k: v.take(rows) for k, v in columns.items()}
         if len(groups):
             self._parts.append((groups, dict(columns)))
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from poolwise.rows.layout import Layout
 
 FIRST_ROWS = 32_768  # of a batch before the floors of tails are raised
+MOST_LISTED = 8_192  # values of a tail that are merged together
 ROWS_OF_GROUP, MOST_ROWS = 64, 65_536  # of a batch, where rows are split into many groups
 
 
@@ -55,6 +56,8 @@ class Kernel:
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._columns = layout.columns
         self._shared = program or program_of(layout, workspace, self.floors)
+        self._listed = np.zeros(len(self.floors), dtype=np.int64)  # values of each tail
+        self._room: tuple[FloatArray, AnyArray] | None = None  # for these, and their strata
 
     @cached_property
     def _program(self) -> Program:
@@ -78,9 +81,11 @@ class Kernel:
             for rows in self._cuts(len(codes)):
                 part = {name: columns[name][rows] for name in self._columns}
                 self._add(sums, codes[rows], part)
-                raise_floors(self.floors, sums)
+                if self._listed.max(initial=0) > MOST_LISTED:
+                    self._merge_tails(sums)
         if sums is None:
             raise ValueError("there is no batch")
+        self._merge_tails(sums)
         return sums
 
     def _cuts(self, rows: int) -> list[slice]:
@@ -103,32 +108,48 @@ class Kernel:
         ends = np.concatenate([[0], np.bincount(codes, minlength=groups).cumsum()])
         sums = no_sums(self.layout, self.workspace)
         self._add(sums, codes, columns, values=values, starts=ends)
+        self._listed[:] = 0
         return ends, values[[singles.index(term) for term in terms]]
 
     def _add(
         self, sums: Sums, codes: AnyArray, columns: Mapping[str, AnyArray], **more: AnyArray
     ) -> None:
         """Add a batch to sums; `codes` are the groups of its rows."""
-        rows, tails = len(codes), len(self.floors)
+        rows = len(codes)
         arrays = [_plain(columns[name]) for name in self._columns]
-        large, groups = np.empty((tails, rows)), np.empty((tails, rows), dtype=np.int32)
-        number = np.zeros(tails, dtype=np.int64)
+        large, strata = self._room_for_tails(sums, rows)
         batch, totals = Input(rows=rows, before=int(sums.count.sum())), Totals()
         batch.set(
             columns=np.array([array.ctypes.data for array in arrays], dtype=np.uintp),
             types=np.array([TYPES.index(array.dtype) for array in arrays], dtype=np.int64),
             codes=np.ascontiguousarray(codes, dtype=np.int32),
+            tail_room=large.shape[1],
             tails=large,
-            tail_groups=groups,
-            tail_rows=number,
+            tail_strata=strata,
+            tail_rows=self._listed,
             **more,
         )
         totals.set(**sums.arrays)
         if not add(self._program, batch, totals):
             raise BadRowsError
-        for k, size in enumerate(number.tolist()):
-            strata = groups[k, :size] % len(self.layout.strata)
-            add_tail(sums.tails[k], strata, large[k, :size])
+
+    def _room_for_tails(self, sums: Sums, rows: int) -> tuple[FloatArray, AnyArray]:
+        """Return room for the values of tails, and their strata, if each row is listed."""
+        if self._room is None or self._room[0].shape[1] < rows + MOST_LISTED:
+            self._merge_tails(sums)
+            shape = len(self._listed), rows + MOST_LISTED
+            self._room = np.empty(shape), np.empty(shape, dtype=np.int32)
+        return self._room
+
+    def _merge_tails(self, sums: Sums) -> None:
+        """Add the values of tails that were listed, and raise the floors."""
+        if self._room is None:
+            return
+        values, strata = self._room
+        for k, size in enumerate(self._listed.tolist()):
+            add_tail(sums.tails[k], strata[k, :size], values[k, :size])
+        self._listed[:] = 0
+        raise_floors(self.floors, sums)
 
 
 def _plain(column: AnyArray) -> AnyArray:

@@ -250,7 +250,6 @@ def with_room(shared: Program) -> Program:
         ordered=np.empty(columns * room + BLOCK),  # tails read up to the end of a block
         moved=np.empty(2 * max(program.singles.size, 1)),
         order=np.empty(room, dtype=np.int32),
-        bin=np.empty(BLOCK, dtype=np.int32),
         starts=np.empty(groups, dtype=np.int64),
         ends=np.empty(groups, dtype=np.int64),
     )

@@ -132,10 +132,10 @@ def add_tail(tails: list[FloatArray], strata: AnyArray, values: FloatArray) -> N
     """Add values that may be among the largest of their strata."""
     if not len(values):
         return
-    order = np.argsort(strata, kind="stable")
-    present, first = np.unique(strata[order], return_index=True)
-    for stratum, more in zip(present.tolist(), np.split(values[order], first[1:]), strict=True):
-        tails[stratum] = longest(tails[stratum], more)
+    number = np.bincount(strata, minlength=len(tails))
+    order = np.argsort(strata.astype(np.min_scalar_type(len(tails))), kind="stable")
+    parts = np.split(values.take(order), number.cumsum()[:-1])
+    tails[:] = map(longest, tails, parts)
 
 
 def fresh_floors(layout: Layout, workspace: Workspace) -> FloatArray:

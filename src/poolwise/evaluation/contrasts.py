@@ -30,14 +30,11 @@ from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refu
 from poolwise.moments.linear import CANCELLED, Fit
 from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.shape import (
-    centred_buckets,
-    centred_slices,
-    pull_of,
     shape_of,
     shapes_of,
-    units_of,
 )
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
+from poolwise.moments.units import centred_buckets, centred_slices, pull_of, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.request import Request
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.shape import Powers, Shape
+    from poolwise.moments.units import KnownColumns
 
 BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
@@ -124,6 +125,7 @@ class _Target:
         self.estimates: dict[str, Estimate] = {}
         self.intervals: dict[str, Interval] = {}
         self.findings: list[Finding] = []
+        self._columns: dict[object, KnownColumns] = {}
 
     @property
     def skewed(self) -> bool:
@@ -183,8 +185,9 @@ class _Target:
             estimate = estimator.estimate(split.whole)
         limits = self.limits
         if method == "skew":
+            rows = split.whole, split.buckets
             interval, notes = auto_interval(
-                estimate, split.whole, split.buckets, asked.level, limits, asked.sides
+                estimate, *rows, asked.level, limits, asked.sides, self._columns
             )
         else:
             interval, notes = student_interval(estimate, asked.level, limits, asked.sides)

@@ -35,9 +35,7 @@ from poolwise.moments.shape import (
     ShapeLine,
     cube,
     powers_of_estimate,
-    pull_of,
     shape_of,
-    units_of,
     weight_of,
 )
 from poolwise.moments.tallies import LARGEST, NONZERO
@@ -53,6 +51,7 @@ from poolwise.moments.terms import (
     Needs,
     ratio,
 )
+from poolwise.moments.units import pull_of, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from poolwise.moments.linear import Linear
     from poolwise.moments.moments import FloatArray, MomentsByLogger
     from poolwise.moments.shape import Powers, Shape
+    from poolwise.moments.units import KnownColumns
 
 GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
 LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
@@ -176,17 +176,19 @@ def interval_needs(needs: Needs, crossed: Sequence[str] = ()) -> Needs:
     )
 
 
-def auto_interval(
+def auto_interval(  # noqa: PLR0917 - the last two have a default
     estimate: Estimate,
     moments: MomentsByLogger,
     buckets: Buckets,
     level: float,
     limits: Limits,
     sides: Sides = "two",
+    cache: dict[object, KnownColumns] | None = None,
 ) -> tuple[Interval, tuple[Finding, ...]]:
     """Return the skew-score interval within the range of the rewards.
 
-    Student's where the pass has no slices; one from `limits` if the rows do not vary.
+    Student's where the pass has no slices; one from `limits` if the rows do not vary. The
+    estimates of a target share a cache.
     """
     linear, alpha = estimate.linear, tail_of(level, sides)
     powers, strata = powers_of_estimate(linear, moments), None
@@ -195,7 +197,8 @@ def auto_interval(
     if strata is None:
         return shaped_interval(estimate, None, powers, level, limits, sides)
     columns, within = known_columns(linear, moments)
-    pull = pull_of(columns, moments, buckets, within=within, fitted=linear.fit is not None)
+    fitted = linear.fit is not None
+    pull = pull_of(columns, moments, buckets, within=within, fitted=fitted, cache=cache)
     if linear.ratio is not None:
         reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha)
         if reach is not None:

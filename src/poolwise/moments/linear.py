@@ -252,6 +252,9 @@ def row_variance(moments: Moments, parts: Coefficients) -> float:
     """Return the variance of a combination within one row; infinite if rows are too few."""
     if moments.count <= moments.ddof:
         return math.inf
+    if len(parts) == 1:  # most calls
+        ((term, weight),) = parts.items()
+        return weight * moments.var(term) * weight
     weights: FloatArray = np.array(list(parts.values()))
     covariance = moments.covariance(list(parts))
     left = float(weights @ covariance @ weights)

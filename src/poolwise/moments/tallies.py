@@ -12,6 +12,7 @@ the power 1, 2, 3 and 4, and its largest absolute value.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,14 +54,17 @@ def add_slices(sums: FloatArray, more: FloatArray, rows: int) -> None:
     sums[..., :first] += more[..., sums.shape[-1] - first :]
 
 
+@lru_cache
 def slice_rows(rows: int, slices: int) -> FloatArray:
     """Return the number of rows of each slice that has any.
 
     >>> slice_rows(5, 3).tolist(), slice_rows(2, 3).tolist()
     ([2.0, 2.0, 1.0], [1.0, 1.0])
     """
-    counts = rows // slices + (np.arange(min(rows, slices)) < rows % slices)
-    return counts.astype(np.float64)
+    whole = rows // slices + (np.arange(min(rows, slices)) < rows % slices)
+    counts = whole.astype(np.float64)
+    counts.flags.writeable = False  # callers share it
+    return counts
 
 
 def slots_of(numbers: IntArray) -> IntArray:

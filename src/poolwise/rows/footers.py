@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.log.log import PART_LOGGER
+from poolwise.rows.labels import KeptLabels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +45,14 @@ class Footer(NamedTuple):
 
 
 class Footers:
-    """Footers of files that were read, parsed again where a file changed; threads share one."""
+    """Footers of files that were read, parsed again where a file changed; threads share one.
+
+    Attributes:
+        labels: Labels of row groups of these files.
+    """
 
     def __init__(self) -> None:
+        self.labels = KeptLabels()
         self._read: dict[str, Footer] = {}
         self._kind: pq.FileMetaData | None = None
 

@@ -12,7 +12,7 @@ import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 
 from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
-from poolwise.rows.footers import Footers
-from poolwise.rows.gather import gather, joined
+from poolwise.rows.footers import Footers, Stamp
+from poolwise.rows.gather import GATHERED, gather, joined
+from poolwise.rows.labels import coded, codes_of, constant, counts_of
 from poolwise.rows.layout import BadRowsError
 from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
 
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poolwise.log.policy import AnyArray
+    from poolwise.rows.labels import Coded, Key
     from poolwise.rows.layout import Layout
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 RowArrays = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
-TABLE_ROWS = 131_072  # rows of one piece of a table in memory, or of a query
-CLOSE = 1_024  # difference of integer labels, or from 0, that need not be looked up
+TABLE_ROWS = 131_072  # rows of one piece of a query
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
@@ -100,7 +101,7 @@ class Reader:
         self.columns = columns
         self._footers = footers or Footers()
         self._compute = Computer(computed or Computed({}))
-        self._path = ""
+        self._path, self._stamp = "", Stamp()
         self._file: pq.ParquetFile
 
     def __call__(self, pieces: Iterable[Piece], names: Sequence[str]) -> Iterator[pa.Table]:
@@ -114,11 +115,20 @@ class Reader:
                 named = _renamed(table, wanted, label) if self.columns else table
                 yield self._compute(named, names)
 
-    def labels(self, piece: Piece) -> Iterator[pa.ChunkedArray]:
-        """Read the column of labels of a piece."""
+    def labels(self, pieces: Iterable[Piece]) -> list[Coded]:
+        """Read the labels of neighbouring pieces; keep those of files for later passes."""
         name = self.columns.get("logger", "logger")
-        for table in self._tables(piece, [name]):
-            yield table.column(name)
+        read: list[tuple[Key, int]] = []
+
+        def tables() -> Iterator[pa.Table]:
+            for piece in pieces:
+                yield from self._tables(piece, [name])
+                if isinstance(piece, RowGroup):
+                    read.append((self._key(piece), piece.num_rows))
+
+        parts = [part for table in joined(tables()) for part in coded(table.column(name))]
+        self._footers.labels.keep(read, parts)
+        return parts
 
     def _tables(self, piece: Piece, names: list[str]) -> Iterator[pa.Table]:
         """Read columns of a row group; a table in memory as it is, chunk by chunk."""
@@ -128,28 +138,51 @@ class Reader:
         if not names:
             yield pa.table({"row": pa.nulls(piece.num_rows)})
             return
-        for table in self._columns_of(piece, names):
-            if table.num_columns < len(names):
+        self._open(piece.path)
+        kept = self._kept(piece, names)
+        read = [name for name in names if kept is None or name != self.columns["logger"]]
+        first = 0
+        for table in self._columns_of(piece, read):
+            if table.num_columns < len(read):
                 raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
+            if kept is not None:
+                labels = kept.slice(first, table.num_rows)
+                table = table.append_column(self.columns["logger"], labels)  # noqa: PLW2901
             yield table
+            first += table.num_rows
+
+    def _open(self, path: str) -> None:
+        if path == self._path:
+            return
+        label = self.columns.get("logger")
+        footer = self._footers(path)
+        self._file = pq.ParquetFile(
+            pa.OSFile(path),
+            metadata=footer.parsed,
+            read_dictionary=[label] if label else None,
+            pre_buffer=False,  # the system reads ahead, and threads read other groups
+            buffer_size=BUFFER,
+        )
+        self._path, self._stamp = path, footer.stamp
 
     def _columns_of(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
-        if piece.path != self._path:
-            label = self.columns.get("logger")
-            self._file = pq.ParquetFile(
-                pa.OSFile(piece.path),
-                metadata=self._footers(piece.path).parsed,
-                read_dictionary=[label] if label else None,
-                pre_buffer=False,  # the system reads ahead, and threads read other groups
-                buffer_size=BUFFER,
-            )
-            self._path = piece.path
         if piece.num_rows * len(names) <= LARGE_GROUP:
             yield self._file.read_row_group(piece.group, columns=names, use_threads=False)
             return
         rows = max(LARGE_GROUP // 8 // len(names), 1)
         for batch in self._file.iter_batches(rows, [piece.group], names, use_threads=False):
             yield pa.Table.from_batches([batch])
+
+    def _key(self, piece: RowGroup) -> Key:
+        return self._stamp, piece.group, self.columns["logger"]
+
+    def _kept(self, piece: RowGroup, names: list[str]) -> pa.ChunkedArray | None:
+        """Return the labels of a row group, if an earlier pass kept them."""
+        label = self.columns.get("logger")
+        roles = [name for name, column in self.columns.items() if column == label]
+        if roles != ["logger"] or label not in names or len(names) == 1:
+            return None  # another role may need its type
+        return self._footers.labels.get(self._key(piece))
 
 
 def _label(piece: Piece) -> str | None:
@@ -168,40 +201,33 @@ def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> p
     return pa.table(arrays)
 
 
-def constant(label: str, rows: int) -> pa.Array:
-    """Return the same label for every row."""
-    return pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int8), [label])
-
-
 # Passes.
 
 
-def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
-    """Count the rows of each label, and of none, piece by piece."""
+def label_counts(
+    stream: Stream, threads: int, rows: int = GATHERED
+) -> list[Counter[str | None]]:
+    """Count the rows of each label, and of none, in pieces of so many rows together."""
     own = PerThread(stream.reader)
 
-    def count(piece: Piece) -> Counter[str | None]:
-        if isinstance(piece, RowGroup) and piece.logger is not None:
-            return Counter({piece.logger: piece.num_rows})
+    def count(pieces: Sequence[Piece]) -> Counter[str | None]:
         counts: Counter[str | None] = Counter()
-        for column in own.value.labels(piece):
-            for labels, indices in _coded(column):
-                rows = np.bincount(indices, minlength=len(labels)).tolist()
-                for label, number in zip(labels, rows, strict=True):
-                    counts[label] += number
-        return +counts
+        for label, neighbours in groupby(pieces, _label):
+            if label is not None:
+                counts[label] += sum(piece.num_rows for piece in neighbours)
+                continue
+            for part in own.value.labels(neighbours):
+                counts += counts_of(*part)
+        return counts
 
-    def count_each(pieces: Sequence[Piece]) -> list[Counter[str | None]]:
-        return [count(piece) for piece in pieces]
-
-    gathered = (pieces for pieces, _ in gather((piece, 0) for piece in stream.pieces))
-    return list(chain.from_iterable(in_order(count_each, gathered, threads)))
+    gathered = (pieces for pieces, _ in gather(((piece, 0) for piece in stream.pieces), rows))
+    return list(in_order(count, gathered, threads))
 
 
 def numbered(stream: Stream, layout: Layout, threads: int) -> Iterator[tuple[Piece, int]]:
     """Yield pieces with the number of rows before each, without those of excluded loggers."""
     if layout.buckets > 1 and layout.excluded:
-        counts = label_counts(stream, threads)
+        counts = label_counts(stream, threads, rows=1)
         sizes = [sum(n for i, n in c.items() if i not in layout.excluded) for c in counts]
         yield from zip(stream.pieces, accumulate(sizes, initial=0), strict=False)
         return
@@ -251,7 +277,7 @@ def to_rows(
         size: Rows of one result.
     """
     for table in tables:
-        codes = _codes(table.column("logger"), layout.codes)
+        codes = codes_of(table.column("logger"), layout.codes)
         columns = {name: _numbers(table.column(name)) for name in layout.columns}
         strata = _strata(table, codes, layout)
         groups, used = _groups(table, strata, layout, first_row)
@@ -275,44 +301,6 @@ def cut(groups: AnyArray, columns: Mapping[str, AnyArray], size: int) -> Iterato
         yield groups[rows], {name: values[rows] for name, values in columns.items()}
 
 
-def _coded(labels: pa.ChunkedArray) -> Iterator[tuple[list[str | None], AnyArray]]:
-    """Yield the distinct labels of each chunk as text, and the index of each row in them.
-
-    Text as DuckDB writes integers; the last label is None, that of NULL. Integers that are
-    small or close to each other are their own indices.
-    """
-    for chunk in labels.chunks:
-        if pa.types.is_integer(chunk.type) and len(chunk) and not chunk.null_count:
-            numbers = np.from_dlpack(chunk)
-            low, top = 0, int(numbers.view(f"u{numbers.itemsize}").max())  # negative is large
-            if top >= min(CLOSE, 1 << 8 * numbers.itemsize - 1):
-                low, top = int(numbers.min()), int(numbers.max())
-            if top - low < CLOSE:
-                wide = np.uint64 if numbers.dtype.kind == "u" else np.int64
-                above = numbers.astype(wide, copy=False)
-                above = np.subtract(above, low) if low else above
-                yield [*map(str, range(low, top + 1)), None], above.view(np.int64)
-                continue
-        coded = chunk.dictionary_encode()
-        texts = coded.dictionary
-        if texts.type != pa.string():
-            texts = texts.cast(pa.string())
-        indices = coded.indices
-        if indices.null_count:
-            indices = indices.cast(pa.int64()).fill_null(len(texts))
-        yield [*texts.to_pylist(), None], np.from_dlpack(indices)
-
-
-def _codes(labels: pa.ChunkedArray, code: Mapping[str | None, int]) -> AnyArray:
-    """Return the code of each row's label; `UNKNOWN` without one."""
-    kind = np.min_scalar_type(-max(len(code), -EXCLUDED))
-    parts = []
-    for texts, indices in _coded(labels):
-        by_index = np.array([code.get(text, UNKNOWN) for text in texts], dtype=kind)
-        parts.append(by_index.take(indices))
-    return np.concatenate(parts) if len(parts) != 1 else parts[0]
-
-
 def _strata(table: pa.Table, codes: AnyArray, layout: Layout) -> AnyArray:
     """Return the number of each row's cell, or of its logger where periods do not matter."""
     if "period" not in layout.names:
@@ -320,7 +308,7 @@ def _strata(table: pa.Table, codes: AnyArray, layout: Layout) -> AnyArray:
     if not layout.cells:
         known = table.column("period").is_valid().to_numpy()
         return np.where(known | (codes < 0), codes, UNKNOWN)
-    periods = _codes(table.column("period"), layout.period_codes)
+    periods = codes_of(table.column("period"), layout.period_codes)
     return np.where(codes < 0, codes, layout.cell_numbers[periods, codes])
 
 

@@ -12,7 +12,8 @@ from sqlglot import exp
 from poolwise.rows.computed import OPERAND, computed_roles
 from poolwise.rows.footers import Footers
 from poolwise.rows.frames import OddLabelsError, coded_objects
-from poolwise.rows.reader import TABLE_ROWS, RowGroup, Stream, constant, in_order
+from poolwise.rows.labels import constant
+from poolwise.rows.reader import RowGroup, Stream, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from poolwise.rows.reader import Files, Piece
     from poolwise.rows.rules import RoleColumns
 
+PIECE = 262_144  # rows of a frame that a thread works on at once
 LABELS = frozenset({"logger", "cluster", "period"})  # columns of texts, or of whole numbers
 
 
@@ -138,8 +140,8 @@ def frame_stream(frame: PlainFrame, columns: Mapping[str, str], threads: int) ->
 def _parts(table: pa.Table) -> list[list[pa.RecordBatch]]:
     """Return the batches of each piece: chunks stay whole, small ones together."""
     parts: list[list[pa.RecordBatch]] = []
-    for batch in table.to_batches(TABLE_ROWS):
-        if not parts or sum(b.num_rows for b in parts[-1]) > TABLE_ROWS:
+    for batch in table.to_batches(PIECE):
+        if not parts or sum(b.num_rows for b in parts[-1]) + batch.num_rows > PIECE:
             parts.append([])
         parts[-1].append(batch)
     return parts

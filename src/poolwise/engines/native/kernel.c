@@ -15,6 +15,8 @@
 #define NAMED(a, b) JOIN(a, b)
 #define MINE(name) NAMED(name, KIND)
 
+static const number WIDTH[] = {8, 4, 1, 2, 4, 8, 1, 2, 4, 8}; /* bytes of each type */
+
 #if defined(__aarch64__)
 #define FUSED
 #endif
@@ -223,17 +225,24 @@ static int MINE(check)(const Program *program, number stratum, number size, int 
     return 1;
 }
 
-/* Return left / right from 1 / right, which is cheap for the second quotient on (Markstein,
- * 1990); without fused multiplication, and where that overflows, by division. */
-static inline v8 MINE(quotient)(v8 left, v8 right, v8 inverse) {
+/* Divide by `right`, of which the inverse is known, into another line: that is cheap
+ * (Markstein, 1990).  Without fused multiplication, and where the inverse overflows, by
+ * division. */
+static inline void MINE(divide)(v8 *out, const v8 *left, const v8 *right, const v8 *inverse,
+                                number size) {
+    m8 bad = ~(m8){0};
 #if defined(FUSED)
-    const v8 near = left * inverse;
-    const v8 gap = __builtin_elementwise_fma(-near, right, left);
-    const v8 result = __builtin_elementwise_fma(gap, inverse, near);
-    if (!MINE(any)(result != result)) return result;
+    bad = (m8){0};
+    for (number i = 0; i < size; i++) {
+        const v8 near = left[i] * inverse[i];
+        const v8 gap = __builtin_elementwise_fma(-near, right[i], left[i]);
+        out[i] = __builtin_elementwise_fma(gap, inverse[i], near);
+        bad |= out[i] != out[i];
+    }
 #endif
     (void)inverse;
-    return left / right;
+    if (MINE(any)(bad))
+        for (number i = 0; i < size; i++) out[i] = left[i] / right[i];
 }
 
 #define EACH(expression) for (number i = 0; i < size; i++) out[i] = (expression); break
@@ -250,7 +259,7 @@ static void MINE(fill)(const Program *program, number size, int zeros) {
         switch (step->op) {
         case DIVIDE: EACH(left[i] / right[i]);
         case INVERT: EACH(1.0 / right[i]);
-        case QUOTIENT: EACH(MINE(quotient)(left[i], right[i], inverse[i]));
+        case QUOTIENT: MINE(divide)(out, left, right, inverse, size); break;
         case MULTIPLY: EACH(left[i] * right[i]);
         case SUBTRACT: EACH(left[i] - right[i]);
         case LEAST:
@@ -315,9 +324,10 @@ static void MINE(add_extremes)(const Program *program, Sums *sums, number group,
 static void MINE(add_tails)(const Program *program, const Input *input, number group,
                             number rows) {
     for (number k = 0; k < program->tails.size; k++) {
-        const double floor = program->floors[k * program->strata + group % program->strata];
+        const number stratum = group % program->strata;
+        const double floor = program->floors[k * program->strata + stratum];
         const v8 *x = LINE(program->tails.line[k]);
-        const number first = k * input->rows;
+        const number first = k * input->tail_room;
         number *count = input->tail_rows + k;
         for (number i = 0; 8 * i < rows; i += 4) { /* lines have room for all 32 rows */
             if (!MINE(any)((x[i] >= floor) | (x[i + 1] >= floor) | (x[i + 2] >= floor) |
@@ -325,7 +335,7 @@ static void MINE(add_tails)(const Program *program, const Input *input, number g
                 continue;
             for (number j = 8 * i; j < rows && j < 8 * i + 32; j++)
                 if (((double *)x)[j] >= floor) {
-                    input->tail_groups[first + *count] = (int32_t)group;
+                    input->tail_strata[first + *count] = (int32_t)stratum;
                     input->tails[first + (*count)++] = ((double *)x)[j];
                 }
         }
@@ -476,6 +486,18 @@ static void MINE(copy)(const Program *program, const Input *input, const Sums *s
                rows * sizeof(double));
 }
 
+/* Ask for rows of the next part, which the processor fetches while a block is added. */
+static void MINE(fetch)(const Program *program, const Input *input, number first,
+                        number rows) {
+    const number left = input->rows - first, end = first + (rows < left ? rows : left);
+    for (number k = 0; k < program->columns; k++) {
+        const number width = WIDTH[input->types[k]];
+        const char *column = input->columns[k];
+        for (number at = first * width; at < end * width; at += 64)
+            __builtin_prefetch(column + at, 0, 2);
+    }
+}
+
 /* Add a block: rows of one group, from a place in the order of the part on. */
 static int MINE(add)(const Program *program, const Input *input, Sums *sums, number group,
                      number from, number rows) {
@@ -505,12 +527,13 @@ static int MINE(add)(const Program *program, const Input *input, Sums *sums, num
 
 /* Add the rows of a group in a part, in blocks of about the same size. */
 static int MINE(add_group)(const Program *program, const Input *input, Sums *sums,
-                           number group) {
+                           number group, number next) {
     number from = program->starts[group];
     const number end = program->ends[group], block = program->block;
     for (number blocks = (end - from + block - 1) / block; blocks > 0; blocks--) {
         const number equal = ((end - from + blocks - 1) / blocks + 7) / 8 * 8;
         const number rows = equal < end - from ? equal : end - from;
+        MINE(fetch)(program, input, next + from, rows);
         if (!MINE(add)(program, input, sums, group, from, rows)) return 0;
         from += rows;
     }
@@ -529,7 +552,7 @@ static int MINE(add_all)(const Program *program, const Input *input, Sums *sums)
             MINE(load)(program->ordered + k * program->room, input->columns[k],
                        input->types[k], program->order, rows, alike == part ? part : 0);
         for (number group = 0; group < program->groups; group++)
-            if (!MINE(add_group)(program, input, sums, group)) return 1;
+            if (!MINE(add_group)(program, input, sums, group, first + part)) return 1;
     }
     return 0;
 }

@@ -51,18 +51,19 @@ typedef struct {
     number part, room;       /* rows that are ordered at once, and room for them in a column */
     double **line;           /* where the rows of a block begin in each line */
     double *ordered, *moved; /* columns of a part; room for two numbers of each single */
-    int32_t *order, *bin;
+    int32_t *order;          /* rows of a part, ordered by group */
     number *starts, *ends;   /* of each group in a part */
 } Program;
 
 typedef struct {
     number rows, before; /* rows of the batch, and of earlier ones */
+    number tail_room;    /* for values of a tail */
     const void *const *columns;
     const number *types; /* places in the list of types of compiled.py */
     const int32_t *codes;
     double *tails;        /* large values of each tail */
-    int32_t *tail_groups; /* their groups */
-    number *tail_rows;    /* their number, for each tail */
+    int32_t *tail_strata; /* their strata */
+    number *tail_rows;    /* their number, for each tail; the batch adds to it */
     double *values;       /* of each single, ordered by group; or null */
     const number *starts; /* first of these of each group */
 } Input;

@@ -1,0 +1,205 @@
+"""Units: slices of the rows of each logger, or buckets of clusters.
+
+An estimate is a sum over units.  Those of columns whose expectation is known correct its
+variance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.moments.linear import NULL_COLUMN, stacked
+from poolwise.moments.tallies import slice_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poolwise.moments.linear import Linear, Score
+    from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger
+    from poolwise.moments.terms import Term
+
+NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
+NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
+
+
+@dataclass(frozen=True, eq=False)
+class KnownColumns:
+    """Columns whose expectation is 0, in the units of moments.
+
+    Attributes:
+        strata: What each unit adds to the columns, shape (columns, units), by stratum.
+        gram: Products of the columns over all units, shape (columns, columns).
+        sizes: Sum of the absolute parts of each mean: a spread far below it is rounding.
+        means: Mean of each column.
+    """
+
+    strata: list[FloatArray]
+    gram: FloatArray
+    sizes: FloatArray
+    means: FloatArray
+
+
+def pull_of(
+    columns: Sequence[Score],
+    moments: MomentsByLogger,
+    buckets: Sequence[MomentsByLogger],
+    *,
+    within: bool,
+    fitted: bool = False,
+    cache: dict[object, KnownColumns] | None = None,
+) -> FloatArray | float:
+    """Return the factors that correct a variance by columns whose expectation is 0.
+
+    The slopes of the squares on the columns times the columns' means would be 0 in
+    expectation; where rows with large squares are missing, they are below 0.  A mean that was
+    regressed on the columns gives each row the weight 1 + pull, so that its variance has the
+    squares of these weights; a jackknife refits the slopes and has them.
+
+    Args:
+        columns: The columns.
+        moments: Moments of each logger.
+        buckets: Moments per bucket, if rows are clustered.
+        within: Whether columns are centred by logger instead of over all rows.
+        fitted: Whether the estimate was regressed on the columns.
+        cache: Columns of earlier calls with the same moments, to which these are added.
+    """
+    cache = {} if cache is None else cache
+    key = id(moments), within, tuple((*c.parts.items(), c.constant) for c in columns)
+    if key not in cache:
+        cache[key] = _known_columns(columns, moments, buckets, within=within)
+    found = cache[key]
+    if not len(found.means):
+        return 0.0
+    spread, known = np.sqrt(np.diag(found.gram)), found.means
+    unfit = fitted * math.sqrt(NULL_COLUMN / sum(m.count for m in moments.values()))
+    varies = np.flatnonzero(spread > np.maximum(NULL_SPREAD * found.sizes, unfit * abs(known)))
+    spread, known = spread[varies], known[varies] / spread[varies]
+    gram = found.gram[np.ix_(varies, varies)]
+    values, vectors = np.linalg.eigh(gram / np.outer(spread, spread))
+    large = values > NULL_EIGENVALUE * max(1, len(values))
+    rotated = vectors[:, large]
+    slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
+    pull = np.concatenate([-slopes @ units[varies] for units in found.strata])
+    if not fitted or len(buckets) > 1:
+        return pull
+    rows = [slice_rows(m.count, _size(m)) for m in moments.values()]
+    return pull * (2 + pull / np.concatenate(rows))
+
+
+def _known_columns(
+    columns: Sequence[Score],
+    moments: MomentsByLogger,
+    buckets: Sequence[MomentsByLogger],
+    *,
+    within: bool,
+) -> KnownColumns:
+    means = [m for c in columns if _has_units(m := c.over(moments), moments, buckets)]
+    strata = _units(means, moments, buckets, pooled=not within) if means else []
+    return KnownColumns(
+        strata,
+        gram=sum((units @ units.T for units in strata), np.zeros((len(means), len(means)))),
+        sizes=np.array([_size_of(mean, moments) for mean in means]),
+        means=np.array([mean.value(moments) for mean in means]),
+    )
+
+
+def _size_of(linear: Linear, moments: MomentsByLogger) -> float:
+    """Return the sum of the absolute parts of a mean."""
+    parts = linear.parts.items()
+    return sum(abs(c * moments[i].mean(t)) for i, part in parts for t, c in part.items())
+
+
+def units_of(
+    linear: Linear, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
+) -> list[FloatArray] | None:
+    """Return what each unit adds to a combination, centred by logger, for each stratum.
+
+    None without slices of its terms.  The strata are the loggers, or all buckets together.
+    """
+    if not _has_units(linear, moments, buckets):
+        return None
+    return [units[0] for units in _units([linear], moments, buckets)]
+
+
+def _has_units(
+    linear: Linear, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
+) -> bool:
+    """Test if there are buckets, or slices of every term of a combination."""
+    if len(buckets) > 1:
+        return True
+    used = {i: [t for t, c in parts.items() if c] for i, parts in linear.parts.items()}
+    return all(
+        m.slices and all(t in m.slices for t in used.get(i, ())) for i, m in moments.items()
+    )
+
+
+def _units(
+    linears: Sequence[Linear],
+    moments: MomentsByLogger,
+    buckets: Sequence[MomentsByLogger],
+    *,
+    pooled: bool = False,
+) -> list[FloatArray]:
+    """Return what each unit adds to combinations, shape (combinations, units), by stratum.
+
+    Sums are centred by logger, or by the mean over all rows if `pooled`.
+    """
+    rows = sum(m.count for m in moments.values())
+    parts = {i: _coefficients([linear.parts.get(i, {}) for linear in linears]) for i in moments}
+    means = {i: c @ moments[i].means_of(terms) for i, (terms, c) in parts.items()}
+    overall = sum(means.values(), np.zeros(len(linears)))
+    strata = []
+    for i, (terms, coefficients) in parts.items():
+        counts, sums = _centred(terms, i, moments[i], buckets)
+        units = coefficients @ sums
+        if pooled:
+            gaps = means[i] * (rows / moments[i].count) - overall
+            units += np.outer(gaps, counts) / rows
+        strata.append(units)
+    return [sum(strata[1:], strata[0])] if len(buckets) > 1 else strata
+
+
+def _coefficients(parts: Sequence[Mapping[Term, float]]) -> tuple[list[Term], FloatArray]:
+    """Return the terms of combinations, and the coefficients, shape (combinations, terms)."""
+    used = [(k, t, c) for k, of_one in enumerate(parts) for t, c in of_one.items() if c]
+    column = {t: k for k, t in enumerate(dict.fromkeys(t for _, t, _ in used))}
+    matrix = np.zeros((len(parts), len(column)))
+    for k, term, coefficient in used:
+        matrix[k, column[term]] = coefficient
+    return list(column), matrix
+
+
+def _centred(
+    terms: Sequence[Term], logger: str, moments: Moments, buckets: Sequence[MomentsByLogger]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the rows of each unit, and what it adds to the mean of each term, centred."""
+    if len(buckets) <= 1:
+        return slice_rows(moments.count, _size(moments)), centred_slices(terms, moments)
+    return centred_buckets(terms, logger, moments, buckets)
+
+
+def centred_buckets(
+    terms: Sequence[Term], logger: str, moments: Moments, buckets: Sequence[MomentsByLogger]
+) -> tuple[FloatArray, FloatArray]:
+    """Return a logger's rows in each bucket, and what they add to the mean of each term."""
+    counts, sums = np.zeros(len(buckets)), np.zeros((len(terms), len(buckets)))
+    present, rows, means = stacked(buckets, logger, terms)
+    counts[present] = rows
+    sums[:, present] = rows / moments.count * (means - moments.means_of(terms)).T
+    return counts, sums
+
+
+def _size(moments: Moments) -> int:
+    return len(next(iter(moments.slices.values())))
+
+
+def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
+    """Return what each slice adds to the mean of each term, centred, shape (terms, slices)."""
+    rows = slice_rows(moments.count, _size(moments))
+    sums = np.array([moments.slices[t][: len(rows)] for t in terms])
+    means = moments.means_of(terms)
+    return (sums.reshape(len(terms), len(rows)) - np.outer(means, rows)) / moments.count
