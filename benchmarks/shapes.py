@@ -39,7 +39,7 @@ ROWS = 10**7
 KEPT, MARKER = DOCS / "figures" / "shapes.csv", "shapes"
 REPEATS = 5
 OF_USER, FILES = 10, 2_000  # rows of one user, on average; small files
-STARTS = 5  # new processes for each time of a start
+STARTS = 10  # new processes for each time of a start
 FIELDS = ("shape", "rows", "decode", "evaluate", "megabytes", "limit")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +105,19 @@ def test_a_column_of_labels_keeps_its_type_for_another_role(tmp_path: Path) -> N
         for source in (str(tmp_path / "log.parquet"), table)
     )
     assert_same(of_file, of_table)
+
+
+@pytest.mark.parametrize("source", ["sys.argv[1]", "{'a': sys.argv[1]}"])
+def test_files_are_evaluated_without_pandas(path: str, source: str) -> None:
+    loggers = "propensities={'a': 'p_a', 'b': 'p_b', 'c': 'p_c'}"
+    labels = "" if source.startswith("{") else "logger='logger', "
+    program = (
+        f"import sys, poolwise as pw; log = pw.Log({source}, reward='reward', {labels}"
+        f"propensity='p', {loggers if labels else ''}); pw.evaluate(log, {{'t': 't'}});"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], check=False)
+    assert done.returncode == 0
 
 
 def test_only_so_many_labels_are_kept() -> None:

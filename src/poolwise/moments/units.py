@@ -154,11 +154,15 @@ def _units(
     overall = sum(means.values(), np.zeros(len(linears)))
     strata = []
     for i, (terms, coefficients) in parts.items():
-        counts, sums = _centred(terms, i, moments[i], buckets)
-        units = coefficients @ sums
+        if len(buckets) > 1:
+            counts, sums = centred_buckets(terms, i, moments[i], buckets)
+            units, shift = coefficients @ sums, np.zeros(len(linears))
+        else:
+            counts, sums = slice_sums(terms, moments[i])
+            units, shift = coefficients @ sums / moments[i].count, -means[i] / moments[i].count
         if pooled:
-            gaps = means[i] * (rows / moments[i].count) - overall
-            units += np.outer(gaps, counts) / rows
+            shift += means[i] / moments[i].count - overall / rows
+        units += np.outer(shift, counts)
         strata.append(units)
     return [sum(strata[1:], strata[0])] if len(buckets) > 1 else strata
 
@@ -171,15 +175,6 @@ def _coefficients(parts: Sequence[Mapping[Term, float]]) -> tuple[list[Term], Fl
     for k, term, coefficient in used:
         matrix[k, column[term]] = coefficient
     return list(column), matrix
-
-
-def _centred(
-    terms: Sequence[Term], logger: str, moments: Moments, buckets: Sequence[MomentsByLogger]
-) -> tuple[FloatArray, FloatArray]:
-    """Return the rows of each unit, and what it adds to the mean of each term, centred."""
-    if len(buckets) <= 1:
-        return slice_rows(moments.count, _size(moments)), centred_slices(terms, moments)
-    return centred_buckets(terms, logger, moments, buckets)
 
 
 def centred_buckets(
@@ -197,9 +192,14 @@ def _size(moments: Moments) -> int:
     return len(next(iter(moments.slices.values())))
 
 
-def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
-    """Return what each slice adds to the mean of each term, centred, shape (terms, slices)."""
+def slice_sums(terms: Sequence[Term], moments: Moments) -> tuple[FloatArray, FloatArray]:
+    """Return the rows of each slice, and its sum of each term, shape (terms, slices)."""
     rows = slice_rows(moments.count, _size(moments))
     sums = np.array([moments.slices[t][: len(rows)] for t in terms])
-    means = moments.means_of(terms)
-    return (sums.reshape(len(terms), len(rows)) - np.outer(means, rows)) / moments.count
+    return rows, sums.reshape(len(terms), len(rows))
+
+
+def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
+    """Return what each slice adds to the mean of each term, centred, shape (terms, slices)."""
+    rows, sums = slice_sums(terms, moments)
+    return (sums - np.outer(moments.means_of(terms), rows)) / moments.count

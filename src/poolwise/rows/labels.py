@@ -28,7 +28,18 @@ CLOSE = 1_024  # difference of integer labels, or from 0, that need not be looke
 
 def constant(label: str, rows: int) -> pa.Array:
     """Return the same label for every row."""
-    return pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int8), [label])
+    return labelled([label], np.zeros(rows, dtype=np.int8))
+
+
+def labelled(texts: Sequence[str], indices: AnyArray) -> pa.DictionaryArray:
+    """Return the text of each index; `pa.array` would load pandas, if that is installed."""
+    parts = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    joined = map(pa.py_buffer, (ends, b"".join(parts)))
+    kind = pa.from_numpy_dtype(indices.dtype)
+    codes = pa.Array.from_buffers(kind, len(indices), [None, pa.py_buffer(indices)])
+    dictionary = pa.StringArray.from_buffers(len(parts), *joined)
+    return pa.DictionaryArray.from_arrays(codes, dictionary, safe=False)
 
 
 def coded(labels: pa.ChunkedArray) -> Iterator[Coded]:
@@ -116,11 +127,11 @@ class KeptLabels:
         chunks = []
         for labels, indices in parts if read else ():
             self._room -= indices.nbytes
-            *texts, _ = labels
-            if self._room < 0 or (indices == len(texts)).any():
+            texts = [label for label in labels if label is not None]
+            if self._room < 0 or (indices >= len(texts)).any():
                 return
             own = np.array(indices)  # not what was read, of which it may be a part
-            chunks.append(pa.DictionaryArray.from_arrays(own, texts, safe=False))
+            chunks.append(labelled(texts, own))
         first = 0
         for key, rows in read if chunks else ():
             self._kept[key] = pa.chunked_array(chunks).slice(first, rows)
