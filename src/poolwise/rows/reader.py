@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
 from poolwise.rows.footers import Footers, Stamp
-from poolwise.rows.gather import GATHERED, gather, joined
+from poolwise.rows.gather import gather, joined
 from poolwise.rows.labels import coded, codes_of, constant, counts_of
 from poolwise.rows.layout import BadRowsError
 from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
@@ -41,6 +41,7 @@ Made = TypeVar("Made")
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 RowArrays = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
 TABLE_ROWS = 131_072  # rows of one piece of a query
+LABELS = 524_288  # rows whose labels are read together
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
@@ -204,9 +205,7 @@ def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> p
 # Passes.
 
 
-def label_counts(
-    stream: Stream, threads: int, rows: int = GATHERED
-) -> list[Counter[str | None]]:
+def label_counts(stream: Stream, threads: int, rows: int = LABELS) -> list[Counter[str | None]]:
     """Count the rows of each label, and of none, in pieces of so many rows together."""
     own = PerThread(stream.reader)
 
@@ -220,8 +219,11 @@ def label_counts(
                 counts += counts_of(*part)
         return counts
 
-    gathered = (pieces for pieces, _ in gather(((piece, 0) for piece in stream.pieces), rows))
-    return list(in_order(count, gathered, threads))
+    pieces = list(stream.pieces)
+    sizes = [piece.num_rows for piece in pieces]
+    placed = zip(pieces, accumulate(sizes, initial=0), strict=False)
+    gathered = gather(placed, rows, sum(sizes) if rows > 1 else None)
+    return list(in_order(count, (together for together, _ in gathered), threads))
 
 
 def numbered(stream: Stream, layout: Layout, threads: int) -> Iterator[tuple[Piece, int]]:
