@@ -104,7 +104,7 @@ def tail_index(largest_weights: Numbers, count: int) -> TailIndex:
         )
     weights = weights[-size:]
     threshold = min(1 - 1 / math.log10(count), HEAVIEST) if count > 10 else 0.0
-    if len(np.unique(weights[1:])) < MIN_DISTINCT:
+    if 1 + np.count_nonzero(np.diff(weights[1:])) < MIN_DISTINCT:
         return TailIndex(0.0, threshold, discrete=True)
     excesses = (weights[1:] - weights[0]) / (weights[-1] - weights[0])
     fitted = pareto_shape(excesses[excesses > 0])  # ties with the next weight are left out

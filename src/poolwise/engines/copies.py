@@ -35,7 +35,7 @@ class CopySample:
     def __init__(self, most: int = MOST) -> None:
         self.groups = self.threshold = 0
         self._most = most
-        self._parts: list[RowArrays] = []  # append is atomic
+        self._parts: list[NDArray[np.uint64]] = []  # hashes of rows; append is atomic
 
     def start(self, rows: int, groups: int) -> Self | None:
         """Return the sample to be filled; None for all passes but the first."""
@@ -55,21 +55,21 @@ class CopySample:
         """Number of contents that occur 1, 2, 3, ... times; empty if there are too few."""
         if not self._parts or not self._few():
             return {}
-        hashes = np.sort(np.concatenate([self._hashes(*part) for part in self._parts]))
+        hashes = np.sort(np.concatenate(self._parts))
         starts = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - 1, append=hashes[-1:] - 1))
         copies, contents = np.unique(np.diff(starts), return_counts=True)
         return dict(zip(copies.tolist(), contents.tolist(), strict=True))
 
     def _few(self) -> bool:
         """Return False once frequent contents have overfilled the sample."""
-        return sum(len(groups) for groups, _ in self._parts) <= 4 * self._most
+        return sum(map(len, self._parts)) <= 4 * self._most
 
     def _add(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> None:
         if self.threshold < 2**64:
             rows = np.flatnonzero(_short(list(columns.values())) < self.threshold)
             groups, columns = groups[rows], {k: v.take(rows) for k, v in columns.items()}
         if len(groups):
-            self._parts.append((groups, dict(columns)))
+            self._parts.append(self._hashes(groups, columns))
 
     def _hashes(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> NDArray[np.uint64]:
         """Return the hash of each row, in single precision."""

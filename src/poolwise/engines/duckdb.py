@@ -258,7 +258,8 @@ class DuckDBRows(KernelRows):
             stream = self._plain()
             if stream is None:
                 return super()._count(replace(self.table, drop=False))
-            counts = sum(label_counts(stream, self._threads), Counter[str | None]())
+            threads = self._threads if stream.columns else 1  # labels of a frame are codes
+            counts = sum(label_counts(stream, threads), Counter[str | None]())
         labels = [label for label in counts if label not in self.excluded]
         return {label: counts[label] for label in sorted(labels, key=str)}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Key = tuple[object, ...]  # a row group of a file as it was, and its column of labels
 Coded = tuple[list[str | None], "AnyArray"]  # distinct labels, and the index of each row
-MOST_KEPT = 1 << 24  # bytes
+MOST_KEPT = 10 << 20  # bytes
 FEW = 16  # labels that are counted one after the other
 CLOSE = 1_024  # difference of integer labels, or from 0, that need not be looked up
 

@@ -250,6 +250,9 @@ def in_order(
     work: Callable[[Item], Made], items: Iterable[Item], threads: int
 ) -> Iterator[Made]:
     """Yield results of work in threads, a few items ahead, in the order of the items."""
+    if threads == 1:
+        yield from map(work, items)
+        return
     waiting: deque[Future[Made]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
