@@ -101,7 +101,7 @@ def test_a_column_of_labels_keeps_its_type_for_another_role(tmp_path: Path) -> N
     table = table.set_column(0, "logger", numbers)
     pq.write_table(table, tmp_path / "log.parquet")
     of_file, of_table = (
-        evaluate(log_of(source, ("1", "2", "3"), cluster="logger"), {"t": "t"})
+        evaluate(log_of(source, ("1", "2", "3"), reward="logger"), {"t": "t"})
         for source in (str(tmp_path / "log.parquet"), table)
     )
     assert_same(of_file, of_table)

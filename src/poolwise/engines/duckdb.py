@@ -45,7 +45,7 @@ from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.output import stage
-from poolwise.rows.reader import TABLE_ROWS, Stream, label_counts
+from poolwise.rows.reader import QUERY_ROWS, Stream, label_counts
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import rows
 from poolwise.rows.streams import plain_stream
@@ -248,7 +248,7 @@ class DuckDBRows(KernelRows):
             bucket = exp.Mod(this=number, expression=exp.convert(layout.buckets))
             table = replace(table, bucket=bucket)
         query = _coded(rows(table), layout.loggers)
-        batches = self._batches(query.sql(dialect="duckdb"), TABLE_ROWS)
+        batches = self._batches(query.sql(dialect="duckdb"), QUERY_ROWS)
         return Stream(pa.Table.from_batches([b]) for b in batches if b.num_rows), layout
 
     @cached_property

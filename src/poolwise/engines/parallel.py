@@ -38,7 +38,7 @@ from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import unite
-from poolwise.rows.gather import GATHERED, IN_MEMORY, MOST_GATHERED, gather
+from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
 from poolwise.rows.layout import clusters_query, layout_of, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 
@@ -107,11 +107,10 @@ class Pass:
             return sums, sum(piece.num_rows for piece in gathered)
 
         totals: list[Sums | None] = [None] * len(parts)
-        total = None  # pieces of a query are in memory while they wait
-        most = IN_MEMORY
-        if isinstance(stream.pieces, list):
-            total, most = sum(piece.num_rows for piece in stream.pieces), MOST_GATHERED
-        most = most if len(parts) == 1 else GATHERED  # all kernels have the same rows
+        known = isinstance(stream.pieces, list)
+        total = sum(piece.num_rows for piece in stream.pieces) if known else None
+        held = not known or len(parts) > 1  # rows of a query, or of several kernels
+        most = GATHERED if held else MOST_GATHERED
         pieces = gather(numbered(stream, self.layout, workers(self.threads)), most, total)
         for each, rows in in_order(work, pieces, workers(self.threads)):
             self.on_rows(rows)

@@ -54,7 +54,7 @@ def add_slices(sums: FloatArray, more: FloatArray, rows: int) -> None:
     sums[..., :first] += more[..., sums.shape[-1] - first :]
 
 
-@lru_cache
+@lru_cache(maxsize=1_024)  # loggers
 def slice_rows(rows: int, slices: int) -> FloatArray:
     """Return the number of rows of each slice that has any.
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 GATHERED = 65_536  # rows of small pieces that are read together
 WIDE = 10  # columns of joined tables: to copy wider ones takes longer than it saves
 LAST_PARTS = 4  # a task takes at most this part of the rows that are left
-IN_MEMORY = 131_072  # rows of a query that are read together
 MOST_GATHERED = 1_048_576  # rows of a thread before its sums are added to those of others
 
 

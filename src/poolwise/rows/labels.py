@@ -1,7 +1,7 @@
 """Labels: which logger wrote each row, as codes.
 
-The shares of the loggers must be known before rows can be added up, so that files are read
-for their labels first.  These are kept for the passes that follow, a byte for each row.
+The shares of the loggers must be known before rows can be added up, so files are read for
+their labels first.  These are kept for later passes, mostly a byte for each row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Key = tuple[object, ...]  # a row group of a file as it was, and its column of labels
 Coded = tuple[list[str | None], "AnyArray"]  # distinct labels, and the index of each row
-MOST_KEPT = 10 << 20  # bytes
+MOST_KEPT = 10 << 20  # bytes of labels: those of ten million rows
 FEW = 16  # labels that are counted one after the other
 CLOSE = 1_024  # difference of integer labels, or from 0, that need not be looked up
 

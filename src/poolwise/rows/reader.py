@@ -40,8 +40,8 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 Files = tuple[tuple[str, str | None], ...]  # paths, with the label of all rows or None
 RowArrays = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by column
-TABLE_ROWS = 131_072  # rows of one piece of a query
-LABELS = 524_288  # rows whose labels are read together
+QUERY_ROWS = 131_072  # rows of one piece of a query
+LABELLED = 524_288  # rows whose labels are read together
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
@@ -205,7 +205,9 @@ def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> p
 # Passes.
 
 
-def label_counts(stream: Stream, threads: int, rows: int = LABELS) -> list[Counter[str | None]]:
+def label_counts(
+    stream: Stream, threads: int, rows: int = LABELLED
+) -> list[Counter[str | None]]:
     """Count the rows of each label, and of none, in pieces of so many rows together."""
     own = PerThread(stream.reader)
 
