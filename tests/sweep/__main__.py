@@ -1,0 +1,56 @@
+"""The sweep: ``python -m tests.sweep [SECONDS] [SEED]`` prints what it finds.
+
+It puts combinations of features to poolwise until all pairs of values were answered or
+refused, and goes on with triples until the time is over.  The exit status is 1 if a result is
+wrong or if the pulls of a kind of number are not those of right numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from tests.sweep.features import Cover
+from tests.sweep.run import Tally, line, run
+
+SECONDS = 600.0
+SLOW = 30.0  # seconds after which a line of progress is printed
+
+
+def main(seconds: float = SECONDS, seed: int = 0) -> int:
+    """Run the sweep and print its findings; return the exit status."""
+    tally, cover = Tally(), Cover(np.random.default_rng(seed))
+    begun = said = time.monotonic()
+    pairs_done = 0.0
+    while (now := time.monotonic()) < begun + seconds or not pairs_done:
+        combination = cover.propose()
+        if cover.size > 2 and not pairs_done:
+            pairs_done = now - begun
+            print(f"all pairs after {len(tally.outcomes)} combinations, {pairs_done:.0f} s")
+        outcome = run(combination)
+        tally.add(outcome)
+        cover.learn(combination, answered=outcome.kind != "refused")
+        if outcome.kind == "wrong":
+            print(line(outcome))
+        if now > said + SLOW:
+            said = now
+            print(f"{len(tally.outcomes)} combinations, {len(cover.missing)} parts missing", flush=True)
+    counts = {kind: tally.count(kind) for kind in ("right", "refused", "wrong")}
+    checked = sum(len(outcome.numbers) for outcome in tally.outcomes)
+    print(f"{len(tally.outcomes)} combinations in {time.monotonic() - begun:.0f} s: {counts}")
+    print(f"{checked:,} numbers compared with their truth")
+    for kind, pulls in tally.pulls().items():
+        if len(pulls) > 1:
+            print(f"  {kind}: {len(pulls)} pulls, mean {pulls.mean():.2f}, sd {pulls.std(ddof=1):.2f}")
+    for pair in cover.refused:
+        print("refused in every combination:", " with ".join(f"{n}={v}" for n, v in pair))
+    off = tally.off()
+    for text in off:
+        print(f"off: {text}")
+    return int(bool(counts["wrong"] or off))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(convert(word) for convert, word in zip((float, int), sys.argv[1:], strict=False))))

@@ -1,0 +1,466 @@
+"""Judge: compare every number of a result with the truth and with the slow reference.
+
+A result is right if its numbers are finite, equal those of the reference to 1e-9 where the
+reference can compute them, and are within five standard errors of the truth.  A target with
+actions that no logger plays has no estimate of its value; its result must say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+import poolwise as pw
+from tests.support.reference import Reference
+from tests.sweep.ask import Asked, Wrong
+from tests.sweep.features import RANKED
+from tests.sweep.rankings import RankingWorld
+from tests.sweep.world import CONTEXTS, ITEMS, TARGETS, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+EXACT = 1e-9  # relative to the value or its standard error
+SIGMAS = 5.0
+FEW = 50  # rows of a logger below which its standard error is a guess
+OWN = ("naive", "weighted", "doubly-robust-naive", "doubly-robust-weighted")  # no mixture
+SURE = 1 - 1e-9  # mass on actions that are played; less is missing
+PLANNED = 0.25  # part of a half-width by which a plan may miss it
+LARGEST_PLAN = 40_000  # rows that are drawn to try a plan
+WITHOUT_REFERENCE = {"period", "live", *RANKED}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a result with its truth."""
+
+    kind: str
+    name: str
+    value: float
+    std_error: float
+    truth: float
+
+    @property
+    def pull(self) -> float:
+        """Distance from the truth in standard errors."""
+        gap = self.value - self.truth
+        if abs(gap) <= EXACT * max(1.0, abs(self.truth)):
+            return 0.0
+        return gap / self.std_error if self.std_error > 0 else math.copysign(math.inf, gap)
+
+
+class FarFromTruth(Wrong):
+    """Numbers that are more than five standard errors from their truth."""
+
+
+def judge(asked: Asked, result: Mapping[str, Any]) -> list[Number]:
+    """Return the numbers of a right result; raise `Wrong` for another."""
+    _refuse_nan(result, "")
+    verb = asked.combination["verb"]
+    if verb == "check":
+        return _check(asked, result)
+    if verb == "watch":
+        return _watch(asked, result)
+    if verb == "plan":
+        _plan(asked, result)
+        result = result["evaluated"]
+    if verb == "learn":
+        found = [*_learned(asked, result)]
+    elif verb == "compare":
+        found = [*_compared(asked, result, _warned(result))]
+    else:
+        _check_reference(asked, result)
+        found = [*_evaluated(asked, result)]
+    far = [n for n in found if abs(n.pull) > SIGMAS]
+    if far:
+        raise FarFromTruth("; ".join(_shown(n) for n in far[:6]))
+    return found
+
+
+def _shown(n: Number) -> str:
+    return f"{n.kind} {n.name}: {n.value:.6g} ± {n.std_error:.2g}, truth {n.truth:.6g}"
+
+
+def _refuse_nan(found: object, path: str) -> None:
+    """Refuse NaN anywhere in a result."""
+    if isinstance(found, float) and math.isnan(found):
+        raise Wrong(f"NaN at {path}")
+    if isinstance(found, dict):
+        for name, part in found.items():
+            _refuse_nan(part, f"{path}.{name}")
+    elif isinstance(found, list | tuple):
+        for k, part in enumerate(found):
+            _refuse_nan(part, f"{path}[{k}]")
+
+
+def _warned(result: Mapping[str, Any]) -> bool:
+    """Test if a result warns of anything that could bias it."""
+    return any(w["severity"] in {"warning", "alarm"} for w in result["warnings"])
+
+
+def _alarmed(result: Mapping[str, Any]) -> bool:
+    return any(w["severity"] == "alarm" for w in result["warnings"])
+
+
+# --- evaluations ------------------------------------------------------------------------
+
+
+def _evaluated(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
+    """Yield the numbers of an evaluation whose truth is known."""
+    world = asked.world
+    yield from _logged(asked, result)
+    for entry in result["targets"]:
+        name = entry["target"]
+        if name not in TARGETS and name not in world.counts:
+            continue
+        for estimate in entry["estimates"]:
+            _check_estimate(estimate)
+            truth = _estimand(asked, result, name, estimate)
+            if truth is not None:
+                kind = f"value {estimate['estimator']}"
+                yield Number(kind, name, estimate["value"], estimate["std_error"], truth)
+        if "difference" in entry:
+            best = entry["estimates"][0]["estimator"]
+            yield from _difference(asked, entry["difference"], best)
+        for logger in entry["loggers"]:
+            yield from _single(asked, name, logger)
+        for period in entry.get("periods", ()):
+            yield from _course(asked, name, period, entry)
+    if "segments" in result:
+        yield from _segments(asked, result["segments"])
+    if result.get("comparison"):
+        yield from _compared(asked, result["comparison"], _warned(result))
+
+
+def _logged(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
+    """Yield the mean rewards of the loggers, and check the number of rows."""
+    ranked = asked.combination["structure"] in RANKED
+    for entry in result["loggers"]:
+        label = entry["logger"]
+        own = np.asarray(asked.columns["logger"]) == label
+        rewards = np.asarray(asked.columns["reward"])[own]
+        if ranked:
+            continue  # rows may be positions or requests; their mean is that of the log
+        if entry["rows"] != len(rewards):
+            raise Wrong(f"{entry['rows']} rows of {label}, {len(rewards)} were written")
+        if "mean_reward" in entry:
+            mean = float(rewards.mean())
+            if abs(entry["mean_reward"] - mean) > EXACT * max(1.0, abs(mean)):
+                raise Wrong(f"mean reward of {label}: {entry['mean_reward']}, not {mean}")
+            if asked.combination["structure"] != "live":
+                error = float(rewards.std(ddof=1)) / math.sqrt(len(rewards))
+                if len(rewards) >= FEW:
+                    yield Number("mean reward", label, mean, error, asked.world.value(label))
+
+
+def _check_estimate(estimate: Mapping[str, Any]) -> None:
+    value, lower, upper = (estimate[k] for k in ("value", "lower", "upper"))
+    name = estimate["estimator"]
+    if not lower <= upper:
+        raise Wrong(f"interval of {name} ends before it begins: [{lower}, {upper}]")
+    if lower == upper and estimate["std_error"] > 0:
+        raise Wrong(f"interval of {name} has no width")
+    if not all(map(math.isfinite, (value, estimate["std_error"]))):
+        raise Wrong(f"{name} is {value} ± {estimate['std_error']}")
+    shares = estimate.get("shares")
+    if shares and abs(sum(shares.values()) - 1) > 1e-6:
+        raise Wrong(f"shares of {name} sum to {sum(shares.values())}")
+
+
+def _estimand(
+    asked: Asked, result: Mapping[str, Any], name: str, estimate: Mapping[str, Any]
+) -> float | None:
+    """Return the expectation of an estimate; None where an alarm says that there is none."""
+    world, estimator = asked.world, estimate["estimator"]
+    truth = world.value(name)
+    if _covered(asked, name, estimator):
+        return truth
+    if not _warned(result):
+        raise Wrong(f"{estimator} of {name} misses actions, and nothing says so")
+    if estimator in OWN:
+        shares = estimate["shares"]
+        return sum(s * world.supported(name, i) for i, s in shares.items())
+    return None
+
+
+def _single(asked: Asked, name: str, entry: Mapping[str, Any]) -> Iterator[Number]:
+    """Yield the estimate from one log."""
+    if "value" not in entry or asked.world.counts[entry["logger"]] < FEW:
+        return
+    truth = asked.world.supported(name, entry["logger"])
+    if asked.combination["structure"] == "live" and asked.world.mass(name) < SURE:
+        return
+    label = f"{name} from {entry['logger']}"
+    yield Number("single log", label, entry["value"], entry["std_error"], truth)
+
+
+def _course(
+    asked: Asked, name: str, period: Mapping[str, Any], entry: Mapping[str, Any]
+) -> Iterator[Number]:
+    """Yield the value of a period, and of all periods until then."""
+    if asked.world.mass(name) < SURE or asked.combination["target"] == "logger":
+        return
+    del entry
+    truth = asked.world.value(name)
+    if period.get("value") is not None and period["rows"] >= FEW:
+        label = f"{name} in {period['period']}"
+        yield Number("course", label, period["value"], period["std_error"], truth)
+
+
+def _difference(
+    asked: Asked, found: Mapping[str, Any], estimator: str, device: str | None = None
+) -> Iterator[Number]:
+    """Yield a difference of two policies that the logs cover."""
+    name, other = found["target"], found["other"]
+    world = asked.world
+    known = (*TARGETS, *world.counts)
+    if name not in known or other not in known:
+        return
+    if not found["lower"] <= found["upper"]:
+        raise Wrong(f"difference {name} less {other}: [{found['lower']}, {found['upper']}]")
+    if not all(_covered(asked, i, estimator) for i in (name, other)):
+        return
+    truth = world.value(name, device) - world.value(other, device)
+    label = f"{name} less {other}" + (f" on {device}" if device else "")
+    yield Number("difference", label, found["difference"], found["std_error"], truth)
+
+
+def _covered(asked: Asked, name: str, estimator: str) -> bool:
+    """Test if the loggers play all actions of a policy: each of them, or all together."""
+    combination = asked.combination
+    uncrossed = combination["probabilities"] == "own" or combination["structure"] == "live"
+    alone = uncrossed or estimator.startswith(OWN)
+    loggers = asked.world.counts if alone else [None]
+    return all(asked.world.mass(name, i) > SURE for i in loggers)
+
+
+def _compared(asked: Asked, found: Mapping[str, Any], warned: bool) -> Iterator[Number]:  # noqa: FBT001 - a fact
+    """Yield the values and differences of a comparison."""
+    world = asked.world
+    for entry in found["targets"]:
+        name = entry["target"]
+        if name not in TARGETS and name not in world.counts:
+            continue
+        if _covered(asked, name, found["estimator"]):
+            kind = f"compared {found['estimator']}"
+            yield Number(kind, name, entry["value"], entry["std_error"], world.value(name))
+        elif not warned:
+            raise Wrong(f"{name} has actions that a logger never plays, and nothing says so")
+    for entry in (*found["pairs"], *found["differences"]):
+        yield from _difference(asked, entry, found["estimator"])
+
+
+def _segments(asked: Asked, found: Mapping[str, Any]) -> Iterator[Number]:
+    world, estimator = asked.world, found["estimator"]
+    for entry in found["results"]:
+        name, part = entry["target"], entry["segment"]
+        if not _covered(asked, name, estimator) or entry.get("value") is None:
+            continue
+        label = f"{name} in {part}"
+        truth = _in_segment(asked, name, part)
+        yield Number("segment", label, entry["value"], entry["std_error"], truth)
+        if asked.combination["structure"] == "by" and "difference" in entry:
+            gap = {**entry["difference"], "target": name}
+            yield from _difference(asked, gap, estimator, part)
+        other = entry.get("difference", {}).get("other")
+        contrast = entry.get("contrast")
+        if contrast and isinstance(world, World) and _covered(asked, other, estimator):
+            rest = next(d for d in ("desk", "phone") if d != part)
+            gaps = [world.value(name, d) - world.value(other, d) for d in (part, rest)]
+            yield Number(
+                "contrast", label, contrast["difference"], contrast["std_error"], gaps[0] - gaps[1]
+            )
+
+
+def _in_segment(asked: Asked, name: str, part: str) -> float:
+    if isinstance(asked.world, RankingWorld) and asked.combination["structure"] == "position":
+        return asked.world.value(name, position=int(part))
+    return asked.world.value(name, part)
+
+
+# --- other verbs ------------------------------------------------------------------------
+
+
+def _check(asked: Asked, result: Mapping[str, Any]) -> list[Number]:
+    if asked.combination["structure"] in RANKED or asked.combination["source"] == "saved":
+        return []
+    written = sum(asked.world.counts.values()) + asked.bad
+    if sum(result["rows"].values()) != written:
+        raise Wrong(f"{written} rows, check says {result['rows']}")
+    faults = sum(rows for _, rows in result["faults"])
+    if faults < asked.bad or (faults and not asked.bad):
+        raise Wrong(f"{asked.bad} bad rows, check says {result['faults']}")
+    return []
+
+
+def _watch(asked: Asked, result: Mapping[str, Any]) -> list[Number]:
+    if asked.world.mass("new") < SURE:
+        if not result["warnings"]:
+            raise Wrong("watch says nothing of actions that are never played")
+        return []
+    truth, lower, upper = asked.world.value("new"), result["lower"], result["upper"]
+    if not lower <= truth <= upper:
+        raise FarFromTruth(f"watch: [{lower}, {upper}], truth {truth}")
+    return []
+
+
+def _plan(asked: Asked, result: Mapping[str, Any]) -> None:
+    """Compare a plan with the present interval, and try the planned rows."""
+    total = sum(entry["rows"] for entry in result["loggers"])
+    evaluated = result["evaluated"]["targets"][0]["estimates"]
+    widths = {e["estimator"]: (e["upper"] - e["lower"]) / 2 for e in evaluated}
+    for option in result["options"]:
+        now, wanted = option["half_width_now"], option["half_width"]
+        name, rows = option["estimator"], option["rows"]
+        if now is None or rows is None:
+            continue
+        if name in widths and not math.isclose(now, widths[name], rel_tol=PLANNED):
+            raise Wrong(f"plan: {name} has half-width {now} now, the evaluation {widths[name]}")
+        if option["source"] == "(as now)" and name in widths and rows > 0:
+            expected = total * ((now / wanted) ** 2 - 1)
+            if not math.isclose(rows, expected, rel_tol=PLANNED, abs_tol=30):
+                raise Wrong(f"plan: {name} as now needs {rows} rows, {expected:.0f} expected")
+
+
+def _learned(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
+    """Yield the values of loggers and of the learned policy, and the gains."""
+    if not isinstance(asked.world, World):
+        return
+    known = _learned_value(asked, result["policy"])
+    covered = _policy_covered(asked, result["policy"])
+    evaluation = result["evaluation"]
+    for entry in evaluation["targets"]:
+        for estimate in entry["estimates"]:
+            _check_estimate(estimate)
+    for entry in evaluation["targets"]:
+        name = entry["target"]
+        for estimate in entry["estimates"]:
+            kind = f"learned {estimate['estimator']}"
+            if estimate["estimator"] == "direct-method":  # as good as its model; a note says so
+                continue
+            if name == result["name"] and covered:
+                yield Number(kind, name, estimate["value"], estimate["std_error"], known)
+            elif name in asked.world.counts and _covered(asked, name, "naive"):
+                truth = asked.world.value(name)
+                yield Number(kind, name, estimate["value"], estimate["std_error"], truth)
+    for gain in result["gains"]:
+        if covered and _covered(asked, gain["logger"], "naive"):
+            truth = known - asked.world.value(gain["logger"])
+            yield Number("gain", gain["logger"], gain["value"], gain["std_error"], truth)
+
+
+def _played(asked: Asked, policy: Any) -> Any:  # noqa: ANN401 - a learned policy, an array
+    """Return the probabilities of a learned policy, shape (contexts, actions)."""
+    world = asked.world
+    assert isinstance(world, World)
+    context = np.repeat(np.arange(CONTEXTS), len(ITEMS))
+    columns = {
+        "x1": np.cos(context),
+        "x2": np.sin(2 * context),
+        "x": context,
+        "day": np.repeat("2026-03-01", len(context)),
+        "allowed": np.array([list(ITEMS[row]) for row in world.eligible[context]], dtype=object),
+        **{f"s_{name}": world.scores[context, k] for k, name in enumerate(ITEMS)},
+    }
+    batch = pw.Batch(np.tile(ITEMS, CONTEXTS), columns)
+    return np.asarray(policy.prob(batch)).reshape(CONTEXTS, len(ITEMS))
+
+
+def _learned_value(asked: Asked, policy: Any) -> float:  # noqa: ANN401 - a learned policy
+    world = asked.world
+    assert isinstance(world, World)
+    return float(world.chances @ (_played(asked, policy) * world.means).sum(axis=1))
+
+
+def _policy_covered(asked: Asked, policy: Any) -> bool:  # noqa: ANN401 - a learned policy
+    world, played = asked.world, _played(asked, policy) > 0
+    assert isinstance(world, World)
+    return all(not (played & (world.policies[i].max(axis=0) == 0)).any() for i in world.counts)
+
+
+# --- the reference ----------------------------------------------------------------------
+
+
+def _check_reference(asked: Asked, result: Mapping[str, Any]) -> None:
+    """Compare values, errors and shares with those of the slow reference."""
+    combination = asked.combination
+    if combination["structure"] in WITHOUT_REFERENCE:
+        return
+    if combination["probabilities"] == "estimated":
+        return
+    wanted = {
+        (t["target"], e["estimator"]): e for t in result["targets"] for e in t["estimates"]
+    }
+    names = {"naive", "balanced", "weighted", "self-normalised", "calibrated"}
+    if combination["probabilities"] == "mixture":
+        names = {"naive", "balanced"}
+    asked_for = {e for _, e in wanted} & names
+    if not asked_for:
+        return
+    if "segments" in result:
+        _check_segments(asked, result)
+    found = reference(asked, asked_for)
+    for name in TARGETS:
+        for estimator in asked_for:
+            if (name, estimator) in wanted:
+                exact = found[name].estimates[estimator]
+                _check_equal(asked, f"{estimator} of {name}", wanted[name, estimator], exact)
+
+
+def reference(asked: Asked, estimators: set[str], device: str | None = None) -> pw.Evaluation:
+    """Return the evaluation of the slow reference, on all rows or on those of a device."""
+    kind = asked.combination["probabilities"]
+    names = [n for n in asked.columns if n.startswith("p_")]
+    keep = np.ones(len(asked.columns["p"]), dtype=bool)
+    if device is not None:
+        keep = np.asarray(asked.columns["device"]) == device
+    table = pa.table(
+        {n: np.asarray(asked.columns[n])[keep] for n in ("logger", "reward", "p", *names)}
+    )
+    there = set(table["logger"].to_pylist())
+    crossed = {i: f"p_{i}" for i in asked.world.counts if i in there}
+    own = kind == "own"
+    log = pw.Log(
+        table,
+        logger="logger",
+        reward="reward",
+        propensity="p" if own or kind == "one" else None,
+        propensities=None if own else {"log": "p"} if kind == "one" else crossed,
+        densities=kind == "densities",
+    )
+    chosen = [e for e in ("calibrated", "naive", "balanced", "weighted", "self-normalised") if e in estimators]
+    return pw.evaluate(
+        log, {n: f"p_{n}" for n in TARGETS}, chosen, engine=Reference(), interval="student"
+    )
+
+
+def _check_segments(asked: Asked, result: Mapping[str, Any]) -> None:
+    found = result["segments"]
+    if found["estimator"] not in {"calibrated", "balanced", "naive"}:
+        return
+    if asked.combination["probabilities"] == "mixture":
+        return
+    for device in ("desk", "phone"):
+        exact = reference(asked, {found["estimator"]}, device)
+        for entry in found["results"]:
+            if entry["segment"] == device and entry["target"] in TARGETS:
+                judged = exact[entry["target"]].estimates[found["estimator"]]
+                label = f"{found['estimator']} of {entry['target']} in {device}"
+                _check_equal(asked, label, {**entry, "shares": None}, judged)
+
+
+def _check_equal(asked: Asked, label: str, found: Mapping[str, Any], exact: pw.Estimate) -> None:
+    scale = max(abs(exact.value), exact.std_error)
+    if abs(found["value"] - exact.value) > EXACT * scale:
+        raise Wrong(f"{label} is {found['value']}, the reference {exact.value}")
+    if asked.combination["structure"] == "cluster":
+        return
+    if abs(found["std_error"] - exact.std_error) > 1e3 * EXACT * exact.std_error:
+        raise Wrong(f"error of {label} is {found['std_error']}, the reference {exact.std_error}")
+    shares = found.get("shares")
+    if shares and any(abs(shares[i] - s) > 1e-7 for i, s in exact.shares.items()):
+        raise Wrong(f"shares of {label} are {shares}, the reference {dict(exact.shares)}")
