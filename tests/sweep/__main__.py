@@ -46,6 +46,8 @@ def main(seconds: float = SECONDS, seed: int = 0) -> int:
             print(f"  {kind}: {len(pulls)} pulls, mean {pulls.mean():.2f}, sd {pulls.std(ddof=1):.2f}")
     for pair in cover.refused:
         print("refused in every combination:", " with ".join(f"{n}={v}" for n, v in pair))
+    for reason, times in tally.reasons():
+        print(f"refused {times} times: {reason}")
     off = tally.off()
     for text in off:
         print(f"off: {text}")

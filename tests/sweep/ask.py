@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tests.sweep.features import Combination
 
-RANGES = {"clicks": (0.0, 1.0), "rare": (0.0, 1.0), "costs": (-40.0, 0.0), "amounts": (0.0, 90.0)}
+RANGES: dict[str, tuple[float, float]] = {"clicks": (0.0, 1.0), "rare": (0.0, 1.0), "costs": (-40.0, 0.0), "amounts": (0.0, 90.0)}
 ESTIMATORS: dict[str, Any] = {
     "default": None,
     "clipped": pw.Balanced(pw.Shrink("clip", 1e3)),  # no weight is that large
@@ -250,7 +250,7 @@ def _roles(combination: Combination, world: AnyWorld) -> tuple[dict[str, Any], d
     if structure == "trained" and len(labels) > 1:
         roles["trained_on"] = {labels[1]: [labels[0]]}
     reward_range = RANGES[combination["rewards"]]
-    if reward_range is not None and kind != "densities":
+    if reward_range[1] == 1.0 or kind != "densities":
         roles["reward_range"] = reward_range
     return roles, targets
 
@@ -388,9 +388,9 @@ class _Verbs:
     @staticmethod
     def evaluate(asked: Asked) -> dict[str, Any]:
         options, engine = _options(asked), _engine(asked)
-        found = pw.evaluate(
-            asked.log, asked.targets, baseline=asked.baseline, engine=engine, **options
-        )
+        if asked.combination["source"] != "saved":  # moments have no differences
+            options["baseline"] = asked.baseline
+        found = pw.evaluate(asked.log, asked.targets, engine=engine, **options)
         str(found), found.to_text()
         return found.to_dict()
 

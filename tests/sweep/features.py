@@ -111,8 +111,8 @@ INEXPRESSIBLE: frozenset[Values] = frozenset(
 )
 PLAIN: Combination = {name: values[0] for name, values in FEATURES.items()}
 TRIED = 30  # random candidates for each combination
-REFUSALS = 4  # combinations in which a pair is refused before it counts as covered
-PLAINNESS = (0.0, 0.3, 0.6, 0.9)  # chance of the plain value, by the refusals so far
+REFUSALS = 3  # combinations in which a pair is refused before it counts as covered
+PLAINNESS = (0.5, 0.8, 1.0)  # chance of the plain value, by the refusals so far
 
 
 def parts(combination: Combination, size: int) -> Iterator[Values]:

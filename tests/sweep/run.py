@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,6 +89,11 @@ class Tally:
 
     def count(self, kind: str) -> int:
         return sum(o.kind == kind for o in self.outcomes)
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """Return the beginnings of the messages of refusals, the most frequent first."""
+        found = Counter(o.reason[:90] for o in self.outcomes if o.kind == "refused")
+        return found.most_common()
 
     def pulls(self) -> dict[str, np.ndarray]:
         """Return one pull for each kind of number and combination, of usual logs only.

@@ -48,8 +48,18 @@ def judge(
     rows: Mapping[str, int],
     *,
     skewed: bool = False,
+    pooled: bool = True,
 ) -> list[Finding]:
-    """Return the findings about one target; `skewed` if its intervals are skew-score ones."""
+    """Return the findings about one target.
+
+    Args:
+        loggers: Overlap of the target with each logger.
+        mixture: Overlap with the mixture; None without cross-propensities.
+        diagnosis: Tests of agreement between the logs.
+        rows: Rows of each logger.
+        skewed: The intervals are skew-score ones.
+        pooled: The first estimator needs only the loggers together to cover the target.
+    """
     crossed = mixture is not None
     findings = [*_agreement(diagnosis, crossed=crossed)]
     if mixture is None:
@@ -59,7 +69,7 @@ def judge(
             *_probabilities(loggers, mixture, diagnosis, rows),
             *_pooled(mixture, sum(rows.values()), skewed=skewed),
         ]
-    findings += _by_logger(loggers, rows, crossed=crossed)
+    findings += _by_logger(loggers, rows, crossed=crossed, pooled=pooled)
     return [*findings, *_harmful(diagnosis)]
 
 
@@ -182,12 +192,12 @@ TAIL_UNKNOWN = Finding(
 
 
 def _by_logger(
-    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, crossed: bool
+    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, crossed: bool, pooled: bool
 ) -> Iterator[Finding]:
-    """Yield findings about single loggers, notes if the logs can be pooled."""
+    """Yield findings about single loggers, notes if the first estimator pools the logs."""
     affected = "naive and weighted" if crossed else "every estimate"
     advice = "Rely on estimators that pool the loggers." if crossed else PROPENSITIES
-    severity: Severity = "note" if crossed else "warning"
+    severity: Severity = "note" if crossed and pooled else "warning"
     low = _mean_weights(loggers, rows, above=False)
     if low:
         yield Finding(
@@ -205,7 +215,7 @@ def _by_logger(
             f"The target plays actions that a logger never plays this often: {parts}. Naive "
             "counts such actions as unrewarded in these logs.",
             "Rely on estimators that only require the loggers together to cover the target.",
-            "note",
+            severity,
         )
     heavy = [i for i, o in loggers.items() if o.tail is not None and o.tail.heavy]
     top = [

@@ -78,7 +78,7 @@ KINDS = {
     **dict.fromkeys(("25", "1042", "1043", "string", "large_string"), "text"),
     **dict.fromkeys(("16", "bool", "boolean"), "flag"),
 }
-LABELS = {"relation", "logger", "cluster"}  # fields of a table that are not numbers
+LABELS = {"relation", "logger", "cluster", "period"}  # fields of a table that are not numbers
 LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
 # Text that PostgreSQL can cast to a double.
 NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"

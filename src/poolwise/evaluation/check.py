@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlglot import exp
 
-from poolwise.engines import with_loggers
+from poolwise.engines import as_engine, with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.output import json_text, listed_findings
@@ -132,9 +132,15 @@ def score_log(
         The log in that file and its targets, for ``evaluate(*score_log(...))``.
     """
     named, file, log = named_targets(targets), Path(path), with_loggers(log)
+    scorer = as_engine(engine, log)
+    if not isinstance(scorer, DuckDB):
+        raise UsageError(
+            "score_log reads the rows on this machine: leave out `engine` and `connection`, and "
+            "give the rows as files, a frame or a SELECT"
+        )
     refuse_output(file, PARQUET, files_of(log))
     with whole_file(file) as unfinished:
-        roles, names = (engine or DuckDB()).score(log, named, unfinished, _names)
+        roles, names = scorer.score(log, named, unfinished, _names)
     return ScoredLog(_scored(log, roles, names, file), _targets(named, roles, names))
 
 

@@ -204,8 +204,10 @@ def segmented(asked: Request, by: str | None) -> Request:
         )
     if log.period is not None:
         raise UsageError("`by` must be left out if the log has a `period`")
-    if asked.method == "betting":
-        raise UsageError("interval='betting' has no segments: use interval='auto' with `by`")
+    if asked.method in GUARANTEES:
+        raise UsageError(
+            f"interval={asked.method!r} has no segments: use interval='auto' with `by`"
+        )
     if log.mixture is not None or (log.estimate_mixture is not False and not log.crossed):
         raise UsageError(
             "`by` requires the mixture of each segment, which `propensities` of every logger "

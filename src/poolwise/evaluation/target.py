@@ -159,7 +159,9 @@ class _Target:
         if self.answers.apart:  # periods are declared for a difference from honest estimates
             codes.add("hausman")
         rows = {i: m.count for i, m in view.items()}
-        judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed)
+        first = next(iter(self.answers.served.estimators.values()))
+        pooled = isinstance(first, PeriodBalanced) or pools(first, tuple(view))
+        judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed, pooled=pooled)
         findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
         if self.answers.served.uncrossed:  # one finding of the log covers these
             findings = [f for f in findings if f.code not in AS_NAIVE]

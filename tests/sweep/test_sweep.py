@@ -1,0 +1,112 @@
+"""A sample of the sweep, and proof that its judge notices wrong results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.sweep.ask import Wrong, answer, make_question
+from tests.sweep.features import FEATURES, PLAIN, Cover, all_parts, fill, parts, sample, shown
+from tests.sweep.judge import judge
+from tests.sweep.run import Tally, line, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sweep.features import Combination
+
+SAMPLED, CHUNKS = 100, 4
+SERVERS = ("spark", "postgres")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_sampled_combinations_are_right_or_refused(chunk: int) -> None:
+    tally = Tally()
+    for combination in sample(1, SAMPLED, SERVERS)[chunk::CHUNKS]:
+        tally.add(run(combination))
+    assert [line(o) for o in tally.outcomes if o.kind == "wrong"] == []
+    assert tally.count("right") > SAMPLED / CHUNKS / 3  # refusals alone would prove nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["spark", pytest.param("postgres", marks=pytest.mark.system)])
+def test_servers_are_right_or_refused(source: str) -> None:
+    if source == "spark":
+        pytest.importorskip("pyspark")
+    rng = np.random.default_rng(2)
+    outcomes = [run(fill(rng, {"source": source}, 0.6)) for _ in range(8)]
+    assert [line(o) for o in outcomes if o.kind == "wrong"] == []
+    assert any(o.kind == "right" for o in outcomes)
+
+
+def with_features(**values: str) -> Combination:
+    assert all(value in FEATURES[name] for name, value in values.items())
+    return {**PLAIN, **values}
+
+
+def spoil(result: Any, path: tuple[str | int, ...], change: float) -> None:  # noqa: ANN401 - nested
+    """Add a number to one of a result."""
+    for step in path[:-1]:
+        result = result[step]
+    result[path[-1]] += change
+
+
+@pytest.mark.parametrize(
+    ("features", "path", "change"),
+    [
+        ({}, ("targets", 0, "estimates", 0, "value"), 1e-7),
+        ({}, ("targets", 1, "estimates", 1, "std_error"), 1e-5),
+        ({}, ("targets", 0, "difference", "difference"), 0.2),
+        ({}, ("targets", 0, "loggers", 0, "value"), 0.5),
+        ({}, ("targets", 0, "estimates", 0, "shares", "v1"), 1e-4),
+        ({}, ("loggers", 0, "mean_reward"), 1e-6),
+        ({}, ("loggers", 0, "rows"), 1),
+        ({"structure": "by"}, ("segments", "results", 0, "value"), 1e-7),
+        ({"structure": "by"}, ("segments", "results", 0, "difference", "difference"), 0.4),
+        ({"structure": "by"}, ("segments", "results", 0, "contrast", "difference"), 0.5),
+        ({"structure": "period"}, ("targets", 0, "periods", 1, "value"), 0.4),
+        ({"structure": "period"}, ("targets", 0, "estimates", 0, "value"), 0.2),
+        ({"structure": "whole"}, ("targets", 0, "estimates", 0, "value"), 0.4),
+        ({"verb": "compare"}, ("pairs", 0, "difference"), 0.2),
+        ({"verb": "compare"}, ("targets", 0, "value"), 0.2),
+        ({"verb": "plan"}, ("options", 0, "half_width_now"), 0.02),
+        ({"verb": "watch"}, ("lower",), 0.7),
+        ({"verb": "learn"}, ("gains", 0, "value"), 0.4),
+        ({"verb": "learn"}, ("evaluation", "targets", -1, "estimates", 0, "value"), 0.4),
+        ({"verb": "command"}, ("targets", 0, "estimates", 2, "value"), 1e-7),
+    ],
+)
+def test_the_judge_notices_one_wrong_number(
+    features: dict[str, str], path: tuple[str | int, ...], change: float, tmp_path: Path
+) -> None:
+    asked = make_question(with_features(**features), 7, tmp_path)
+    result = answer(asked)
+    judge(asked, result)
+    spoil(result, path, change)
+    with pytest.raises(Wrong):
+        judge(asked, result)
+
+
+def test_the_judge_notices_nan_and_silence(tmp_path: Path) -> None:
+    asked = make_question(with_features(target="partly"), 7, tmp_path)
+    result = answer(asked)
+    judge(asked, result)
+    with pytest.raises(Wrong, match="nothing says so"):
+        judge(asked, {**result, "warnings": []})
+    result["targets"][0]["estimates"][0]["upper"] = float("nan")
+    with pytest.raises(Wrong, match="NaN"):
+        judge(asked, result)
+
+
+def test_every_pair_is_proposed() -> None:
+    cover = Cover(np.random.default_rng(0))
+    met: set[object] = set()
+    while cover.size == 2:
+        combination = cover.propose()
+        met.update(parts(combination, 2))
+        cover.learn(combination, answered=True)
+    assert set(all_parts(2)) <= met
+    assert shown(PLAIN) == "plain"
