@@ -10,7 +10,7 @@ ready := .venv/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick check docs bench reproduce dist wheels audit matrix fuzz mutate extensions clean
+.PHONY: help demo test quick sweep check docs bench reproduce dist wheels audit matrix fuzz mutate extensions clean
 
 help:  ## List the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,10 @@ quick: $(ready)-test  ## Run the fast tests, in about a minute: nothing slow, no
 test: $(ready)-test $(ready)-docs  ## Run all tests and every example of the documentation
 	@bash scripts/system.sh $(SYSTEM)
 	@$(venv) -m pytest -n 2 --dist loadfile --durations=25 $(ARGS)
+
+sweep: $(ready)-test  ## Ask combinations of all features, and compare every number with its truth (ten minutes)
+	@bash scripts/system.sh java postgresql
+	@$(venv) -m tests.sweep
 
 check: $(ready)-test $(ready)-lint  ## Lint, check the format, the types and the licences
 	@$(venv) -m ruff check

@@ -19,6 +19,12 @@ SECONDS = 600.0
 SLOW = 30.0  # seconds after which a line of progress is printed
 
 
+def say(*words: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
 def main(seconds: float = SECONDS, seed: int = 0) -> int:
     """Run the sweep and print its findings; return the exit status."""
     tally, cover = Tally(), Cover(np.random.default_rng(seed))
@@ -28,31 +34,36 @@ def main(seconds: float = SECONDS, seed: int = 0) -> int:
         combination = cover.propose()
         if cover.size > 2 and not pairs_done:
             pairs_done = now - begun
-            print(f"all pairs after {len(tally.outcomes)} combinations, {pairs_done:.0f} s")
+            say(f"all pairs after {len(tally.outcomes)} combinations, {pairs_done:.0f} s")
         outcome = run(combination)
         tally.add(outcome)
         cover.learn(combination, answered=outcome.kind != "refused")
         if outcome.kind == "wrong":
-            print(line(outcome))
+            say(line(outcome))
         if now > said + SLOW:
             said = now
-            print(f"{len(tally.outcomes)} combinations, {len(cover.missing)} parts missing", flush=True)
+            say(f"{len(tally.outcomes)} combinations, {len(cover.missing)} parts missing")
     counts = {kind: tally.count(kind) for kind in ("right", "refused", "wrong")}
     checked = sum(len(outcome.numbers) for outcome in tally.outcomes)
-    print(f"{len(tally.outcomes)} combinations in {time.monotonic() - begun:.0f} s: {counts}")
-    print(f"{checked:,} numbers compared with their truth")
+    say(f"{len(tally.outcomes)} combinations in {time.monotonic() - begun:.0f} s: {counts}")
+    say(f"{checked:,} numbers compared with their truth")
     for kind, pulls in tally.pulls().items():
         if len(pulls) > 1:
-            print(f"  {kind}: {len(pulls)} pulls, mean {pulls.mean():.2f}, sd {pulls.std(ddof=1):.2f}")
+            spread = f"mean {pulls.mean():.2f}, sd {pulls.std(ddof=1):.2f}"
+            say(f"  {kind}: {len(pulls)} pulls, {spread}")
     for pair in cover.refused:
-        print("refused in every combination:", " with ".join(f"{n}={v}" for n, v in pair))
+        say("refused in every combination:", " with ".join(f"{n}={v}" for n, v in pair))
     for reason, times in tally.reasons():
-        print(f"refused {times} times: {reason}")
+        say(f"refused {times} times: {reason}")
     off = tally.off()
     for text in off:
-        print(f"off: {text}")
+        say(f"off: {text}")
     return int(bool(counts["wrong"] or off))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(convert(word) for convert, word in zip((float, int), sys.argv[1:], strict=False))))
+    sys.exit(
+        main(
+            *(convert(word) for convert, word in zip((float, int), sys.argv[1:], strict=False))
+        )
+    )

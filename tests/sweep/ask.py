@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
     from tests.sweep.features import Combination
 
-RANGES: dict[str, tuple[float, float]] = {"clicks": (0.0, 1.0), "rare": (0.0, 1.0), "costs": (-40.0, 0.0), "amounts": (0.0, 90.0)}
+RANGES: dict[str, tuple[float, float]] = {
+    "clicks": (0.0, 1.0),
+    "rare": (0.0, 1.0),
+    "costs": (-40.0, 0.0),
+    "amounts": (0.0, 90.0),
+}
 ESTIMATORS: dict[str, Any] = {
     "default": None,
     "clipped": pw.Balanced(pw.Shrink("clip", 1e3)),  # no weight is that large
@@ -95,7 +100,15 @@ class Asked:
     @property
     def crossed(self) -> bool:
         """True if the probability of every row under every logger is known."""
-        known = {"columns", "both", "pattern", "policies", "logarithms", "densities", "eligible"}
+        known = {
+            "columns",
+            "both",
+            "pattern",
+            "policies",
+            "logarithms",
+            "densities",
+            "eligible",
+        }
         return self.combination["probabilities"] in known
 
     @property
@@ -113,7 +126,7 @@ def make_question(combination: Combination, seed: int, folder: Path, scale: int 
     ranked = combination["structure"] in RANKED
     dense = combination["probabilities"] == "densities"
     make = make_ranking_world if ranked else make_density_world if dense else make_world
-    world: AnyWorld = make(rng, combination, scale)  # type: ignore[assignment]
+    world: AnyWorld = make(rng, combination, scale)
     columns = world.draw(rng, users=int(combination["structure"] == "cluster"))
     if not ranked:
         order = rng.permutation(len(columns["p"]))
@@ -126,7 +139,10 @@ def make_question(combination: Combination, seed: int, folder: Path, scale: int 
 
 
 def _spoiled(
-    rng: np.random.Generator, combination: Combination, world: AnyWorld, columns: Mapping[str, Any]
+    rng: np.random.Generator,
+    combination: Combination,
+    world: AnyWorld,
+    columns: Mapping[str, Any],
 ) -> tuple[pa.Table, int]:
     """Return the table that is written: with bad rows, labels of their type, or logarithms."""
     table = pa.table(dict(columns))
@@ -135,18 +151,9 @@ def _spoiled(
     if combination["loggers"] == "integers" and combination["probabilities"] != "one":
         table = _put(table, "logger", pa.array([int(i) for i in columns["logger"]]))
     if combination["structure"] == "live":
-        days = np.array([int(d[-2:]) - 1 for d in columns["day"]])
-        assert isinstance(world, World)
-        for label, live in world.live.items() if f"p_{next(iter(world.live))}" in table.column_names else ():
-            there = np.isin(days, live)
-            table = _put(table, f"p_{label}", pa.array(columns[f"p_{label}"], mask=~there))
+        table = _only_live(world, columns, table)
     if combination["probabilities"] == "logarithms":
-        names = [n for n in table.column_names if n == "p" or n.startswith("p_")]
-        with np.errstate(divide="ignore"):
-            for name in names:
-                values = table[name].to_numpy(zero_copy_only=False)
-                absent = np.array([v is None for v in table[name].to_pylist()])
-                table = _put(table, name, pa.array(np.log(values), mask=absent))
+        table = _logarithms(table)
     if combination["structure"] != "dropped":
         return table, 0
     wrong = {"reward": np.nan}
@@ -163,19 +170,46 @@ def _spoiled(
     return both.take(pa.array(rng.permutation(len(both)))), len(bad)
 
 
+def _only_live(world: AnyWorld, columns: Mapping[str, Any], table: pa.Table) -> pa.Table:
+    """Return the table without probabilities of loggers on days when they are not live."""
+    assert isinstance(world, World)
+    days = np.array([int(d[-2:]) - 1 for d in columns["day"]])
+    for label, live in world.live.items():
+        name = f"p_{label}"
+        if name in table.column_names:
+            gone = ~np.isin(days, live)
+            table = _put(table, name, pa.array(columns[name], mask=gone))
+    return table
+
+
+def _logarithms(table: pa.Table) -> pa.Table:
+    """Return the table with logarithms in place of probabilities."""
+    for name in table.column_names:
+        if name == "p" or name.startswith("p_"):
+            absent = np.array([v is None for v in table[name].to_pylist()])
+            with np.errstate(divide="ignore"):
+                logs = np.log(table[name].to_numpy(zero_copy_only=False))
+            table = _put(table, name, pa.array(logs, mask=absent))
+    return table
+
+
 def _computes_target(combination: Combination) -> bool:
     """Test if the target is a policy in Python, and no column."""
     kind, verb = combination["probabilities"], combination["verb"]
-    by_scores = kind == "eligible" and combination["target"] == "supported" and verb not in TYPED
+    by_scores = (
+        kind == "eligible" and combination["target"] == "supported" and verb not in TYPED
+    )
     scored = verb == "score" and kind not in {"logarithms", "densities"}
-    return kind == "policies" or by_scores or (scored and combination["structure"] not in RANKED)
+    return (
+        kind == "policies" or by_scores or (scored and combination["structure"] not in RANKED)
+    )
 
 
 def _put(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, values)
 
 
-def _declare(  # noqa: PLR0913 - everything that a question is made of
+def _declare(
     combination: Combination,
     world: AnyWorld,
     columns: Mapping[str, Any],
@@ -202,51 +236,34 @@ def _declare(  # noqa: PLR0913 - everything that a question is made of
 
 
 def _roles(combination: Combination, world: AnyWorld) -> tuple[dict[str, Any], dict[str, Any]]:
-    kind, structure = combination["probabilities"], combination["structure"]
-    labels = list(world.counts)
-    roles: dict[str, Any] = {"reward": "reward", "logger": "logger"}
+    """Return the roles of the columns, and the targets."""
+    kind, structure, labels = (
+        combination["probabilities"],
+        combination["structure"],
+        [*world.counts],
+    )
+    roles: dict[str, Any] = {"reward": "reward", "logger": "logger"} | _known(
+        combination, labels
+    )
     targets: dict[str, Any] = {"new": "p_new", "alt": "p_alt"}
-    if combination["target"] == "mixture":
-        targets["new"] = "p_new" if kind == "logarithms" else "0.5 * p_new + 0.5 * p_new"
-    crossed: dict[Any, Any] = {label: f"p_{label}" for label in labels}
-    if combination["loggers"] == "integers" and kind != "one":
-        crossed = {int(label): column for label, column in crossed.items()}
-    if kind in {"columns", "both", "logarithms", "densities", "eligible"}:
-        roles["propensities"] = crossed
-    if kind in {"own", "both", "mixture", "estimated", "one"}:
-        roles["propensity"] = "p"
-    if kind == "pattern":
-        roles["propensities"] = "p_{logger}"
-    if kind == "mixture":
-        roles["mixture"] = "average"
-    if kind == "estimated":
-        from sklearn.tree import DecisionTreeClassifier
-
-        tree = DecisionTreeClassifier(min_samples_leaf=20)
-        roles |= {"estimate_mixture": tree, "action": "item", "context": ["x"]}
+    if combination["target"] == "mixture" and kind != "logarithms":
+        targets["new"] = "0.5 * p_new + 0.5 * p_new"
     if kind == "one":
         roles.pop("logger")
-    if kind == "logarithms":
-        roles["log_probabilities"] = True
-    if kind == "densities":
-        roles |= {"densities": True, "action": "item"}
     if kind == "policies":
         _with_policies(roles, targets, combination, world)
-    if kind == "eligible":
-        roles |= {"eligible": "allowed", "action": "item"}
-        if _computes_target(combination):
-            scores = [f"s_{name}" for name in ITEM_NAMES]
-            targets["new"] = pw.Softmax(scores, ITEM_NAMES, 1 / 1.4)
-    if combination["verb"] == "score" and _computes_target(combination) and kind != "policies":
-        assert isinstance(world, World)
-        made = pw.Function(ByTable(world.policies["new"], ITEM_NAMES))
-        targets["new"] = made
-        roles |= {"action": "item", "context": ["x", "day"]}
+    elif _computes_target(combination):
+        targets["new"] = _computed(combination, world)
+        roles["action"] = "item"
+        roles |= {"context": ["x", "day"]} if combination["verb"] == "score" else {}
     if combination["verb"] == "learn":
         roles["action"] = "item"
-    roles |= {"cluster": "user"} if structure == "cluster" else {}
-    roles |= {"period": "day"} if structure in {"period", "live"} else {}
-    roles |= {"on_fault": "drop"} if structure == "dropped" else {}
+    roles |= {
+        "cluster": {"cluster": "user"},
+        "period": {"period": "day"},
+        "live": {"period": "day"},
+        "dropped": {"on_fault": "drop"},
+    }.get(structure, {})
     if structure == "trained" and len(labels) > 1:
         roles["trained_on"] = {labels[1]: [labels[0]]}
     reward_range = RANGES[combination["rewards"]]
@@ -255,12 +272,47 @@ def _roles(combination: Combination, world: AnyWorld) -> tuple[dict[str, Any], d
     return roles, targets
 
 
+def _known(combination: Combination, labels: list[str]) -> dict[str, Any]:
+    """Return the roles of what is known of the loggers."""
+    integers = combination["loggers"] == "integers" and combination["probabilities"] != "one"
+    crossed = {int(label) if integers else label: f"p_{label}" for label in labels}
+    known: dict[str, dict[str, Any]] = {
+        "columns": {"propensities": crossed},
+        "own": {"propensity": "p"},
+        "both": {"propensity": "p", "propensities": crossed},
+        "pattern": {"propensities": "p_{logger}"},
+        "mixture": {"propensity": "p", "mixture": "average"},
+        "estimated": {"propensity": "p", "action": "item", "context": ["x"]},
+        "policies": {},
+        "one": {"propensity": "p"},
+        "logarithms": {"propensities": crossed, "log_probabilities": True},
+        "densities": {"propensities": crossed, "densities": True, "action": "item"},
+        "eligible": {"propensities": crossed, "eligible": "allowed", "action": "item"},
+    }
+    found = known[combination["probabilities"]]
+    if combination["probabilities"] == "estimated":
+        from sklearn.tree import DecisionTreeClassifier
+
+        found["estimate_mixture"] = DecisionTreeClassifier(min_samples_leaf=20)
+    return found
+
+
+def _computed(combination: Combination, world: AnyWorld) -> Any:  # noqa: ANN401 - a policy
+    """Return the target as a policy in Python."""
+    assert isinstance(world, World)
+    if combination["verb"] == "score":
+        return pw.Function(ByTable(world.policies["new"], ITEM_NAMES))
+    return pw.Softmax([f"s_{name}" for name in ITEM_NAMES], ITEM_NAMES, 1 / 1.4)
+
+
 def _with_policies(
     roles: dict[str, Any], targets: dict[str, Any], combination: Combination, world: AnyWorld
 ) -> None:
     """Give loggers and targets as policies in Python."""
     assert isinstance(world, World)
-    made = {name: pw.Function(ByTable(table, ITEM_NAMES)) for name, table in world.policies.items()}
+    made = {
+        name: pw.Function(ByTable(table, ITEM_NAMES)) for name, table in world.policies.items()
+    }
     labels = list(world.counts)
     if combination["loggers"] == "integers":
         roles["propensities"] = {int(label): made[label] for label in labels}
@@ -288,7 +340,7 @@ def _source(
     return parts, engine
 
 
-def _write(kind: str, table: pa.Table, folder: Path, name: str) -> tuple[Any, Any]:
+def _write(kind: str, table: pa.Table, folder: Path, name: str) -> tuple[Any, Any]:  # noqa: PLR0911 - one for each source
     path = str(folder / f"{name}.parquet")
     if kind == "frame":
         return _frame(table), None
@@ -470,7 +522,9 @@ def _printed(asked: Asked) -> dict[str, Any]:
             status = end.code if isinstance(end.code, int) else 1 if end.code else 0
     if status == 2:
         if not err.getvalue().startswith(("poolwise: ", "Usage: ")) or out.getvalue():
-            raise Wrong(f"status 2 with this output: {out.getvalue()[:200]} {err.getvalue()[:200]}")
+            raise Wrong(
+                f"status 2 with this output: {out.getvalue()[:200]} {err.getvalue()[:200]}"
+            )
         raise pw.PoolwiseError(err.getvalue())
     if status or err.getvalue():
         raise Wrong(f"status {status}: {err.getvalue()[:300]}")

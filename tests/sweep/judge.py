@@ -8,7 +8,7 @@ actions that no logger plays has no estimate of its value; its result must say s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ FEW = 50  # rows of a logger below which its standard error is a guess
 OWN = ("naive", "weighted", "doubly-robust-naive", "doubly-robust-weighted")  # no mixture
 SURE = 1 - 1e-9  # mass on actions that are played; less is missing
 PLANNED = 0.25  # part of a half-width by which a plan may miss it
+TRIED_PLANS = {"plain", "by", "dropped", "mapping"}  # whose rows are drawn alike
 LARGEST_PLAN = 40_000  # rows that are drawn to try a plan
 WITHOUT_REFERENCE = {"period", "live", *RANKED}
 
@@ -182,7 +183,7 @@ def _estimand(
     if not _warned(result):
         raise Wrong(f"{estimator} of {name} misses actions, and nothing says so")
     if estimator in OWN:
-        shares = estimate["shares"]
+        shares: Mapping[str, float] = estimate["shares"]
         return sum(s * world.supported(name, i) for i, s in shares.items())
     return None
 
@@ -272,7 +273,11 @@ def _segments(asked: Asked, found: Mapping[str, Any]) -> Iterator[Number]:
             rest = next(d for d in ("desk", "phone") if d != part)
             gaps = [world.value(name, d) - world.value(other, d) for d in (part, rest)]
             yield Number(
-                "contrast", label, contrast["difference"], contrast["std_error"], gaps[0] - gaps[1]
+                "contrast",
+                label,
+                contrast["difference"],
+                contrast["std_error"],
+                gaps[0] - gaps[1],
             )
 
 
@@ -319,14 +324,42 @@ def _plan(asked: Asked, result: Mapping[str, Any]) -> None:
     for option in result["options"]:
         now, wanted = option["half_width_now"], option["half_width"]
         name, rows = option["estimator"], option["rows"]
-        if now is None or rows is None:
+        if now is None or rows is None or name not in widths:
             continue
-        if name in widths and not math.isclose(now, widths[name], rel_tol=PLANNED):
+        if not math.isclose(now, widths[name], rel_tol=PLANNED):
             raise Wrong(f"plan: {name} has half-width {now} now, the evaluation {widths[name]}")
-        if option["source"] == "(as now)" and name in widths and rows > 0:
+        if option["source"] == "(as now)" and rows > 0:
             expected = total * ((now / wanted) ** 2 - 1)
             if not math.isclose(rows, expected, rel_tol=PLANNED, abs_tol=30):
                 raise Wrong(f"plan: {name} as now needs {rows} rows, {expected:.0f} expected")
+        if option["source"] in asked.world.counts and 0 < rows < LARGEST_PLAN:
+            _try_plan(asked, option)
+
+
+def _try_plan(asked: Asked, option: Mapping[str, Any]) -> None:
+    """Draw the log again with the planned rows, and compare the half-width."""
+    world, name = asked.world, option["estimator"]
+    if not isinstance(world, World) or asked.combination["structure"] not in TRIED_PLANS:
+        return
+    more = {
+        **world.counts,
+        option["source"]: world.counts[option["source"]] + int(option["rows"]),
+    }
+    drawn = replace(world, counts=more).draw(np.random.default_rng(len(name)))
+    columns = {n: v for n, v in drawn.items() if not isinstance(v, list)}
+    own = asked.combination["probabilities"] in {"own", "mixture"}
+    log = pw.Log(
+        pa.table(columns),
+        logger="logger",
+        reward="reward",
+        propensity="p" if own else None,
+        propensities=None if own else {i: f"p_{i}" for i in more},
+    )
+    found = pw.evaluate(log, {"new": "p_new"}, name, which_logs=False)["new"].intervals[name]
+    width = (found.upper - found.lower) / 2
+    if not math.isclose(width, option["half_width"], rel_tol=PLANNED):
+        source, promised = option["source"], option["half_width"]
+        raise Wrong(f"plan: {name} with the rows of {source} has {width}, promised {promised}")
 
 
 def _learned(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
@@ -337,11 +370,9 @@ def _learned(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
     covered = _policy_covered(asked, result["policy"])
     evaluation = result["evaluation"]
     for entry in evaluation["targets"]:
-        for estimate in entry["estimates"]:
-            _check_estimate(estimate)
-    for entry in evaluation["targets"]:
         name = entry["target"]
         for estimate in entry["estimates"]:
+            _check_estimate(estimate)
             kind = f"learned {estimate['estimator']}"
             if estimate["estimator"] == "direct-method":  # as good as its model; a note says so
                 continue
@@ -366,7 +397,9 @@ def _played(asked: Asked, policy: Any) -> Any:  # noqa: ANN401 - a learned polic
         "x2": np.sin(2 * context),
         "x": context,
         "day": np.repeat("2026-03-01", len(context)),
-        "allowed": np.array([list(ITEMS[row]) for row in world.eligible[context]], dtype=object),
+        "allowed": np.array(
+            [list(ITEMS[row]) for row in world.eligible[context]], dtype=object
+        ),
         **{f"s_{name}": world.scores[context, k] for k, name in enumerate(ITEMS)},
     }
     batch = pw.Batch(np.tile(ITEMS, CONTEXTS), columns)
@@ -436,7 +469,11 @@ def reference(asked: Asked, estimators: set[str], device: str | None = None) -> 
         propensities=None if own else {"log": "p"} if kind == "one" else crossed,
         densities=kind == "densities",
     )
-    chosen = [e for e in ("calibrated", "naive", "balanced", "weighted", "self-normalised") if e in estimators]
+    chosen = [
+        e
+        for e in ("calibrated", "naive", "balanced", "weighted", "self-normalised")
+        if e in estimators
+    ]
     return pw.evaluate(
         log, {n: f"p_{n}" for n in TARGETS}, chosen, engine=Reference(), interval="student"
     )
@@ -457,14 +494,18 @@ def _check_segments(asked: Asked, result: Mapping[str, Any]) -> None:
                 _check_equal(asked, label, {**entry, "shares": None}, judged)
 
 
-def _check_equal(asked: Asked, label: str, found: Mapping[str, Any], exact: pw.Estimate) -> None:
+def _check_equal(
+    asked: Asked, label: str, found: Mapping[str, Any], exact: pw.Estimate
+) -> None:
     scale = max(abs(exact.value), exact.std_error)
     if abs(found["value"] - exact.value) > EXACT * scale:
         raise Wrong(f"{label} is {found['value']}, the reference {exact.value}")
     if asked.combination["structure"] == "cluster":
         return
     if abs(found["std_error"] - exact.std_error) > 1e3 * EXACT * exact.std_error:
-        raise Wrong(f"error of {label} is {found['std_error']}, the reference {exact.std_error}")
+        raise Wrong(
+            f"error of {label} is {found['std_error']}, the reference {exact.std_error}"
+        )
     shares = found.get("shares")
     if shares and any(abs(shares[i] - s) > 1e-7 for i, s in exact.shares.items()):
         raise Wrong(f"shares of {label} are {shares}, the reference {dict(exact.shares)}")

@@ -56,7 +56,9 @@ class RankingWorld:
     kind: str
     model: str
 
-    def value(self, policy: str, device: str | None = None, position: int | None = None) -> float:
+    def value(
+        self, policy: str, device: str | None = None, position: int | None = None
+    ) -> float:
         """Return the reward per request, of the whole list or at one position."""
         total = mass = 0.0
         for context in range(CONTEXTS):

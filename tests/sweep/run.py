@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from tests.sweep.features import Combination
 
 AGAIN = 4  # times the rows, where a number was far from its truth
-USUAL = {"loggers": ("two", "five", "order", "integers"), "rewards": ("clicks", "costs", "amounts")}
+USUAL = {
+    "loggers": ("two", "five", "order", "integers"),
+    "rewards": ("clicks", "costs", "amounts"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ def _tried(combination: Combination, scale: int) -> tuple[str, str, list[Number]
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=ResourceWarning)
         try:
-            asked = make_question(combination, seed_of(combination) + scale, Path(folder), scale)
+            asked = make_question(
+                combination, seed_of(combination) + scale, Path(folder), scale
+            )
             try:
                 return "right", "", judge(asked, answer(asked))
             finally:
@@ -122,7 +127,9 @@ class Tally:
             mean, spread = float(pulls.mean()), float(pulls.std(ddof=1))
             loose = 5 / np.sqrt(2 * len(pulls))
             if abs(mean) > 5 / np.sqrt(len(pulls)) or not 0.8 - loose < spread < 1.2 + loose:
-                lines.append(f"{kind}: {len(pulls)} pulls, mean {mean:.2f}, spread {spread:.2f}")
+                lines.append(
+                    f"{kind}: {len(pulls)} pulls, mean {mean:.2f}, spread {spread:.2f}"
+                )
         return lines
 
 

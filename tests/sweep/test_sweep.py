@@ -32,7 +32,9 @@ def test_sampled_combinations_are_right_or_refused(chunk: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["spark", pytest.param("postgres", marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    "source", ["spark", pytest.param("postgres", marks=pytest.mark.system)]
+)
 def test_servers_are_right_or_refused(source: str) -> None:
     if source == "spark":
         pytest.importorskip("pyspark")

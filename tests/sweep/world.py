@@ -97,7 +97,9 @@ class World:
         context = rng.choice(CONTEXTS, total, p=self.chances)
         user = np.arange(total)
         if users:
-            user = np.concatenate([1_000 * k + np.arange(n) // 3 for k, n in enumerate(self.counts.values())])
+            user = np.concatenate(
+                [1_000 * k + np.arange(n) // 3 for k, n in enumerate(self.counts.values())]
+            )
             _, first, back = np.unique(user, return_index=True, return_inverse=True)
             context = context[first][back]
         day = np.array([rng.choice(self.live[label]) for label in labels])
@@ -170,21 +172,22 @@ def make_world(rng: np.random.Generator, combination: Combination, scale: int = 
     never = _never(combination, list(counts))
     tables["new"] = _target(rng, combination, scores, tables)
     tables["alt"] = np.repeat(softmax(-0.5 * scores)[None], DAYS, axis=0)
-    for name, table in tables.items():
-        table *= eligible
-        for action in never.get(name, ()):
-            table[..., action] = 0.0
-        table /= table.sum(axis=-1, keepdims=True)
+    allowed = {name: np.where(eligible, table, 0.0) for name, table in tables.items()}
+    for name, actions in never.items():
+        allowed[name][..., actions] = 0.0
+    policies = {name: p / p.sum(axis=-1, keepdims=True) for name, p in allowed.items()}
     days = np.arange(DAYS)
     live = {
-        label: np.sort((k + np.arange(LIVE_DAYS)) % DAYS) if combination["structure"] == "live" else days
+        label: np.sort((k + np.arange(LIVE_DAYS)) % DAYS)
+        if combination["structure"] == "live"
+        else days
         for k, label in enumerate(counts)
     }
     return World(
         counts,
         rng.dirichlet(np.full(CONTEXTS, 6.0)),
         mean_rewards(rng, combination["rewards"], (CONTEXTS, ACTIONS)),
-        tables,
+        policies,
         live,
         combination["rewards"],
         scores,
@@ -265,7 +268,9 @@ class DensityWorld:
         if policy in self.parts:
             both = [self._density(part, context, action) for part in self.parts[policy]]
             return np.asarray(sum(both) / 2)
-        return np.asarray(stats.norm.pdf(action, self.centres[policy][context], self.spreads[policy]))
+        return np.asarray(
+            stats.norm.pdf(action, self.centres[policy][context], self.spreads[policy])
+        )
 
     def draw(self, rng: np.random.Generator, users: int = 0) -> Columns:
         """Draw the rows of the log; with users, three rows in a row share a context."""
@@ -273,7 +278,9 @@ class DensityWorld:
         labels = np.repeat(list(self.counts), list(self.counts.values()))
         context, user = rng.choice(CONTEXTS, total, p=self.chances), np.arange(total)
         if users:
-            user = np.concatenate([1_000 * k + np.arange(n) // 3 for k, n in enumerate(self.counts.values())])
+            user = np.concatenate(
+                [1_000 * k + np.arange(n) // 3 for k, n in enumerate(self.counts.values())]
+            )
             _, first, back = np.unique(user, return_index=True, return_inverse=True)
             context = context[first][back]
         centre = np.array([self.centres[i][c] for i, c in zip(labels, context, strict=True)])
