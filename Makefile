@@ -19,7 +19,7 @@ demo: $(ready)  ## Evaluate a policy on the bundled log (needs nothing but Pytho
 	@.venv/bin/poolwise demo
 
 quick: $(ready)-test  ## Run the fast tests, in about a minute: nothing slow, no other programs
-	@$(venv) -m pytest -n 2 --dist worksteal -m "not slow and not system" tests src $(ARGS)
+	@$(venv) -m pytest -n 2 --dist worksteal -m "not slow and not system" tests src reproduction $(ARGS)
 
 test: $(ready)-test $(ready)-docs  ## Run all tests and every example of the documentation
 	@bash scripts/system.sh $(SYSTEM)
@@ -32,8 +32,8 @@ sweep: $(ready)-test  ## Ask combinations of all features, and compare every num
 check: $(ready)-test $(ready)-lint  ## Lint, check the format, the types and the licences
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
-	@$(venv) -m mypy $(wildcard src tests experiments benchmarks)
-	@$(venv) scripts/licences.py datasets skops sklearn trees
+	@$(venv) -m mypy src tests reproduction $(wildcard benchmarks)
+	@$(venv) scripts/licences.py skops sklearn trees
 
 docs: $(ready)-docs  ## Build the documentation into build/docs
 	@$(venv) -m mkdocs build --strict --site-dir build/docs
@@ -41,8 +41,8 @@ docs: $(ready)-docs  ## Build the documentation into build/docs
 bench: $(ready)-test  ## Measure speed, memory and accuracy against rivals
 	@$(venv) benchmarks/run.py
 
-reproduce: $(ready)-test  ## Recompute every table and figure of the paper
-	@.venv/bin/poolwise reproduce all --out build/reproduce
+reproduce: $(ready)-reproduce  ## Recompute every table and figure of the paper
+	@$(venv) -m reproduction all
 
 dist: $(ready)-dist  ## Build the source archive and the wheel, the same bytes each time
 	@$(venv) scripts/changelog.py
@@ -71,7 +71,7 @@ extensions:  ## Read Delta, Iceberg and S3 with the DuckDB that has extensions o
 
 clean:  ## Remove the files of the other verbs, except .venv
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find src tests $(wildcard experiments benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+	@find src tests reproduction $(wildcard benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp in .venv records a complete installation, so that removing the folder
 # starts anew.

@@ -30,7 +30,6 @@ PACKAGES = {
     "evaluation": "the verbs, and their results",
     "learning": "logs become a new policy",
     "formats": "other logs become a Log",
-    "paper": "the reproduction",
     "cli": "parse, call, print",
 }
 # One `poolwise evaluate`, package by package; docs/architecture.md explains each step.

@@ -15,7 +15,7 @@ versions=("$@")
 [ $# -gt 0 ] || versions=(3.11 3.12 3.13 3.14)
 runs=${RUNS:-lowest newest}
 tests=${TESTS:-tests -k "'not browser and not spark and not postgres'"}
-extras=(--extra datasets --extra skops --extra sklearn --extra trees)
+extras=(--extra skops --extra sklearn --extra trees)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

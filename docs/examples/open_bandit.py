@@ -17,7 +17,9 @@ item_id, position, click and propensity_score.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,17 +28,17 @@ import pyarrow.parquet as pq
 from sklearn.tree import DecisionTreeClassifier
 
 import poolwise as pw
-from poolwise.paper.datasets import data_folder
 
 if TYPE_CHECKING:
     from poolwise.evaluation.results import TargetResult
 
+DATA = Path(os.environ.get("POOLWISE_DATA", "../shared/data"))
 ITEMS = {"all": 80, "men": 34, "women": 46}
 
 
 def main() -> None:
     """Print estimates for the random policy, by campaign and log."""
-    path = data_folder() / "obd_small.parquet"
+    path = DATA / "obd_small.parquet"
     if not path.is_file():
         sys.exit(f"{path} is not there; set POOLWISE_DATA to the folder that has it")
     table = pq.read_table(path)

@@ -47,8 +47,6 @@ from .log.adapters import EpsilonGreedy as EpsilonGreedy
 from .log.adapters import Mixture as Mixture
 from .log.adapters import Softmax as Softmax
 from .log.adapters import Table as Table
-from .log.crf import PairwiseCRF as PairwiseCRF
-from .log.crf import UnaryCRF as UnaryCRF
 from .log.densities import Density as Density
 from .log.densities import Gaussian as Gaussian
 from .log.densities import LogNormal as LogNormal

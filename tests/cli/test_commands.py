@@ -313,7 +313,6 @@ OPTIONS = {
     "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
     "sql": [*ROLE_OPTIONS, "dialect", "on-fault", "interval", "reward-range"],
     "demo": ["html", "charts", "verbose", "json"],
-    "reproduce": ["data", "out"],
     "init": ["out"],
     "learn": [
         *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "trees", "epsilon", "seed",

@@ -16,30 +16,22 @@ import poolwise as pw
 from poolwise import evaluate
 from poolwise.errors import UsageError
 from poolwise.evaluation.check import check
+from poolwise.formats import labelled
 from poolwise.formats.labelled import (
     LOGGERS,
     TARGETS,
     bandit_log,
-    correct_labels,
     digits_log,
     digits_path,
     digits_truth,
     true_value,
 )
-from poolwise.log.crf import PairwiseCRF, UnaryCRF
-from poolwise.log.policy import Batch
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROWS = 300
-
-
-def multi_label() -> tuple[Any, Any]:
-    rng = np.random.default_rng(1)
-    contexts = rng.normal(size=(ROWS, 3))
-    return contexts, (contexts[:, :2] + rng.normal(size=(ROWS, 2)) > 0).astype(np.uint8)
 
 
 def multi_class() -> tuple[Any, Any]:
@@ -52,43 +44,6 @@ def table(log: pw.Log) -> dict[str, Any]:
     source = log.source
     assert isinstance(source, pa.Table)
     return {name: np.array(source[name].to_pylist()) for name in source.column_names}
-
-
-def test_rewards_of_label_vectors_count_what_is_right() -> None:
-    labels = np.array([[1, 0, 1], [1, 1, 1]])
-    assert correct_labels(labels, np.array([5, 0])).tolist() == [3, 0]
-
-
-def test_a_multi_label_log_has_all_cross_propensities() -> None:
-    contexts, labels = multi_label()
-    loggers = {
-        "a": UnaryCRF.fit(contexts[:30], labels[:30]),
-        "b": PairwiseCRF.fit(contexts[:90], labels[:90]),
-    }
-    target = UnaryCRF.fit(contexts, labels)
-    log = bandit_log(
-        contexts,
-        labels,
-        loggers=loggers,
-        counts={"a": 40, "b": 25},
-        rng=np.random.default_rng(3),
-        targets={"target": target},
-    )
-    rows = table(log)
-    assert (rows["logger"] == np.repeat(["a", "b"], [40, 25])).all()
-    own = np.where(rows["logger"] == "a", rows["propensity_0"], rows["propensity_1"])
-    assert (own == rows["propensity"]).all()
-    for k, policy in enumerate(loggers.values()):
-        logs = policy.log_prob(contexts[rows["row"]], rows["action"])
-        np.testing.assert_allclose(rows[f"propensity_{k}"], np.exp(logs), rtol=1e-12)
-    assert (rows["features"] == contexts[rows["row"]]).all()
-    assert (
-        rows["reward"].tolist() == correct_labels(labels[rows["row"]], rows["action"]).tolist()
-    )
-    by_column = pw.evaluate(log, "target_prob")["target"].estimates
-    by_policy = pw.evaluate(log, target)["target"].estimates
-    for name, estimate in by_column.items():
-        assert by_policy[name].value == pytest.approx(estimate.value, rel=1e-12)
 
 
 def test_a_multi_class_log_estimates_the_true_value() -> None:
@@ -109,33 +64,12 @@ def test_a_multi_class_log_estimates_the_true_value() -> None:
         assert abs(found.value - truth) < 4 * found.std_error, name
 
 
-def test_the_true_value_of_a_crf_is_the_mean_of_its_marginals() -> None:
-    contexts, labels = multi_label()
-    crf = UnaryCRF.fit(contexts, labels)
-    chance = 1 / (1 + np.exp(-crf.scores(contexts)))
-    expected = np.where(labels == 1, chance, 1 - chance).sum(axis=1).mean()
-    assert true_value(contexts, labels, crf) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_log_of_sparse_contexts_has_their_row_numbers() -> None:
-    contexts, labels = multi_label()
-    contexts[np.abs(contexts) < 0.3] = 0
-    sparse, crf = csr_array(contexts), UnaryCRF.fit(contexts, labels)
-    log = bandit_log(
-        sparse, labels, loggers={"a": crf}, counts={"a": 50}, rng=np.random.default_rng(5)
-    )
-    rows = table(log)
-    assert "features" not in rows
-    batch = Batch(np.asarray(rows["action"]), {"features": contexts[rows["row"]]})
-    assert crf.prob(batch) == pytest.approx(np.asarray(rows["propensity"]), rel=1e-12)
-
-
 def test_every_draw_has_randomness_of_its_own() -> None:
-    contexts, labels = multi_label()
+    contexts, classes = multi_class()
     uniform = pw.Uniform([0, 1, 2, 3])
     log = bandit_log(
         contexts,
-        labels,
+        classes,
         loggers={"a": uniform, "b": uniform},
         counts={"a": 20_000, "b": 20_000},
         rng=np.random.default_rng(6),
@@ -147,14 +81,14 @@ def test_every_draw_has_randomness_of_its_own() -> None:
 
 
 def test_the_same_generator_gives_the_same_log() -> None:
-    contexts, labels = multi_label()
-    crf = UnaryCRF.fit(contexts, labels)
+    contexts, classes = multi_class()
+    model = pw.Classifier(LogisticRegression().fit(contexts, classes))
     once, again = (
         table(
             bandit_log(
                 contexts,
-                labels,
-                loggers={"a": crf},
+                classes,
+                loggers={"a": model},
                 counts={"a": 30},
                 rng=np.random.default_rng(7),
             )
@@ -214,6 +148,60 @@ def test_a_policy_without_actions_cannot_act() -> None:
         )
     with refused(UsageError):
         true_value(contexts, classes, lambda batch: np.ones(len(batch)))
+
+
+def test_labels_that_are_no_classes_need_a_reward() -> None:
+    contexts, classes = multi_class()
+    labels = np.stack([classes, classes], axis=1)
+    given: dict[str, Any] = {
+        "loggers": {"a": pw.Uniform([0, 1, 2])},
+        "counts": {"a": 40},
+        "rng": np.random.default_rng(10),
+    }
+    with refused(UsageError):
+        bandit_log(contexts, labels, **given)
+    with refused(UsageError):
+        true_value(contexts, labels, pw.Uniform([0, 1, 2]))
+
+    def first(rows: Any, actions: Any) -> Any:  # noqa: ANN401 - arrays
+        return (rows[:, 0] == actions).astype(float)
+
+    rows = table(bandit_log(contexts, labels, **given, reward=first))
+    assert (rows["reward"] == (classes[rows["row"]] == rows["action"])).all()
+    assert true_value(contexts, labels, pw.Uniform([0, 1, 2]), reward=first) == pytest.approx(
+        1 / 3, rel=1e-12
+    )
+
+
+def test_sparse_contexts_are_refused() -> None:
+    contexts, classes = multi_class()
+    with refused(UsageError):
+        true_value(csr_array(contexts), classes, pw.Uniform([0, 1, 2]))  # type: ignore[arg-type]
+
+
+def test_rows_of_many_actions_are_drawn_in_several_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most so many probabilities are in memory at once."""
+    contexts, classes = multi_class()
+    sizes = []
+
+    def counted(policy: Any, batch: Any, rng: Any) -> Any:  # noqa: ANN401 - as `draw` takes
+        sizes.append(len(batch))
+        return drawn(policy, batch, rng)
+
+    drawn = labelled.draw
+    monkeypatch.setattr(labelled, "draw", counted)
+    monkeypatch.setattr(labelled, "DRAWN_CELLS", 40)
+    log = bandit_log(
+        contexts,
+        classes,
+        loggers={"a": pw.Uniform(range(10)), "b": pw.Uniform(range(100))},
+        counts={"a": 10, "b": 2},
+        rng=np.random.default_rng(11),
+    )
+    assert sizes == [4, 4, 2, 1, 1]
+    assert len(table(log)["row"]) == 12
 
 
 MOST_BYTES = 1_500_000

@@ -115,22 +115,6 @@ def _ranked(table: pa.Table, model: Any) -> Values:  # noqa: ANN401 - one of thr
     return brief(pw.evaluate(*found))
 
 
-def label_policies() -> Values:
-    """Probabilities of label vectors under policies with given weights."""
-    rng = np.random.default_rng(4)
-    contexts, weights = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
-    biases, half = rng.normal(size=3), np.triu(rng.normal(size=(3, 3)), 1)
-    unary = pw.UnaryCRF(weights, biases)
-    pairwise = pw.PairwiseCRF(weights, biases, half + half.T)
-    return {
-        name: {
-            "distribution": policy.distribution(contexts).tolist(),
-            "sample": policy.sample(contexts, np.random.default_rng(5)).astype(int).tolist(),
-        }
-        for name, policy in {"unary": unary, "pairwise": pairwise}.items()
-    }
-
-
 def obp() -> Values:
     """A dictionary of Open Bandit Pipeline, with and without its loggers."""
     rng = np.random.default_rng(6)
@@ -260,7 +244,6 @@ OTHERS: dict[str, Callable[[], Values]] = {
         exact,
         simulated,
         rankings,
-        label_policies,
         obp,
         obd,
         dsjson,

@@ -38,7 +38,6 @@ PACKAGES = (
     "evaluation",
     "learning",
     "formats",
-    "paper",
     "cli",
 )
 
@@ -113,6 +112,16 @@ def broken_rules(modules: Mapping[str, str]) -> list[str]:
 
 def test_imports_point_one_way() -> None:
     assert broken_rules(read_modules(ROOT / "src" / PACKAGE)) == []
+
+
+def test_the_package_does_not_import_the_rest_of_the_repository() -> None:
+    """The wheel holds the package alone, without the reproduction, tests and benchmarks."""
+    others = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"tests"}
+    assert "reproduction" in others
+    pattern = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(sorted(others))})\b", re.MULTILINE)
+    modules = read_modules(ROOT / "src" / PACKAGE)
+    assert [name for name, text in modules.items() if pattern.search(text)] == []
+    assert pattern.search("def late():\n    from reproduction.crf import UnaryCRF")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ PAGES = (
 )
 MODULES = (
     *sorted((ROOT / "src" / "poolwise").rglob("*.py")),
+    *sorted((ROOT / "reproduction").glob("*.py")),
     *sorted((ROOT / "docs" / "examples").glob("*.py")),
 )
 COMPARATIVE = r"longer|more|less|fewer|greater|larger|smaller|higher|lower|worse|better"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.paper.datasets import Dataset, Labelled
+from reproduction.datasets import Dataset, Labelled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,6 @@ from poolwise.cli.options import (
     CompareOptions,
     EngineOptions,
     EvaluateOptions,
-    Experiment,
     IntervalMethod,
     LearnOptions,
     OnFaultOption,
@@ -43,7 +42,6 @@ from poolwise.cli.options import (
 from poolwise.cli.question import ENDING, QuestionCommand, asked, command_text, relative
 from poolwise.cli.terminal import (
     check_outputs,
-    console,
     gate,
     print_result,
     progress,
@@ -348,23 +346,6 @@ def watch(
     print_result(watched, as_json=as_json, question=asked(command, log, targets))
     if watched.claims:
         gate(watched.require)
-
-
-@app.command()
-def reproduce(
-    what: Annotated[Experiment, typer.Argument(help="Part of the paper.")] = "toy",
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets; by default $POOLWISE_DATA.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for tables and charts; by default 'reproduction'."),
-    ] = None,
-) -> None:
-    """Recompute the numbers of Agarwal et al. (KDD 2017), claim by claim."""
-    from poolwise.paper.run import run
-
-    run(what, data, out, console=console())
 
 
 def main() -> None:

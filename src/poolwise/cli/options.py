@@ -32,7 +32,6 @@ IntervalMethod = Literal[
 ]
 Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]
-Experiment = Literal["toy", "scene", "yeast", "lyrl", "learning", "all"]
 
 FILES = "Paths or globs (Parquet, CSV, JSON lines), file.duckdb::table, or one SELECT."
 Sources = Annotated[list[str], typer.Argument(metavar="LOGS...", help=FILES)]

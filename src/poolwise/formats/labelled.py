@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,31 +23,19 @@ from numpy.typing import ArrayLike, NDArray
 from poolwise.engines.exact import drawn_log
 from poolwise.errors import UsageError
 from poolwise.log.adapters import as_policy
-from poolwise.log.crf import LabelPolicy, label_vectors, to_masks, to_vectors
 from poolwise.log.log import Log
-from poolwise.log.policy import Batch, FloatArray, Policy, draw_index, is_distribution
+from poolwise.log.policy import Batch, FloatArray, draw_index, is_distribution
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_array
+    from poolwise.log.policy import AnyArray, Distribution, Policy, PolicyLike
 
-    from poolwise.log.policy import AnyArray, PolicyLike
-
-LabelledContexts: TypeAlias = "FloatArray | csr_array[Any] | Mapping[str, AnyArray]"
+LabelledContexts: TypeAlias = "FloatArray | Mapping[str, AnyArray]"
 # from labels of rows and the actions played there to rewards
 Reward: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], FloatArray]
 
 FEATURES = "features"  # column of a context that is one matrix
 DRAWN_ROWS = 65_536  # at a time: the features of all rows may not fit in memory
-
-
-def correct_labels(labels: NDArray[Any], actions: NDArray[Any]) -> FloatArray:
-    """Count the labels that are assigned correctly, the paper's reward.
-
-    >>> correct_labels(np.array([[1, 0, 1]]), np.array([4])).tolist()  # 4 is [0, 0, 1]
-    [2.0]
-    """
-    bits = to_vectors(actions, labels.shape[1])
-    return np.asarray((bits == labels).sum(axis=1), dtype=np.float64)
+DRAWN_CELLS = 1 << 24  # probabilities at a time: rows times actions
 
 
 def correct_class(labels: NDArray[Any], actions: NDArray[Any]) -> FloatArray:
@@ -70,32 +58,35 @@ def bandit_log(
     Every row of the log draws its own context, with replacement, and its own action.
     Columns: ``logger``, ``row`` (of the data set), ``action``, ``reward``, ``propensity``,
     one ``propensity_k`` for the k-th logger, one ``NAME_prob`` for each target, and the
-    context if it is not sparse.
+    context.
 
     Args:
-        contexts: A matrix of features, dense or sparse, or named columns.
-        labels: One class per row, or a matrix of 0 and 1, one vector per row.
-        loggers: Policies with a list of actions, such as a CRF or a classifier.
+        contexts: A matrix of features, or named columns.
+        labels: One class per row; or, with a `reward` that reads them, an array of any
+            shape with one entry per row.
+        loggers: Policies with a list of actions, such as a classifier.
         counts: Rows that each logger writes.
         rng: Source of all randomness.
         targets: Policies whose probability of the logged action is recorded.
-        reward: Reward of actions given labels; by default 1 for the right class, or the
-            number of labels assigned correctly.
+        reward: Returns the rewards of actions, from the labels of their rows; by default
+            1 for the right class and 0 for others.
     """
     import pyarrow as pa
 
     data = _Data(contexts, labels, reward)
     _check(data, loggers, counts)
-    acting = {str(name): as_policy(policy) for name, policy in loggers.items()}
-    scored = {f"{name}_prob": as_policy(p) for name, p in (targets or {}).items()}
+    acting = {str(name): _distribution("a logger", p) for name, p in loggers.items()}
+    named = (targets or {}).items()
+    scored: dict[str, Policy] = {f"{name}_prob": as_policy(p) for name, p in named}
     scored |= {f"propensity_{k}": policy for k, policy in enumerate(acting.values())}
     tables = []
     for k, (name, policy) in enumerate(acting.items()):
-        for first in range(0, counts[name], DRAWN_ROWS):
-            size = min(DRAWN_ROWS, counts[name] - first)
+        step = max(1, min(DRAWN_ROWS, DRAWN_CELLS // len(policy.actions)))
+        for first in range(0, counts[name], step):
+            size = min(step, counts[name] - first)
             columns = data.draw(policy, size, scored, f"propensity_{k}", rng)
             tables.append(pa.table({"logger": [name] * size, **columns}))
-    return drawn_log(tables, acting, tuple(data.dense) or ("row",))
+    return drawn_log(tables, acting, tuple(data.columns))
 
 
 class _Data:
@@ -104,12 +95,19 @@ class _Data:
     def __init__(
         self, contexts: LabelledContexts, labels: ArrayLike, reward: Reward | None
     ) -> None:
-        named = isinstance(contexts, Mapping)
-        self.columns = contexts if isinstance(contexts, Mapping) else {FEATURES: contexts}
-        # the columns that a log can hold: not a sparse matrix
-        self.dense = list(self.columns) if named or isinstance(contexts, np.ndarray) else []
+        named = contexts if isinstance(contexts, Mapping) else {FEATURES: contexts}
+        self.columns = {name: np.asarray(values) for name, values in named.items()}
         self.labels = np.asarray(labels)
-        self.reward = reward or (correct_labels if self.labels.ndim == 2 else correct_class)
+        self.reward = reward or correct_class
+        if not all(values.ndim for values in self.columns.values()):
+            kind = type(contexts).__name__
+            raise UsageError(f"contexts must be a matrix or named columns, got {kind}")
+        if self.labels.ndim != 1 and not reward:
+            shape = self.labels.shape
+            raise UsageError(
+                f"labels must be one class per row, got an array of shape {shape}; "
+                "pass a `reward` that reads such labels"
+            )
 
     @property
     def rows(self) -> int:
@@ -117,13 +115,12 @@ class _Data:
         return int(next((values.shape[0] for values in self.columns.values()), 0))
 
     def batch(self, rows: NDArray[np.int64], actions: NDArray[Any]) -> Batch:
-        """Return rows with the actions played there; CRFs accept sparse matrices."""
-        columns = {name: cast("AnyArray", v[rows]) for name, v in self.columns.items()}
-        return Batch(actions, columns)
+        """Return rows with the actions played there."""
+        return Batch(actions, {name: values[rows] for name, values in self.columns.items()})
 
     def draw(
         self,
-        policy: Policy,
+        policy: Distribution,
         size: int,
         scored: Mapping[str, Policy],
         own: str,
@@ -140,16 +137,19 @@ class _Data:
             "reward": self.reward(self.labels[rows], actions),
             "propensity": probs[own],
             **probs,
-            **{name: list_column(batch[name]) for name in self.dense},
+            **{name: list_column(batch[name]) for name in self.columns},
         }
 
 
-def draw(policy: Policy, batch: Batch, rng: np.random.Generator) -> NDArray[Any]:
+def _distribution(role: str, policy: PolicyLike) -> Distribution:
+    acting = as_policy(policy)
+    if not is_distribution(acting):
+        raise UsageError(f"{role} must have a list of its actions, got {acting!r}")
+    return acting
+
+
+def draw(policy: Distribution, batch: Batch, rng: np.random.Generator) -> NDArray[Any]:
     """Draw one action for each row; the logged actions of the batch are not read."""
-    if isinstance(policy, LabelPolicy):
-        return to_masks(policy.sample(batch, rng))
-    if not is_distribution(policy):
-        raise UsageError(f"a logger must have a list of its actions, got {policy!r}")
     index = draw_index(policy.distribution(batch), rng)
     actions: NDArray[Any] = np.asarray(policy.actions)[index]
     return actions
@@ -163,9 +163,7 @@ def true_value(
     reward: Reward | None = None,
 ) -> float:
     """Return the exact mean reward of a policy over the rows of a labelled data set."""
-    data, target = _Data(contexts, labels, reward), as_policy(policy)
-    if not is_distribution(target):
-        raise UsageError(f"the policy must have a list of its actions, got {target!r}")
+    data, target = _Data(contexts, labels, reward), _distribution("the policy", policy)
     actions = np.asarray(target.actions)
     total, step = 0.0, max(1, (1 << 20) // len(actions))
     for first in range(0, len(data.labels), step):
@@ -192,8 +190,6 @@ def _check(data: _Data, loggers: Mapping[str, object], counts: Mapping[str, int]
         problems.append(
             f"contexts and labels must have the same rows, got {rows} and {len(labels)}"
         )
-    if labels.ndim == 2:
-        label_vectors(labels.shape[1])
     if not loggers or set(counts) != set(loggers):
         problems.append("counts must name exactly the loggers")
     if any(int(count) != count or count < 1 for count in counts.values()):

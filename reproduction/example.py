@@ -1,11 +1,11 @@
 """Several labels at once: conditional random fields as policies.
 
-A small version of the paper's experiments.  On the data set `scene` a policy assigns
+A small version of the paper's experiments.  On the data set `scene`, a policy assigns
 six labels to a picture, so there are 64 actions; the reward is the number of labels that
 are right.  Two loggers were trained on a small and on a larger part of the training rows,
 the target on more.  True values are finite sums over all actions.
 
-Run: python docs/examples/multilabel.py
+Run: python -m reproduction.example
 It reads scene.npz from the folder that POOLWISE_DATA names, or downloads the data.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 
 import poolwise as pw
 from poolwise.formats.labelled import bandit_log, true_value
-from poolwise.log.crf import UnaryCRF
-from poolwise.paper.datasets import load
+from reproduction.crf import UnaryCRF, count_correct
+from reproduction.datasets import load
 
 SEED = 17
 FRACTIONS = {"weak": 0.05, "good": 0.30, "target": 0.50}
@@ -33,8 +33,8 @@ def main() -> None:
         rows = data.train.take(order[: round(fraction * data.fractions_of)])
         policies[name] = UnaryCRF.fit(rows.contexts, rows.labels)
     target = policies.pop("target")
-    contexts, labels = data.test.contexts, data.test.labels
-    truth = true_value(contexts, labels, target)
+    contexts, labels = np.asarray(data.test.contexts), data.test.labels
+    truth = true_value(contexts, labels, target, reward=count_correct)
     print(f"True value of the target: {truth:.4f} of {labels.shape[1]} labels right")
 
     for kept in (ROWS, {"good": ROWS["good"]}):
@@ -45,6 +45,7 @@ def main() -> None:
             counts=kept,
             rng=np.random.default_rng(SEED),
             targets={"target": target},
+            reward=count_correct,
         )
         found = pw.evaluate(log, {"target": "target_prob"}, which_logs=False)["target"]
         print(f"\n{' and '.join(kept)}, {sum(kept.values()):,} rows:")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from poolwise.paper.figures import CsvRow, TableName
 from poolwise.text import short
+from reproduction.figures import CsvRow, TableName
 
 if TYPE_CHECKING:
-    from poolwise.paper.toy import Printed
+    from reproduction.toy import Printed
 
 Holds: TypeAlias = Literal["holds", "holds in part", "does not hold"]
 Judgement: TypeAlias = tuple[Holds, str]  # with the numbers behind it, in a sentence

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from poolwise.paper.figures import LEARNING, read_csv
-from poolwise.paper.learning import RULES, LabelLearning
-from poolwise.paper.panels import FIRST, SECOND, mix_of
-from poolwise.paper.run import Effort, run
+from reproduction.figures import LEARNING, read_csv
+from reproduction.learning import RULES, LabelLearning
+from reproduction.panels import FIRST, SECOND, build_mix
+from reproduction.run import Effort, run
 from tests.support.synthetic import save_as
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def test_values_are_expected_correct_labels() -> None:
 def test_weights_have_mean_1_and_value_the_policy() -> None:
     learning, rng = problem(), np.random.default_rng(0)
     target = np.array([[2.0, 0.5], [0.0, -0.5]])
-    for rule, log in learning.draw(mix_of(1.0, 100_000), rng).items():
+    for rule, log in learning.draw(build_mix(1.0, 100_000), rng).items():
         weights = log.weights(target)
         assert weights.mean() == pytest.approx(1, abs=0.02), rule
         assert (weights * log.reward).mean() == pytest.approx(learning.value(target), abs=0.02)
@@ -45,7 +45,7 @@ def test_weights_have_mean_1_and_value_the_policy() -> None:
 
 def test_learning_improves_on_the_loggers_and_a_penalty_holds_it_back() -> None:
     learning, rng = problem(), np.random.default_rng(1)
-    log = learning.draw(mix_of(1.0, 1_000), rng)["balanced"]
+    log = learning.draw(build_mix(1.0, 1_000), rng)["balanced"]
     start = learning.crfs[SECOND]
     assert learning.value(log.learn(start, 1e-3)) > learning.value(start) + 0.2
     np.testing.assert_allclose(log.learn(start, 1e9), start, atol=1e-6)
@@ -53,7 +53,7 @@ def test_learning_improves_on_the_loggers_and_a_penalty_holds_it_back() -> None:
 
 def test_the_choice_is_never_from_rows_that_were_learned_from() -> None:
     learning, rng = problem(), np.random.default_rng(2)
-    log = learning.draw(mix_of(1.0, 400), rng)["balanced"]
+    log = learning.draw(build_mix(1.0, 400), rng)["balanced"]
     flat = replace(log, reward=np.ones(len(log.reward)))
     value = learning.learned("balanced", flat, np.random.default_rng(0))
     assert value == pytest.approx(learning.value(learning.crfs[SECOND]), abs=1e-6)

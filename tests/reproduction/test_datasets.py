@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import bz2
 import os
-import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +13,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from poolwise.errors import MissingExtraError, SourceError, UsageError
-from poolwise.paper import datasets
-from poolwise.paper.datasets import (
+from poolwise.errors import SourceError, UsageError
+from reproduction import datasets
+from reproduction.datasets import (
     PUBLISHED,
     Labelled,
     Published,
@@ -29,7 +28,7 @@ from poolwise.paper.datasets import (
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from poolwise.log.policy import FloatArray
 
@@ -234,21 +233,6 @@ def test_an_archive_without_a_published_split_is_refused(tmp_path: Path) -> None
     )
     with refused(SourceError):
         load("satimage", tmp_path)
-
-
-@pytest.mark.parametrize("package", ["pooch", "sklearn"])
-def test_a_missing_package_is_named_with_its_extra(
-    package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for module in (package, f"{package}.datasets"):
-        monkeypatch.setitem(sys.modules, module, None)
-    (tmp_path / "rows").write_text("0 1:1\n")
-    ask: dict[str, Callable[[], object]] = {
-        "pooch": partial(fetch, "scene", tmp_path),
-        "sklearn": partial(read_libsvm, tmp_path / "rows", 1, 1),
-    }
-    with refused(MissingExtraError):
-        ask[package]()
 
 
 def test_lyrl_comes_from_scikit_learn_with_its_four_roots(

@@ -1,9 +1,8 @@
 """The size of LYRL in the paper: 781,265 inputs x 16 outputs, all 56 cells, exactly.
 
-The documents are synthetic: the script times enumeration at this size, and prints seconds
-and peak memory.
+The documents are synthetic.  Prints the seconds and the peak memory of the enumeration.
 
-    python experiments/full_size.py --out DIR
+    python -m reproduction.full_size --out DIR
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ import time
 from argparse import ArgumentParser
 from pathlib import Path
 
-from poolwise.paper.datasets import lyrl_shaped
-from poolwise.paper.figures import write_csv
-from poolwise.paper.panels import FRACTIONS, panel, problem_of
+from reproduction.datasets import lyrl_shaped
+from reproduction.figures import write_csv
+from reproduction.panels import FRACTIONS, build_problem, panel
+from reproduction.run import OUT
 
 
 def main() -> None:
     """Enumerate every cell and write the table."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("reproduction"))
+    parser.add_argument("--out", type=Path, default=OUT)
     out = parser.parse_args().out
     start = time.perf_counter()
     data = lyrl_shaped()
-    problem_of(data, FRACTIONS[0])  # trains the policies that all cells share
+    build_problem(data, FRACTIONS[0])  # trains the policies that all cells share
     trained = time.perf_counter()
-    rows = [row for f in FRACTIONS for row in panel(problem_of(data, f), f)]
+    rows = [row for f in FRACTIONS for row in panel(build_problem(data, f), f)]
     done = time.perf_counter()
     write_csv(out / "full_size.csv", rows)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.errors import PoolwiseError, UsageError, did_you_mean
-from poolwise.paper import toy
-from poolwise.paper.claims import claims
-from poolwise.paper.datasets import (
+from poolwise.errors import UsageError, did_you_mean
+from poolwise.report.tables import Grid, show
+from poolwise.rows.output import write_whole
+from reproduction import toy
+from reproduction.claims import claims
+from reproduction.datasets import (
     FULL_ROWS,
     FULL_SIZE,
     Dataset,
@@ -27,25 +28,26 @@ from poolwise.paper.datasets import (
     load,
     lyrl_shaped,
 )
-from poolwise.paper.figures import (
+from reproduction.figures import (
     FIGURES,
     LEARNING,
     CsvRow,
+    Figure,
     TableName,
     read_csv,
     write_csv,
     write_figure,
 )
-from poolwise.paper.learning import LOGS, learning_cells, learning_grid
-from poolwise.paper.panels import (
+from reproduction.learning import LOGS, learning_cells, learning_grid
+from reproduction.panels import (
     FRACTIONS,
     RATIOS,
     Structure,
+    build_problem,
     divergences,
     panel,
-    problem_of,
 )
-from poolwise.paper.simulation import (
+from reproduction.simulation import (
     MOST_EXCESS,
     REPLICATIONS,
     SIMULATED_ROWS,
@@ -54,8 +56,6 @@ from poolwise.paper.simulation import (
     exact_cells,
     simulate_cell,
 )
-from poolwise.report.tables import Grid, show
-from poolwise.rows.output import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +64,9 @@ if TYPE_CHECKING:
 
 
 DATA = ("scene", "yeast", "lyrl")
-EXPERIMENTS = ("toy", *DATA, "learning", "all")
+NUMBERED = {f"figure{figure.number}": figure for figure in FIGURES}
+EXPERIMENTS = ("toy", *DATA, "learning", "all", *NUMBERED)
+OUT = Path("build", "reproduce")
 SOURCES: tuple[TableName, ...] = ("panels", "weights", "simulation")
 LEARNED = ("scene", "yeast")  # data sets that CRFs are learned for
 SEED = 2017
@@ -139,7 +141,7 @@ class Bench:
     def __init__(self, name: str, folder: Path | None, effort: Effort) -> None:
         self.name, self.folder, self.effort = name, folder, effort
         # neighbouring jobs share a problem, so that the last one is enough
-        self._problem = lru_cache(1)(lambda f, s="unary": problem_of(self.data, f, s))
+        self._problem = lru_cache(1)(lambda f, s="unary": build_problem(self.data, f, s))
         self._exact = lru_cache(1)(lambda fraction: exact_cells(self._problem(fraction)))
 
     @cached_property
@@ -245,9 +247,10 @@ def run(
     ``reproduction.md``, which has every claim with its verdicts.
 
     Args:
-        what: "toy", the name of a data set, "learning", or "all" but learning.
+        what: "toy", the name of a data set, "all" of these, "learning", or "figure1" to
+            "figure7", which computes only the table that the figure shows.
         data: Folder of the data sets; None for the folder in POOLWISE_DATA.
-        out: Folder to write to; None is "reproduction", or no folder for the toy.
+        out: Folder to write to; None is `OUT`, or no folder for the toy.
         console: Prints progress and the summary.
         effort: Amount of computation.
     """
@@ -255,12 +258,15 @@ def run(
         hint = did_you_mean(what, EXPERIMENTS)
         raise UsageError(f"experiments are {', '.join(EXPERIMENTS)}; got {what!r}{hint}")
     if what == "learning":
-        _learn(data, out or Path("reproduction"), console, effort)
+        _learn(data, out or OUT, console, effort)
+        return
+    if what in NUMBERED:
+        _draw(NUMBERED[what], data, out or OUT, console, effort)
         return
     show([toy.grid(toy.numbers())], toy.notes(), console)
     if out is None and what == "toy":
         return
-    out = out or Path("reproduction")
+    out = out or OUT
     write_csv(out / "toy.csv", toy.rows())
     if what == "toy":
         return
@@ -283,6 +289,17 @@ def _learn(data: Path | None, out: Path, console: Console, effort: Effort) -> No
     write_figure(LEARNING, rows, out)
     show([learning_grid(rows)], (), console)
     console.print(f"Wrote {out / LEARNING.stem}.csv, .svg and .png")
+
+
+def _draw(
+    figure: Figure, data: Path | None, out: Path, console: Console, effort: Effort
+) -> None:
+    """Compute the table of one figure over all data sets, and write the figure."""
+    benches = [Bench(name, data, effort) for name in DATA]
+    write_figure(figure, _tables(benches, (figure.source,), out, console)[figure.source], out)
+    console.print(f"Wrote {out / figure.stem}.csv, .svg and .png")
+    for note in filter(None, (bench.data.note for bench in benches)):
+        console.print(note)
 
 
 def _tables(
@@ -325,28 +342,6 @@ def _report(
     for note in notes:
         console.print(note)
     console.print(f"Verdicts by data set, with their evidence: {out / 'reproduction.md'}")
-
-
-def figure_command(number: int) -> None:
-    """Run the command line of one script below ``experiments``."""
-    from rich.console import Console
-
-    figure, console = next(f for f in FIGURES if f.number == number), Console()
-    parser = ArgumentParser(description=f"Figure {number}: {figure.title}.")
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
-        "--out", type=Path, default=Path("reproduction"), help="folder to write to"
-    )
-    chosen = parser.parse_args()
-    try:
-        benches = [Bench(name, chosen.data, FULL) for name in DATA]
-        tables = _tables(benches, (figure.source,), chosen.out, console)
-        write_figure(figure, tables[figure.source], chosen.out)
-    except PoolwiseError as error:
-        parser.exit(2, f"{error}\n")
-    console.print(f"Wrote {chosen.out / figure.stem}.csv, .svg and .png")
-    for note in filter(None, (bench.data.note for bench in benches)):
-        console.print(note)
 
 
 INTRODUCTION = """\

@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 import poolwise as pw
 from poolwise.errors import PolicyError, UsageError
-from poolwise.log.crf import PairwiseCRF, UnaryCRF, label_vectors, to_masks, to_vectors
 from poolwise.log.policy import Batch
+from reproduction.crf import PairwiseCRF, UnaryCRF, label_vectors, to_masks, to_vectors
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from poolwise.log.crf import LabelPolicy
     from poolwise.log.policy import FloatArray
+    from reproduction.crf import LabelPolicy
 
 
 def some_data(rows: int = 60, features: int = 4, labels: int = 3) -> tuple[FloatArray, Any]:

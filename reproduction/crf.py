@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from poolwise.errors import PolicyError, UsageError, optional_module
+from poolwise.errors import PolicyError, UsageError
 from poolwise.log.policy import AnyArray, Batch, FloatArray, draw_index
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ def to_vectors(actions: AnyArray, labels: int) -> BitArray:
     inside = (actions >= 0) & (actions < 2**labels) & (actions == np.floor(actions))
     masks = np.where(inside, actions, 0).astype(np.int64)
     return _whole((masks[:, None] >> np.arange(labels)) & 1, inside[:, None])
+
+
+def count_correct(labels: AnyArray, actions: AnyArray) -> FloatArray:
+    """Count the labels that each action assigns correctly: the reward in the paper.
+
+    >>> count_correct(np.array([[1, 0, 1]]), np.array([4])).tolist()  # 4 is [0, 0, 1]
+    [2.0]
+    """
+    bits = to_vectors(actions, labels.shape[1])
+    return np.asarray((bits == labels).sum(axis=1), dtype=np.float64)
 
 
 def _whole(bits: AnyArray, fits: ArrayLike) -> BitArray:
@@ -308,10 +318,10 @@ def _laplace(bits: BitArray) -> FloatArray:
 
 
 def _logistic(matrix: FloatArray, bit: BitArray, penalty: float) -> tuple[FloatArray, float]:
+    from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    sklearn = optional_module("sklearn.linear_model", "scikit-learn", "sklearn")
-    model = sklearn.LogisticRegression(C=1 / penalty, tol=TOLERANCE, max_iter=100_000)
+    model = LogisticRegression(C=1 / penalty, tol=TOLERANCE, max_iter=100_000)
     with threadpool_limits(limits=1):  # small products are slower with several threads
         model.fit(matrix, bit)
     return model.coef_[0], float(model.intercept_[0])

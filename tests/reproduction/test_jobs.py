@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import UsageError
-from poolwise.paper.figures import read_csv, write_csv
-from poolwise.paper.run import Job
 from poolwise.rows.output import write_whole
+from reproduction.figures import read_csv, write_csv
+from reproduction.run import Job
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.paper.figures import CsvRow
+    from reproduction.figures import CsvRow
 
 ROWS: list[CsvRow] = [{"data": "scene", "r": 0.1, "n": 10, "v": 1 / 3}]
 

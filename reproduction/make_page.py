@@ -1,7 +1,7 @@
 """Copy the results of a reproduction into the documentation.
 
-Run: poolwise reproduce all --out build/reproduce
-     .venv/bin/python scripts/make_paper_page.py build/reproduce
+Run: make reproduce
+     .venv/bin/python -m reproduction.make_page build/reproduce
 It copies five figures to docs/figures and rewrites the table of claims in docs/paper.md.
 """
 
@@ -11,9 +11,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from poolwise.paper.claims import TOY
-from poolwise.paper.figures import FIGURES, read_csv
-from poolwise.paper.run import claims_table
+from reproduction.claims import TOY
+from reproduction.figures import FIGURES, read_csv
+from reproduction.run import claims_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 SHOWN = (1, 2, 3, 4, 7)  # numbers of the figures in docs/paper.md

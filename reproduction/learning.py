@@ -16,26 +16,26 @@ from scipy.special import expit
 from threadpoolctl import threadpool_limits
 
 from poolwise.learning.objectives import Regression
-from poolwise.paper.enumeration import LabelProblem, Mix, exact_moments
-from poolwise.paper.panels import (
+from poolwise.report.tables import Grid
+from poolwise.text import with_error
+from reproduction.enumeration import LabelProblem, Mix, exact_moments
+from reproduction.panels import (
     FIRST,
     RATIOS,
     SECOND,
     SECOND_FRACTION,
+    build_mix,
     divergences,
-    mix_of,
     train,
 )
-from poolwise.report.tables import Grid
-from poolwise.text import with_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.log.crf import BitArray
     from poolwise.log.policy import FloatArray, IntArray
-    from poolwise.paper.datasets import Dataset
-    from poolwise.paper.figures import CsvRow
+    from reproduction.crf import BitArray
+    from reproduction.datasets import Dataset
+    from reproduction.figures import CsvRow
 
 RULES = ("balanced", "naive", "log 2 alone", "log 1 alone")
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -179,14 +179,14 @@ def learning_cells(
     logs: int = LOGS,
 ) -> list[CsvRow]:
     """Return the values of learned CRFs for one first logger, by ratio and rule."""
-    exact = divergences(exact_moments(problem, [mix_of(1.0)])[0])
+    exact = divergences(exact_moments(problem, [build_mix(1.0)])[0])
     learning = LabelLearning.of(data, fraction)
     best = max(learning.value(crf) for crf in learning.crfs.values())
     cells: list[CsvRow] = []
     for ratio in ratios:
         drawn: dict[str, list[float]] = {rule: [] for rule in RULES}
         for _ in range(logs):
-            for rule, log in learning.draw(mix_of(ratio), rng).items():
+            for rule, log in learning.draw(build_mix(ratio), rng).items():
                 with threadpool_limits(limits=1):  # small products
                     drawn[rule].append(learning.learned(rule, log, rng))
         head: CsvRow = {"fraction": fraction, "r": ratio, "v": exact[FIRST] / exact[SECOND]}

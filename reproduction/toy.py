@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.moments.moments import FloatArray
-    from poolwise.paper.figures import CsvRow
+    from reproduction.figures import CsvRow
 
 REWARD = ((10, 1), (1, 10))
 TARGET = ((Fraction(4, 5), Fraction(1, 5)), (Fraction(1, 5), Fraction(4, 5)))

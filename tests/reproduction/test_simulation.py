@@ -7,10 +7,10 @@ import pytest
 
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD
-from poolwise.paper import simulation
-from poolwise.paper.enumeration import LabelProblem, Mix, exact_moments
-from poolwise.paper.panels import FIRST, SECOND, divergences, problem_of
-from poolwise.paper.simulation import (
+from reproduction import simulation
+from reproduction.enumeration import LabelProblem, Mix, exact_moments
+from reproduction.panels import FIRST, SECOND, build_problem, divergences
+from reproduction.simulation import (
     ExactCell,
     Simulator,
     estimated_weights,
@@ -25,7 +25,7 @@ REPLICATIONS = 300
 
 @pytest.fixture(scope="module")
 def problem() -> LabelProblem:
-    return problem_of(small_data(), 0.05)
+    return build_problem(small_data(), 0.05)
 
 
 @pytest.fixture(scope="module")

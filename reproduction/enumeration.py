@@ -33,7 +33,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from poolwise.log.crf import BitArray, LabelPolicy
+    from reproduction.crf import BitArray, LabelPolicy
 
 CELLS = 1 << 14  # of a slab, so that its columns stay in the cache
 RUNS = 64  # groups of slabs with sums of their own, so that the order of adding is fixed

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from poolwise.paper.datasets import Dataset, load, lyrl_shaped
-from poolwise.paper.panels import (
+from reproduction.datasets import Dataset, load, lyrl_shaped
+from reproduction.panels import (
     RATIOS,
     Structure,
+    build_problem,
     gamma,
     panel,
-    problem_of,
     training_rows,
 )
 from tests.support.synthetic import small_data
 
 if TYPE_CHECKING:
-    from poolwise.paper.figures import CsvRow
+    from reproduction.figures import CsvRow
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")
 SLICE = 40  # test inputs: enough for every law, small enough for every day
@@ -51,12 +51,12 @@ def laws(rows: list[CsvRow]) -> None:
 @pytest.mark.parametrize("structure", ["unary", "pairwise"])
 @pytest.mark.parametrize("fraction", [0.02, 0.2])
 def test_the_laws_hold_in_every_cell(structure: Structure, fraction: float) -> None:
-    laws(panel(problem_of(small_data(), fraction, structure), fraction))
+    laws(panel(build_problem(small_data(), fraction, structure), fraction))
 
 
 @pytest.mark.parametrize("name", ["scene", "yeast"])
 def test_the_laws_hold_on_a_slice_of_the_papers_data(name: str) -> None:
-    rows = panel(problem_of(sliced(name), 0.02), 0.02)
+    rows = panel(build_problem(sliced(name), 0.02), 0.02)
     laws(rows)
     assert max(float(row["cv_target_best"]) for row in rows) <= 0.6
     assert float(rows[0]["drop_naive"]) < 1
@@ -65,7 +65,7 @@ def test_the_laws_hold_on_a_slice_of_the_papers_data(name: str) -> None:
 def test_a_problem_of_the_shape_of_lyrl_runs() -> None:
     data = lyrl_shaped(test_rows=5000, train_rows=2000)
     assert data.test.labels.shape == (5000, 4)
-    laws(panel(problem_of(data, 0.05), 0.05))
+    laws(panel(build_problem(data, 0.05), 0.05))
 
 
 def test_gamma_is_symmetric_in_the_sizes_and_least_where_they_are_equal() -> None:

@@ -2,7 +2,7 @@
 
 A data set is read from a folder (`--data`, or the environment variable POOLWISE_DATA), as
 NumPy archive or as LibSVM text, and downloaded into that folder if it is missing.  No data
-set is part of the package: their licences do not allow it explicitly.
+set is part of the repository: their licences do not allow it explicitly.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from poolwise.errors import SourceError, UsageError, did_you_mean, optional_module
-from poolwise.log.crf import to_masks
+from poolwise.errors import SourceError, UsageError, did_you_mean
+from reproduction.crf import to_masks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -208,9 +208,10 @@ def read_libsvm(path: Path | str, features: int, labels: int) -> Labelled:
 
     Labels count from 0, features from 1; a row without labels starts with a space.
     """
-    sklearn = optional_module("sklearn.datasets", "scikit-learn", "datasets")
+    from sklearn.datasets import load_svmlight_file
+
     try:
-        matrix, assigned = sklearn.load_svmlight_file(
+        matrix, assigned = load_svmlight_file(
             str(path), n_features=features, zero_based=False, multilabel=True
         )
         bits = np.zeros((len(assigned), labels), dtype=np.uint8)
@@ -263,7 +264,8 @@ def fingerprint(rows: Labelled) -> str:
 def _retrieve(url: str, path: Path) -> Path:
     if path.is_file():
         return path
-    pooch = optional_module("pooch", "pooch", "datasets")
+    import pooch
+
     try:  # pooch writes a temporary file and renames it, so that no partial file remains
         pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent)
     except Exception as error:
@@ -274,11 +276,12 @@ def _retrieve(url: str, path: Path) -> Path:
 
 def fetch_lyrl(folder: Path) -> Dataset:
     """Return all of LYRL, through scikit-learn, which verifies checksums."""
-    sklearn = optional_module("sklearn.datasets", "scikit-learn", "datasets")
+    from sklearn.datasets import fetch_rcv1
+
     parts = []
     for subset in ("train", "test"):
         try:
-            bunch = sklearn.fetch_rcv1(data_home=str(folder), subset=subset)
+            bunch = fetch_rcv1(data_home=str(folder), subset=subset)
         except Exception as error:
             reason = f"LYRL is not there and cannot be downloaded: {error}"
             raise SourceError(str(folder), reason) from error

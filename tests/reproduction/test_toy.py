@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from poolwise.paper import toy
 from poolwise.report.tables import as_text
+from reproduction import toy
 
 
 def test_every_number_is_the_fraction_that_it_should_be() -> None:

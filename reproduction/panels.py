@@ -16,17 +16,17 @@ import numpy as np
 
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.log.crf import PairwiseCRF, UnaryCRF
 from poolwise.moments.terms import WEIGHTED_REWARD
-from poolwise.paper.enumeration import LabelProblem, Mix, Scored, exact_moments
+from reproduction.crf import PairwiseCRF, UnaryCRF
+from reproduction.enumeration import LabelProblem, Mix, Scored, exact_moments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import MomentsByLogger
-    from poolwise.paper.datasets import Dataset, Labelled
-    from poolwise.paper.figures import CsvRow
+    from reproduction.datasets import Dataset, Labelled
+    from reproduction.figures import CsvRow
 
 Structure: TypeAlias = Literal["unary", "pairwise"]
 CRFS: Mapping[Structure, type[UnaryCRF | PairwiseCRF]] = {
@@ -41,12 +41,14 @@ SECOND_ROWS = 1000  # of log 2; ratios of variances do not depend on it
 ORDER_SEED = 2017  # Scene's file is sorted by label, so that rows are shuffled first
 
 
-def mix_of(ratio: float, rows: int = SECOND_ROWS) -> Mix:
+def build_mix(ratio: float, rows: int = SECOND_ROWS) -> Mix:
     """Return the rows of both logs, for a ratio of their sizes."""
     return Mix({FIRST: round(ratio * rows), SECOND: rows})
 
 
-def problem_of(data: Dataset, fraction: float, structure: Structure = "unary") -> LabelProblem:
+def build_problem(
+    data: Dataset, fraction: float, structure: Structure = "unary"
+) -> LabelProblem:
     """Return the problem whose first logger is trained on a fraction of the training rows."""
     first, second, target = (
         train(data, part, structure) for part in (fraction, SECOND_FRACTION, TARGET_FRACTION)
@@ -100,7 +102,7 @@ def gamma(ratio: float, divergence_ratio: float) -> float:
 
 def panel(problem: LabelProblem, fraction: float) -> list[CsvRow]:
     """Return the cells of one first logger, one for each ratio of the log sizes."""
-    by_ratio = exact_moments(problem, [mix_of(ratio) for ratio in RATIOS])
+    by_ratio = exact_moments(problem, [build_mix(ratio) for ratio in RATIOS])
     return [
         {"fraction": fraction, "r": ratio, **cell(moments, ratio)}
         for ratio, moments in zip(RATIOS, by_ratio, strict=True)

@@ -8,18 +8,18 @@ import pytest
 from rich.console import Console
 
 from poolwise.errors import UsageError
-from poolwise.paper import run as module
-from poolwise.paper.claims import claims
-from poolwise.paper.figures import FIGURES, read_csv
-from poolwise.paper.run import Effort, Job, claims_table, run
-from poolwise.paper.toy import numbers
+from reproduction import run as module
+from reproduction.claims import claims
+from reproduction.figures import FIGURES, read_csv
+from reproduction.run import Effort, Job, claims_table, run
+from reproduction.toy import numbers
 from tests.support.messages import refused
 from tests.support.synthetic import save_as
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poolwise.paper.figures import CsvRow
+    from reproduction.figures import CsvRow
 
 pytestmark = pytest.mark.slow
 LITTLE = Effort(
@@ -117,19 +117,19 @@ def test_finished_jobs_are_not_computed_again(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_as(tmp_path, "scene")
-    monkeypatch.setattr(module, "problem_of", None)  # any work would fail
+    monkeypatch.setattr(module, "build_problem", None)  # any work would fail
     run("scene", tmp_path, written, console=quiet(), effort=LITTLE)
 
 
 def test_a_subset_says_so_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from poolwise.paper.datasets import load
+    from reproduction.datasets import load
 
     save_as(tmp_path, "yeast")
     note = "This is a subset."
     monkeypatch.setattr(
-        "poolwise.paper.run.load", lambda *_: replace(load("yeast", tmp_path), note=note)
+        "reproduction.run.load", lambda *_: replace(load("yeast", tmp_path), note=note)
     )
     run("lyrl", tmp_path, tmp_path / "out", console=(console := quiet()), effort=LITTLE)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]

@@ -7,8 +7,7 @@ import pytest
 
 from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError
-from poolwise.formats.labelled import correct_labels, true_value
-from poolwise.log.crf import UnaryCRF
+from poolwise.formats.labelled import true_value
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -17,8 +16,9 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
-from poolwise.paper.enumeration import LabelProblem, Mix, Scored, exact_fourth, exact_moments
-from poolwise.paper.panels import FIRST, SECOND, problem_of
+from reproduction.crf import UnaryCRF, count_correct
+from reproduction.enumeration import LabelProblem, Mix, Scored, exact_fourth, exact_moments
+from reproduction.panels import FIRST, SECOND, build_problem
 from tests.support.messages import refused
 from tests.support.synthetic import LABELS, small_data
 
@@ -28,7 +28,7 @@ COUNTS = {FIRST: 30, SECOND: 50}
 
 @pytest.fixture(scope="module")
 def problem() -> LabelProblem:
-    return problem_of(small_data(), FRACTION)
+    return build_problem(small_data(), FRACTION)
 
 
 def finite(problem: LabelProblem, counts: dict[str, int]) -> FiniteProblem:
@@ -46,12 +46,13 @@ def test_rewards_count_the_labels_that_are_right(problem: LabelProblem) -> None:
     rewards = problem.rewards(slice(None))
     for row, mask in itertools.product((0, 7, 59), range(1 << LABELS)):
         truth = problem.truth[row : row + 1]
-        assert rewards[row, mask] == correct_labels(truth, np.array([mask]))[0]
+        assert rewards[row, mask] == count_correct(truth, np.array([mask]))[0]
 
 
 def test_the_value_is_that_of_the_target(problem: LabelProblem) -> None:
     test = small_data().test
-    expected = true_value(test.contexts, test.labels, problem.target.policy)
+    contexts, policy = np.asarray(test.contexts), problem.target.policy
+    expected = true_value(contexts, test.labels, policy, reward=count_correct)
     assert problem.value() == pytest.approx(expected, rel=1e-12)
 
 
@@ -75,7 +76,7 @@ def test_slabs_of_any_size_give_the_moments_of_the_whole(
 
 
 def test_three_loggers_mix_as_well_as_two(problem: LabelProblem) -> None:
-    third = problem_of(small_data(), 0.2).policies[FIRST]
+    third = build_problem(small_data(), 0.2).policies[FIRST]
     wider = LabelProblem(problem.truth, {**problem.policies, "third": third}, problem.target)
     counts = {**COUNTS, "third": 20}
     (found,) = exact_moments(wider, [Mix(counts)])

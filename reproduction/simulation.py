@@ -23,8 +23,8 @@ from poolwise.moments.terms import (
     Factor,
     Term,
 )
-from poolwise.paper.enumeration import LabelProblem, Mix, exact_fourth, exact_moments
-from poolwise.paper.panels import FIRST, RATIOS, SECOND, divergences, estimators
+from reproduction.enumeration import LabelProblem, Mix, exact_fourth, exact_moments
+from reproduction.panels import FIRST, RATIOS, SECOND, divergences, estimators
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
-    from poolwise.paper.figures import CsvRow
+    from reproduction.figures import CsvRow
 
 DRAWN_ROWS = 1 << 16  # of all replications drawn at once
 

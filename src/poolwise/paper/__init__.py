@@ -1,1 +1,0 @@
-"""Paper: the reproduction; nothing imports it."""
