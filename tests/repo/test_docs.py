@@ -169,10 +169,11 @@ def test_the_documentation_has_commands_of_every_kind() -> None:
 def test_a_command_works(command: Command, folder: Path) -> None:
     scripts = Path(sys.executable).parent
     path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+    modules = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # `reproduction`
     done = subprocess.run(
         ["bash", "-c", command.text],
         cwd=folder,
-        env={**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(modules)},
         capture_output=True,
         text=True,
         timeout=LONGEST,
