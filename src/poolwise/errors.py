@@ -16,11 +16,26 @@ if TYPE_CHECKING:
 
 
 class PoolwiseError(Exception):
-    """Base of all errors that poolwise raises on purpose."""
+    """Base of all errors that poolwise raises on purpose.
+
+    Errors of every subclass can be pickled and copied, with their message and attributes: a
+    process pool returns the error of its task.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the message and the attributes; `__init__` of a subclass takes others."""
+        return _restored, (type(self), self.args), vars(self)
 
     def _render_traceback_(self) -> list[str]:
         """Return the message alone: notebooks show it without the frames of this package."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def _restored(kind: type[PoolwiseError], args: tuple[object, ...]) -> PoolwiseError:
+    """Return an error with these `args`, without a call of its own `__init__`."""
+    error = kind.__new__(kind)
+    super(PoolwiseError, error).__init__(*args)
+    return error
 
 
 class UsageError(PoolwiseError):
