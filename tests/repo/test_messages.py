@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.messages import FILE, SNAPSHOT, Entries, parse, printed
@@ -15,6 +17,12 @@ def test_the_file_of_messages_is_sorted_and_has_no_stale_entries(
         assert snapshot.stale() == []
         text = FILE.read_text("utf-8")
         assert printed(parse(text)) == text
+
+
+def test_advice_to_drop_rows_names_the_function_that_takes_the_argument() -> None:
+    advice = re.findall(r".*on_fault=.*", FILE.read_text("utf-8"))
+    assert len(advice) > 50
+    assert [line for line in advice if not re.search(r"pw\.\w+\(\.\.\., on_fault=", line)] == []
 
 
 @pytest.mark.parametrize(

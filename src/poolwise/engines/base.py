@@ -51,23 +51,26 @@ CHANGED = Fault(
     advice="Evaluate rows that no longer change, such as those before today.",
 )
 LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
-ADVICE = "Correct the rows at their source, or drop them: on_fault='drop' (--on-fault drop)."
+ADVICE = (
+    "Correct the rows at their source, or drop them: pw.Log(..., on_fault='drop') "
+    "(--on-fault drop)."
+)
 AT_SOURCE = "Correct the rows at their source: too many break this rule to drop them."
 NOT_NAMED = (
     "Name every logger of the rows in `propensities` (--propensities), None for one without a "
-    "column, or drop the rows of others: on_fault='drop' (--on-fault drop)."
+    "column, or drop the rows of others: pw.Log(..., on_fault='drop') (--on-fault drop)."
 )
 ROUNDED = 1.01  # a probability below this was rounded
 MOST_DROPPED = 0.05  # share of a logger's rows that may be dropped without another look
-LOGARITHMS = "Are they logarithms? Pass log_probabilities=True (--log-probabilities)."
+LOGARITHMS = "Are they logarithms? Pass log_probabilities=True to pw.Log (--log-probabilities)."
 PERCENTAGES = "Are they percentages? Divide them by 100. "
 DENSITIES = (
-    "Are they densities of a continuous action, such as a price? Pass densities=True "
-    "(--densities)."
+    "Are they densities of a continuous action, such as a price? Pass densities=True to "
+    "pw.Log (--densities)."
 )
 FORMS = {  # of texts that are not numbers
     r"[+-]?\d+,\d+": "For a CSV file with decimal commas, pass reader_options="
-    "{'decimal_separator': ','} (--reader-option decimal_separator=,).",
+    "{'decimal_separator': ','} to pw.Log (--reader-option decimal_separator=,).",
     r"[+-]?\d+([.,]\d+)?\s*%": "Percentages must be numbers: in place of the column, write "
     "replace(replace(column, '%', ''), ',', '.')::DOUBLE / 100.",
 }

@@ -66,7 +66,7 @@ Header = dict[str, Any]  # the JSON in the metadata
 MARK = "poolwise"  # column of the answer with the hash of the question
 NULLS = {"", "NULL", "\\N"}  # NULL in exported CSV files
 ADVICE = (
-    "Correct the rows at their source, or print the query with on_fault='drop' "
+    "Correct the rows at their source, or print the query for pw.Log(..., on_fault='drop') "
     "(--on-fault drop). `poolwise check`, or an evaluation over a connection, lists the rules "
     "that they break."
 )

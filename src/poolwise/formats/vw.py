@@ -32,8 +32,9 @@ GREEDY = "if(action = list_position(probabilities, list_max(probabilities)), 1.0
 ENDINGS = ("*.json", "*.dsjson", "*.json.gz", "*.dsjson.gz")  # files of a folder
 BATCH_ROWS = 20_000
 ADVICE = (
-    "Correct these lines at their source, or leave them out with on_fault='drop'. Estimates "
-    "are biased if lines are missing because of their cost or action."
+    "Correct these lines at their source, or leave them out: pw.from_dsjson(..., "
+    "on_fault='drop'). Estimates are biased if lines are missing because of their cost or "
+    "action."
 )
 
 # Probabilities are float32, written with seven digits, perhaps thousands of them.

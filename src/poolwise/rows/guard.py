@@ -32,7 +32,7 @@ PLACES = {  # how a path in a remote place begins, and the extension that reads 
 }
 WRONG_ENCODING = (
     "the file is not utf-8: name its encoding with --reader-option encoding=latin-1 (or "
-    "utf-16), in Python reader_options={'encoding': 'latin-1'}"
+    "utf-16), in Python pw.Log(..., reader_options={'encoding': 'latin-1'})"
 )
 ANSWERS = {  # of an object store
     "401": "check the credentials",
