@@ -253,6 +253,33 @@ def test_one_dominant_row_and_a_heavy_tail_are_found() -> None:
     assert "heavy-weights" in {f.code for f in found.findings}
 
 
+@pytest.mark.parametrize("share", [0.1, 0.02])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_the_balanced_weights_of_a_logger_have_no_heavy_tail(share: float, name: str) -> None:
+    rng = np.random.default_rng(3)
+    total = 2_000
+    rows = np.arange(total)
+    contexts, policies = rng.normal(size=(total, 4)), 3 * rng.normal(size=(2, 4, 5))
+    chances = np.exp(contexts @ policies)
+    chances /= chances.sum(axis=2, keepdims=True)
+    code = (rows >= share * total).astype(int)  # 'a' has few rows: its weights reach n / n_a
+    action = (chances[code, rows].cumsum(axis=1) > rng.random((total, 1))).argmax(axis=1)
+    table = pa.table(
+        {
+            "logger": np.array(["a", "b"])[code],
+            "reward": rng.random(total),
+            **{f"p_{i}": chances[k, rows, action] for k, i in enumerate("ab")},
+        }
+    )
+    log = Log(table, logger="logger", reward="reward", propensities="p_{logger}")
+    found = evaluate(log, {"target": f"p_{name}"})["target"]
+    assert found.mixture is not None
+    assert found.mixture.tail is not None
+    assert found.mixture.tail.value <= 0
+    assert found.mixture.largest_weight <= 1 / (share if name == "a" else 1 - share) + 1e-9
+    assert "heavy-weights" not in {f.code for f in found.findings}
+
+
 def test_an_engine_without_tails_says_so() -> None:
     view = exact_view(toy("T2"))
     assert mixed_overlap(view, [view]).tail is None

@@ -138,6 +138,46 @@ def test_order_and_scale_do_not_matter(values: list[float], power: int, seed: in
     assert moved.value == pytest.approx(plain.value, abs=1e-9)
 
 
+def mostly_one(count: int, top: FloatArray) -> FloatArray:
+    """Weights that are nearly 1, but for the largest."""
+    rng = np.random.default_rng(1)
+    ones = 1 + 1e-9 * rng.random(count - len(top))
+    return np.concatenate([ones, top])
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        mostly_one(1_000, np.array([1.5, 1.6])),
+        mostly_one(1_000, np.linspace(1.01, 1.2, 30)),
+        mostly_one(1_000, np.linspace(9.9, 10.0, 20)),
+        mostly_one(1_000, np.minimum(pareto(1_000, 1.0), 20.0)[-60:]),
+        1 + 1e-6 * pareto(1_000, 1.5),  # a heavy tail of differences that do not matter
+    ],
+    ids=["equal", "nearly equal", "bounded", "clipped", "small"],
+)
+def test_a_tail_whose_largest_weights_hardly_differ_is_not_heavy(weights: FloatArray) -> None:
+    found = tail_index(largest(weights), len(weights))
+    assert not found.heavy
+    assert found.value < 0.5 * found.threshold
+
+
+@pytest.mark.parametrize("index", [0.8, 1.0, 1.5])
+@pytest.mark.parametrize("count", [100, 1_000, 30_000])
+def test_a_heavy_tail_keeps_its_index(count: int, index: float) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        weights = largest((1 - rng.random(count)) ** -index)
+        excesses = (weights[1:] - weights[0]) / (weights[-1] - weights[0])
+        assert tail_index(weights, count).value == pareto_shape(excesses)
+
+
+def test_bounded_weights_have_an_index_of_at_most_zero() -> None:
+    assert tail_index(largest(pareto(1000, 1.0)), 1000, bounded=True).value == 0
+    even = largest(np.linspace(0, 3, 1000))
+    assert tail_index(even, 1000, bounded=True) == tail_index(even, 1000)
+
+
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0]), min_size=1, max_size=200))
 def test_few_distinct_weights_have_no_tail(values: list[float]) -> None:
     found = tail_index(largest(np.array(values)), len(values))

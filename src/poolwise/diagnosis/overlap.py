@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.statistics import TailIndex, tail_index
-from poolwise.estimators.calibrated import UNCOVERED, many
+from poolwise.estimators.calibrated import UNCOVERED, logger_columns, many
 from poolwise.estimators.divergences import pooled_divergences
-from poolwise.moments.linear import Score, deviation
+from poolwise.moments.linear import Score, deviation, row_variance
 from poolwise.moments.moments import Moments, MomentsByLogger, together
 from poolwise.moments.tallies import edges
 from poolwise.moments.terms import (
@@ -144,11 +144,26 @@ def mixed_overlap(view: MomentsByLogger, buckets: Buckets) -> Overlap:
     rows = sum(m.count * m.var(BALANCED_REWARD) for m in view.values() if m.count > 1)
     mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(view), view, buckets)
     missing = max(0.0, 1 - mean.value) if mean.z < -UNCOVERED else 0.0
-    return _overlap(whole, BALANCED_WEIGHT, rows / whole.count, mean, missing)
+    bounded, divergence = _is_logger(view), rows / whole.count
+    return _overlap(whole, BALANCED_WEIGHT, divergence, mean, missing, bounded=bounded)
+
+
+def _is_logger(view: MomentsByLogger) -> bool:
+    """Test if the target is a logger: its balanced weights are then at most $n / n_i$."""
+    whole, weight = together(view), Score({BALANCED_WEIGHT: 1.0})
+    ratios = () if many(view) else logger_columns(view).values()
+    gaps = [(weight - column).parts for column in ratios]
+    return any(all(map(whole.has, g)) and row_variance(whole, g) == 0 for g in gaps)
 
 
 def _overlap(
-    moments: Moments, weight: Term, divergence: float, mean: Deviation, unsupported: float
+    moments: Moments,
+    weight: Term,
+    divergence: float,
+    mean: Deviation,
+    unsupported: float,
+    *,
+    bounded: bool = False,
 ) -> Overlap:
     total = moments.count * moments.mean(weight)
     return Overlap(
@@ -160,7 +175,7 @@ def _overlap(
         mean_weight_p=mean.p_value,
         largest_share=moments.max(weight) / total if total > 0 else 0.0,
         unsupported=unsupported,
-        tail=_tail(moments, weight),
+        tail=_tail(moments, weight, bounded=bounded),
         histogram=_histogram(moments, weight),
     )
 
@@ -176,12 +191,11 @@ def _histogram(moments: Moments, weight: Term) -> tuple[Bin, ...]:
     return tuple(Bin(lower[k], upper[k], int(counts[k])) for k in counts.nonzero()[0])
 
 
-def _tail(moments: Moments, weight: Term) -> TailIndex | None:
+def _tail(moments: Moments, weight: Term, *, bounded: bool) -> TailIndex | None:
     """Return the tail index of a weight, if the moments have its tail."""
     if weight not in moments.tails:
         return None
-    largest = moments.tails[weight]
-    if len(largest) == moments.count:
-        return tail_index(largest, moments.count)
-    most_rows = math.floor(((len(largest) - 1) / 3) ** 2)  # for which this tail suffices
-    return tail_index(largest, min(moments.count, most_rows))
+    largest, rows = moments.tails[weight], moments.count
+    if len(largest) < rows:
+        rows = min(rows, math.floor(((len(largest) - 1) / 3) ** 2))  # for which it suffices
+    return tail_index(largest, rows, bounded=bounded)

@@ -30,6 +30,7 @@ MIN_DISTINCT = 10  # fewer distinct weights are a discrete distribution
 HEAVIEST = 0.7  # Vehtari et al. (2024): above it no practical number of rows suffices
 GRID, PRIOR = 30, 3.0  # Zhang & Stephens (2009), as in Pareto smoothing
 PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weak prior that regularises the fit of a short tail
+LEVEL = 0.5  # index of the top of a tail, relative to the threshold, below which it ends there
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class TailIndex:
     """Tail index of the weights.
 
     Attributes:
-        value: Tail index k; moments of order 1/k and above are infinite.  0 if discrete.
+        value: Tail index k; moments of order 1/k and above are infinite.  0 if discrete, and
+            at most 0 if the weights are known to be bounded.
         threshold: Largest index at which the mean is reliable for this number of rows.
         discrete: True if there are too few distinct weights for a fit.
     """
@@ -70,7 +72,7 @@ def tail_size(count: int) -> int:
     return max(MIN_TAIL, math.ceil(min(count / 5, 3 * math.sqrt(count))))
 
 
-def tail_index(largest_weights: Numbers, count: int) -> TailIndex:
+def tail_index(largest_weights: Numbers, count: int, *, bounded: bool = False) -> TailIndex:
     r"""Return the tail index, from the largest weights.
 
     A generalised Pareto is fitted to the $M$ largest weights less the next one,
@@ -79,13 +81,21 @@ def tail_index(largest_weights: Numbers, count: int) -> TailIndex:
     policies that play one action with a fixed probability, are not fitted.  An index below
     the threshold does not prove that the tail was sampled.
 
+    The fit sees differences of weights, however small beside the weights.  So a tail counts
+    as heavy only if its largest weights differ by factors: Hill's index of the $\sqrt M$
+    largest, the mean of $\ln(w / w_0)$ with $w_0$ the next weight, estimates $k$ as well.
+    It is near 0 where they are nearly equal, as at a bound, and then takes the place of a
+    fitted index above the threshold.
+
     Args:
         largest_weights: The `tail_size(count) + 1` largest weights, in any order; all
             weights if there are fewer.
         count: Number of rows.
+        bounded: Whether the weights are known to be bounded.
 
     References:
-        Vehtari, Simpson, Gelman, Yao & Gabry (JMLR 2024); Zhang & Stephens (2009).
+        Vehtari, Simpson, Gelman, Yao & Gabry (JMLR 2024); Zhang & Stephens (2009); Hill
+        (Annals of Statistics, 1975).
 
     Examples:
         >>> weights = (1 - (np.arange(1000) + 0.5) / 1000) ** -0.5  # of Pareto(2)
@@ -108,7 +118,19 @@ def tail_index(largest_weights: Numbers, count: int) -> TailIndex:
         return TailIndex(0.0, threshold, discrete=True)
     excesses = (weights[1:] - weights[0]) / (weights[-1] - weights[0])
     fitted = pareto_shape(excesses[excesses > 0])  # ties with the next weight are left out
-    return TailIndex(fitted, threshold, discrete=False)
+    if fitted > threshold and (top := _top_index(weights)) < LEVEL * threshold:
+        fitted = top
+    return TailIndex(min(fitted, 0.0) if bounded else fitted, threshold, discrete=False)
+
+
+def _top_index(weights: FloatArray) -> float:
+    """Return Hill's index of the largest weights of a tail, ascending; infinite if 0 is next.
+
+    >>> round(_top_index(np.array([1.0, 1.0, 1.0, 2.0, 2.0])), 4)  # the two largest
+    0.6931
+    """
+    top = weights[-1 - math.ceil(math.sqrt(len(weights) - 1)) :]
+    return float(np.log(top[1:] / top[0]).mean()) if top[0] > 0 else math.inf
 
 
 def pareto_shape(excesses: FloatArray) -> float:
