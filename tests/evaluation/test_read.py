@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import write_csv
 from sklearn.dummy import DummyRegressor
 
 from poolwise.engines import with_loggers
+from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.parallel import Pass
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
@@ -129,7 +131,69 @@ def test_a_policy_in_python_is_scored_once() -> None:
     assert sum(batches) == len(columns()["t"])
 
 
+@pytest.mark.parametrize(
+    ("verb", "number"),
+    [
+        (partial(evaluate, targets=TARGETS), 1),
+        (partial(compare, targets=TARGETS), 1),
+        (partial(evaluate, targets=TARGETS, baseline="u", by="country"), 2),  # segments, too
+    ],
+    ids=["evaluate", "compare", "segments"],
+)
+@pytest.mark.parametrize("roles", [{"cluster": "user"}, {"cluster": "user // 2"}])
+def test_clusters_are_read_once(
+    verb: Callable[..., Any], number: int, roles: dict[str, Any], passes: list[bool]
+) -> None:
+    table = columns() | {"country": np.where(np.arange(400) % 2, "x", "y")}
+    verb(Log(pa.table(table), **ROLES, **roles))
+    assert len(passes) == number
+
+
 LIVE = {"t": "t"}
+
+
+@pytest.fixture
+def opens(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
+    """Logs that were opened."""
+    opens: list[Log] = []
+    original = DuckDB.open
+
+    def noted(engine: DuckDB, log: Log, *args: Any) -> Any:  # noqa: ANN401 - as `open`
+        opens.append(log)
+        return original(engine, log, *args)
+
+    monkeypatch.setattr(DuckDB, "open", noted)
+    return opens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["p_{logger}", None], ids=["pattern", "labels"])
+@pytest.mark.parametrize("on_fault", ["raise", "drop"])
+@pytest.mark.parametrize("kind", ["frame", "csv"])
+def test_a_live_log_is_opened_at_most_twice(
+    kind: str, on_fault: str, names: str | None, opens: list[Log], tmp_path: Path
+) -> None:
+    table = with_holes(daily(200))
+    path = tmp_path / "log.csv"
+    write_csv(table, path)
+    labels = {n[2:]: n for n in table.schema.names if n.startswith("p_")}
+    source = table if kind == "frame" else path
+    log = log_of(source, propensities=names or labels, on_fault=on_fault)
+    for verb in (evaluate, check):
+        opens.clear()
+        verb(log, LIVE)
+        assert len(opens) == 2
+        assert isinstance(opens[-1], LiveLog)
+
+
+@pytest.mark.parametrize(("names", "number"), [("p_{logger}", 2), (None, 1)])
+def test_a_complete_log_is_opened_once_and_for_a_pattern(
+    names: str | None, number: int, opens: list[Log]
+) -> None:
+    table = daily(200)
+    labels = {n[2:]: n for n in table if n.startswith("p_")}
+    evaluate(log_of(pa.table(table), propensities=names or labels), LIVE)
+    assert len(opens) == number
 
 
 def log_of(table: object, **roles: Any) -> Log:  # noqa: ANN401 - of `Log`

@@ -216,6 +216,19 @@ def test_each_bucket_has_the_moments_of_its_rows(*, clustered: bool) -> None:
             assert m.scatter.shape == (0, 0)
 
 
+@pytest.mark.parametrize("unit", ["user", "user // 3"], ids=["frame", "query"])
+def test_one_pass_gives_buckets_and_other_moments_of_all_rows(unit: str) -> None:
+    table = random_table(np.random.default_rng(60), {"a": 250, "b": 150})
+    table = table.append_column("user", pa.array(np.arange(400) // 3))
+    with DuckDB().open(log_of(table, cluster=unit), {"target": "t"}) as rows:
+        buckets, whole = rows.bucketed_and_tallied([NEEDS], BUCKETS, NEEDS)
+        assert rows.copied.contents() == {}  # rows of a cluster may be copies
+        apart, expected = rows.bucketed([NEEDS], BUCKETS), rows.moments(NEEDS)
+    for found, exact in zip(buckets[0], apart[0], strict=True):
+        assert_moments_agree(found, exact)
+    assert_moments_agree(whole, expected)
+
+
 def test_a_bad_row_is_refused_where_rows_are_split() -> None:
     table = random_table(np.random.default_rng(62), {"a": 25, "b": 15})
     bad = table["reward"].to_numpy().copy()

@@ -81,8 +81,8 @@ def tail_index(largest_weights: Numbers, count: int, *, bounded: bool = False) -
     policies that play one action with a fixed probability, are not fitted.  An index below
     the threshold does not prove that the tail was sampled.
 
-    The fit sees differences of weights, however small beside the weights.  So a tail counts
-    as heavy only if its largest weights differ by factors: Hill's index of the $\sqrt M$
+    The fit sees differences of weights, even if these are tiny.  So a tail counts as heavy
+    only if its largest weights differ by factors: Hill's index of the $\sqrt M$
     largest, the mean of $\ln(w / w_0)$ with $w_0$ the next weight, estimates $k$ as well.
     It is near 0 where they are nearly equal, as at a bound, and then takes the place of a
     fitted index above the threshold.

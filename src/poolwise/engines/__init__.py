@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from poolwise.log.log import PART_LOGGER, PATTERN, Log
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poolwise.engines.base import Engine, EngineLike
+    from poolwise.engines.base import Engine, EngineLike, Rows
     from poolwise.engines.duckdb import DuckDB
 
 NAMES = ("duckdb", "spark")
@@ -56,13 +56,22 @@ def as_engine(engine: EngineLike, log: Log) -> Engine:
 
 def with_loggers(log: Log, engine: EngineLike = None) -> Log:
     """Return the log with propensities by label; a pattern is applied to the rows' loggers."""
+    with labelled(log, engine) as (named, _):
+        return named
+
+
+@contextmanager
+def labelled(log: Log, engine: EngineLike) -> Iterator[tuple[Log, Rows | None]]:
+    """Yield the log with propensities by label, and the rows that were opened to list them."""
     if not isinstance(log, Log):
         raise UsageError(
             f"the first argument must be a pw.Log, got {type(log).__name__}: wrap the rows, as "
             "in pw.Log(rows, reward='click', propensity='p')"
         )
-    if not isinstance(log.propensities, str):
-        return log
+    pattern = log.propensities
+    if not isinstance(pattern, str):
+        yield log, None
+        return
     bare = Log(
         log.source,
         reward="1",
@@ -73,11 +82,12 @@ def with_loggers(log: Log, engine: EngineLike = None) -> Log:
         table=log.table,
         connection=log.connection,
     )
-    labels = getattr(engine, "moments", None)  # of a `Summary`, which has no rows
-    if labels is None:
-        with as_engine(engine, log).open(bare, {}) as rows:
+    with ExitStack() as stack:
+        rows, labels = None, getattr(engine, "moments", None)  # a `Summary` has no rows
+        if labels is None:
+            rows = stack.enter_context(as_engine(engine, log).open(bare, {}))
             labels = rows.counts
-    return replace(log, propensities={i: log.propensities.replace(PATTERN, i) for i in labels})
+        yield replace(log, propensities={i: pattern.replace(PATTERN, i) for i in labels}), rows
 
 
 @contextmanager

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from poolwise.moments.moments import FloatArray, Moments
     from poolwise.moments.terms import Needs, Term
 
+    # moments of each bucket and logger, for each of several needs; those of each logger
+    Bucketed = tuple[list[list[dict[str, Moments]]], dict[str, Moments]]
+
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
 Line = Mapping[str, Any]  # one line of a database's answer
@@ -141,6 +144,23 @@ class BlockRows(Protocol):
                 all cross-propensities; otherwise against their own logger.
             watched: Whether other blocks will follow: a period, or all rows without periods,
                 is one block then, and its rows are hashed.
+        """
+        ...
+
+
+@runtime_checkable
+class TalliedRows(Protocol):
+    """Rows that one pass sums by bucket and as a whole: those that go through the kernel."""
+
+    def bucketed_and_tallied(
+        self, needs: Sequence[Needs], buckets: int, also: Needs = ...
+    ) -> Bucketed:
+        """Return moments of each bucket and logger, and other moments of each logger.
+
+        Args:
+            needs: Moments of each bucket, and tails and histograms of each logger.
+            buckets: Number of buckets.
+            also: Other moments of each logger, from the same pass.
         """
         ...
 

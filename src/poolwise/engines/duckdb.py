@@ -288,12 +288,19 @@ class DuckDBRows(KernelRows):
         return () if self._all_good else super().check()
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
-        layout = replace(layout, drop=layout.drop and not self._all_good)
+        (sums,) = self._sums_of([(layout, workspace)])
+        return sums
+
+    def _sums_of(self, parts: Sequence[tuple[Layout, Workspace]]) -> list[Sums | None]:
+        first, drop = parts[0][0], self.table.drop and not self._all_good
         with self._pass() as advance:
-            stream, layout = self._stream(layout)
-            copies = self.copied.start(sum(self.counts.values()), len(layout.strata))
-            copies = None if layout.clustered else copies  # rows of a cluster may be copies
-            return Pass(layout, workspace, self.engine.threads, advance, copies).sums(stream)
+            stream, first = self._stream(replace(first, drop=drop))
+            copies = self.copied.start(sum(self.counts.values()), len(first.strata))
+            copies = None if first.clustered else copies  # rows of a cluster may be copies
+            parts = [
+                (replace(layout, drop=drop, excluded=first.excluded), w) for layout, w in parts
+            ]
+            return Pass(first, self.engine.threads, advance, copies).sums_of(stream, parts)
 
     def _sums_without(
         self, rest: Sequence[Self], parts: Sequence[tuple[Layout, Workspace]]
@@ -302,10 +309,9 @@ class DuckDBRows(KernelRows):
         if self.table.drop:  # which rows are bad depends on the logger
             return super()._sums_without(rest, parts)
         with self._pass() as advance:
-            (first, workspace), *_ = parts
+            (first, _), *_ = parts
             stream, layout = self._stream(replace(self._layout(), buckets=first.buckets))
-            shared = Pass(layout, workspace, self.engine.threads, advance)
-            return shared.sums_of(stream, parts)
+            return Pass(layout, self.engine.threads, advance).sums_of(stream, parts)
 
     @contextmanager
     def _pass(self) -> Iterator[Callable[[int], object]]:
@@ -320,6 +326,11 @@ class DuckDBRows(KernelRows):
         with _reading():
             stream, layout = self._stream(work.layout)
             return fold(stream, work, layout, self._threads)
+
+    def with_roles(self, log: Log) -> Self:
+        """Return the same rows with the roles of another log of the same source."""
+        names = [str(line["column_name"]) for line in self._answer("DESCRIBE log")]
+        return replace(self, table=_roles(log, {}, names, NOTHING).table)
 
     def copies(self, part: int = 1) -> dict[int, int]:
         """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.

@@ -10,7 +10,7 @@ import os
 import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -37,7 +37,7 @@ from poolwise.engines.workspace import FEWEST_ROWS, Workspace
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
-from poolwise.moments.terms import unite
+from poolwise.moments.terms import Needs, unite
 from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
 from poolwise.rows.layout import clusters_query, layout_of, missing_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
@@ -47,17 +47,19 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from poolwise.engines.base import Bucketed
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.copies import CopySample
     from poolwise.engines.sums import Sums
     from poolwise.moments.blocks import Payoff, Settled
     from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray, Moments
-    from poolwise.moments.terms import Needs, Term
+    from poolwise.moments.terms import Term
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Piece, RowArrays, Stream
 
 MOST_ROWS = 65_536  # of a batch of single rows
+NOTHING = Needs()
 OF_LOGGER = re.compile(r"p_\d+")  # columns of the loggers' probabilities
 
 
@@ -72,27 +74,23 @@ class Pass:
 
     Attributes:
         layout: Columns of the batches.
-        workspace: Rows and products to compute.
         threads: Threads to use; 0 means one for each core.
         on_rows: Called with a number of rows whenever these are done.
         copies: Collects hashes of the rows.
     """
 
     layout: Layout
-    workspace: Workspace
     threads: int = 0
     on_rows: Callable[[int], object] = lambda _: None
     copies: CopySample | None = None
 
-    def sums(self, stream: Stream) -> Sums | None:
-        """Sums over all rows, added in their order; None if there are no rows."""
-        (total,) = self.sums_of(stream, [(self.layout, self.workspace)])
-        return total
-
     def sums_of(
         self, stream: Stream, parts: Sequence[tuple[Layout, Workspace]]
     ) -> list[Sums | None]:
-        """Sums of several layouts of the same rows, which are read once."""
+        """Sums of several layouts of the same rows, which are read once, in their order.
+
+        They are None if there are no rows.
+        """
         of_parts = [Kernel(*part) for part in parts]
         own = PerThread(lambda: ([kernel.copy() for kernel in of_parts], stream.reader()))
 
@@ -101,9 +99,10 @@ class Pass:
             tables: Iterable[pa.Table] = read(gathered, self.layout.names)
             if len(kernels) > 1:
                 tables = list(tables)
-            watch = iter if self.copies is None else self.copies.watch
+            watches = chain([iter if self.copies is None else self.copies.watch], repeat(iter))
             crossed = self.layout.crossed
-            sums = [_together(k, tables, crossed, first_row, watch) for k in kernels]
+            each = zip(kernels, watches, strict=False)
+            sums = [_together(k, tables, crossed, first_row, watch) for k, watch in each]
             return sums, sum(piece.num_rows for piece in gathered)
 
         totals: list[Sums | None] = [None] * len(parts)
@@ -260,6 +259,10 @@ class KernelRows(QueryRows):
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows; None if there are none."""
 
+    def _sums_of(self, parts: Sequence[tuple[Layout, Workspace]]) -> list[Sums | None]:
+        """Sums over all rows, for each of several layouts: the first has all columns."""
+        return [self._sums(*part) for part in parts]
+
     @abstractmethod
     def _fold(self, work: Folding[Added]) -> Added:
         """Return the sum over all rows."""
@@ -293,16 +296,23 @@ class KernelRows(QueryRows):
         return self.bucketed_and_tallied(apart, buckets)[0]
 
     def bucketed_and_tallied(
-        self, needs: Sequence[Needs], buckets: int
-    ) -> tuple[list[list[dict[str, Moments]]], dict[str, Moments]]:
-        """Moments of each bucket and logger; tails and histograms of each logger."""
-        layout = replace(self._layout(), buckets=buckets)
+        self, needs: Sequence[Needs], buckets: int, also: Needs = NOTHING
+    ) -> Bucketed:
+        """Moments of each bucket and logger; tails, histograms and others of each logger."""
+        layout, strata = self._layout(), self._strata
         workspace = Workspace(replace(unite(needs), slices=()), self.batch_rows)
-        sums = self._sums(layout, workspace)
-        moments = bucketed_moments(sums, workspace, needs, self._strata)
-        if moments is None:
+        more = Workspace(also, self.batch_rows)
+        parts = [(replace(layout, buckets=buckets), workspace), (layout, more)]
+        sums, *others = self._sums_of(parts if also.terms else parts[:1])
+        moments = bucketed_moments(sums, workspace, needs, strata)
+        whole = moments_of(others[0], more, strata) if others else {}
+        if moments is None or whole is None:
             raise LogError([CHANGED])
-        return moments, tallies_of(sums, workspace, self._strata)
+        tallies = tallies_of(sums, workspace, strata)
+        for i, m in whole.items():
+            t = tallies.get(i, m)
+            tallies[i] = replace(m, tails=t.tails, histograms=t.histograms)
+        return moments, tallies
 
     def without_each(
         self, needs: Mapping[str, Sequence[Needs]], buckets: int = 1

@@ -17,9 +17,9 @@ from poolwise.engines import as_engine, with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.output import json_text, listed_findings
-from poolwise.evaluation.read import copy_findings, live_log, open_rows
+from poolwise.evaluation.read import copy_findings, live_in, named_log, open_rows
 from poolwise.evaluation.request import Request, named_targets
-from poolwise.log.log import PART_LOGGER, LiveLog
+from poolwise.log.log import PART_LOGGER
 from poolwise.report.tables import Grid, as_html
 from poolwise.rows.guard import files_of
 from poolwise.rows.learners import NOTHING
@@ -92,12 +92,12 @@ def check(
 
     The DuckDB engine also counts exact copies of rows, unless the log has a `cluster`.
     """
-    log = with_loggers(log, engine)
+    log = named_log(log, engine)
     named = named_targets(targets) if targets else {}
     extra = NOTHING if log.mixture is None else mixture_extra(log)  # an estimate has no faults
     with open_rows(Request(log, named, extra=extra), engine) as rows:
         faults = rows.check()
-        if faults and not isinstance(log, LiveLog) and (live := live_log(log, engine)):
+        if faults and (live := live_in(rows, log)):
             return check(live, targets, engine=engine)
         return CheckReport(faults, rows.all_counts, copy_findings(rows, log))
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.provenance import check_names, doubled_rows, on_own, succession
-from poolwise.engines import as_engine, with_loggers
-from poolwise.engines.base import only_crossed
+from poolwise.engines import as_engine, labelled
+from poolwise.engines.base import TalliedRows, only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import (
@@ -60,6 +60,18 @@ MOST_COMPARED = 1 << 22  # contents of rows that are compared after a pass
 READ_AGAIN = frozenset({"parquet", "frame"})  # kinds of sources whose rows are not copied
 
 
+class IncompleteError(Exception):
+    """A log lacks probabilities, but only of policies that are not live.
+
+    Attributes:
+        missing: Loggers whose probabilities are missing.
+    """
+
+    def __init__(self, missing: tuple[str, ...]) -> None:
+        self.missing = missing
+        super().__init__(*missing)
+
+
 def answered(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
     """Ask a question of a log; if bad rows are dropped, first as if there were none.
 
@@ -67,10 +79,14 @@ def answered(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
     bad row: as a `CleanLog` they are read in one.  If that fails for any reason, the log is
     read as it is, and `ask` raises its own error.
     """
-    log = with_loggers(log, engine)
+    log = named_log(log, engine)
     if _may_be_clean(log, engine):
-        with suppress(PoolwiseError):
+        try:
             return ask(CleanLog(**_arguments(log) | {"on_fault": "raise"}))
+        except IncompleteError as error:
+            return ask(_live(log, error.missing))
+        except PoolwiseError:
+            pass
     return answered_live(log, engine, ask)
 
 
@@ -80,30 +96,57 @@ def answered_live(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
     Complete logs are read once: missing probabilities are counted after the rows were
     refused, or before if they would be dropped.
     """
-    log = with_loggers(log, engine)
-    live = live_log(log, engine) if log.on_fault == "drop" else None
-    if live is None:
-        try:
-            return ask(log)
-        except LogError:
-            live = live_log(log, engine)
-            if live is None:
-                raise
-    return ask(live)
+    log = named_log(log, engine)
+    if log.on_fault == "drop":
+        return ask(live_log(log, engine) or log)
+    try:
+        return ask(log)
+    except IncompleteError as error:
+        return ask(_live(log, error.missing))
+
+
+def named_log(log: Log, engine: EngineLike) -> Log:
+    """Return the log with propensities by label, as a `LiveLog` if some are missing.
+
+    The rows that are open for a pattern are looked at; the question reports other faults.
+    """
+    with labelled(log, engine) as (named, rows):
+        if isinstance(rows, DuckDBRows) and named.period is not None:
+            with suppress(PoolwiseError):
+                return live_in(rows.with_roles(named), named) or named
+    return named
 
 
 def live_log(log: Log, engine: EngineLike) -> Log | None:
-    """Return a log that lacks only probabilities of policies that are not live; else None.
+    """Return a log that lacks only probabilities of policies that are not live; else None."""
+    if not _may_be_live(log):
+        return None
+    with as_engine(engine, log).open(log, {}) as rows:
+        return live_in(rows, log)
+
+
+def live_in(rows: Rows, log: Log) -> Log | None:
+    """Return the log of open rows that lacks no other probabilities than such; else None.
 
     A policy that was live on some days often has a probability only in the rows of these
     days.  The mixture of a period needs no other: the estimates by period of a `LiveLog` are
     those of a complete log but for the shares of the periods.
     """
-    if log.period is None or not log.crossed or log.estimate_mixture is not False:
-        return None
-    with as_engine(engine, log).open(log, {}) as rows:
-        missing = rows.missing if isinstance(rows, KernelRows) else ()
-    return LiveLog(**_arguments(log), incomplete=missing) if missing else None
+    missing = missing_in(rows, log)
+    return _live(log, missing) if missing else None
+
+
+def missing_in(rows: Rows, log: Log) -> tuple[str, ...]:
+    """Return the loggers whose probabilities are missing where they are not live."""
+    return rows.missing if _may_be_live(log) and isinstance(rows, KernelRows) else ()
+
+
+def _live(log: Log, missing: tuple[str, ...]) -> Log:
+    return LiveLog(**_arguments(log), incomplete=missing)
+
+
+def _may_be_live(log: Log) -> bool:
+    return log.period is not None and log.crossed and log.estimate_mixture is False
 
 
 def _arguments(log: Log) -> dict[str, Any]:
@@ -250,7 +293,12 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
     log = asked.log if asked.by is None else replace(asked.log, period=asked.by)
     try:
         with open_rows(replace(asked, log=log), engine) as rows:
-            yield _settled(asked, rows)
+            try:
+                yield _settled(asked, rows)
+            except LogError as error:  # look at the rows while they are open
+                if missing := missing_in(rows, asked.log):
+                    raise IncompleteError(missing) from error
+                raise
     except MissingColumnError as error:
         if asked.by is None:
             raise
@@ -323,12 +371,10 @@ def _bucketed(
 ) -> tuple[list[Buckets], MomentsByLogger]:
     """Return moments of the buckets, and of all rows what is not needed of each bucket."""
     needs = [*bound, Needs(means=pairs.terms)]
-    if isinstance(rows, KernelRows) and not pairs.terms:
-        buckets, whole = rows.bucketed_and_tallied(needs, BUCKETS)
+    if isinstance(rows, TalliedRows):
+        buckets, whole = rows.bucketed_and_tallied(needs, BUCKETS, pairs)
         return [*buckets], whole
-    apart = [Needs(tails=b.tails, histograms=b.histograms) for b in bound]
-    also = unite([*apart, pairs] if rows.by_kernel else [pairs])
-    return [*rows.bucketed(needs, BUCKETS)], rows.moments(also) if also.terms else {}
+    return [*rows.bucketed(needs, BUCKETS)], rows.moments(pairs) if pairs.terms else {}
 
 
 def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:

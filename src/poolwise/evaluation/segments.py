@@ -25,11 +25,13 @@ from poolwise.evaluation.request import served
 from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
 from poolwise.intervals.student import Interval
 from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.terms import Needs
 from poolwise.report.breakdown import segment_tables, segments_sentence
 from poolwise.report.sentence import preferred
 from poolwise.text import listed
 
 if TYPE_CHECKING:
+    from poolwise.engines.base import Bucketed
     from poolwise.engines.parallel import KernelRows
     from poolwise.errors import Fault
     from poolwise.evaluation.read import OpenLog
@@ -37,13 +39,13 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import FloatArray, Moments
-    from poolwise.moments.terms import Needs
     from poolwise.report.tables import Grid
 
 MOST_SLICES = 10_000  # sums over slices of each cell: 40 MB; without them Student's intervals
 MOST_GROUPS, FEWEST_BUCKETS = 6_000, 20  # of clusters, over all cells
 SEED = 20170813  # the same rows give the same intervals
 NAMED = 5  # segments that a finding lists
+NOTHING = Needs()
 REST = "(the other segments)"
 Ask = Callable[["OpenLog"], "Evaluation"]
 
@@ -196,9 +198,7 @@ class Parts:
     rows: KernelRows
     cells: Mapping[Cell, int]
     _moments: dict[Needs, dict[str, Moments]] = field(default_factory=dict)
-    _buckets: dict[tuple[Needs, ...], list[list[dict[str, Moments]]]] = field(
-        default_factory=dict
-    )
+    _buckets: dict[tuple[Needs, ...], Bucketed] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -217,12 +217,14 @@ class Parts:
             self._moments[needs] = self.rows.moments(lean)
         return self._moments[needs]
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
-        """Return the moments of each cell by bucket; the same needs are read once."""
-        if tuple(needs) not in self._buckets:
+    def bucketed(self, needs: Sequence[Needs], buckets: int, also: Needs) -> Bucketed:
+        """Return moments of each cell by bucket, and others; the same needs are read once."""
+        asked = (*needs, also)
+        if asked not in self._buckets:
             fewer = max(FEWEST_BUCKETS, min(buckets, MOST_GROUPS // len(self.cells)))
-            self._buckets[tuple(needs)] = self.rows.bucketed(needs, fewer)
-        return self._buckets[tuple(needs)]
+            lean = [replace(part, tails=(), histograms=()) for part in needs]
+            self._buckets[asked] = self.rows.bucketed_and_tallied(lean, fewer, also)
+        return self._buckets[asked]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,9 +255,14 @@ class SegmentRows:
         return self._own(self.parts.moments(needs))
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
-        parts = self.parts.bucketed(needs, buckets)
+        return self.bucketed_and_tallied(needs, buckets)[0]
+
+    def bucketed_and_tallied(
+        self, needs: Sequence[Needs], buckets: int, also: Needs = NOTHING
+    ) -> Bucketed:
+        parts, whole = self.parts.bucketed(needs, buckets, also)
         own = [[self._own(bucket) for bucket in buckets_of] for buckets_of in parts]
-        return [[bucket for bucket in buckets_of if bucket] for buckets_of in own]
+        return [[b for b in buckets_of if b] for buckets_of in own], self._own(whole)
 
     def without(self, logger: str) -> SegmentRows:
         """Reject the call: leaving a logger out reads all rows."""
