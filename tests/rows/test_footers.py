@@ -117,3 +117,13 @@ def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="twice"):
         evaluate(Log([str(path), f"{path.parent}/./{path.name}"], **ROLES), {"t": "t"})
+
+
+def test_statistics_show_columns_without_null(tmp_path: Path) -> None:
+    footers, table = Footers(), pa.table({"a": [0.1, None, 0.3], "b": [1.0, float("nan"), 2.0]})
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=2)
+    pq.write_table(table, tmp_path / "silent.parquet", write_statistics=False)
+    path, silent = (str(tmp_path / f"{name}.parquet") for name in ("log", "silent"))
+    assert footers.lists_no_null(path, {"b"})  # NaN is a number
+    assert not footers.lists_no_null(path, {"a", "b"})
+    assert not footers.lists_no_null(silent, {"b"})

@@ -332,6 +332,15 @@ class DuckDBRows(KernelRows):
         names = [str(line["column_name"]) for line in self._answer("DESCRIBE log")]
         return replace(self, table=_roles(log, {}, names, NOTHING).table)
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        stream, names = self._plain(), [f"p_{k}" for k in range(len(self.table.propensities))]
+        if isinstance(self.source, tuple) and stream and stream.columns.keys() >= {*names}:
+            columns = {stream.columns[name] for name in names}
+            if all(self.footers.lists_no_null(path, columns) for path, _ in self.source):
+                return ()
+        return super().missing
+
     def copies(self, part: int = 1) -> dict[int, int]:
         """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.
 

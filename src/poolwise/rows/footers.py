@@ -18,7 +18,7 @@ from poolwise.log.log import PART_LOGGER
 from poolwise.rows.labels import KeptLabels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from poolwise.log.log import Log, Part
     from poolwise.rows.reader import Files
@@ -67,6 +67,16 @@ class Footers:
             footer = Footer(stamp, parsed, kind if _alike(kind, parsed) else parsed, rows)
             self._read[path] = footer
         return footer
+
+    def lists_no_null(self, path: str, columns: Collection[str]) -> bool:
+        """Test if the statistics of a file show that each of these columns has no NULL."""
+        parsed = self(path).parsed
+        places = [
+            k for k in range(parsed.num_columns) if parsed.schema.column(k).path in columns
+        ]
+        groups = [parsed.row_group(k) for k in range(parsed.num_row_groups)]
+        statistics = [group.column(k).statistics for group in groups for k in places]
+        return all(s is not None and s.has_null_count and not s.null_count for s in statistics)
 
 
 def _stamp(path: str) -> Stamp:
