@@ -42,6 +42,32 @@ class UsageError(PoolwiseError):
     """Invalid or inconsistent arguments."""
 
 
+class ExpressionError(UsageError):
+    """An SQL expression that is not a value of one row.
+
+    Attributes:
+        sql: The expression.
+        part: What it must not contain; empty if the text is not one expression.
+        role: Role that the expression plays; empty if that is not known.
+    """
+
+    def __init__(self, sql: str, part: str = "", role: str = "", hint: str = "") -> None:
+        self.sql, self.part, self.role, self.hint = sql, part, role, hint
+        where = f"{role}: " if role else ""
+        if part:
+            text = (
+                f"an expression of one row may not contain {part}, got {sql}: compute that "
+                "column in a SELECT as the source, and name the column"
+            )
+        else:
+            text = f"expected one scalar SQL expression, got {sql}"
+        super().__init__(f"{where}{text}{hint}")
+
+    def in_role(self, role: str, hint: str = "") -> ExpressionError:
+        """Return the error with the role that the expression plays."""
+        return ExpressionError(self.sql, self.part, role, hint or self.hint)
+
+
 class SourceError(PoolwiseError):
     """A source of rows that cannot be read."""
 

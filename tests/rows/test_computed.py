@@ -30,7 +30,7 @@ PLAIN = [
     "coalesce(T / (n + 1), t)",
     'CASE WHEN flag AND n BETWEEN 1 AND 5 THEN "T 2" ELSE sqrt(t * t) END',
 ]
-OTHER = ["t * 0.5 + 0.1 * (logger = 'a')::INT", "0.5", "t + random() * 0", "round(t, 2)"]
+OTHER = ["t * 0.5 + 0.1 * (logger = 'a')::INT", "0.5", "t + sin(n) * 0", "round(t, 2)"]
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from poolwise.rows.append import append_scores, fix_order, scored_batches, write
 from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import PlainFrame, plain_frame
-from poolwise.rows.guard import first_line, lock, refuse_reaching
+from poolwise.rows.guard import first_line, lock
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
 from poolwise.rows.mixture import learner_extra
@@ -174,9 +174,7 @@ class DuckDB:
 def _roles(
     log: Log, targets: Mapping[str, PolicyLike], columns: Sequence[str], extra: Extra
 ) -> Roles:
-    roles = assign(log, targets, columns, exp.to_table("log"), extra)
-    refuse_reaching(roles.table)
-    return roles
+    return assign(log, targets, columns, exp.to_table("log"), extra)
 
 
 @contextmanager

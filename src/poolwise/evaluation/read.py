@@ -22,6 +22,7 @@ from poolwise.engines.base import TalliedRows, only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.errors import (
+    ExpressionError,
     Finding,
     LogError,
     MissingColumnError,
@@ -304,6 +305,10 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
             raise
         roles = {n: "by" if role == "period" else role for n, role in error.missing.items()}
         raise MissingColumnError(roles, error.available) from None
+    except ExpressionError as error:
+        if asked.by is None or error.role != "period":
+            raise
+        raise error.in_role("by") from None
 
 
 def _kernel_rows(rows: Rows, asked: Request) -> KernelRows:

@@ -184,7 +184,7 @@ def _row(
 
     columns = _run(connection, "DESCRIBE log")["column_name"].to_pylist()
     available = {name.lower() for name in columns}
-    roles = {role: expression_of(as_policy(u, columns)) for role, u in units.items()}
+    roles = {role: expression_of(as_policy(u, columns, role)) for role, u in units.items()}
     missing: dict[str, str] = {}
     for role, expression in roles.items():
         for column in expression.find_all(exp.Column) if expression else ():

@@ -160,7 +160,7 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
 def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
     """Return the loggers, and the anchor, that give the probability of every action."""
     named = {
-        k: restricted(as_policy(p), log.eligible)
+        k: restricted(as_policy(p, role=f"propensities[{k!r}]"), log.eligible)
         for k, p in log.by_label.items()
         if p is not None
     }
@@ -177,7 +177,7 @@ def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distri
 def readable(log: Log, features: tuple[str, ...]) -> Log:
     """Return the log with the features, and the lists of actions, among its context."""
     given = [log.propensity, *log.by_label.values()]
-    policies = [as_policy(p) for p in given if p is not None]
+    policies = [as_policy(p, role="propensity") for p in given if p is not None]
     all_columns = not log.context and any(expression_of(p) is None for p in policies)
     if all_columns:  # policies in Python see all columns
         return log

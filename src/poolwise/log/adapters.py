@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from poolwise.errors import PolicyError, UsageError, did_you_mean
+from poolwise.errors import ExpressionError, PolicyError, UsageError, did_you_mean
 from poolwise.log.policy import (
     SUM_TOLERANCE,
     AnyArray,
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 
-def as_policy(value: PolicyLike, columns: Collection[str] = ()) -> Policy:
+def as_policy(value: PolicyLike, columns: Collection[str] = (), role: str = "") -> Policy:
     """Return the policy that a value describes.
 
     Text is a column if `columns` has it or if it is a bare name, else an SQL
     expression; a number is a constant, a mapping a `Table`, a classifier a
-    `Classifier`, a function a `Function`.
+    `Classifier`, a function a `Function`.  An error names the `role` that the policy plays.
 
     >>> as_policy("p_v1"), as_policy("p / 2"), as_policy("p / 2", columns=["p / 2"])
     (Column(name='p_v1'), Expression(sql='p / 2'), Column(name='p / 2'))
     """
     if isinstance(value, str):
-        return _from_text(value, columns)
+        return _from_text(value, columns, role)
     if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1:
         return Expression(sql_double(float(value)))
     if isinstance(value, Mapping):
@@ -78,15 +78,15 @@ def as_policy(value: PolicyLike, columns: Collection[str] = ()) -> Policy:
     )
 
 
-def _from_text(text: str, columns: Collection[str]) -> Policy:
+def _from_text(text: str, columns: Collection[str], role: str) -> Policy:
     from sqlglot import exp
 
     if text in columns:
         return Column(text)
     try:
         expression = Expression(text)
-    except UsageError as error:
-        raise UsageError(f"{error}{did_you_mean(text, columns)}") from None
+    except ExpressionError as error:
+        raise error.in_role(role, did_you_mean(text, columns)) from None
     tree = expression.expression()
     bare = isinstance(tree, exp.Column) and len(tree.parts) == 1
     return Column(tree.name) if bare else expression

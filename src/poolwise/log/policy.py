@@ -267,7 +267,8 @@ class Column:
 class Expression:
     """The probability is a scalar SQL expression, in DuckDB's dialect.
 
-    Subqueries, aggregates and windows are rejected: they belong in the log's source.
+    It may contain what `log.scalar` lists. Subqueries, aggregates, windows and other functions
+    are rejected: they belong in the log's source.
 
     >>> Expression("if(best = item, 0.9, 0.1)").expression().sql("postgres")
     'CASE WHEN best = item THEN 0.9 ELSE 0.1 END'
@@ -283,17 +284,9 @@ class Expression:
         raise PolicyError("Expression", f"is SQL and cannot be scored in Python: {self.sql}")
 
     def expression(self) -> exp.Expr:
-        import sqlglot
-        from sqlglot import exp
+        from poolwise.log.scalar import parse_scalar  # imports SQLGlot
 
-        other = (exp.Query, exp.AggFunc, exp.Window, exp.Placeholder, exp.Parameter, exp.UDTF)
-        try:
-            (tree,) = sqlglot.parse(self.sql, read="duckdb")
-        except (sqlglot.errors.SqlglotError, ValueError):
-            tree = None
-        if not isinstance(tree, exp.Condition) or tree.find(*other):
-            raise UsageError(f"expected one scalar SQL expression, got {self.sql}")
-        return cast("exp.Expr", tree)
+        return parse_scalar(self.sql)
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,23 @@
 
 A log of files and frames needs no other file, so DuckDB opens these and its folder for
 temporary files.  A SELECT reads what its author may read: it must be one SELECT statement.
-Either way no variable of Python is visible, the configuration is locked, and an expression
-that plays a role reads its row and nothing else.
+Either way no variable of Python is visible and the configuration is locked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from sqlglot import exp
 
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from duckdb import DuckDBPyConnection as Connection
 
     from poolwise.log.log import Log, Part
-    from poolwise.rows.rules import RoleColumns
 
 READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
 PATH = re.compile(r"'([^']*[./][^']*)'")  # in a SELECT
@@ -46,11 +43,6 @@ TABLES = {  # errors of extensions, and their meaning here
         "metadata file, as in iceberg_scan('table/metadata/00002-x.metadata.json')"
     ),
 }
-NOT_IN_EXPRESSIONS = re.compile(
-    r"getenv|getvariable|current_setting|which_secret|write_log|nextval|setval|query(_table)?"
-    r"|json_execute_serialized_sql|sniff_csv|(read|parquet|duckdb|pragma)_\w+",
-    re.IGNORECASE,
-)
 
 
 def require_select(connection: Connection, text: str) -> None:
@@ -63,25 +55,6 @@ def require_select(connection: Connection, text: str) -> None:
         raise SourceError("the SELECT", str(reason).splitlines()[0]) from reason
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise UsageError("a source in SQL must be one SELECT, and nothing else")
-
-
-def refuse_reaching(table: RoleColumns) -> None:
-    """Refuse roles that read more than their row: files, settings, other tables."""
-    roles = {role: value for role, value in vars(table).items() if role != "relation"}
-    for role, value in tuple(roles.items()):
-        if isinstance(value, Mapping):
-            roles |= {f"{role}[{name!r}]": part for name, part in value.items()}
-    for role, expression in roles.items():
-        if not hasattr(expression, "find_all"):
-            continue
-        calls = expression.find_all(exp.Func)
-        names = [c.name if isinstance(c, exp.Anonymous) else c.sql_name() for c in calls]
-        refused = [name for name in names if NOT_IN_EXPRESSIONS.fullmatch(name)]
-        reaching = [f"{name}()" for name in dict.fromkeys(refused)]
-        reaching += ["a query"] if expression.find(exp.Query, exp.Table) else []
-        if reaching:
-            listed = ", ".join(reaching)
-            raise UsageError(f"{role} must be an expression of one row, but contains {listed}")
 
 
 # Files.

@@ -134,7 +134,10 @@ def model_extra(
     if isinstance(model, GivenModel):
         return _logged(model, targets)
     settings = model if isinstance(model, RewardModel) else RewardModel(model)
-    policies = {name: restricted(as_policy(t), eligible) for name, t in targets.items()}
+    policies = {
+        name: restricted(as_policy(target, role=f"target {name!r}"), eligible)
+        for name, target in targets.items()
+    }
     columns = {name: f"{PREDICTED_VALUE}_{k}" for k, name in enumerate(targets)}
     serves = can_draw if densities else is_distribution
     lacking = [repr(name) for name, policy in policies.items() if not serves(policy)]

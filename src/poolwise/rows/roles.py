@@ -96,7 +96,7 @@ class _Lookup:
     def value(self, wanted: PolicyLike, role: str) -> Expression:
         if isinstance(wanted, str) and wanted in self.filled:
             return column(wanted)
-        policy = restricted(as_policy(wanted, self.columns or ()), self.log.eligible)
+        policy = restricted(as_policy(wanted, self.columns or (), role), self.log.eligible)
         if self.log.densities and is_discrete(policy):
             raise UsageError(f"{role}: {DISCRETE}")
         expression = expression_of(policy)

@@ -1,0 +1,117 @@
+"""Scalar: the SQL that an expression of one row may contain.
+
+Expressions are in question files, which people share, and run in Spark and in databases with
+the rights of whoever asks the question.  So an expression may contain what is listed here, and
+nothing else: a function that is not listed could read a file, delete rows or end the program.
+All listed functions compute the same value from the same row whenever they are called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import sqlglot
+from sqlglot import exp
+
+from poolwise.errors import ExpressionError
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expr
+
+VALUES = (
+    *(exp.Column, exp.Identifier, exp.Literal, exp.RawString, exp.Boolean, exp.Null, exp.Paren),
+    *(exp.Tuple, exp.Interval, exp.Var, exp.DataType, exp.DataTypeParam, exp.ColumnDef),
+)
+OPERATORS = (
+    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe),
+    *(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ),
+    *(exp.And, exp.Or, exp.Not, exp.Is, exp.Between, exp.In, exp.Any),
+    *(exp.Like, exp.ILike, exp.Glob, exp.Escape, exp.RegexpLike),
+    *(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot),
+    *(exp.BitwiseLeftShift, exp.BitwiseRightShift),
+    *(exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Cast, exp.TryCast),
+)
+MATHEMATICS = (
+    *(exp.Abs, exp.Sign, exp.Round, exp.Floor, exp.Ceil, exp.Trunc, exp.Least, exp.Greatest),
+    *(exp.Exp, exp.Ln, exp.Log, exp.Pow, exp.Sqrt, exp.Cbrt, exp.IsNan, exp.IsInf),
+    *(exp.Sin, exp.Cos, exp.Tan, exp.Cot, exp.Asin, exp.Acos, exp.Atan, exp.Atan2),
+    *(exp.Sinh, exp.Cosh, exp.Tanh, exp.Pi, exp.Degrees, exp.Radians),
+)
+TEXTS = (
+    *(exp.Lower, exp.Upper, exp.Length, exp.Left, exp.Right, exp.Substring, exp.Trim, exp.Pad),
+    *(exp.Concat, exp.ConcatWs, exp.Replace, exp.Reverse, exp.Split, exp.SplitPart),
+    *(exp.StartsWith, exp.EndsWith, exp.Contains, exp.StrPosition, exp.Translate),
+    *(exp.RegexpExtract, exp.RegexpFullMatch, exp.RegexpReplace),
+    *(exp.MD5, exp.SHA, exp.SHA2),
+)
+TIMES = (
+    *(exp.Year, exp.Quarter, exp.Month, exp.Week, exp.WeekOfYear, exp.Day, exp.DayOfMonth),
+    *(exp.DayOfWeek, exp.DayOfWeekIso, exp.DayOfYear, exp.Dayname, exp.Monthname, exp.LastDay),
+    *(exp.Hour, exp.Minute, exp.Second, exp.Extract, exp.TimestampTrunc, exp.DateBin),
+    *(exp.DateAdd, exp.DateDiff, exp.DateFromParts, exp.ToDays, exp.AtTimeZone),
+    *(exp.StrToTime, exp.TimeToStr, exp.TimeToUnix, exp.UnixToTime),
+)
+PARTS = (  # of lists, structs, maps and JSON
+    *(exp.Bracket, exp.Slice, exp.Array, exp.ArrayContains, exp.ArrayContainsAll),
+    *(exp.ArrayOverlaps, exp.ArrayPosition, exp.ArraySize, exp.ArrayMax, exp.ArrayMin),
+    *(exp.ArrayFilter, exp.Transform, exp.Lambda),
+    *(exp.Struct, exp.StructExtract, exp.PropertyEQ, exp.Map, exp.ToMap, exp.MapKeys),
+    *(exp.JSONExtract, exp.JSONExtractScalar, exp.ParseJSON),
+    *(exp.JSONPath, exp.JSONPathRoot, exp.JSONPathKey, exp.JSONPathSubscript),
+)
+ALLOWED = frozenset((*VALUES, *OPERATORS, *MATHEMATICS, *TEXTS, *TIMES, *PARTS))
+NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
+    (
+        *("hash", "isfinite", "prefix", "suffix", "strlen"),
+        *("date_part", "datepart", "date_sub", "datesub", "epoch_us", "epoch_ns"),
+        *("isoyear", "weekday", "yearweek", "millisecond", "microsecond", "try_strptime"),
+        *("to_years", "to_months", "to_weeks", "to_hours", "to_minutes", "to_seconds"),
+        *("list_position", "list_indexof", "list_extract", "list_element", "array_extract"),
+        *("list_has_all", "list_sum", "list_avg", "list_count", "list_product"),
+        *("element_at", "map_extract", "map_extract_value", "map_contains", "map_values"),
+        *("cardinality", "json_array_length", "json_value"),
+    )
+)
+
+
+def parse_scalar(sql: str) -> Expr:
+    """Parse an expression in DuckDB's dialect; reject what is not listed in this module.
+
+    >>> parse_scalar("least(p, 1) /* at most */").sql("postgres")
+    'LEAST(p, 1)'
+
+    Raises:
+        ExpressionError: The text is not one expression, or contains something else.
+    """
+    try:
+        (tree,) = sqlglot.parse(sql, read="duckdb")
+    except RecursionError:
+        raise ExpressionError(sql, "brackets that are nested too deeply") from None
+    except (sqlglot.errors.SqlglotError, ValueError):
+        raise ExpressionError(sql) from None
+    if not isinstance(tree, exp.Condition | exp.Query):
+        raise ExpressionError(sql)
+    for node in tree.walk():
+        if not _is_allowed(node):
+            raise ExpressionError(sql, _shown(node, sql))
+        node.pop_comments()  # SQLGlot would write them into the query
+    return cast("Expr", tree)
+
+
+def _is_allowed(node: Expr) -> bool:
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower() in NAMES and not isinstance(node.parent, exp.Dot)
+    if isinstance(node, exp.DataType):
+        return node.this is not exp.DType.USERDEFINED  # a database may run code in its casts
+    return type(node) in ALLOWED
+
+
+def _shown(node: Expr, sql: str) -> str:
+    """Return a function as the user calls it, or another part in SQL."""
+    place = node.meta
+    if isinstance(node, exp.Func) and "start" in place:
+        return sql[place["start"] : place["end"] + 1] + "()"
+    try:
+        return str(node.sql(dialect="duckdb"))
+    except ValueError:  # SQLGlot parses some paths in JSON that it does not write
+        return sql
