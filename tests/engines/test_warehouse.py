@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,13 @@ from poolwise.engines.warehouse import (
     dialect_of,
     relation_of,
 )
-from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
+from poolwise.errors import (
+    EngineError,
+    ExpressionError,
+    LogError,
+    MissingColumnError,
+    UsageError,
+)
 from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import needs_of, query_text
@@ -35,7 +42,7 @@ from tests.support.postgres import DuckDBConnection, PostgresEngine, load, serve
 from tests.support.reference import assert_same, log_of, random_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from poolwise.log.log import Log
 
@@ -328,6 +335,129 @@ def test_a_source_that_writes_is_refused_before_it_runs(text: str, postgres: Any
     with pytest.raises(UsageError):
         evaluate(stored(postgres, text), TARGETS)
     assert postgres.execute("SELECT count(*) FROM log").fetchone() == (500,)
+
+
+WIPE = """
+CREATE TABLE victim AS SELECT generate_series(1, 5) AS n;
+CREATE FUNCTION wipe() RETURNS float8 LANGUAGE plpgsql
+    AS $$ BEGIN DELETE FROM victim; RETURN 0.5; END $$;
+"""
+DROP = (
+    "DROP FUNCTION IF EXISTS wipe(); DROP TABLE IF EXISTS victim; DROP TABLE IF EXISTS shared"
+)
+WIPING = "SELECT logger, reward, p, p_a, p_b, wipe() AS t FROM shared"
+
+
+@pytest.fixture
+def victims() -> Iterator[Callable[[], int]]:
+    """A table that a function deletes; returns the number of its rows."""
+    with server().connect(autocommit=True) as connection:
+        connection.execute(DROP + ";" + WIPE)
+        load_shared(connection)
+        yield lambda: connection.execute("SELECT count(*) FROM victim").fetchone()[0]
+        connection.execute(DROP)
+
+
+def load_shared(connection: Any) -> None:  # noqa: ANN401 - an optional package
+    load(connection, table(), "log")
+    connection.execute("CREATE TABLE shared AS SELECT * FROM log")
+
+
+@contextmanager
+def driven(kind: str) -> Iterator[Any]:
+    """A connection of a driver: idle, in autocommit, or in a transaction."""
+    driver, _, state = kind.partition(" ")
+    if driver == "psycopg":
+        with server().connect(autocommit=state == "autocommit") as connection:
+            if state == "open":
+                connection.execute("INSERT INTO victim VALUES (6)")
+            yield connection
+            connection.rollback()
+    else:
+        dbapi = pytest.importorskip("adbc_driver_postgresql.dbapi")
+        with dbapi.connect(server().uri, autocommit=state == "autocommit") as connection:
+            yield connection
+
+
+DRIVEN = ["psycopg idle", "psycopg autocommit", "psycopg open", "adbc open", "adbc autocommit"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", DRIVEN)
+def test_a_function_that_deletes_rows_fails_with_every_driver(
+    kind: str, victims: Callable[[], int]
+) -> None:
+    with driven(kind) as connection:
+        assert evaluate(stored(connection, "shared"), TARGETS).rows == COUNTS
+        with pytest.raises(EngineError) as caught:
+            evaluate(stored(connection, WIPING), TARGETS)
+        assert "cannot execute DELETE in a read-only transaction" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        if kind == "adbc open":  # ADBC has no way back to a savepoint after an error
+            connection.rollback()
+        with connection.cursor() as cursor:  # which writes again
+            cursor.execute("INSERT INTO victim VALUES (7)")
+        if not kind.endswith("autocommit"):
+            connection.commit()
+    assert victims() == (7 if kind == "psycopg open" else 6)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", DRIVEN)
+def test_a_connection_may_write_after_it_was_read(
+    kind: str, victims: Callable[[], int]
+) -> None:
+    with driven(kind) as connection:
+        evaluate(stored(connection, "shared"), TARGETS, which_logs=False)
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO victim VALUES (7)")
+        if not kind.endswith("autocommit"):
+            connection.commit()
+    assert victims() == (7 if kind == "psycopg open" else 6)
+
+
+ATTACKS = {
+    "pg_read_file('PG_VERSION')::float8": "pg_read_file()",
+    "wipe()": "wipe()",
+    "query_to_xml('SELECT wipe()', true, true, '') IS NULL": "query_to_xml()",
+    "lo_import('/etc/hostname')": "lo_import()",
+    "CAST('victim' AS regclass)": "regclass",
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("role", ["reward", "logger", "propensity", "cluster", "target"])
+def test_no_role_runs_a_function_of_the_database(
+    role: str, attack: str, victims: Callable[[], int]
+) -> None:
+    with server().connect() as connection:
+        roles = {} if role == "target" else {role: attack}
+        targets = {"target": attack} if role == "target" else TARGETS
+        with pytest.raises(ExpressionError) as caught:
+            evaluate(stored(connection, "shared", **roles), targets)
+        assert (caught.value.part, idle(connection)) == (ATTACKS[attack], True)
+    assert victims() == 5
+
+
+def test_a_database_without_read_only_transactions_is_read() -> None:
+    """A relative of PostgreSQL whose driver does not say whether a transaction is open."""
+
+    class Relative(Recorded):
+        def execute(self, text: str) -> None:
+            super().execute(text)
+            if "READ ONLY" in text:
+                raise RuntimeError("unknown statement")
+
+    driver = Relative()
+    with refused(LogError):
+        evaluate(stored(driver), TARGETS, engine=Warehouse(dialect="postgres"))
+    assert driver.texts[:3] == [
+        "SAVEPOINT poolwise",
+        "SET TRANSACTION READ ONLY",
+        "ROLLBACK TO SAVEPOINT poolwise",
+    ]
+    assert driver.texts[3].startswith("SELECT")
 
 
 def test_what_is_no_connection_is_told() -> None:

@@ -84,7 +84,8 @@ LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 
 NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
 WRITES = (exp.DML, exp.DDL, exp.Drop, exp.Command, exp.Into, exp.Alter)
 BATCH_ROWS = 65_536  # that are fetched at once
-SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+READ_ONLY = "READ ONLY"
+SNAPSHOT = f"ISOLATION LEVEL REPEATABLE READ {READ_ONLY}"
 SAVEPOINT = "poolwise"
 ROLLBACK = "rollback()"  # the connection's method; any other text is a statement
 
@@ -241,25 +242,39 @@ class Session:
                     self._do(statement)
 
     def _begin(self) -> tuple[str, ...]:
-        """Open one snapshot for all queries in PostgreSQL; return statements that end it."""
+        """Begin to read only, in one snapshot if possible; return statements that end it.
+
+        PostgreSQL then refuses functions that write.  An open transaction reads only until
+        its savepoint is rolled back.
+        """
         if self.dialect != "postgres":
             return ()
-        info = getattr(self.connection, "info", None)
+        driver = getattr(self.connection, "driver_connection", None) or self.connection
+        info = getattr(driver, "info", None)
         status = getattr(info, "transaction_status", None)  # psycopg and psycopg2
         if status is not None and int(status) == 0:
-            autocommit = bool(getattr(self.connection, "autocommit", False))
-            end = "ROLLBACK" if autocommit else ROLLBACK
-            try:
-                self._do(f"{'BEGIN' if autocommit else 'SET TRANSACTION'} {SNAPSHOT}")
-            except Exception:  # noqa: BLE001 - a relative of PostgreSQL without snapshots
-                with suppress(Exception):
-                    self._do(end)
+            autocommit = bool(getattr(driver, "autocommit", False))
+            begin, end = ("BEGIN", "ROLLBACK") if autocommit else ("SET TRANSACTION", ROLLBACK)
+            if not self._began(f"{begin} {SNAPSHOT}", end):  # a relative without snapshots
+                self._began(f"{begin} {READ_ONLY}", end)
             return (end,)
+        if self._began(f"SAVEPOINT {SAVEPOINT}"):
+            back = f"ROLLBACK TO SAVEPOINT {SAVEPOINT}"
+            self._began(f"SET TRANSACTION {READ_ONLY}", back)
+            return (back, f"RELEASE SAVEPOINT {SAVEPOINT}")
+        # neither idle nor in a transaction: a driver that reveals no status, or a failed one
+        return ("ROLLBACK",) if self._began(f"BEGIN {SNAPSHOT}") else ()
+
+    def _began(self, statement: str, undo: str = "") -> bool:
+        """Execute a statement and return True; if it fails, execute `undo`."""
         try:
-            self._do(f"SAVEPOINT {SAVEPOINT}")
-        except Exception:  # noqa: BLE001 - no transaction, or a failed one
-            return ()
-        return (f"ROLLBACK TO SAVEPOINT {SAVEPOINT}", f"RELEASE SAVEPOINT {SAVEPOINT}")
+            self._do(statement)
+        except Exception:  # noqa: BLE001 - drivers' errors have no common type
+            with suppress(Exception):
+                if undo:
+                    self._do(undo)
+            return False
+        return True
 
     def _do(self, statement: str) -> None:
         if statement == ROLLBACK:
@@ -296,7 +311,7 @@ class Warehouse:
     """Evaluates a table in its database, over a DB-API or ADBC connection.
 
     ``Log(table="logs", connection=connection, ...)`` names both.  The connection is neither
-    closed nor left in a transaction.
+    closed nor left in a transaction.  PostgreSQL reads in a transaction that cannot write.
 
     Attributes:
         dialect: The SQL dialect, such as "postgres" or "bigquery"; empty means that the
