@@ -53,6 +53,7 @@ READER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "csv": {"header": True, "inferSchema": True},
     "json": {},
 }
+PROGRAMS = re.compile(r'"class":"[\w.]*\.(CallMethodViaReflection|\w*ScriptTransformation)"')
 POLICY_FAILED = "poolwise policy failed: "  # prefix of a worker's message
 
 
@@ -201,7 +202,7 @@ def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> 
         return session.table(part.value)
     if part.kind in {"select", "table"}:  # brackets admit a query and nothing else
         text = part.value.strip().rstrip(";")
-        return session.sql(f"SELECT * FROM (\n{text}\n) AS source")
+        return _only_reading(session.sql(f"SELECT * FROM (\n{text}\n) AS source"))
     if part.kind == "frame":
         return _from_frame(session, part.value)
     chosen = {**READER_OPTIONS[part.kind], **options}
@@ -216,6 +217,17 @@ def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> 
         rooted = {**chosen, "basePath": base} if base else chosen
         frames.append(session.read.options(**rooted).format(part.kind).load(paths))  # type: ignore[arg-type, unused-ignore]
     return _union(frames)
+
+
+def _only_reading(frame: DataFrame) -> DataFrame:
+    """Return a query that runs no program; Spark's plan names these in any spelling."""
+    query: Any = getattr(frame, "_jdf", None)  # a client of Spark Connect has no plan
+    if query is not None and PROGRAMS.search(query.queryExecution().analyzed().toJSON()):
+        raise UsageError(
+            "a source in SQL must only read, but this SELECT runs a program: leave out "
+            "reflect(), java_method() and TRANSFORM ... USING"
+        )
+    return frame
 
 
 def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401 - see log.Frame

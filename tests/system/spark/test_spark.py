@@ -27,6 +27,7 @@ from poolwise.engines.files import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
 from poolwise.errors import (
     EngineError,
+    ExpressionError,
     LogError,
     MissingColumnError,
     PolicyError,
@@ -502,6 +503,56 @@ def test_what_spark_needs_is_named_where_it_is_missing(
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ImportError, match=r"poolwise\[spark\]"):
         evaluate(log_of(table), TARGETS, engine=Spark())
+
+
+RUNNING = [  # Java methods that Spark finds by name
+    "reflect('java.lang.System', 'exit', 7)",
+    "java_method('java.lang.System', 'getenv', 'HOME')",
+    "length(try_reflect('java.lang.System', 'getenv', 'HOME'))",
+    "system.builtin.reflect('java.lang.System', 'exit', 7)",
+    "IDENTIFIER('ref' || 'lect')('java.lang.System', 'exit', 7)",
+]
+
+
+@pytest.mark.parametrize("attack", RUNNING)
+@pytest.mark.parametrize("role", ["reward", "logger", "cluster", "period", "target"])
+def test_no_role_runs_a_method_of_java(
+    role: str, attack: str, spark: Spark, table: pa.Table, folder: Path
+) -> None:
+    roles: dict[str, Any] = {} if role == "target" else {role: attack}
+    for source in (str(folder), table):
+        log = replace(log_of(table), source=source, **roles)
+        with pytest.raises(ExpressionError):
+            evaluate(log, {"new": attack if role == "target" else "t"}, engine=spark)
+
+
+@pytest.mark.parametrize("attack", RUNNING)
+def test_a_select_runs_no_method_of_java(
+    attack: str, session: SparkSession, spark: Spark, table: pa.Table
+) -> None:
+    session.createDataFrame(table).createOrReplaceTempView("logs")
+    for select in (
+        f"SELECT *, {attack} AS x FROM logs",
+        f"WITH a AS (SELECT {attack} AS x) SELECT logs.* FROM logs WHERE p > (SELECT x FROM a)",
+    ):
+        for source in ({"source": select}, {"source": None, "table": select}):
+            with pytest.raises(UsageError):
+                evaluate(replace(log_of(table), **source), TARGETS, engine=spark)
+
+
+def test_a_select_runs_no_script(
+    session: SparkSession, spark: Spark, table: pa.Table, tmp_path: Path
+) -> None:
+    session.createDataFrame(table).createOrReplaceTempView("logs")
+    columns = ", ".join(table.column_names)
+    script = f"touch {tmp_path}/here; cat"
+    select = f"SELECT TRANSFORM({columns}) USING '{script}' AS ({columns}) FROM logs"
+    with refused(UsageError):
+        evaluate(replace(log_of(table), source=select), TARGETS, engine=spark)
+    assert list(tmp_path.iterdir()) == []
+    named = 'SELECT *, \'reflect(1) "class":"a.CallMethodViaReflection"\' AS x FROM logs'
+    found = evaluate(replace(log_of(table), source=named), TARGETS, engine=spark)
+    assert sum(found.rows.values()) == table.num_rows
 
 
 @pytest.mark.usefixtures("cluster")  # which skips where there is no Java
