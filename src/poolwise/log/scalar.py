@@ -1,7 +1,7 @@
 """Scalar: the SQL that an expression of one row may contain.
 
 Expressions are in question files, which people share, and run in Spark and in databases with
-the rights of whoever asks the question.  So an expression may contain what is listed here, and
+the rights of the caller.  So an expression may contain what is listed here, and
 nothing else: a function that is not listed could read a file, delete rows or end the program.
 All listed functions compute the same value from the same row whenever they are called.
 """
@@ -107,10 +107,12 @@ def _is_allowed(node: Expr) -> bool:
 
 
 def _shown(node: Expr, sql: str) -> str:
-    """Return a function as the user calls it, or another part in SQL."""
-    place = node.meta
-    if isinstance(node, exp.Func) and "start" in place:
-        return sql[place["start"] : place["end"] + 1] + "()"
+    """Return the name of a function as the caller writes it, or another part in SQL."""
+    if isinstance(node, exp.Func):
+        place = node.meta  # that of the name; SQLGlot keeps it for most functions
+        known = "start" in place
+        name = sql[place["start"] : place["end"] + 1] if known else node.sql_name().lower()
+        return f"{name}()"
     try:
         return str(node.sql(dialect="duckdb"))
     except ValueError:  # SQLGlot parses some paths in JSON that it does not write
