@@ -288,7 +288,7 @@ ROLE_OPTIONS = [
     "densities",
 ]  # fmt: skip
 ROW_OPTIONS = ["cluster", "period", "trained-on", "on-fault", "reward-range"]
-READ_OPTIONS = ["action", "eligible", "context", "trust", "reader-option"]
+READ_OPTIONS = ["action", "eligible", "context", "timezone", "trust", "reader-option"]
 ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {
     "evaluate": [
@@ -311,7 +311,7 @@ OPTIONS = {
     ],
     "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
     "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
-    "sql": [*ROLE_OPTIONS, "dialect", "on-fault", "interval", "reward-range"],
+    "sql": [*ROLE_OPTIONS, "dialect", "on-fault", "timezone", "interval", "reward-range"],
     "demo": ["html", "charts", "verbose", "json"],
     "init": ["out"],
     "learn": [

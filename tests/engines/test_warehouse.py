@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from poolwise.engines.sql import written
 from poolwise.engines.warehouse import (
     HASHES,
     NAMES,
+    ZONES,
     Warehouse,
     bucket_of,
     dialect_of,
@@ -475,7 +477,7 @@ def test_what_is_no_connection_is_told() -> None:
 
 
 class Recorded:
-    """A driver that records the text of queries and returns nothing."""
+    """A driver that records the text of queries and returns nothing but a time zone."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -489,7 +491,7 @@ class Recorded:
         self.description = [(n, None) for n in ("LOGGER", "REWARD", "P", "P_A", "P_B", "T")]
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        return []
+        return [("Asia/Tokyo",)] if "timezone" in self.texts[-1].lower() else []
 
     def close(self) -> None:
         pass
@@ -503,7 +505,10 @@ def test_every_dialect_is_sent_reading_statements_that_it_can_parse(dialect: str
     driver = Recorded()
     with refused(LogError):
         evaluate(stored(driver), TARGETS, engine=Warehouse(dialect=dialect))
+    zones = [t for t in driver.texts if re.search(r"\bSET\b.*'(UTC|Asia/Tokyo)'$", t)]
+    assert [t.split("'")[1] for t in zones] == ["UTC", "Asia/Tokyo"] * (dialect in ZONES)
     queries = [t for t in driver.texts if t.startswith(("SELECT", "WITH"))]
+    queries = [text for text in queries if "timezone" not in text.lower()]
     assert len(queries) >= 2
     for text in queries:
         (tree,) = sqlglot.parse(text, dialect=dialect)

@@ -195,6 +195,7 @@ def test_a_notebook_shows_sources_and_roles_without_reading(tmp_path: Path) -> N
         ("propensity", "Uniform(actions=range(0, 2))"),
         ("propensities of b&lt;", "p_b"),
         ("context", "age, country"),
+        ("timezone", "UTC"),
     ]
 
 

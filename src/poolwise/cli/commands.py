@@ -35,6 +35,7 @@ from poolwise.cli.options import (
     RoleOptions,
     SourceOptions,
     Sources,
+    Timezone,
     Verbose,
     WatchOptions,
     grouped,
@@ -50,6 +51,7 @@ from poolwise.cli.terminal import (
     scored_command,
 )
 from poolwise.errors import LogError, PoolwiseError, UsageError
+from poolwise.log.log import UTC
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
@@ -264,6 +266,7 @@ def sql(
         str, typer.Option(help="duckdb, spark, postgres, bigquery, snowflake, ...")
     ] = "duckdb",
     on_fault: OnFaultOption = "raise",
+    timezone: Timezone = UTC,
     interval: Annotated[
         Literal["auto", "smoothed"],
         typer.Option(help="smoothed adds the sums of that interval; needs --reward-range."),
@@ -271,7 +274,7 @@ def sql(
     reward_range: RewardRange = None,
 ) -> None:
     """Print the query whose result is all that an evaluation needs."""
-    source = SourceOptions(on_fault=on_fault, reward_range=reward_range)
+    source = SourceOptions(on_fault=on_fault, timezone=timezone, reward_range=reward_range)
     log = build_log((), roles, source, moments=True)
     from poolwise.evaluation.summarise import query_text
 

@@ -55,6 +55,7 @@ def build_log(
         reader_options=_reader_options(source.reader_option or []),
         cluster=source.cluster,
         period=source.period,
+        timezone=source.timezone,
         trained_on=_lists(source.trained_on or []),
         on_fault=source.on_fault,
         log_probabilities=roles.log_probabilities,

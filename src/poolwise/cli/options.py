@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from poolwise.errors import UsageError
-from poolwise.log.log import OnFault
+from poolwise.log.log import UTC, OnFault
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB
 IntervalMethod = Literal[
@@ -40,6 +40,10 @@ OptionalSources = Annotated[
     typer.Argument(
         metavar="LOGS...", help=f"{FILES} Optional with --moments: the name of the table."
     ),
+]
+Timezone = Annotated[
+    str,
+    typer.Option(metavar="ZONE", help="Time zone of days and hours, such as Europe/Berlin."),
 ]
 OnFaultOption = Annotated[OnFault, typer.Option(help="Reject bad rows, or drop them.")]
 RewardRange = Annotated[
@@ -139,6 +143,7 @@ class ReadOptions:
             help="Columns that policies in Python see; by default all without another role.",
         ),
     ] = None
+    timezone: Timezone = UTC
     trust: Annotated[
         bool,
         typer.Option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from poolwise.errors import NotShownError, UsageError
+from poolwise.log.log import UTC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,5 +124,6 @@ def scored_command(scored: ScoredLog, path: Path) -> str:
         words += ["--propensities", f"{label}={value}"]
     for name, value in targets.items():
         words += ["--target", f"{name}={value}"]
+    words += [] if log.timezone == UTC else ["--timezone", log.timezone]
     words += ["--densities"] * log.densities
     return shlex.join(words + ["--log-probabilities"] * log.log_probabilities)

@@ -77,6 +77,7 @@ def labelled(log: Log, engine: EngineLike) -> Iterator[tuple[Log, Rows | None]]:
         reward="1",
         logger=log.logger,
         propensity="1",
+        timezone=log.timezone,
         on_fault=log.on_fault,
         reader_options=log.reader_options,
         table=log.table,

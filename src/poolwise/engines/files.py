@@ -24,11 +24,12 @@ from poolwise.engines.sql import MomentsRequest, moments_query, written
 from poolwise.engines.warehouse import check_dialect, relation_of
 from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.adapters import as_policy
-from poolwise.log.log import ONLY_LOGGER, file_format
+from poolwise.log.log import ONLY_LOGGER, UTC, file_format
 from poolwise.log.policy import expression_of
 from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS
 from poolwise.moments.terms import Factor, Term
+from poolwise.rows.computed import is_arithmetic
 from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import string
@@ -105,6 +106,7 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> QuestionHashes:
     """
     logger = ONLY_LOGGER if log.logger is None else policy_text(log.logger)
     rules = [log.log_probabilities, log.on_fault, *["densities"] * log.densities]
+    rules += [] if log.timezone == UTC else [log.timezone]
     crossed = {k: policy_text(v) for k, v in log.by_label.items() if v is not None}
     own = None if log.propensity is None else policy_text(log.propensity)
     return QuestionHashes(
@@ -292,11 +294,17 @@ def _require(holds: bool, problem: str = DAMAGED) -> None:  # noqa: FBT001 - a c
 def standalone_query(
     log: Log, table: str, targets: Mapping[str, PolicyLike], needs: Needs, dialect: str
 ) -> str:
-    """Return the text of the query; its last column is a hash of the question."""
+    """Return the text of the query; its last column is a hash of the question.
+
+    A comment names the time zone where expressions may depend on it.
+    """
     dialect = check_dialect(dialect)
     request = standalone_request(log, table, targets, needs)
     mark = string(question(log, targets).mark(needs)).as_(MARK, quoted=True)
-    return written(moments_query(request).select(mark), dialect, pretty=True)
+    text = written(moments_query(request).select(mark), dialect, pretty=True)
+    if log.timezone == UTC and is_arithmetic(request.table.roles.values()):
+        return text
+    return f"-- For a session with the time zone {log.timezone}.\n{text}"
 
 
 def standalone_request(

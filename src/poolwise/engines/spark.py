@@ -28,6 +28,7 @@ from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
 from poolwise.engines.spark_sources import (
     collected,
+    configured,
     frame_of,
     local_files,
     narrow,
@@ -69,8 +70,9 @@ PARTITION_ROWS = 2**33  # more than a partition has: numbers its rows after the 
 class Spark:
     """Evaluates files, tables and DataFrames on a cluster.
 
-    A session that is passed, or that is running, is left as it is; one that had to be started
-    is stopped when the log is closed.
+    A session that is passed, or that is running, is left as it is: settings that change
+    results, such as its time zone, are restored. One that had to be started is stopped when
+    the log is closed.
 
     Attributes:
         session: Your session; by default the one that is running, or a new one.
@@ -88,6 +90,7 @@ class Spark:
         """Open a log with its targets; workers score the policies in Python."""
         with ExitStack() as stack:
             session = stack.enter_context(self._running())
+            stack.enter_context(configured(session, log.timezone))
             frame = frame_of(session, log)
             view = stack.enter_context(viewed(session, frame))
             roles = assign(log, targets, frame.columns, view)
@@ -101,7 +104,7 @@ class Spark:
 
     def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
         """Yield the columns that a learner reads, in batches that workers pack."""
-        with self._running() as session:
+        with self._running() as session, configured(session, log.timezone):
             frame = frame_of(session, log)
             roles = assign(log, {}, frame.columns, exp.to_table("log"), learner_extra(log))
             with spark_errors("copying the rows"):

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from itertools import count
 from pathlib import Path
@@ -54,6 +54,7 @@ READER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "json": {},
 }
 PROGRAMS = re.compile(r'"class":"[\w.]*\.(CallMethodViaReflection|\w*ScriptTransformation)"')
+ZONE, ANSI = "spark.sql.session.timeZone", "spark.sql.ansi.enabled"
 POLICY_FAILED = "poolwise policy failed: "  # prefix of a worker's message
 
 
@@ -78,6 +79,21 @@ def running_session(master: str) -> Iterator[SparkSession]:
             f"a Spark session is running at {running.sparkContext.master!r}: stop it before "
             f"starting one at {master!r}"
         )
+
+
+@contextmanager
+def configured(session: SparkSession, timezone: str) -> Iterator[None]:
+    """Fix the settings that change results; restore those of the session at the end."""
+    own = {name: session.conf.get(name, None) for name in (ZONE, ANSI)}
+    try:
+        with spark_errors("", f"the session in the time zone {timezone!r}"):
+            session.conf.set(ZONE, timezone)
+            session.conf.set(ANSI, "true")  # an integer that overflows is an error
+        yield
+    finally:
+        with suppress(*_errors()):  # of a session that was stopped meanwhile
+            for name, value in own.items():
+                session.conf.unset(name) if value is None else session.conf.set(name, value)
 
 
 def _started(master: str) -> SparkSession:

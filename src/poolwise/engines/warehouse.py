@@ -17,7 +17,7 @@ from sqlglot.errors import SqlglotError
 from poolwise.engines.answer import WarehouseRows
 from poolwise.engines.sql import written
 from poolwise.errors import EngineError, UsageError
-from poolwise.log.log import SELECT
+from poolwise.log.log import SELECT, UTC
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
 
@@ -72,6 +72,15 @@ HASHES: Mapping[str, str] = {
     "clickhouse": "cityHash64(unit) % buckets",
     "databricks": "PMOD(XXHASH64(unit), buckets)",
     "spark": "PMOD(XXHASH64(unit), buckets)",
+}
+# Statements that return and set the time zone of a session, separated by a semicolon.
+SETTING = "SELECT current_setting('TimeZone'); SET TimeZone = '{}'"
+CURRENT = "SELECT current_timezone(); SET TIME ZONE '{}'"
+ZONES: Mapping[str, str] = {
+    **dict.fromkeys(("duckdb", "postgres", "redshift"), SETTING),
+    **dict.fromkeys(("databricks", "spark", "trino"), CURRENT),
+    "clickhouse": "SELECT timezone(); SET session_timezone = '{}'",
+    "snowflake": "SHOW PARAMETERS LIKE 'TIMEZONE'; ALTER SESSION SET TIMEZONE = '{}'",
 }
 # Column types that need a conversion: PostgreSQL returns type numbers, Arrow words.
 KINDS = {
@@ -228,16 +237,18 @@ class Session:
             raise EngineError(self.name, text, RuntimeError(message)) from reason
 
     @contextmanager
-    def borrowed(self) -> Iterator[None]:
-        """Leave the connection's transaction as it was, also after an error."""
-        undo = self._begin()
+    def borrowed(self, timezone: str) -> Iterator[None]:
+        """Leave transaction and time zone as they were, even after an error."""
+        zone: tuple[str, ...] = ()
+        end = self._begin()
         try:
+            zone = self._set_zone(timezone)
             yield
         except BaseException:
-            undo = undo or (ROLLBACK,)
+            end = end or (ROLLBACK,)
             raise
         finally:
-            for statement in undo:
+            for statement in (*zone, *end):
                 with suppress(Exception):  # a broken connection has nothing to undo
                     self._do(statement)
 
@@ -276,6 +287,24 @@ class Session:
             return False
         return True
 
+    def _set_zone(self, timezone: str) -> tuple[str, ...]:
+        """Set the time zone of the session; return statements that restore its own."""
+        if self.dialect not in ZONES:
+            if timezone == UTC:  # that of BigQuery, which has no sessions
+                return ()
+            raise UsageError(
+                f"the time zone of a session of {self.name} cannot be set to {timezone!r}: "
+                "name the zone in the expressions, and leave out `timezone`"
+            )
+        ask, change = ZONES[self.dialect].split("; ")
+        with self._running(ask) as cursor:
+            line = list(_values(cursor.fetchall())[0])
+        own = str(line[min(1, len(line) - 1)])  # the first of several columns is a name
+        if own == timezone:
+            return ()
+        with self._running(change.format(timezone.replace("'", "''"))):
+            return (change.format(own),)
+
     def _do(self, statement: str) -> None:
         if statement == ROLLBACK:
             self.connection.rollback()
@@ -311,7 +340,8 @@ class Warehouse:
     """Evaluates a table in its database, over a DB-API or ADBC connection.
 
     ``Log(table="logs", connection=connection, ...)`` names both.  The connection is neither
-    closed nor left in a transaction.  PostgreSQL reads in a transaction that cannot write.
+    closed nor left in a transaction, and its time zone is restored.  PostgreSQL reads in a
+    transaction that cannot write.
 
     Attributes:
         dialect: The SQL dialect, such as "postgres" or "bigquery"; empty means that the
@@ -332,7 +362,7 @@ class Warehouse:
             )
         dialect = check_dialect(self.dialect) if self.dialect else dialect_of(log.connection)
         session = Session(log.connection, dialect)
-        with session.borrowed():
+        with session.borrowed(log.timezone):
             yield session
 
     @contextmanager

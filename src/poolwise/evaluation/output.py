@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from poolwise.intervals.student import Interval
+from poolwise.log.log import UTC
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 from poolwise.report.tables import Grid, as_html, as_text
 
@@ -264,18 +265,21 @@ def listed_findings(findings: Sequence[Finding]) -> list[Row]:
     ]
 
 
-def fingerprint(views: Mapping[str, MomentsByLogger], *, crossed: bool) -> str:
+def fingerprint(
+    views: Mapping[str, MomentsByLogger], *, crossed: bool, timezone: str = UTC
+) -> str:
     """Return a hash of the rows with the probabilities of their policies.
 
-    Two results with the same hash rest on the same rows.  It digests counts, rewards and
-    weights of each logger, cut to eight digits: threads and the order of rows change the
-    last digits of a sum.
+    Two results with the same hash rest on the same rows, read in the same time zone.  It
+    digests counts, rewards and weights of each logger, cut to eight digits: threads and the
+    order of rows change the last digits of a sum.
 
     Args:
         views: Moments of each logger, by target.
         crossed: Whether the mixture is known.
+        timezone: Time zone of the log.
     """
-    digest = sha256()
+    digest = sha256(b"" if timezone == UTC else f"{timezone}\n".encode())
     terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
     for target, view in sorted(views.items()):
         for logger, moments in sorted(view.items()):

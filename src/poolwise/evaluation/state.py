@@ -21,6 +21,7 @@ import numpy as np
 
 from poolwise.errors import SourceError, UsageError
 from poolwise.intervals.betting import Bets
+from poolwise.log.log import UTC
 from poolwise.moments.blocks import BINS, Blocks
 from poolwise.rows.output import Kind, write_whole
 
@@ -183,6 +184,7 @@ def stamp(path: Path) -> str:
 
 def refuse_other(begun: Asked, asked: Asked) -> None:
     """Raise UsageError if a state was begun with another question."""
+    begun = {"timezone": UTC} | begun  # of states that were begun before logs had a time zone
     names = [name for name in begun | asked if begun.get(name) != asked.get(name)]
     if names:
         pairs = "; ".join(f"{n} {begun.get(n)!r}, not {asked.get(n)!r}" for n in names)

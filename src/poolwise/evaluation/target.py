@@ -91,7 +91,7 @@ def results_of(
             *served.refused,
             *asked.findings,
         ),
-        fingerprint=fingerprint(wholes, crossed=asked.log.crossed),
+        fingerprint=fingerprint(wholes, crossed=asked.log.crossed, timezone=asked.log.timezone),
     )
 
 

@@ -260,6 +260,7 @@ def _question(asked: Request, better_than: str | None, planned: int | None) -> A
         "reward": log.reward,
         "logger": log.logger or "",
         "period": log.period or "",
+        "timezone": log.timezone,
         "balanced_weights": log.mixed,
         "log_probabilities": log.log_probabilities,
         "densities": log.densities,

@@ -16,7 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from poolwise.errors import UsageError
+from poolwise.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
@@ -36,6 +36,7 @@ LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does no
 LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
 PATTERN = "{logger}"  # in a pattern of propensities, where the label goes
 PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
+UTC = "UTC"  # time zone of a log that names none
 ONLY_LOGGER = "log"  # label of the only logger of a log without a logger column
 
 
@@ -83,6 +84,8 @@ class Log:
         period: Column or SQL expression of the period in which a row was logged (a day, a
             version's life), if policies may have been trained on earlier periods. Periods are
             ordered by value: dates, times and numbers by size, text by its characters.
+        timezone: Time zone in which SQL expressions and casts see a time with a zone, such as
+            "Europe/Berlin"; the zone of the machine or of a session is never used.
         trained_on: Loggers (or targets) whose policy was trained on the logs of others, as
             ``{"v2": ["v1"]}``: their weights depend on rewards of those rows.
         estimate_mixture: Estimate the mixture if `propensities` are missing: True, or a
@@ -118,6 +121,7 @@ class Log:
     eligible: str | None = None
     cluster: str | None = None
     period: str | None = None
+    timezone: str = UTC
     trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict)
     estimate_mixture: Any = False  # True, or any classifier
     mixture: str | None = None
@@ -178,12 +182,12 @@ class Log:
         return {str(label): value for label, value in self.propensities.items()}
 
     def described(self) -> dict[str, str]:
-        """Return the arguments as texts, without those that have their defaults."""
+        """Return the time zone and all arguments without their defaults, as texts."""
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
         return {
             role: text
             for name, value, default in values
-            if value is not default and name != "connection"
+            if (value is not default or name == "timezone") and name != "connection"
             for role, text in _described(name, value)
             if text
         }
@@ -290,6 +294,7 @@ def _rule_problems(log: Log) -> Iterator[str]:
         )
     if log.eligible is not None and log.densities:
         yield "`eligible` lists actions, and `densities` are those of a number: leave one out"
+    yield from _zone_problems(log.timezone)
     if log.on_fault not in {"raise", "drop"}:
         yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
     if not log.replay_tolerance >= 0:
@@ -300,6 +305,15 @@ def _rule_problems(log: Log) -> Iterator[str]:
             "`reward_range` must be (lower, upper) with lower < upper, both within "
             f"±{LARGEST_REWARD:g}, got {log.reward_range}"
         )
+
+
+def _zone_problems(zone: str) -> Iterator[str]:
+    from zoneinfo import available_timezones
+
+    zones = {UTC} if zone == UTC else available_timezones()
+    if zones and zone not in zones:  # a system may have no list
+        hint = did_you_mean(str(zone), zones)
+        yield f"`timezone` must be a name such as 'Europe/Berlin', got {zone!r}{hint}"
 
 
 def _as_table(source: Any) -> Any:  # noqa: ANN401 - see Frame

@@ -51,11 +51,21 @@ class Computed:
 
 def computed_roles(roles: Mapping[str, Expression]) -> Computed | None:
     """Return roles that can be computed batch by batch; None if one cannot."""
-    nodes = [node for value in roles.values() for node in value.walk()]
-    qualified = any(isinstance(node, exp.Column) and node.table for node in nodes)
-    allowed = all(type(node) in ALLOWED for node in nodes)
+    columns = [node for value in roles.values() for node in value.find_all(exp.Column)]
+    qualified = any(node.table for node in columns)
     varied = all(map(_columns, roles.values()))  # DuckDB counts rows by their columns
-    return Computed(roles) if allowed and varied and not qualified else None
+    plain = is_arithmetic(roles.values()) and varied and not qualified
+    return Computed(roles) if plain else None
+
+
+def is_arithmetic(expressions: Iterable[Expression]) -> bool:
+    """Test if expressions are arithmetic of one row, without times, which have a zone."""
+    nodes = [node for expression in expressions for node in expression.walk()]
+    times = exp.DataType.TEMPORAL_TYPES
+    return all(
+        type(node) in ALLOWED and not (isinstance(node, exp.DataType) and node.this in times)
+        for node in nodes
+    )
 
 
 def _columns(expression: Expression) -> list[str]:

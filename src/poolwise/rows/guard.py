@@ -43,6 +43,26 @@ TABLES = {  # errors of extensions, and their meaning here
         "metadata file, as in iceberg_scan('table/metadata/00002-x.metadata.json')"
     ),
 }
+# Optimizers that answer from a file's statistics, which leave NaN out (docs/decisions/0012),
+# and that move a TRY_CAST into the reader of CSV, where it fails on a word.
+MISLEADING = ("statistics_propagation", "type_pushdown")
+
+
+def configure(connection: Connection, timezone: str) -> None:
+    """Set what the machine or its configuration would decide otherwise."""
+    import duckdb
+
+    present = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+    off = ",".join(name for name in MISLEADING if (name,) in present)
+    settings = {"disabled_optimizers": f"'{off}'", "python_enable_replacements": "false"}
+    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()[0][0]:
+        settings["enable_progress_bar"] = "false"  # fails in notebooks without ipywidgets
+    for name, value in settings.items():
+        connection.execute(f"SET {name} = {value}")
+    try:
+        connection.execute("SET TimeZone = ?", [timezone])
+    except duckdb.Error as reason:
+        raise UsageError(f"DuckDB does not know the time zone {timezone!r}") from reason
 
 
 def require_select(connection: Connection, text: str) -> None:

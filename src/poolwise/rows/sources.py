@@ -23,6 +23,7 @@ from poolwise.log.log import PART_LOGGER
 from poolwise.rows.guard import (
     READERS,
     close_files,
+    configure,
     expanded,
     first_line,
     local_files,
@@ -42,9 +43,6 @@ DECIDED = {"csv": {"sample_size"}, "json": {"sample_size", "columns"}}
 GUESSING = re.compile(r"read_(csv|json|ndjson)(_auto)?", re.IGNORECASE)
 GUESSED_FILE = re.compile(r".\.(csv|tsv|json|jsonl|ndjson)(\.(gz|zst))?(\?.*)?$", re.IGNORECASE)
 SAMPLED = 1000  # objects of a pandas column that DuckDB looks at by itself
-# Optimizers that answer from a file's statistics, which leave NaN out (docs/decisions/0012),
-# and that move a TRY_CAST into the reader of CSV, where it fails on a word.
-MISLEADING = ("statistics_propagation", "type_pushdown")
 Connection = duckdb.DuckDBPyConnection
 Node = dict[str, Any]  # of a parse tree
 
@@ -57,12 +55,7 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
         log: The log.
         folder: Where parts without types are copied to.
     """
-    present = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
-    off = ",".join(name for name in MISLEADING if (name,) in present)
-    quiet = "SET python_enable_replacements = false"
-    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()[0][0]:
-        quiet += "; SET enable_progress_bar = false"  # fails in notebooks without ipywidgets
-    connection.execute(f"SET disabled_optimizers = {literal(off)}; {quiet}")
+    configure(connection, log.timezone)
     files = local_files(connection, log)
     _attach(connection, log)
     _register_frames(connection, log)

@@ -12,6 +12,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from poolwise.engines.answer import decode
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.files import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
+from poolwise.engines.spark_sources import ANSI, ZONE
 from poolwise.errors import (
     EngineError,
     ExpressionError,
@@ -476,6 +478,38 @@ def test_a_lost_worker_changes_nothing_of_what_policies_give(
         lambda: evaluate(log, {"target": slow}, "naive", engine=spark, **student),
     )
     assert_same(after, before)
+
+
+def test_settings_of_the_session_do_not_change_results_and_are_left(
+    session: SparkSession, table: pa.Table
+) -> None:
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    times = [start + timedelta(minutes=2 * k) for k in range(len(table))]
+    timed = table.append_column("at", pa.array(times, pa.timestamp("us", "UTC")))
+    frame = session.createDataFrame(timed)
+    log = replace(log_of(timed), period="date_trunc('day', at)")
+    zones = ("UTC", "America/Los_Angeles")
+    found = {}
+    try:
+        for ansi in ("true", "false"):
+            session.conf.set(ANSI, ansi)
+            session.conf.set(ZONE, "Asia/Tokyo")
+            for zone in zones:
+                there = replace(log, source=frame, timezone=zone)
+                found[ansi, zone] = evaluate(there, TARGETS)["target"].estimates
+            whole = replace(log, source=frame, reward="9223372036854775807 + user")
+            with pytest.raises(EngineError, match="OVERFLOW"):
+                evaluate(whole, TARGETS)
+            assert (session.conf.get(ZONE), session.conf.get(ANSI)) == ("Asia/Tokyo", ansi)
+    finally:
+        for name in (ZONE, ANSI):
+            session.conf.unset(name)
+    evaluate(replace(log, source=frame), TARGETS)
+    assert session.conf.get(ZONE, None) is None
+    expected = {zone: evaluate(replace(log, timezone=zone), TARGETS) for zone in zones}
+    for (_, zone), estimates in found.items():
+        known = expected[zone]["target"].estimates["period-balanced"].value
+        assert estimates["period-balanced"].value == pytest.approx(known, rel=1e-9)
 
 
 def test_the_session_that_runs_is_used_and_left_running(
