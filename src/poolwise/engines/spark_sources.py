@@ -33,7 +33,7 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.log.log import PART_LOGGER, SELECT
-from poolwise.rows.guard import expanded
+from poolwise.rows.guard import expanded, refuse_tables
 from poolwise.rows.score import Scorer, scorer_of
 from poolwise.rows.sources import plain_files
 
@@ -271,7 +271,10 @@ def _files(pattern: str, kind: str) -> list[str]:
     with duckdb.connect() as connection:
         query = "SELECT file FROM glob(?)"
         lines = connection.execute(query, [expanded(pattern, kind)]).fetchall()
-    return [f"file://{Path(str(line[0])).absolute()}" for line in lines] or [pattern]
+    names = [str(line[0]) for line in lines]
+    if kind == "parquet":
+        refuse_tables(names, spark=True)
+    return [f"file://{Path(name).absolute()}" for name in names] or [pattern]
 
 
 def local_files(session: SparkSession, log: Log) -> Files | None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.log.log import PART_LOGGER
+from poolwise.rows.guard import refuse_tables
 from poolwise.rows.labels import KeptLabels
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def plain_parquet(log: Log) -> PlainFiles | None:
     files = tuple((path, part.logger) for part in log.parts for path in _paths(part))
     if not files or log.reader_options or any(PATTERN.search(path) for path, _ in files):
         return None
+    refuse_tables(path for part in log.parts if part.kind == "parquet" for path in part.value)
     footers = Footers()
     try:
         all_footers = [footers(path) for path, _ in files]

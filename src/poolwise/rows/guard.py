@@ -7,6 +7,7 @@ Either way no variable of Python is visible and the configuration is locked.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from poolwise.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from duckdb import DuckDBPyConnection as Connection
 
@@ -46,6 +47,12 @@ TABLES = {  # errors of extensions, and their meaning here
 # Optimizers that answer from a file's statistics, which leave NaN out (docs/decisions/0012),
 # and that move a TRY_CAST into the reader of CSV, where it fails on a word.
 MISLEADING = ("statistics_propagation", "type_pushdown")
+TABLE_LOGS = {  # folder in which a table says which files are current, and what it holds
+    "Delta": ("_delta_log", "*"),
+    "Hudi": (".hoodie", "*"),
+    "Iceberg": ("metadata", "[v0-9][0-9]*.metadata.json*"),
+}
+SCANS = {"Delta": "delta_scan", "Iceberg": "iceberg_scan"}  # functions of DuckDB
 
 
 def configure(connection: Connection, timezone: str) -> None:
@@ -89,9 +96,9 @@ def expanded(path: str, kind: str) -> str:
     return f"{path.rstrip('/')}/**/*.{kind}" if folder else path
 
 
-def patterns_of(log: Log) -> list[str]:
+def patterns_of(log: Log, kinds: Collection[str] = tuple(READERS)) -> list[str]:
     """List the paths and globs that a log names outside of a SELECT."""
-    return [expanded(path, p.kind) for p in log.parts if p.kind in READERS for path in p.value]
+    return [expanded(path, p.kind) for p in log.parts if p.kind in kinds for path in p.value]
 
 
 def files_of(log: Log) -> list[str]:
@@ -104,12 +111,14 @@ def files_of(log: Log) -> list[str]:
 def local_files(connection: Connection, log: Log) -> list[str]:
     """List the local files; an error where one is missing or would be read twice."""
     local = [p for p in patterns_of(log) if not re.match(r"\w+://", p)]
+    parquet = patterns_of(log, ["parquet"])
     names = {pattern: _glob(connection, [pattern]) for pattern in local}
     missing = [repr(pattern) for pattern in local if not names[pattern]]
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         listed = ", ".join(missing[:SHOWN]) + more
         raise SourceError(listed, "there is no such file or folder: check the path")
+    refuse_tables(name for p in local if p in parquet for name in names[p])
     pattern_of: dict[Path, str] = {}
     for pattern in local:
         for name in names[pattern]:
@@ -121,6 +130,41 @@ def local_files(connection: Connection, log: Log) -> list[str]:
                 )
             pattern_of[file] = pattern
     return [name for pattern in local for name in names[pattern]]
+
+
+def refuse_tables(files: Iterable[str], *, spark: bool = False) -> None:
+    """Refuse Parquet files of a table whose own log says which rows are current.
+
+    Each folder above the files is looked at once.
+    """
+    seen: set[str] = set()
+    for parent in dict.fromkeys(map(os.path.dirname, files)):
+        folder = os.path.realpath(parent)
+        while folder not in seen:
+            seen.add(folder)
+            kind = _table_kind(folder)
+            if kind:
+                how = f"Spark's session.read.format({kind.lower()!r}).load({folder!r})"
+                if kind in SCANS and not spark:
+                    how = "SELECT * FROM {}('{}')".format(
+                        SCANS[kind], folder.replace("'", "''")
+                    )
+                raise SourceError(
+                    repr(folder),
+                    f"it is {'an' if kind == 'Iceberg' else 'a'} {kind} table, whose Parquet "
+                    "files also hold rows that were deleted or replaced. Read the current rows "
+                    f"with {how}",
+                )
+            folder = os.path.dirname(folder)  # noqa: PTH120 - of texts, since there may be many
+
+
+def _table_kind(folder: str) -> str:
+    """Return the format of the table in a folder; empty if there is none."""
+    for kind, (log, content) in TABLE_LOGS.items():
+        place = f"{folder}/{log}"
+        if os.path.isdir(place) and any(Path(place).glob(content)):  # noqa: PTH112 - likewise
+            return kind
+    return ""
 
 
 def _glob(connection: Connection, patterns: list[str]) -> list[str]:

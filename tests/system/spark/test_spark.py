@@ -480,6 +480,18 @@ def test_a_lost_worker_changes_nothing_of_what_policies_give(
     assert_same(after, before)
 
 
+def test_files_of_a_delta_table_are_refused(
+    spark: Spark, table: pa.Table, tmp_path: Path
+) -> None:
+    (tmp_path / "table/day=1").mkdir(parents=True)
+    (tmp_path / "table/_delta_log").mkdir()
+    (tmp_path / "table/_delta_log/0.json").write_text("{}", "utf-8")
+    pq.write_table(table, tmp_path / "table/day=1/x.parquet")
+    for source in ("table", "table/day=1/*.parquet"):
+        with refused(SourceError):
+            evaluate(replace(log_of(table), source=tmp_path / source), TARGETS, engine=spark)
+
+
 def test_settings_of_the_session_do_not_change_results_and_are_left(
     session: SparkSession, table: pa.Table
 ) -> None:
