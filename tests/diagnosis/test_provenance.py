@@ -16,7 +16,12 @@ from typer.testing import CliRunner
 
 import poolwise as pw
 from poolwise.cli.commands import app
-from poolwise.diagnosis.provenance import conflicts, doubled_rows, most_pairs
+from poolwise.diagnosis.provenance import (
+    conflicts,
+    doubled_rows,
+    most_pairs,
+    text_order,
+)
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.exact import TARGET
 from poolwise.errors import UsageError
@@ -288,3 +293,84 @@ def test_the_range_of_rows_does_not_depend_on_batches() -> None:
     (whole,) = findings(log)
     small = evaluate(log, TARGETS, "balanced", engine=DuckDB(batch_rows=16))
     assert whole in small.findings
+
+
+# ------------------------------------------------------------------ sorted as text
+
+NAMES = {
+    "weekdays": ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"],
+    "long weekdays": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"],
+    "months": ["jan", "feb", "mar", "apr"],
+    "long months": ["January", "February", "March", "September"],
+    "months and years": ["Dec 2023", "Jan 2024", "Feb 2024"],
+    "days and months": ["6 Feb 2024", "5 Mar 2024"],
+    "quarters": ["Q4 2022", "Q2 2023", "Q1 2024"],
+    "dates": ["2024-1-9", "2024-1-10", "2024-2-1"],
+    "American dates": ["12/31/2023", "01/05/2024"],
+    "British dates": ["05/01/2023", "31/01/2023", "04/02/2023"],
+    "weeks": ["2024-W9", "2024-W10"],
+    "hours": ["9:00", "10:00"],
+    "versions": ["v1", "v2", "v10"],
+    "versions and another": ["base", "v1", "v2", "v10"],
+    "numbers as text": ["9", "10"],
+}
+IN_ORDER = [
+    ["2024-01-09", "2024-01-10", "2025-01-01"],
+    ["20240109", "20240110"],
+    ["2024-01", "2024-02"],
+    ["2023-Q4", "2024-Q1"],
+    ["2024-W09", "2024-W10"],
+    ["2024-01-01 10:00:00.25", "2024-01-01 10:00:00.5", "2024-01-01 10:00:01"],
+    ["2024-10-27 02:00:00+02", "2024-10-27 02:00:00+01"],  # by time, in Berlin
+    ["10:00:00.25", "10:00:00.5"],
+    ["-10", "-9", "0", "9", "10"],
+    ["-1", "0", "1"],
+    ["0.25", "0.5", "10.0"],
+    ["1e-05", "0.1"],
+    ["1 day", "2 days", "10 days"],
+    ["v01", "v02", "v10"],
+    ["2023/24", "2024/25"],
+    ["Beta", "alpha"],
+    ["may be", "may not"],
+    ["sunny", "windy"],
+    ["Mon", "Tue"],
+    ["false", "true"],
+    ["only"],
+]
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_periods_that_sort_against_their_meaning_are_found(kind: str) -> None:
+    meant = NAMES[kind]
+    assert text_order(meant) == ()  # as real dates or numbers come
+    assert sorted(meant) != meant
+    check_findings(text_order(sorted(meant)), "periods-as-text")
+
+
+@pytest.mark.parametrize("names", IN_ORDER, ids=", ".join)
+def test_periods_that_sort_as_they_are_meant_are_silent(names: list[str]) -> None:
+    assert text_order(names) == ()
+
+
+def test_many_periods_are_compared_in_no_time() -> None:
+    names = sorted(f"v{k}" for k in range(1_000))
+    (finding,) = text_order(names)
+    assert finding.message.count("...") == 2
+
+
+@pytest.mark.parametrize("kind", ["text", "number", "date"])
+def test_the_order_of_text_is_a_finding_of_every_verb(kind: str) -> None:
+    columns = daily(600, 3)
+    names = {
+        "text": np.array(["v9", "v10", "v11"])[columns["day"]],
+        "number": np.array([9, 10, 11])[columns["day"]],
+        "date": np.array(["2024-01-09", "2024-01-10", "2024-02-01"])[columns["day"]],
+    }
+    log = daily_log(columns | {"day": names[kind]})
+    found = [
+        pw.evaluate(log, {"t": "t"}),
+        pw.compare(log, {"t": "t", "u": "t / 2"}),
+        pw.plan(log, {"t": "t"}, half_width=0.1),
+    ]
+    known = [[w["code"] for w in each.warnings].count("periods-as-text") for each in found]
+    assert known == [int(kind == "text")] * 3

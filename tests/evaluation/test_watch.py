@@ -247,6 +247,20 @@ def test_periods_are_added_once_and_in_order(begun: Path, days: tuple[int, ...])
     assert begun.read_bytes() == content
 
 
+def test_periods_that_sort_as_text_are_found(tmp_path: Path) -> None:
+    names = ["v1", "v10", "v2"]
+    days = [day(k) for k in (1, 2, 3)]
+    days = [
+        d.set_column(0, "day", pa.array([n] * len(d))) for n, d in zip(names, days, strict=True)
+    ]
+    watched = pw.watch(tmp_path / "one.npz", log(*days), TARGET)
+    check_findings(watched.findings, "periods-as-text")
+    for each in days:
+        watched = pw.watch(tmp_path / "each.npz", log(each), TARGET)
+    assert [f.code for f in watched.findings] == ["periods-as-text"]
+    assert [w["code"] for w in pw.watch(tmp_path / "each.npz").warnings] == ["periods-as-text"]
+
+
 def test_the_same_rows_under_another_date_are_refused(begun: Path) -> None:
     table = day(3)
     later = table.set_column(0, "day", pa.array(["2024-05-04"] * len(table)))

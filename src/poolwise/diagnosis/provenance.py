@@ -18,6 +18,10 @@ one, the ranges of row numbers, but only of three or more labels that look like 
 v2, ...), since rows may be sorted by logger.  A test of ranges sees neither training on rows
 outside of the log nor a policy that learned while others stayed live.  Without times it takes
 versions that ran side by side, but were exported one after the other, for successive ones.
+
+**Sorted as text.** Periods of text come in the order of their characters: Fri before Mon, v10
+before v2.  Centres and models of a period would then come from later ones.  Names that differ
+only in numbers, months or weekdays have an order of their own, which is compared with it.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from poolwise.errors import Finding, UsageError, did_you_mean
 from poolwise.estimators.ips import Weighted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import MomentsByLogger
@@ -44,6 +48,17 @@ FEWEST_VERSIONS = 3  # without times: the rows of two may be sorted by logger
 FEWEST_ROWS = 5  # of a logger: two with so few rows in random order are apart in 1 of 126 logs
 VERSION = re.compile(r"(.*?\D)(\d+(?:[._-]\d+)*)")  # a bare number is a label like any other
 SHOWN = 5  # names that a finding lists
+SHOWN_PERIODS = 12
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+CALENDAR = (  # words that begin with one of these
+    r"jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sep(t(ember)?)?"
+    r"|oct(ober)?|nov(ember)?|dec(ember)?|(mon|fri|sun)(day)?|tue(s(day)?)?|wed(s|nesday)?"
+    r"|thu(rs?(day)?)?|sat(urday)?"
+)
+PARTS = re.compile(rf"(?<=:\d\d)\.\d+|\d+|(?<![^\W\d_])({CALENDAR})(?![^\W\d_])", re.IGNORECASE)
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+RANKS = {"month": 0, "weekday": 2}  # of parts of a name; numbers are in between
 Conflicts = dict[str, list[str]]
 
 
@@ -188,6 +203,84 @@ def succession(moments: MomentsByLogger, times: Ranges) -> tuple[Finding, ...]:
             "note",
         ),
     )
+
+
+def text_order(periods: Sequence[str]) -> tuple[Finding, ...]:
+    """Return a finding if periods are in the order of their characters, against their meaning.
+
+    >>> [f.code for f in text_order(["v1", "v10", "v2"])], text_order(["v01", "v02", "v10"])
+    (['periods-as-text'], ())
+    """
+    numbers = _all_numbers(periods)
+    groups: dict[str, list[str]] = {}
+    for name in periods:
+        groups.setdefault("" if numbers else _skeleton(name), []).append(name)
+    meant = [sorted(names, key=_meaning(names)) for names in groups.values()]
+    if list(periods) != sorted(periods) or meant == list(groups.values()):
+        return ()
+    wrong = next(m for m, used in zip(meant, groups.values(), strict=True) if m != used)
+    return (
+        Finding(
+            "periods-as-text",
+            "The periods are text, and text is ordered by its characters: "
+            f"{_order(periods)}. Their names suggest another order, such as {_order(wrong)}. "
+            "Estimates, models and bets of a period rest on the periods before it.",
+            "Give `period` as a date, a time or a number, or as text whose characters sort as "
+            "meant, such as 2024-01-09 or v09.",
+        ),
+    )
+
+
+def _order(names: Sequence[str]) -> str:
+    first = ", ".join(map(repr, names[:SHOWN_PERIODS]))
+    return first + (", ..." if len(names) > SHOWN_PERIODS else "")
+
+
+def _all_numbers(names: Sequence[str]) -> bool:
+    return all(map(NUMBER.fullmatch, names))
+
+
+def _skeleton(name: str) -> str:
+    """Return a name without its numbers, months and weekdays.
+
+    >>> _skeleton("Q1 2024"), _skeleton("5 March 2024"), _skeleton("Monday")
+    ('Q0 0', '0 month 0', 'weekday')
+    """
+    return PARTS.sub(lambda part: _part(part[0])[0], name)
+
+
+def _part(text: str) -> tuple[str, float]:
+    """Return the kind of a part of a name, and its place in the order of its kind."""
+    word = text.lower()[:3]
+    for kind, words in (("month", MONTHS), ("weekday", WEEKDAYS)):
+        if word in words:
+            return kind, float(words.index(word))
+    return ("." if text.startswith(".") else "0"), float(text)
+
+
+def _meaning(names: Sequence[str]) -> Callable[[str], tuple[float, ...]]:
+    """Return the key by which names of one skeleton are meant to be sorted.
+
+    A year comes first, then a month; weekdays come last. Of dates such as 31/12/2024 the
+    second number is the month if a first one is above 12.
+    """
+    if _all_numbers(names):
+        return lambda name: (float(name),)
+    parts = {name: [_part(part[0]) for part in PARTS.finditer(name)] for name in names}
+    columns = list(zip(*([value for _, value in each] for each in parts.values()), strict=True))
+    kinds = [kind for kind, _ in parts[names[0]]]
+    years = [k for k, c in enumerate(columns) if kinds[k] == "0" and all(map(_is_year, c))]
+    order = sorted(range(len(kinds)), key=lambda k: (RANKS.get(kinds[k], 1), k))
+    if len(years) == 1:
+        order.remove(years[0])
+        order.insert(0, years[0])
+        if kinds == ["0"] * 3 and years == [2] and max(columns[0]) > len(MONTHS):
+            order = [2, 1, 0]
+    return lambda name: tuple(parts[name][k][1] for k in order)
+
+
+def _is_year(value: float) -> bool:
+    return 1900 <= value < 2100
 
 
 def chained(ranges: Ranges) -> list[str]:

@@ -16,7 +16,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolwise.diagnosis.findings import cluster_findings
-from poolwise.diagnosis.provenance import check_names, doubled_rows, on_own, succession
+from poolwise.diagnosis.provenance import (
+    check_names,
+    doubled_rows,
+    on_own,
+    succession,
+    text_order,
+)
 from poolwise.engines import as_engine, labelled
 from poolwise.engines.base import TalliedRows, only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
@@ -42,6 +48,7 @@ from poolwise.intervals.guarantees import (
 )
 from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
+from poolwise.moments.cells import periods_of
 from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
 
@@ -278,6 +285,11 @@ class OpenLog:
             *getattr(rows, "notes", ()),
             *_undeclared(asked.log, rows, next(iter(splits.values())).whole),
             *copy_findings(rows, asked.log, sampled=True),
+            *(
+                ()
+                if asked.log.period is None
+                else text_order(periods_of(self.kernel_rows.cells))
+            ),
         )
         moments = (splits, whole, compared, pairs, means)
         answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)

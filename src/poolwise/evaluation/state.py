@@ -210,9 +210,10 @@ def refuse_repeated(before: Sequence[Block], after: Sequence[Block]) -> None:
             )
     if before and after and not in_order([before[-1].name, *(b.name for b in after)]):
         raise UsageError(
-            f"periods must be added in their order: the state ends with {before[-1].name!r}, "
-            f"and the rows begin with {after[0].name!r}. Bets on later periods were placed "
-            "already: begin a new state with all rows"
+            "periods must be added in their order, numbers by size and text by its characters: "
+            f"the state ends with {before[-1].name!r}, and the rows begin with "
+            f"{after[0].name!r}. Bets on later periods were placed already: begin a new state "
+            "with all rows"
         )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from poolwise.diagnosis.provenance import text_order
 from poolwise.engines.base import BlockRows
 from poolwise.engines.files import policy_text
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
@@ -69,7 +70,7 @@ class Watched(Result):
         level: Probability with which all bounds hold, at all block ends together.
         blocks: All blocks, with the bounds at their ends.
         claims: Claims, each with the answer.
-        findings: Findings about the rows that were added last.
+        findings: Findings about the rows that were added last, and about the order of blocks.
     """
 
     kind: ClassVar[str] = "watch"
@@ -328,6 +329,7 @@ def _result(state: State, above: float | None, findings: tuple[Finding, ...]) ->
         lower = last.difference[0]
         reason = f"the lower bound of the difference is {short(lower)}"
         claims.append(Claim(f"better than {asked['better_than']!r}", lower > 0, reason))
+    findings = (*findings, *text_order([block.name for block in state.blocks]))
     if len(state.shifts) > 2 and not np.isfinite(state.shifts[2][-1]):
         findings = (*findings, _not_live(asked["better_than"], last.name))
     return Watched(
