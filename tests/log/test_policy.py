@@ -4,11 +4,14 @@ import math
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +19,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
-from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
+from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError, UsageError
+from poolwise.evaluation.check import check
+from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.log.adapters import Classifier, EpsilonGreedy, Mixture, Softmax, Table, as_policy
+from poolwise.log.log import Log
 from poolwise.log.policy import (
     Batch,
     Column,
@@ -686,3 +692,39 @@ def test_policies_import_only_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+VALUES = [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array(VALUES),
+        pd.Series(VALUES, index=["prob", "x"]),
+        pd.DataFrame({"prob": VALUES}),
+        pl.Series(VALUES),
+        pa.array(VALUES),
+        pa.chunked_array([VALUES]),
+        VALUES,
+        tuple(VALUES),
+    ],
+    ids=lambda value: f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}",
+)
+def test_values_of_the_rows_belong_into_a_column(value: Any) -> None:  # noqa: ANN401 - no policy
+    log = Log({"r": [1.0, 0.0], "p": VALUES}, reward="r", propensity="p")
+    with refused(UsageError):
+        evaluate(log, value)
+    for ask in (evaluate, check, compare):
+        with pytest.raises(UsageError, match="as a column"):
+            ask(log, {"new": value, "old": "p"})
+    for role in ("reward", "propensity", "cluster", "period"):
+        with pytest.raises(UsageError, match="as a column"):
+            evaluate(replace(log, **{role: value}), "p")
+
+
+@pytest.mark.parametrize("role", ["action", "eligible", "context"])
+def test_names_of_columns_are_text(role: str) -> None:
+    given: dict[str, Any] = {role: np.array(VALUES)}
+    with refused(UsageError):
+        Log("x.parquet", reward="r", propensity="p", **given)

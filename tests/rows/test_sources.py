@@ -529,3 +529,24 @@ def test_percentages_in_texts_are_named() -> None:
     assert evaluate(replace(log, propensity=number), "0.5")["target"].estimates[
         "naive"
     ].value == pytest.approx((1 + 2 * 0.5 / 0.255) / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["br[1]", "s*r", "what?", "[!a]"])
+@pytest.mark.parametrize("path", ["", "/x.parquet", "/*.parquet", "/x.csv", "/*/y.parquet"])
+def test_a_folder_whose_name_looks_like_a_pattern_is_read(
+    name: str, path: str, tmp_path: Path, expected: Evaluation
+) -> None:
+    for folder in (name, "b1", "star"):  # the others must not be read
+        (tmp_path / folder / "z").mkdir(parents=True)
+        write_csv(tmp_path / folder / "x.csv", TABLE)
+        place = tmp_path / folder / ("z/y.parquet" if path == "/*/y.parquet" else "x.parquet")
+        write_parquet(place, TABLE)
+    source = f"{tmp_path}/{name}{path}"
+    assert_same(evaluate(log_of(source), TARGETS), expected, rel=1e-9)
+    assert_same(evaluate(log_of([source]), TARGETS), expected, rel=1e-9)
+
+
+def test_such_a_folder_without_files_is_named_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "br[1]").mkdir()
+    with refused(SourceError):
+        evaluate(log_of(tmp_path / "br[1]"), TARGETS)

@@ -51,7 +51,7 @@ from poolwise.cli.terminal import (
     scored_command,
 )
 from poolwise.errors import LogError, PoolwiseError, UsageError
-from poolwise.log.log import UTC
+from poolwise.log.problems import UTC
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.log.log import PATTERN, Log
@@ -93,14 +91,15 @@ def _columns(logs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
     from poolwise.engines.base import MOST_LOGGERS
     from poolwise.rows.guard import lock
+    from poolwise.rows.output import temporary_folder
     from poolwise.rows.sources import create_view, identifier
 
     log = Log(list(logs), reward="1", propensity="1")
     with (
-        tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
-        duckdb.connect(config={"temp_directory": folder}) as connection,
+        temporary_folder() as folder,
+        duckdb.connect(config={"temp_directory": str(folder)}) as connection,
     ):
-        create_view(connection, log, Path(folder))
+        create_view(connection, log, folder)
         lock(connection)
         lines = connection.execute("DESCRIBE SELECT * FROM log").fetchall()
         types = {str(line[0]): str(line[1]) for line in lines}

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from poolwise.errors import UsageError
-from poolwise.log.log import UTC, OnFault
+from poolwise.log.log import OnFault
+from poolwise.log.problems import UTC
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB
 IntervalMethod = Literal[

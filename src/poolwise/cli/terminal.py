@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from poolwise.errors import NotShownError, UsageError
-from poolwise.log.log import UTC
+from poolwise.log.problems import UTC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

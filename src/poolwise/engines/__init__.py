@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +12,7 @@ import pyarrow.parquet as pq
 
 from poolwise.errors import UsageError
 from poolwise.log.log import PART_LOGGER, PATTERN, Log
+from poolwise.rows.output import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,13 +108,13 @@ def local_log(log: Log, engine: EngineLike) -> Iterator[tuple[Log, DuckDB]]:
             f"learning needs rows, and {type(reader).__name__} has none: use DuckDB, Spark or "
             "a warehouse"
         )
-    with tempfile.TemporaryDirectory(prefix="poolwise-") as folder:
+    with temporary_folder() as folder:
         for number, batch in enumerate(reader.learner_batches(log)):
-            pq.write_table(_plain(batch), Path(folder) / f"{number:09}.parquet")
+            pq.write_table(_plain(batch), folder / f"{number:09}.parquet")
         mapped = isinstance(log.source, Mapping)
         copied = replace(
             log,
-            source=str(Path(folder) / "*.parquet"),
+            source=str(folder / "*.parquet"),
             logger=PART_LOGGER if mapped else log.logger,
             table=None,
             connection=None,

@@ -7,12 +7,10 @@ A log with bad rows is recognised in that same pass and never averaged.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -44,7 +42,7 @@ from poolwise.rows.guard import first_line, lock
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
 from poolwise.rows.mixture import learner_extra
-from poolwise.rows.output import stage
+from poolwise.rows.output import stage, temporary_folder
 from poolwise.rows.reader import QUERY_ROWS, Stream, label_counts
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import rows
@@ -52,6 +50,7 @@ from poolwise.rows.streams import plain_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import duckdb
 
@@ -141,7 +140,7 @@ class DuckDB:
         """Write all columns and those of the policies, under the names that `name` returns."""
         with self._opened(log, targets) as (connection, _, roles):
             names = name(roles)
-            batches = scored_batches(connection, roles, roles.columns)
+            batches = scored_batches(connection, roles, [*roles.columns, *roles.fields])
             every = (*roles.columns, *names)
             write_batches(batches, path, {c: names.get(c, c) for c in every})
             return roles, names
@@ -157,12 +156,12 @@ class DuckDB:
 
         with (
             _stoppable(),
-            tempfile.TemporaryDirectory(prefix="poolwise-") as folder,
-            duckdb.connect(config={"temp_directory": folder, **self.limits}) as connection,
+            temporary_folder() as folder,
+            duckdb.connect(config={"temp_directory": str(folder), **self.limits}) as connection,
         ):
-            roles = _roles(log, targets, create_view(connection, log, Path(folder)), extra)
+            roles = _roles(log, targets, create_view(connection, log, folder), extra)
             lock(connection)
-            yield connection, Path(folder), roles
+            yield connection, folder, roles
 
     @property
     def limits(self) -> dict[str, Any]:

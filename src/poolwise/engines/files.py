@@ -24,8 +24,9 @@ from poolwise.engines.sql import MomentsRequest, moments_query, written
 from poolwise.engines.warehouse import check_dialect, relation_of
 from poolwise.errors import Fault, LogError, SourceError, UsageError
 from poolwise.log.adapters import as_policy
-from poolwise.log.log import ONLY_LOGGER, UTC, file_format
+from poolwise.log.log import ONLY_LOGGER, file_format
 from poolwise.log.policy import expression_of
+from poolwise.log.problems import UTC
 from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS
 from poolwise.moments.terms import Factor, Term

@@ -108,7 +108,7 @@ class Spark:
             frame = frame_of(session, log)
             roles = assign(log, {}, frame.columns, exp.to_table("log"), learner_extra(log))
             with spark_errors("copying the rows"):
-                yield from collected(narrow(frame, roles.read))
+                yield from collected(narrow(frame, roles))
 
     def _running(self) -> AbstractContextManager[SparkSession]:
         own = self.session

@@ -38,7 +38,7 @@ from poolwise.rows.score import Scorer, scorer_of
 from poolwise.rows.sources import plain_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from sqlglot.expressions import Expr as Expression
@@ -227,7 +227,8 @@ def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> 
     located: dict[str, list[str]] = {}  # paths by the folder above their partition folders
     for path in (file for pattern in part.value for file in _files(pattern, part.kind)):
         above = re.match(r"(.*?)/[^/]*=[^/]*/", path)
-        located.setdefault(above.group(1) if above else "", []).append(path)
+        base = re.sub(r"\\(.)", r"\1", above.group(1)) if above else ""  # is no pattern
+        located.setdefault(base, []).append(path)
     frames = []
     for base, paths in located.items():
         rooted = {**chosen, "basePath": base} if base else chosen
@@ -265,7 +266,7 @@ def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401
 
 
 def _files(pattern: str, kind: str) -> list[str]:
-    """The files that match a path; the path itself where this process sees none."""
+    """Patterns of the files that match a path; the path where this process sees none."""
     if "://" in pattern:
         return [pattern]
     with duckdb.connect() as connection:
@@ -274,7 +275,8 @@ def _files(pattern: str, kind: str) -> list[str]:
     names = [str(line[0]) for line in lines]
     if kind == "parquet":
         refuse_tables(names, spark=True)
-    return [f"file://{Path(name).absolute()}" for name in names] or [pattern]
+    located = [f"file://{Path(name).absolute()}" for name in names]
+    return [re.sub(r"([\\*?\[\]{}])", r"\\\1", name) for name in located] or [pattern]
 
 
 def local_files(session: SparkSession, log: Log) -> Files | None:
@@ -308,9 +310,9 @@ def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
         session.catalog.dropTempView(name)
 
 
-def narrow(frame: DataFrame, names: Iterable[str]) -> DataFrame:
-    """Select columns by name; Spark reads a dot in a plain name as a path."""
-    return frame.select([f"`{name.replace('`', '``')}`" for name in names])
+def narrow(frame: DataFrame, roles: Roles) -> DataFrame:
+    """Select the columns and fields that policies, models and queries read."""
+    return frame.selectExpr(*(e.sql(dialect="spark") for e in roles.selected(roles.read)))
 
 
 def collected(frame: DataFrame) -> Iterator[pa.RecordBatch]:
@@ -335,7 +337,7 @@ def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     from pyspark import StorageLevel
     from pyspark.sql.types import DoubleType, StructType
 
-    needed = narrow(frame, roles.read)
+    needed = narrow(frame, roles)
     schema = StructType([needed.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())

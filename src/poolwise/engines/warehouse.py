@@ -17,7 +17,8 @@ from sqlglot.errors import SqlglotError
 from poolwise.engines.answer import WarehouseRows
 from poolwise.engines.sql import written
 from poolwise.errors import EngineError, UsageError
-from poolwise.log.log import SELECT, UTC
+from poolwise.log.log import SELECT
+from poolwise.log.problems import UTC
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
 
@@ -388,7 +389,7 @@ class Warehouse:
             relation = relation_of(str(log.table), session.dialect)
             columns = list(session.columns(relation))
             roles = assign(log, {}, columns, relation, learner_extra(log))
-            names = [exp.column(name, quoted=True) for name in roles.read]
+            names = roles.selected(roles.read)
             yield from session.batches(exp.select(*names).from_(relation.copy()))
 
 

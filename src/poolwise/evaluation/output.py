@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from poolwise.intervals.student import Interval
-from poolwise.log.log import UTC
+from poolwise.log.problems import UTC
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 from poolwise.report.tables import Grid, as_html, as_text
 

@@ -197,7 +197,8 @@ def segmented(asked: Request, by: str | None) -> Request:
         return asked
     log = asked.log
     decided = _columns(log.reward) | ({log.action} if log.action else set())
-    if _columns(by) & decided:
+    read = _columns(by)
+    if any(_holds(a, b) or _holds(b, a) for a in read for b in decided):
         raise UsageError(
             f"`by` must be known before the action, as a country or a device is, got {by!r}, "
             "which the action or its reward decides"
@@ -222,7 +223,13 @@ def _columns(text: PolicyLike) -> set[str]:
         tree = expression_of(as_policy(text))
     except UsageError:  # a name that is no expression
         return {str(text)}
-    return set() if tree is None else {node.name for node in tree.find_all(exp.Column)}
+    columns = () if tree is None else tree.find_all(exp.Column)
+    return {".".join(part.name for part in node.parts) for node in columns}
+
+
+def _holds(name: str, other: str) -> bool:
+    """Test if a column is another one, or a struct with that field."""
+    return f"{other}.".startswith(f"{name}.")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from poolwise.errors import SourceError, UsageError
 from poolwise.intervals.betting import Bets
-from poolwise.log.log import UTC
+from poolwise.log.problems import UTC
 from poolwise.moments.blocks import BINS, Blocks
 from poolwise.rows.output import Kind, write_whole
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -44,7 +42,7 @@ from poolwise.learning.unseen import SEEN, Scoring, unseen_log
 from poolwise.log.adapters import as_policy
 from poolwise.log.eligible import restricted
 from poolwise.log.policy import expression_of, is_distribution
-from poolwise.rows.output import stage
+from poolwise.rows.output import stage, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -225,14 +223,14 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
     notes = [
         Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in report.faults
     ]
-    with tempfile.TemporaryDirectory(prefix="poolwise-") as folder:
+    with temporary_folder() as folder:
         with engine.learner_rows(task.log) as source:
             collector = _read(task, source.read(), report.rows)
             data = collector.rows(task.actions)
             outcomes = _outcomes(task, data.sorted())
             data = replace(data, columns={}, base={}, among=None)  # frees memory
             scoring = Scoring(outcomes, collector, data, _part(task, data))
-            path = Path(folder) / "unseen.parquet"
+            path = folder / "unseen.parquet"
             log = unseen_log(task.log, source.read(), scoring, path)
             notes += source.findings()
         notes += notes_on(data, outcomes, int(collector.counts.sum()))

@@ -65,6 +65,13 @@ def as_policy(value: PolicyLike, columns: Collection[str] = (), role: str = "") 
         return Expression(sql_double(float(value)))
     if isinstance(value, Mapping):
         return Table(value)
+    given: object = value  # annotations are not enforced
+    array = hasattr(given, "__array__") and getattr(given, "shape", None) != ()
+    if isinstance(given, list | tuple) or array:
+        raise UsageError(
+            f"a policy must be a column or a rule, got values of type {type(given).__name__}: "
+            "add the values to the rows as a column, and give its name"
+        )
     if not isinstance(value, type):
         if hasattr(value, "prob"):
             return cast("Policy", value)

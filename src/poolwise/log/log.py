@@ -16,7 +16,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from poolwise.errors import UsageError, did_you_mean
+from poolwise.errors import UsageError
+from poolwise.log.problems import UTC, role_problems, rule_problems
 
 if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
@@ -32,11 +33,9 @@ SELECT = re.compile(
     rf"(\s|\(|{COMMENT})*(select|with|from|values)\b", re.IGNORECASE | re.DOTALL
 )
 DATABASE = re.compile(r"(.+\.(?:duckdb|ddb|db))::(.+)", re.IGNORECASE)  # file::table
-LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does not overflow
 LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
 PATTERN = "{logger}"  # in a pattern of propensities, where the label goes
 PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
-UTC = "UTC"  # time zone of a log that names none
 ONLY_LOGGER = "log"  # label of the only logger of a log without a logger column
 
 
@@ -143,7 +142,7 @@ class Log:
                 "propensities must map loggers to probabilities, as in {'v1': 'p_v1'}, or be a "
                 f"pattern such as 'p_{PATTERN}'; got {value!r}"
             )
-        problems = [*_role_problems(self), *_rule_problems(self)]
+        problems = [*role_problems(self), *rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))
 
@@ -255,65 +254,6 @@ def as_line(value: object) -> str:
     """Return the text of a value, shortened."""
     text = str(value)
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
-
-
-def _role_problems(log: Log) -> Iterator[str]:
-    """Yield the problems of the source and of the roles of its columns."""
-    if log.source is None and log.table is None:
-        yield "a `source` is required, or a `table` with a `connection`"
-    elif log.source is not None and log.table is not None:
-        yield "give either a `source` or a `table`, not both"
-    elif log.connection is not None and log.table is None:
-        yield "`connection` requires `table`: the name of a table, or a SELECT"
-    mapped = isinstance(log.source, Mapping)
-    if log.propensity is None and not log.mixed:
-        yield (
-            "`propensity` is required (of the logged action under the logger that wrote the "
-            "row), or `propensities` of every logger"
-        )
-    if not mapped and log.logger is None and len(log.by_label) > 1:
-        yield "`propensities` of several loggers require the column of the `logger`"
-    if mapped and log.logger is not None:
-        yield "`logger` must be left out if the source is a mapping of loggers"
-    if isinstance(log.context, str):
-        yield f"`context` must be a list of columns, got {log.context!r}"
-    trained: object = log.trained_on  # annotations are not enforced
-    lists = trained.values() if isinstance(trained, Mapping) else ("",)
-    if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
-        yield "`trained_on` must map loggers to lists of loggers: {'v2': ['v1']}"
-
-
-def _rule_problems(log: Log) -> Iterator[str]:
-    classifier = log.estimate_mixture
-    if not isinstance(classifier, bool) and not hasattr(classifier, "predict_proba"):
-        yield f"`estimate_mixture` must be True or a classifier, got {classifier!r}"
-    if log.mixture is not None and (log.crossed or classifier is not False):
-        yield (
-            "`mixture` must be left out if `propensities` are known for every logger, or if "
-            "`estimate_mixture` is set"
-        )
-    if log.eligible is not None and log.densities:
-        yield "`eligible` lists actions, and `densities` are those of a number: leave one out"
-    yield from _zone_problems(log.timezone)
-    if log.on_fault not in {"raise", "drop"}:
-        yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
-    if not log.replay_tolerance >= 0:
-        yield f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}"
-    lower, upper = (0.0, 1.0) if log.reward_range is None else log.reward_range
-    if not -LARGEST_REWARD <= lower < upper <= LARGEST_REWARD:
-        yield (
-            "`reward_range` must be (lower, upper) with lower < upper, both within "
-            f"±{LARGEST_REWARD:g}, got {log.reward_range}"
-        )
-
-
-def _zone_problems(zone: str) -> Iterator[str]:
-    from zoneinfo import available_timezones
-
-    zones = {UTC} if zone == UTC else available_timezones()
-    if zones and zone not in zones:  # a system may have no list
-        hint = did_you_mean(str(zone), zones)
-        yield f"`timezone` must be a name such as 'Europe/Berlin', got {zone!r}{hint}"
 
 
 def _as_table(source: Any) -> Any:  # noqa: ANN401 - see Frame

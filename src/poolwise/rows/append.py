@@ -23,7 +23,6 @@ from poolwise.rows.folds import learn
 from poolwise.rows.frames import PlainFrame
 from poolwise.rows.output import stage
 from poolwise.rows.reader import in_order
-from poolwise.rows.rules import column
 from poolwise.rows.score import scorer_of
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def scored_batches(
     if fill is not None:
         reader = fill.read(connection, SCORING_ROWS)
     elif reader is None:
-        query = exp.select(*map(column, names)).from_("log").sql(dialect="duckdb")
+        query = exp.select(*roles.selected(names)).from_("log").sql(dialect="duckdb")
         reader = connection.sql(query).to_arrow_reader(SCORING_ROWS)
     with stage("scoring", total) as advance:
         for batch in score(reader, scorer_of(roles), then=fill):

@@ -141,7 +141,7 @@ def _batches(
         values[PERIOD] = exp.cast(table.period.copy(), "varchar")
     in_sql = {n: e for n, e in _propensities(roles).items() if n != e.name}
     values |= {name: double(e) for name, e in in_sql.items()}
-    columns: list[Expression] = [exp.column(name, quoted=True) for name in roles.read]
+    columns = roles.selected(roles.read)
     columns += [e.as_(name, quoted=True) for name, e in values.items()]
     query = exp.select(*columns).from_("log").sql(dialect="duckdb")
     reader: Any = connection.sql(query).to_arrow_reader(size)

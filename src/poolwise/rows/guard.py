@@ -7,6 +7,7 @@ Either way no variable of Python is visible and the configuration is locked.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from pathlib import Path
@@ -93,7 +94,22 @@ def expanded(path: str, kind: str) -> str:
         folder = Path(path).is_dir()
     except OSError as reason:  # no file can have this name
         raise SourceError(f"{path[:100]!r}...", str(reason.strerror)) from reason
+    path = _as_written(path)
     return f"{path.rstrip('/')}/**/*.{kind}" if folder else path
+
+
+def _as_written(path: str) -> str:
+    """Return a pattern in which the names that exist as they are written match only themselves.
+
+    A folder may be called br[1].
+    """
+    if not re.search(r"[*?\[]", path) or "://" in path:
+        return path
+    written = pattern = ""
+    for part in re.split("(/)", path):
+        written += part
+        pattern += glob.escape(part) if os.path.lexists(written) else part
+    return pattern
 
 
 def patterns_of(log: Log, kinds: Collection[str] = tuple(READERS)) -> list[str]:
@@ -113,7 +129,7 @@ def local_files(connection: Connection, log: Log) -> list[str]:
     local = [p for p in patterns_of(log) if not re.match(r"\w+://", p)]
     parquet = patterns_of(log, ["parquet"])
     names = {pattern: _glob(connection, [pattern]) for pattern in local}
-    missing = [repr(pattern) for pattern in local if not names[pattern]]
+    missing = [repr(_shown(pattern)) for pattern in local if not names[pattern]]
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         listed = ", ".join(missing[:SHOWN]) + more
@@ -165,6 +181,11 @@ def _table_kind(folder: str) -> str:
         if os.path.isdir(place) and any(Path(place).glob(content)):  # noqa: PTH112 - likewise
             return kind
     return ""
+
+
+def _shown(pattern: str) -> str:
+    """Return a pattern without the brackets that `glob.escape` adds."""
+    return re.sub(r"\[([*?[])\]", r"\1", pattern)
 
 
 def _glob(connection: Connection, patterns: list[str]) -> list[str]:

@@ -247,12 +247,12 @@ def fit_features(
     labels = {}
     for name in columns:
         kind = batch[name].dtype.kind
-        if kind in "OUSb" and batch[name].ndim == 1 and not _has_lists(batch[name]):
+        if kind in "OUSb" and batch[name].ndim == 1 and not _is_nested(batch[name]):
             labels[name] = _frequent(batch[name])
         elif kind not in "iuf":
             raise UsageError(
                 f"a model needs columns of numbers or text, got {name!r}: name the columns of "
-                "`context` to use"
+                f"`context` to use; the fields of a struct are columns such as '{name}.age'"
             )
     if batch.action.ndim != 1:
         raise UsageError("a model needs one label per action, got lists")
@@ -266,9 +266,9 @@ def _numbers(actions: AnyArray) -> FloatArray:
     return actions.astype(np.float64)
 
 
-def _has_lists(values: AnyArray) -> bool:
-    """Test if a column has lists of several lengths, which are not labels."""
-    return any(isinstance(value, list | np.ndarray) for value in values.tolist())
+def _is_nested(values: AnyArray) -> bool:
+    """Test if a column has structs, or lists of several lengths, which are not labels."""
+    return any(isinstance(value, dict | list | np.ndarray) for value in values.tolist())
 
 
 def _frequent(values: AnyArray) -> tuple[Hashable, ...]:

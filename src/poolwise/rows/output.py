@@ -20,13 +20,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from poolwise.errors import UsageError
+from poolwise.errors import EngineError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from os import PathLike
 
     from rich.console import Console
+
+
+# Errors of a disk, as DuckDB and the operating system word them.
+FULL = re.compile(
+    "No space left on device|File too large|Disk quota exceeded|failed to offload data"
+)
 
 
 class Kind(NamedTuple):
@@ -115,6 +121,33 @@ def telling(path: str | PathLike[str]) -> Iterator[None]:
         yield
     except OSError as reason:
         raise _refused(path, reason.strerror or str(reason)) from reason
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a folder for temporary files, and name it in errors about its disk."""
+    import duckdb
+
+    advice = "free some room, or set TMPDIR to a folder on a larger disk"
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="poolwise-")
+    except OSError as reason:
+        why = reason.strerror or str(reason)
+        raise UsageError(
+            f"cannot create a folder for temporary files: {why} ({advice})"
+        ) from reason
+    with folder as name:
+        try:
+            yield Path(name)
+        except (duckdb.Error, EngineError, SourceError, OSError) as reason:
+            full = FULL.search(str(reason))
+            if full is None:
+                raise
+            raise UsageError(
+                f"cannot write to the folder for temporary files, {str(Path(name).parent)!r}: "
+                f"{full[0]}. CSV, JSON, sorted rows and rows for models are copied there: "
+                f"{advice}"
+            ) from reason
 
 
 def _refused(path: str | PathLike[str], why: str) -> UsageError:

@@ -27,6 +27,8 @@ from poolwise.rows.learners import NOTHING
 from poolwise.rows.rules import RoleColumns, column, number, or_zero, string
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.policy import PolicyLike
@@ -46,6 +48,7 @@ class Roles:
         context: Columns that the policies see.
         features: Those among them that a model may learn from: columns without a role.
         columns: All columns of the source.
+        fields: Fields of structs that the policies read, by their names with dots.
     """
 
     table: RoleColumns
@@ -56,11 +59,19 @@ class Roles:
     context: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    fields: Mapping[str, Expression] = field(default_factory=dict)
 
     @property
     def read(self) -> list[str]:
         """Columns of the source that the query, the policies or models read."""
         return list(dict.fromkeys([*self.needed, *self.context]))
+
+    def selected(self, names: Iterable[str]) -> list[Expression]:
+        """Return columns of the source, and fields of structs under their names with dots."""
+        return [
+            self.fields[name].as_(name, quoted=True) if name in self.fields else column(name)
+            for name in names
+        ]
 
 
 @dataclass
@@ -73,11 +84,11 @@ class _Lookup:
     missing: dict[str, str] = field(default_factory=dict)
     needed: dict[str, None] = field(default_factory=dict)
     scored: dict[str, Policy] = field(default_factory=dict)
+    fields: dict[str, Expression] = field(default_factory=dict)
 
     def require(self, name: str, role: str) -> str:
         """Return the column as the source spells it; DuckDB's names ignore case."""
-        spelled = {c.lower(): c for c in self.columns or (name,)}
-        found = name if name in (self.columns or ()) else spelled.get(name.lower())
+        found = self._spelled(name)
         if found is None:
             self.missing.setdefault(name, role)
             return name
@@ -89,6 +100,11 @@ class _Lookup:
             )
         self.needed[found] = None
         return found
+
+    def _spelled(self, name: str) -> str | None:
+        """Return the column that a name means; None if there is none."""
+        spelled = {c.lower(): c for c in self.columns or (name,)}
+        return name if name in (self.columns or ()) else spelled.get(name.lower())
 
     def optional(self, wanted: PolicyLike | None, role: str) -> Expression | None:
         return None if wanted is None else self.value(wanted, role)
@@ -106,12 +122,47 @@ class _Lookup:
             name = role  # an error of the policy then says which one it is
             self.scored[name] = policy
             return column(name)
-        expression = expression.copy()
-        for node in list(expression.find_all(exp.Column)):
-            spelled = self.require(node.name, role)
-            if spelled != node.name:  # quoted names are case-sensitive in databases
-                node.set("this", exp.to_identifier(spelled, quoted=True))
-        return expression
+        return expression.copy().transform(self._found, role)
+
+    def _found(self, node: Expression, role: str) -> Expression:
+        """Return a column as the source spells it, or the field of a struct."""
+        if not isinstance(node, exp.Column):
+            return node
+        name = ".".join(part.name for part in node.parts)
+        if node.table and self.columns is not None:
+            fields = self._fields(name)
+            if fields is not None:
+                self.needed |= {column.name: None for column in fields.find_all(exp.Column)}
+                return fields
+            if self._spelled(node.name) is None:
+                self.missing.setdefault(name, role)
+                return node
+        spelled = self.require(node.name, role)
+        if spelled != node.name:  # quoted names are case-sensitive in databases
+            node.set("this", exp.to_identifier(spelled, quoted=True))
+        return node
+
+    def named(self, name: str, role: str) -> str:
+        """Return the name by which policies read a column or the field of a struct."""
+        fields = None if self._spelled(name) else self._fields(name)
+        if fields is None:
+            return self.require(name, role)
+        self.fields[name] = fields
+        self.needed[name] = None
+        return name
+
+    def _fields(self, name: str) -> Expression | None:
+        """Return a column whose name has dots, or a field of a struct; None without either."""
+        if name in (self.columns or ()):
+            return column(name)
+        first, *fields = name.split(".")
+        struct = self._spelled(first)
+        if struct is None or not fields:
+            return None
+        value: Expression = exp.paren(column(struct))
+        for part in fields:
+            value = exp.Dot(this=value, expression=exp.to_identifier(part, quoted=True))
+        return value
 
 
 def assign(
@@ -139,7 +190,9 @@ def assign(
     if look.missing:
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
     needed, all_columns = tuple(look.needed), tuple(columns or ())
-    return Roles(table, look.scored, needed, taken, action, context, features, all_columns)
+    return Roles(
+        table, look.scored, needed, taken, action, context, features, all_columns, look.fields
+    )
 
 
 def _table(
@@ -214,10 +267,10 @@ def _logger(log: Log, look: _Lookup) -> Expression:
 
 def _context(log: Log, look: _Lookup, extra: Extra) -> tuple[str, tuple[str, ...]]:
     """Return action and context for policies in Python; by default all other columns."""
-    action = "" if log.action is None else look.require(log.action, "action")
+    action = "" if log.action is None else look.named(log.action, "action")
     named_columns = dict.fromkeys(log.context, "context")
     named_columns |= {} if log.eligible is None else {log.eligible: "eligible"}
-    context = tuple(look.require(name, role) for name, role in named_columns.items())
+    context = tuple(look.named(name, role) for name, role in named_columns.items())
     if not (look.scored or extra.readers):
         return "", ()
     if not action:

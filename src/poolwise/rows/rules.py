@@ -372,6 +372,8 @@ def role_text(table: RoleColumns, role: str) -> str:
     expression = table.roles.get(role)
     if expression is None:
         return role
+    if isinstance(expression, exp.Dot):  # the field of a struct
+        return ".".join(part.name for part in expression.find_all(exp.Identifier, bfs=False))
     plain = isinstance(expression, exp.Column)
     return expression.name if plain else expression.sql(dialect="duckdb")
 

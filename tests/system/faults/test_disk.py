@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
+from poolwise.errors import UsageError
+from poolwise.evaluation.evaluate import evaluate
+from poolwise.log.log import Log
 from tests.support.child import CROSSED, LIMITED, PROGRAM, Child, write_log
+from tests.support.messages import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +60,51 @@ def test_the_disk_is_full_while_policies_are_scored(path: Path, tmp_path: Path) 
     assert ended.out.startswith("UsageError cannot write")
     assert len(ended.out.splitlines()) == 1
     assert "File too large" in ended.out
+
+
+LEARNING = """
+import poolwise as pw
+
+roles = dict(reward="reward", logger="logger", propensity="p", action="action")
+try:
+    pw.learn(pw.Log(f"SELECT * FROM '{sys.argv[1]}' ORDER BY p", **roles, context=["p_a"]))
+except pw.PoolwiseError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("command", ["evaluate", "check", "init"])
+def test_the_disk_is_full_while_csv_is_copied(command: str, path: Path, tmp_path: Path) -> None:
+    child = Child(tmp_path)
+    file = tmp_path / "log.csv"
+    csv.write_csv(pq.read_table(path), file)
+    roles = {"init": ["--out", str(child.out / "q.toml")]}.get(command, CROSSED)
+    ended = child.run(SMALL, command, str(file), *roles, code=LIMITED + PROGRAM)
+    assert (ended.status, ended.out, ended.written, ended.left) == (2, "", (), ())
+    begin = f"poolwise: cannot write to the folder for temporary files, '{child.temp}': "
+    assert ended.err.startswith(begin)
+    assert "TMPDIR" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_the_disk_is_full_while_rows_are_copied_for_a_learner(
+    path: Path, tmp_path: Path
+) -> None:
+    ended = Child(tmp_path).run(SMALL, str(path), code=LIMITED + LEARNING)
+    assert (ended.status, ended.err, ended.left) == (0, "", ())
+    assert ended.out.startswith("UsageError cannot write to the folder for temporary files")
+
+
+def test_there_is_no_folder_for_temporary_files(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    log = Log(f"SELECT * FROM '{path}' WHERE p > 0", reward="reward", propensity="p")
+    with refused(UsageError):
+        evaluate(log, {"new": "t"})
 
 
 def test_the_disk_is_full_while_the_report_is_written(path: Path, tmp_path: Path) -> None:

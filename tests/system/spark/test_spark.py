@@ -480,6 +480,54 @@ def test_a_lost_worker_changes_nothing_of_what_policies_give(
     assert_same(after, before)
 
 
+def test_fields_of_structs_and_odd_folders_are_read(
+    session: SparkSession, spark: Spark, table: pa.Table, tmp_path: Path
+) -> None:
+    nested = pa.table(
+        {
+            "logger": table.column("logger"),
+            "item": table.column("item"),
+            **{
+                name: pa.StructArray.from_arrays(
+                    [table.column(n).combine_chunks() for n in names.values()], list(names)
+                )
+                for name, names in {
+                    "r": {"reward": "reward", "user": "user"},
+                    "p": {"own": "p", "a": "p_a", "b": "p_b", "t": "t"},
+                }.items()
+            },
+        }
+    )
+    folder = tmp_path / "br[1] {x}" / "day=1"
+    folder.mkdir(parents=True)
+    pq.write_table(nested, folder / "x.parquet")
+    roles: dict[str, Any] = {"propensity": "p.own", "propensities": "p.{logger}"}
+    there = Log(
+        folder.parent, logger="logger", reward="1 - r.reward", cluster="r.user", **roles
+    )
+    here = replace(log_of(table), reward="1 - reward", cluster="user")
+    expected = evaluate(here, TARGETS)
+    for source in (folder.parent, folder / "*.parquet", session.createDataFrame(nested)):
+        found = evaluate(replace(there, source=source), {"target": "p.t"}, engine=spark)
+        assert_same(found, expected, rel=1e-9)
+    assert_same(evaluate(there, {"target": "p.t"}), expected, rel=1e-9)
+    read: dict[str, Any] = {"action": "item", "context": ["r.user"]}
+    policies = [{"new": Users("r.user")}, {"new": Users("user")}]
+    found = evaluate(replace(there, **read), policies[0], engine=spark)
+    here = replace(here, action="item", context=["user"])
+    assert_same(found, evaluate(here, policies[1]), rel=1e-9)
+
+
+@dataclass(frozen=True)
+class Users:
+    """A policy in Python that reads the number of the user."""
+
+    column: str
+
+    def prob(self, batch: Batch) -> Any:  # noqa: ANN401 - an array
+        return 0.3 + 0.4 * ((batch[self.column] + batch.action) % 2)
+
+
 def test_files_of_a_delta_table_are_refused(
     spark: Spark, table: pa.Table, tmp_path: Path
 ) -> None:

@@ -1,0 +1,87 @@
+"""Problems: what is wrong with the arguments of a log, each in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from poolwise.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poolwise.log.log import Log
+
+UTC = "UTC"  # time zone of a log that names none
+LARGEST_REWARD = 1e100  # of a range, so that its square, times weights, does not overflow
+
+
+def role_problems(log: Log) -> Iterator[str]:
+    """Yield the problems of the source and of the roles of its columns."""
+    if log.source is None and log.table is None:
+        yield "a `source` is required, or a `table` with a `connection`"
+    elif log.source is not None and log.table is not None:
+        yield "give either a `source` or a `table`, not both"
+    elif log.connection is not None and log.table is None:
+        yield "`connection` requires `table`: the name of a table, or a SELECT"
+    mapped = isinstance(log.source, Mapping)
+    if log.propensity is None and not log.mixed:
+        yield (
+            "`propensity` is required (of the logged action under the logger that wrote the "
+            "row), or `propensities` of every logger"
+        )
+    if not mapped and log.logger is None and len(log.by_label) > 1:
+        yield "`propensities` of several loggers require the column of the `logger`"
+    if mapped and log.logger is not None:
+        yield "`logger` must be left out if the source is a mapping of loggers"
+    yield from _name_problems(log)
+    trained: object = log.trained_on  # annotations are not enforced
+    lists = trained.values() if isinstance(trained, Mapping) else ("",)
+    if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
+        yield "`trained_on` must map loggers to lists of loggers: {'v2': ['v1']}"
+
+
+def _name_problems(log: Log) -> Iterator[str]:
+    names: Iterable[object] = log.context  # annotations are not enforced
+    others: list[object] = [names] if isinstance(names, str) else []
+    others += [name for name in names if not isinstance(name, str)]
+    if others:
+        yield f"`context` must be a list of columns, got {others[0]!r}"
+    roles: Mapping[str, object] = {"action": log.action, "eligible": log.eligible}
+    for role, name in roles.items():
+        if not isinstance(name, str | None):
+            yield f"`{role}` must be a column, got a value of type {type(name).__name__}"
+
+
+def rule_problems(log: Log) -> Iterator[str]:
+    """Yield the problems of the rules."""
+    classifier = log.estimate_mixture
+    if not isinstance(classifier, bool) and not hasattr(classifier, "predict_proba"):
+        yield f"`estimate_mixture` must be True or a classifier, got {classifier!r}"
+    if log.mixture is not None and (log.crossed or classifier is not False):
+        yield (
+            "`mixture` must be left out if `propensities` are known for every logger, or if "
+            "`estimate_mixture` is set"
+        )
+    if log.eligible is not None and log.densities:
+        yield "`eligible` lists actions, and `densities` are those of a number: leave one out"
+    yield from _zone_problems(log.timezone)
+    if log.on_fault not in {"raise", "drop"}:
+        yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
+    if not log.replay_tolerance >= 0:
+        yield f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}"
+    lower, upper = (0.0, 1.0) if log.reward_range is None else log.reward_range
+    if not -LARGEST_REWARD <= lower < upper <= LARGEST_REWARD:
+        yield (
+            "`reward_range` must be (lower, upper) with lower < upper, both within "
+            f"±{LARGEST_REWARD:g}, got {log.reward_range}"
+        )
+
+
+def _zone_problems(zone: str) -> Iterator[str]:
+    from zoneinfo import available_timezones
+
+    zones = {UTC} if zone == UTC else available_timezones()
+    if zones and zone not in zones:  # a system may have no list
+        hint = did_you_mean(str(zone), zones)
+        yield f"`timezone` must be a name such as 'Europe/Berlin', got {zone!r}{hint}"
