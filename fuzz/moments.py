@@ -1,7 +1,12 @@
-"""Fuzz the file of moments: other bytes, other metadata, other numbers."""
+"""Fuzz the file of moments: other bytes, other metadata, other numbers.
+
+Other bytes must be refused or change nothing.  Other metadata and numbers come with the
+checksum that they should have: they must be refused, or be moments.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tempfile
@@ -20,8 +25,17 @@ import pyarrow.parquet as pq
 
 import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.files import KEY, read_moments, write_moments
-from poolwise.moments.moments import pooled
+from poolwise.engines.files import (
+    ARRAYS,
+    KEY,
+    TALLIES,
+    checksum,
+    holds_moments,
+    read_moments,
+    write_moments,
+)
+from poolwise.engines.saved import Summary
+from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -32,9 +46,15 @@ from poolwise.moments.terms import (
 
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
 PATH = FOLDER / "moments.parquet"
+HEADER = {
+    "roles": "0123",
+    "targets": {"new": "4567"},
+    "mixture": "89ab",
+    "manifest": {"a": 10, "b": 10},
+}
 
 
-def _good() -> tuple[bytes, pa.Table]:
+def _good() -> tuple[bytes, pa.Table, dict[str, Moments]]:
     table = harness.small_log()
     log = pw.Log(table, reward="reward", logger="logger", propensities={"a": "p_a", "b": "p_b"})
     needs = Needs(
@@ -43,26 +63,24 @@ def _good() -> tuple[bytes, pa.Table]:
         tails=(WEIGHT,),
     )
     with DuckDB().open(log, {"new": "t"}) as rows:
-        write_moments(PATH, rows.moments(needs.bind("new")), {"note": "x"})
-    return PATH.read_bytes(), pq.read_table(PATH)
+        write_moments(PATH, rows.moments(needs.bind("new")), HEADER)
+    return PATH.read_bytes(), pq.read_table(PATH), read_moments(PATH)[0]
 
 
-GOOD, TABLE = _good()
+GOOD, TABLE, EXPECTED = _good()
 META = json.loads(TABLE.schema.metadata[KEY])
 
 
+def _flipped(data: atheris.FuzzedDataProvider) -> bytes:
+    content = bytearray(GOOD)
+    for _ in range(data.ConsumeIntInRange(1, 6)):
+        place = data.ConsumeIntInRange(0, len(content) - 1)
+        content[place] ^= data.ConsumeIntInRange(1, 255)
+    return bytes(content)
+
+
 def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
-    kind = data.ConsumeIntInRange(0, 3)
-    if kind == 0:
-        return bytes(data.ConsumeBytes(3000))
-    if kind == 1:
-        content = bytearray(GOOD)
-        for _ in range(data.ConsumeIntInRange(1, 6)):
-            content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(
-                0, 255
-            )
-        return bytes(content)
-    if kind == 2:
+    if data.ConsumeBool():
         text = json.dumps(META)
         place = data.ConsumeIntInRange(0, len(text))
         drop = data.ConsumeIntInRange(0, 8)
@@ -101,6 +119,11 @@ def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
             size = data.ConsumeIntInRange(0, 9)
             line[name] = [data.ConsumeFloatInRange(-1e9, 1e9) for _ in range(size)]
     changed = pa.Table.from_pylist(lines, schema=TABLE.schema)
+    try:
+        meta = json.loads(raw)
+        raw = json.dumps({**meta, "checksum": checksum(meta, changed.to_pylist())})
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        pass  # no metadata that could have a checksum
     sink = io.BytesIO()
     pq.write_table(changed.replace_schema_metadata({KEY: raw.encode()}), sink)
     return sink.getvalue()
@@ -108,20 +131,43 @@ def _mutated(data: atheris.FuzzedDataProvider) -> bytes:
 
 def one_input(content: bytes) -> None:
     """Read one file; write and read it again if it is accepted."""
-    PATH.write_bytes(_mutated(atheris.FuzzedDataProvider(content)))
+    data = atheris.FuzzedDataProvider(content)
+    kind = data.ConsumeIntInRange(0, 3)
+    flipped = kind == 1
+    PATH.write_bytes(
+        bytes(data.ConsumeBytes(3000))
+        if kind == 0
+        else (_flipped(data) if flipped else _mutated(data))
+    )
+    holds_moments(PATH)
+    with contextlib.suppress(pw.PoolwiseError):
+        Summary.load(PATH)
     try:
         found, meta = read_moments(PATH)
     except pw.PoolwiseError:
         return
+    if flipped:
+        _check_same(found)
     # accepted moments can be merged, written and read again, with equal numbers
     both = pooled(found.values())
     if both.count != sum(m.count for m in found.values()):
         raise AssertionError("rows were lost")
-    write_moments(PATH, found, {k: v for k, v in meta.items() if k == "note"})
+    write_moments(PATH, found, {k: v for k, v in meta.items() if k in HEADER})
     again, _ = read_moments(PATH)
     for label, moments in found.items():
         np.testing.assert_array_equal(again[label].means, moments.means)
         np.testing.assert_array_equal(again[label].scatter, moments.scatter)
+
+
+def _check_same(found: dict[str, Moments]) -> None:
+    """Check that a file with other bytes, which is accepted, holds the same numbers."""
+    if list(found) != list(EXPECTED):
+        raise AssertionError(f"loggers {list(found)}")
+    for label, moments in EXPECTED.items():
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(found[label], name), getattr(moments, name))
+        for name in TALLIES:
+            np.testing.assert_equal(getattr(found[label], name), getattr(moments, name))
 
 
 if __name__ == "__main__":

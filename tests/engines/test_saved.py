@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolwise.engines.files import KEY, question
+from poolwise.engines.files import ARRAYS, KEY, TALLIES, checksum, question
 from poolwise.engines.saved import Summary, same_shares
 from poolwise.errors import LogError, PoolwiseError, RefusedError, SourceError, UsageError
 from poolwise.estimators.calibrated import SelfNormalised
@@ -303,10 +304,11 @@ def test_shares_are_the_same_whatever_the_unit(counts: dict[str, int]) -> None:
 
 
 def damaged(path: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
-    """Change the content of a saved file, and write it again."""
+    """Change the content of a saved file, and write it again with its new checksum."""
     table = pq.read_table(path)
     meta, lines = json.loads(table.schema.metadata[KEY]), table.to_pylist()
     change(meta, lines)
+    meta["checksum"] = checksum(meta, lines)
     schema = table.schema.with_metadata({KEY: json.dumps(meta).encode()})
     pq.write_table(pa.Table.from_pylist(lines, schema=schema), path)
 
@@ -336,6 +338,7 @@ def damaged(path: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]],
         lambda _, lines: lines[0]["histograms"][0].__setitem__(0, 10**9),
         lambda _, lines: lines[0]["histograms"][0].pop(),
         lambda _, lines: lines.clear(),
+        lambda meta, _: meta.update(format=2),
     ],
 )
 def test_a_damaged_file_is_one_clear_error(
@@ -346,6 +349,66 @@ def test_a_damaged_file_is_one_clear_error(
     damaged(path, change)
     with refused(SourceError):
         Summary.load(path)
+
+
+def flipped(path: Path, flips: int, ask: Callable[[], str]) -> Counter[str]:
+    """Flip one bit of a file at a time, and count what a question about it returns."""
+    whole, kinds = path.read_bytes(), Counter[str]()
+    before, messages = ask(), []
+    for place in np.random.default_rng(7).choice(len(whole) * 8, flips, replace=False).tolist():
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        path.write_bytes(content)
+        try:
+            kinds["same" if ask() == before else "other"] += 1
+        except PoolwiseError as error:
+            messages.append(str(error).splitlines())
+    assert {len(lines) for lines in messages} == {1}
+    return kinds + Counter(refused=len(messages))
+
+
+def content(summary: Summary) -> str:
+    """All that a summary says, to the last bit."""
+    said: list[object] = [summary.question, summary.manifest]
+    for label, m in summary.moments.items():
+        said += [label, m.count, m.terms, m.ddof]
+        said += [getattr(m, name).tobytes() for name in ARRAYS]
+        said += [(t, v.tobytes()) for name in TALLIES for t, v in getattr(m, name).items()]
+    return repr(said)
+
+
+def test_a_flipped_bit_is_one_message_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "day.parquet"
+    one = {"target": "t"}
+    summarise(log(propensities=None), one).save(path)
+    asked = far_away(propensities=None)
+    kinds = flipped(path, 150, lambda: content(from_files([path], asked, one)))
+    assert set(kinds) == {"refused", "same"}
+    assert kinds["refused"] > 90  # the others are in bytes that hold no number
+
+
+def test_a_flipped_bit_of_an_answer_is_never_a_traceback(tmp_path: Path) -> None:
+    """A database adds no checksum, so that a number may differ."""
+    path = answer(tmp_path / "day.parquet", far_away())
+    asked = far_away()
+    kinds = flipped(path, 80, lambda: content(from_files([path], asked, TARGETS)))
+    assert kinds["refused"] > 20
+
+
+@pytest.mark.parametrize("name", ["answer.csv", "answer.json"])
+@pytest.mark.parametrize(
+    "value", ["1e999", "-1", "[" * 100_000, "9" * 400, '"\\ud800"', "NaN", "null"]
+)
+def test_an_answer_with_an_impossible_count_is_one_message(
+    name: str, value: str, tmp_path: Path
+) -> None:
+    path = answer(tmp_path / name, far_away())
+    text = path.read_text()
+    other = text.replace('"rows":300', f'"rows":{value}').replace(",300,", f",{value},")
+    assert other != text
+    path.write_text(other)
+    with pytest.raises(SourceError):
+        from_result(path, far_away(), TARGETS)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all", b"\x80\x04K*."])

@@ -1,9 +1,10 @@
 """Files of moments: those that `Summary.save` writes, and exported answers of a database.
 
 A saved file has one line per logger, with arrays as lists of doubles; its metadata holds, as
-JSON, the terms that the lists refer to.  An exported answer is that of the query which
-`poolwise sql` prints.  Reading never executes anything from a file, and rejects an inconsistent
-file with one message.
+JSON, the terms that the lists refer to and a checksum of everything.  An exported answer is
+that of the query which `poolwise sql` prints: the database that writes it adds no checksum, so
+a damaged number in it can go unnoticed.  Reading never executes anything from a file, and
+rejects an inconsistent file with one message.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs
     from poolwise.rows.rules import RoleColumns
 
-FORMAT = 2  # version of saved files
+FORMAT = 3  # version of saved files
 ANSWER_FORMAT = 1  # version of the printed query and of its answer
 HASH_LENGTH = 16
 KEY = b"poolwise"
 DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
+UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)  # not Parquet, or damaged
+DAMAGES = (LookupError, MemoryError, OverflowError, RecursionError, TypeError, ValueError)
 ARRAYS = ("means", "scatter", "lowest", "largest")
 TALLIES: Mapping[str, type] = {
     "tails": np.float64,
@@ -163,10 +166,22 @@ def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any
         }
         for logger, m in moments.items()
     ]
-    schema = SCHEMA.with_metadata({KEY: json.dumps(meta, sort_keys=True).encode()})
-    table = pa.Table.from_pylist(lines, schema=schema)
+    table = pa.Table.from_pylist(lines, schema=SCHEMA)
+    meta["checksum"] = checksum(meta, table.to_pylist())
+    table = table.replace_schema_metadata({KEY: json.dumps(meta, sort_keys=True).encode()})
     with whole_file(path) as unfinished, telling(path):
         pq.write_table(table, unfinished, compression="zstd")
+
+
+def checksum(meta: Header, lines: Sequence[Line]) -> str:
+    """Hash all that a file says: the metadata, without the checksum, and the lines.
+
+    >>> one, other = ({"format": k, "checksum": "any"} for k in (1, 2))
+    >>> checksum(one, []) == checksum({"format": 1}, []) != checksum(other, [])
+    True
+    """
+    content = [{k: v for k, v in meta.items() if k != "checksum"}, lines]
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse_path(path: Path) -> None:
@@ -191,11 +206,15 @@ def _unreadable(path: Path, why: str) -> SourceError:
     return SourceError(f"{str(path)!r}", why)
 
 
+def _why(reason: BaseException) -> str:
+    return str(reason).partition("\n")[0] or DAMAGED
+
+
 def holds_moments(path: Path) -> bool:
     """Return True if the metadata of a file is that of `write_moments`."""
     try:
         return KEY in (pq.read_schema(path).metadata or {})
-    except (pa.ArrowException, OSError):
+    except UNREADABLE:
         return False
 
 
@@ -204,8 +223,8 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
     refuse_missing(path)
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as reason:
-        raise _unreadable(path, str(reason).splitlines()[0]) from reason
+    except UNREADABLE as reason:
+        raise _unreadable(path, _why(reason)) from reason
     text = (table.schema.metadata or {}).get(KEY)
     if text is None:
         raise _unreadable(path, "the file was not written by `Summary.save`")
@@ -213,26 +232,28 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
         meta = json.loads(text)
         version = meta["format"]
         moments = _decoded(table, meta) if version == FORMAT else {}
-    except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as reason:
+    except DAMAGES as reason:
         raise _unreadable(path, DAMAGED) from reason
     if version != FORMAT:
         raise _unreadable(
             path,
-            f"the file must have format {FORMAT}, got {version!r}: read it with the version of "
-            "poolwise that wrote it",
+            f"the file must have format {FORMAT}, got {version!r}: summarise the log again and "
+            "save it with this version of poolwise, or read it with the one that wrote it",
         )
     return moments, meta
 
 
 def _decoded(table: pa.Table, meta: Header) -> dict[str, Moments]:
     _require(table.schema.equals(SCHEMA) and table.num_rows > 0)
+    lines = table.to_pylist()
+    _require(meta["checksum"] == checksum(meta, lines))
     terms = tuple(Term(tuple(Factor(**f) for f in factors)) for factors in meta["terms"])
     _require(
         all(isinstance(x, float) for t in terms for f in t.factors for x in (f.bound, f.zero))
     )
     _require(len(set(terms)) == len(terms) > 0)
-    moments = {line["logger"]: _moments(line, terms, meta) for line in table.to_pylist()}
-    _require(len(moments) == table.num_rows and None not in moments)
+    moments = {line["logger"]: _moments(line, terms, meta) for line in lines}
+    _require(len(moments) == len(lines) and None not in moments)
     return moments
 
 
@@ -337,7 +358,7 @@ def read_answer(
     try:
         _require(all(int(line["rows"]) > 0 for line in lines), "a logger without rows")
         groups = {group.logger: group for group in (decode(request, line) for line in lines)}
-    except (KeyError, TypeError, ValueError) as reason:
+    except DAMAGES as reason:
         raise _unreadable(path, f"its columns are damaged ({reason})") from reason
     _refuse_bad(groups, request.table)
     if len(groups) < len(lines):
@@ -364,23 +385,24 @@ def _exported(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a small file as mappings, with column names in lower case."""
     kind = file_format(str(path))
     try:
-        lines = pq.read_table(path).to_pylist() if kind == "parquet" else _parsed(path, kind)
+        lines = _parsed(path, kind)
         return [{str(name).lower(): value for name, value in line.items()} for line in lines]
     except OSError as reason:
-        raise _unreadable(path, reason.strerror or str(reason)) from reason
-    except (ValueError, AttributeError, csv.Error, pa.ArrowException) as reason:
-        why = f"the file is not {kind}: {str(reason).splitlines()[0]}"
+        raise _unreadable(path, reason.strerror or _why(reason)) from reason
+    except (*UNREADABLE, AttributeError, RecursionError, csv.Error) as reason:
+        why = f"the file is not {kind}: {_why(reason)}"
         raise _unreadable(path, why) from reason
 
 
 def _parsed(path: Path, kind: str) -> Sequence[Line]:
-    """Read CSV, JSON lines, or one JSON array."""
+    """Read Parquet, with the checksums of its pages if it has some, CSV or JSON."""
+    if kind == "parquet":
+        return [*pq.read_table(path, page_checksum_verification=True).to_pylist()]
     if kind == "csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
             return [{k: None if v in NULLS else v for k, v in line.items()} for line in lines]
     text = path.read_text("utf-8-sig")
     if text.lstrip().startswith("["):
-        array: Sequence[Line] = json.loads(text)
-        return array
+        return [*json.loads(text)]
     return [json.loads(line) for line in text.splitlines() if line.strip()]

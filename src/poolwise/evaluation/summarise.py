@@ -159,6 +159,9 @@ def from_result(
 ) -> Summary:
     """Read the exported answer of the query that `poolwise sql` printed.
 
+    A database adds no checksum to it, as `Summary.save` does: a number that was damaged on the
+    way is noticed only if no rows can have it.
+
     Args:
         path: The answer, as Parquet, CSV or JSON.
         log: The log as passed to `poolwise sql`; only its roles are read.

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engines.files import KEY
+from poolwise.engines.files import KEY, checksum
 from poolwise.engines.saved import Summary
 from poolwise.errors import RefusedError, SourceError
 from tests.support.hard.case import Case, base
@@ -51,7 +51,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def _refused(path: Path, table: pa.Table, header: dict[str, Any]) -> None:
-    raw = json.dumps(header).encode()
+    raw = json.dumps({**header, "checksum": checksum(header, table.to_pylist())}).encode()
     pq.write_table(table.replace_schema_metadata({KEY: raw}), path)
     with refused(SourceError):
         Summary.load(path)
