@@ -26,7 +26,7 @@ from poolwise.intervals.guarantees import payoffs_of
 from poolwise.intervals.student import Interval
 from poolwise.report.tables import Grid
 from poolwise.rows.guard import files_of
-from poolwise.rows.output import refuse_output
+from poolwise.rows.output import locked, refuse_output
 from poolwise.text import listed, short
 
 if TYPE_CHECKING:
@@ -281,9 +281,12 @@ def _added(
         findings = results_of(rows.read()).targets[question["target"]].findings
         more = _state(rows, question, len(before.blocks))
     after = with_bounds(before + more)
-    if stamp(path) != begun:
-        raise UsageError(f"{str(path)!r} changed while rows were read: add these rows again")
-    after.save(path)
+    with locked(path):
+        if stamp(path) != begun:
+            raise UsageError(
+                f"{str(path)!r} changed while rows were read: add these rows again"
+            )
+        after.save(path)
     return after, findings
 
 

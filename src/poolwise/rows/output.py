@@ -11,6 +11,7 @@ import glob
 import os
 import re
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -112,6 +113,55 @@ def write_whole(path: str | PathLike[str], content: bytes) -> None:
     """Write a file in another folder and move it into place, so that it is whole or absent."""
     with whole_file(path) as beside, telling(path):
         beside.write_bytes(content)
+
+
+LOCK_SECONDS = 60.0  # to wait for another process
+
+
+@contextmanager
+def locked(path: str | PathLike[str], wait: float = LOCK_SECONDS) -> Iterator[None]:
+    """Let one process at a time change a file; refuse if another one takes too long.
+
+    The operating system holds the lock, on an empty file beside, so that it ends with its
+    process, however that ends.
+    """
+    place = real_place(path)
+    beside, end = place.with_name(f".{place.name}.lock"), time.monotonic() + wait
+    with telling(path):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        while (number := _lock(beside)) is None:
+            if time.monotonic() > end:
+                raise _refused(path, f"another process has locked it for {wait:g} seconds")
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if sys.platform != "win32":  # Windows removes no open file: it stays, empty
+            beside.unlink(missing_ok=True)
+        os.close(number)
+
+
+def _lock(path: Path) -> int | None:
+    """Return the descriptor of a file that this process has locked; None if another has."""
+    number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
+            return number
+        import fcntl
+
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(number), path.stat()):
+            return number
+    except (BlockingIOError, PermissionError, FileNotFoundError):
+        pass  # locked, or removed by the process that had locked it
+    except BaseException:
+        os.close(number)
+        raise
+    os.close(number)
+    return None
 
 
 @contextmanager
