@@ -27,6 +27,7 @@ from benchmarks.families import FAMILIES, draw_problem
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.evaluation.contrasts import Candidates, united
+from poolwise.intervals.simultaneous import SYMMETRIC
 from poolwise.intervals.skew import auto_interval, interval_needs
 from poolwise.intervals.student import Limits, student
 from poolwise.moments.buckets import Split, jackknife
@@ -207,7 +208,7 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
         effective += pooled(moments.values()).effective(BALANCED_WEIGHT.bind("t0")) / logs
         spread = Candidates(estimates, moments).differences(pairs)
         critical = spread.together(rng, DIRECTIONS).critical(LEVEL)
-        for k, each in enumerate((replace(spread, shapes=None), spread)):
+        for k, each in enumerate((replace(spread, shape=SYMMETRIC), spread)):
             lower, upper = each.limits(critical)
             below, above = (gaps < lower).any(), (gaps > upper).any()
             width = float((upper - lower).mean())

@@ -92,7 +92,8 @@ class Shape:
 def _shares(loggers: int) -> NDArray[np.float64]:
     """Return the part of each logger in the rows: the first has the most."""
     mass = np.arange(loggers, 0, -1.0)
-    return mass / mass.sum()
+    shares: NDArray[np.float64] = mass / mass.sum()
+    return shares
 
 
 def _policies(loggers: int, sharp: float) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,17 +13,23 @@ from scipy import special
 
 from poolwise.errors import UsageError
 from poolwise.intervals.simultaneous import (
+    SYMMETRIC,
+    DifferenceShape,
     MaxT,
     factor_of,
     kurtosis_freedom,
-    limits,
+    least_reaches,
+    least_scores,
     max_t,
     skew_multiples,
     skew_scores,
     student_multiples,
-    student_scores,
 )
+from poolwise.intervals.skew import Reach
 from tests.support.messages import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def critical(covariance: object, level: float = 0.95, draws: int = 200_000) -> float:
@@ -142,16 +149,17 @@ def test_what_has_no_meaning_is_refused() -> None:
     ratio=st.floats(-8, 8),
     skewness=st.floats(-2, 2),
     noise=st.floats(0, 1),
+    of_weights=st.floats(-2, 2),
     freedom=st.floats(2, 1e6),
 )
 def test_scores_invert_the_limits(
-    ratio: float, skewness: float, noise: float, freedom: float
+    ratio: float, skewness: float, noise: float, of_weights: float, freedom: float
 ) -> None:
-    arrays = [np.array([x]) for x in (skewness, noise, freedom)]
-    score = skew_scores(np.array([ratio]), *arrays)
+    shape = DifferenceShape(*(np.array([x]) for x in (skewness, noise, of_weights)))
+    score = skew_scores(np.array([ratio]), shape, np.array([freedom]))
     if score[0] > 36:
         return
-    below, above = skew_multiples(arrays[0], arrays[1], arrays[2], score)
+    below, above = skew_multiples(shape, np.array([freedom]), score)
     assert (below if ratio >= 0 else above)[0] == pytest.approx(abs(ratio), abs=1e-9)
 
 
@@ -220,12 +228,6 @@ def test_a_factor_gives_the_correlation_of_candidates_that_vary() -> None:
             factor_of(np.array(bad))
 
 
-def test_limits_are_multiples_of_the_error_on_each_side() -> None:
-    values, errors = np.array([1.0, 5.0]), np.array([2.0, 0.5])
-    lower, upper = limits(values, errors, np.array([3.0, 2.0]), np.array([4.0, 6.0]))
-    assert (lower.tolist(), upper.tolist()) == ([-5.0, 4.0], [9.0, 8.0])
-
-
 def test_students_multiples_have_the_tail_of_a_normal_one() -> None:
     # one degree of freedom: the quantile is a tangent; two: (1 - 2p) / √(2p (1 - p));
     # infinitely many: the normal one
@@ -234,22 +236,56 @@ def test_students_multiples_have_the_tail_of_a_normal_one() -> None:
     multiples = student_multiples(1.96, freedom)
     assert multiples == pytest.approx([tangent, two, 1.96], rel=1e-12)
     ratios = np.array([-tangent, two, 1.96])
-    assert student_scores(ratios, freedom) == pytest.approx([1.96] * 3, rel=1e-12)
+    assert skew_scores(ratios, SYMMETRIC, freedom) == pytest.approx([1.96] * 3, rel=1e-9)
 
 
 def test_the_limit_on_the_side_of_the_skew_is_further() -> None:
-    # the root of d² = 4 (1 + d / 2) on the side of a skewness of 1/2, and Hall's on the other
-    wide, near = 1 + math.sqrt(5), 6 * (math.cbrt(1 + (2 - 1 / 12) / 2) - 1)
+    # the root of d² = 4 (1 + d / 2) on the side of a skewness of 1/2; Student's on the other
+    wide, skewness = 1 + math.sqrt(5), np.array([0.5, -0.5, 0.0])
     many, none = np.full(3, math.inf), np.zeros(3)
-    below, above = skew_multiples(np.array([0.5, -0.5, 0.0]), none, many, 2.0)
-    assert below == pytest.approx([near, wide, 2.0], rel=1e-9)
-    assert above == pytest.approx([wide, near, 2.0], rel=1e-9)
-    scores = skew_scores(np.array([near, near, -2.0]), np.array([0.5, -0.5, 0.0]), none, many)
+    shape = DifferenceShape(skewness, none)
+    below, above = skew_multiples(shape, many, 2.0)
+    assert below == pytest.approx([2.0, wide, 2.0], rel=1e-12)
+    assert above == pytest.approx([wide, 2.0, 2.0], rel=1e-12)
+    scores = skew_scores(np.array([2.0, 2.0, -2.0]), shape, many)
     assert scores[[0, 2]] == pytest.approx([2.0, 2.0], rel=1e-9)
     assert scores[1] < 2.0
-    short = 6 * (math.cbrt(1 + (0.4 - 1 / 12) / 2) - 1)
-    low = skew_scores(np.array([short]), np.array([0.5]), np.zeros(1), np.full(1, math.inf))
-    assert low == pytest.approx([0.4], rel=1e-9)
+
+
+def test_weights_lend_their_skewness_to_both_limits() -> None:
+    # d² = 4 (1 + s d): s is the larger skewness towards the side, 0 if both point away
+    skewness, of_weights = np.array([0.5, -0.5, -0.5]), np.array([0.75, 0.75, -0.25])
+    shape = DifferenceShape(skewness, np.zeros(3), of_weights)
+    below, above = skew_multiples(shape, np.full(3, math.inf), 2.0)
+
+    def root(towards: float) -> float:
+        return 2 * towards + 2 * math.sqrt(1 + towards**2)
+
+    assert below == pytest.approx([2.0, root(0.5), root(0.5)], rel=1e-12)
+    assert above == pytest.approx([root(0.75), root(0.75), 2.0], rel=1e-12)
+
+
+def test_a_difference_is_as_uncertain_as_its_sides_differ() -> None:
+    """Distances of 3 and 5 times the critical value, and of 1 and 2 times it."""
+
+    def reach(below: float, above: float) -> Callable[[float], Reach]:
+        def at(alpha: float) -> Reach:
+            critical = -float(special.ndtri(alpha))
+            return Reach(below * critical, above * critical)
+
+        return at
+
+    value, exact, unknown = reach(3.0, 5.0), reach(1.0, 2.0), reach(1.0, math.inf)
+    sides = [(value, exact), (exact, value), (value, value), (value, unknown)]
+    expected = [[4.0, 6.0, 0.0, 0.0], [6.0, 4.0, 0.0, 0.0]]
+    assert least_reaches(sides, 2.0) == pytest.approx(np.array(expected), rel=1e-12)
+    assert least_reaches([], 2.0).tolist() == [[0.0], [0.0]]
+    values, scores = np.array([4.0, 4.0, 4.0, 4.0]), np.full(4, 2.5)
+    # the lower limits of the first two are at 4 - 2c and 4 - 3c
+    lowered = least_scores(sides, values, scores)
+    assert lowered == pytest.approx([2.0, 4 / 3, 2.5, 2.5], rel=1e-9)
+    assert least_scores(sides[:1], np.array([-9.0]), scores[:1]).tolist() == [2.5]
+    assert least_scores(sides[:1], np.array([-6.0]), scores[:1]) == pytest.approx([2.0])
 
 
 @pytest.mark.parametrize(

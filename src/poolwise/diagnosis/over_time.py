@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import Finding
-from poolwise.intervals.simultaneous import ALONE, skew_scores
+from poolwise.intervals.simultaneous import ALONE, DifferenceShape, skew_scores
 from poolwise.intervals.student import Interval
 from poolwise.moments.cells import by_period
 from poolwise.moments.estimate import Estimate, estimated
@@ -319,8 +319,8 @@ def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> floa
     strata = units_of(difference, moments, buckets)
     shape = shape_of(strata) if strata is not None else Shape()
     ratio = estimate.value / estimate.std_error
-    numbers = (ratio, shape.skewness, shape.noise, estimate.freedom)
-    score = skew_scores(*(np.array([number]) for number in numbers))
+    difference_shape = DifferenceShape(np.array([shape.skewness]), np.array([shape.noise]))
+    score = skew_scores(np.array([ratio]), difference_shape, np.array([estimate.freedom]))
     return float(ALONE.p_values(score)[0])
 
 

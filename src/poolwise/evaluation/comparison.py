@@ -31,8 +31,8 @@ from poolwise.evaluation.output import (
     verdict_of,
 )
 from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.skew import auto_interval
-from poolwise.intervals.student import Interval
+from poolwise.intervals.skew import auto_interval, reaching
+from poolwise.intervals.student import Interval, within
 from poolwise.report.sentence import conclusion, repeats
 from poolwise.report.tables import Grid, comparison_tables
 
@@ -287,7 +287,10 @@ class _Targets:
     def candidates(self) -> Candidates:
         results, name = self.evaluation.targets, self.source.estimator
         estimates = {target: r.estimates[name] for target, r in results.items()}
-        return Candidates(estimates, self.source.moments, self.source.clusters)
+        rows = {target: (s.whole, s.buckets) for target, s in self.source.splits.items()}
+        limits = self.source.limits
+        reaches = {n: reaching(e, *rows[n], limits[n]) for n, e in estimates.items()}
+        return Candidates(estimates, self.source.moments, self.source.clusters, reaches)
 
     @cached_property
     def first(self) -> dict[str, str]:
@@ -327,10 +330,8 @@ class _Targets:
         together = spread.together(np.random.default_rng(SEED))
         lower, upper = spread.limits(together.critical(level))
         # without spread, only the range of the rewards bounds a difference
-        bounds = next(iter(self.source.limits.values())).reward_range
-        widest = math.inf if bounds is None else bounds[1] - bounds[0]
-        lower = np.where(spread.errors > 0, lower, -widest)
-        upper = np.where(spread.errors > 0, upper, widest)
+        lower = np.where(spread.errors > 0, lower, -math.inf)
+        upper = np.where(spread.errors > 0, upper, math.inf)
         # where the ranking contradicts the paired estimate, nothing is shown
         estimates = self.candidates.estimates
         gaps = [estimates[one].value - estimates[two].value for one, two in pairs]
@@ -339,11 +340,12 @@ class _Targets:
         upper = np.where(agree, upper, np.maximum(upper, 0.0))
         scores = np.where(agree, spread.scores(), 0.0)
         p_values = (ALONE.p_values(scores), together.p_values(scores))
+        limits = next(iter(self.source.limits.values()))
         numbers = np.column_stack([spread.values, spread.errors, lower, upper, *p_values])
         for pair, (value, error, low, high, p, adjusted) in zip(
             pairs, numbers.tolist(), strict=True
         ):
-            interval = Interval(low, high, level)
+            interval = within(Interval(low, high, level), limits.reward_range)
             verdict = verdict_of(interval, doubted=bool(self.doubted.keys() & pair))
             yield Difference(*pair, value, error, interval, p, adjusted, verdict)
 

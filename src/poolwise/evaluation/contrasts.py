@@ -17,22 +17,20 @@ import numpy as np
 from poolwise.errors import RefusedError
 from poolwise.estimators.calibrated import least_squares
 from poolwise.intervals.simultaneous import (
+    SYMMETRIC,
+    DifferenceShape,
     MaxT,
     factor_of,
-    limits,
+    least_reaches,
+    least_scores,
     max_t,
     skew_multiples,
     skew_scores,
-    student_multiples,
-    student_scores,
 )
 from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
-from poolwise.moments.linear import CANCELLED, Fit
+from poolwise.moments.linear import CANCELLED, Fit, Score
 from poolwise.moments.moments import MomentsByLogger, together
-from poolwise.moments.shape import (
-    shape_of,
-    shapes_of,
-)
+from poolwise.moments.shape import shape_of, shapes_of, weight_of, weights_of
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 from poolwise.moments.units import centred_buckets, centred_slices, pull_of, units_of
 
@@ -41,10 +39,11 @@ if TYPE_CHECKING:
 
     from scipy.sparse import csr_array
 
+    from poolwise.intervals.skew import Reaching
     from poolwise.log.policy import FloatArray
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.linear import Linear, Score
+    from poolwise.moments.linear import Linear
 
 MOST_STRETCHED = 500  # contrasts whose limits are stretched, in half a second
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
@@ -57,6 +56,7 @@ def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
     """Return the needs of one target for several, with the scatter between all their terms."""
     weight = BALANCED_WEIGHT if crossed else WEIGHT  # distinguishes targets
     own = dict.fromkeys([*(t for group in needs.groups for t in group), weight])
+    own |= dict.fromkeys(w for t in own if (w := weight_of(t)) is not None)
     bound = dict.fromkeys(t.bind(name) for name in targets for t in own)
     return Needs(
         groups=(tuple(sorted(bound)),), extremes=tuple(weight.bind(name) for name in targets)
@@ -89,11 +89,13 @@ class Candidates:
         estimates: Estimate of each target.
         moments: Moments of the terms of all targets, by logger.
         clusters: Means of the same terms by bucket, where rows of a cluster share one.
+        reaches: Distances of each target's own limits, which bound those of differences.
     """
 
     estimates: Mapping[str, Estimate]
     moments: MomentsByLogger
     clusters: Buckets = ()
+    reaches: Mapping[str, Reaching] = field(default_factory=dict)
 
     @cached_property
     def _bound(self) -> dict[str, Linear]:
@@ -114,8 +116,10 @@ class Candidates:
         """Return the first target of each pair less the second."""
         linears = [self._difference(left, right) for left, right in pairs]
         values = [linear.value(self.moments) for linear in linears]
+        sides = [(self.reaches[a], self.reaches[b]) for a, b in pairs] if self.reaches else ()
         spread = self._spread(values, linears, pairs)
-        if spread.shapes is None or len(pairs) > MOST_STRETCHED:
+        spread = replace(spread, shape=self._shape(linears), sides=sides)
+        if len(pairs) > MOST_STRETCHED:
             return spread
         return replace(spread, stretch=np.array([self._stretch(c) for c in linears]))
 
@@ -172,17 +176,34 @@ class Candidates:
             inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
         scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
         rows, terms = self._coefficients(scaled)
-        shapes = _shapes(rows, terms, self.moments, self.clusters)
-        sources = self._sources(rows, terms)
-        return Spread(np.array(values), sources, np.array(most_free), shapes)
+        return Spread(np.array(values), self._sources(rows, terms), np.array(most_free))
+
+    def _shape(self, linears: Sequence[Linear]) -> DifferenceShape:
+        """Return the shape of differences."""
+        of_weights, _ = self._shapes([weights_of(linear) for linear in linears])
+        return DifferenceShape(*self._shapes(linears), of_weights)
+
+    def _shapes(self, linears: Sequence[Linear]) -> tuple[FloatArray, FloatArray]:
+        """Return skewness and noise of combinations; 0 without slices or clusters."""
+        rows, terms = self._coefficients(linears)
+        groups = self.moments.items()
+        if self.clusters:
+            shifts = [
+                rows[i] @ centred_buckets(terms, i, m, self.clusters)[1] for i, m in groups
+            ]
+            return shapes_of([np.sum(shifts, axis=0)])
+        if not all(t in m.slices for m in self.moments.values() for t in terms):
+            return np.zeros(len(linears)), np.zeros(len(linears))
+        return shapes_of([rows[i] @ centred_slices(terms, m) for i, m in groups])
 
     def _stretch(self, linear: Linear) -> float:
-        """Factor on the limits of a fit, for the errors of slopes and rows that are missing."""
-        if linear.fit is None:
-            return 1.0
+        """Factor on the limits, for rows that are missing and the errors of fitted slopes."""
+        fit = linear.fit
+        weights = {w for part in weights_of(linear).parts.values() for w in part}
+        columns = fit.columns if fit else tuple(Score({w: 1.0}, -1.0) for w in sorted(weights))
         strata = units_of(linear, self.moments, self.clusters) or []
-        columns, within = linear.fit.columns, linear.fit.within
-        pull = pull_of(columns, self.moments, self.clusters, within=within, fitted=True)
+        within, fitted = fit is None or fit.within, fit is not None
+        pull = pull_of(columns, self.moments, self.clusters, within=within, fitted=fitted)
         return math.sqrt(shape_of(strata, pull).rise)
 
     def _coefficients(
@@ -303,25 +324,6 @@ def _clustered(
     )
 
 
-def _shapes(
-    rows: Mapping[str, csr_array],
-    terms: Sequence[Term],
-    moments: MomentsByLogger,
-    clusters: Buckets,
-) -> tuple[FloatArray, FloatArray] | None:
-    """Return skewness and noise of each combination; None without slices or clusters."""
-    if clusters:
-        parts = [
-            rows[i] @ centred_buckets(terms, i, m, clusters)[1] for i, m in moments.items()
-        ]
-        strata = [np.sum(parts, axis=0)]
-    elif all(t in m.slices for m in moments.values() for t in terms):
-        strata = [rows[i] @ centred_slices(terms, m) for i, m in moments.items()]
-    else:
-        return None
-    return shapes_of(strata)
-
-
 @dataclass(frozen=True, eq=False)
 class Spread:
     """Values of contrasts and the errors that they share.
@@ -330,15 +332,17 @@ class Spread:
         values: One per contrast, shape (c,).
         sources: Sources of their errors.
         most_free: Upper bound on the degrees of freedom of each, shape (c,).
-        shapes: Skewness and noise of each, or None without slices.
+        shape: Shape of each.
         stretch: Factor on the distance of each limit, shape (c,) or ().
+        sides: Distances of the own limits of both targets of each, where they are known.
     """
 
     values: FloatArray
     sources: Sequence[ErrorSource]
     most_free: FloatArray
-    shapes: tuple[FloatArray, FloatArray] | None = None
+    shape: DifferenceShape = SYMMETRIC
     stretch: FloatArray = field(default_factory=lambda: np.ones(()))
+    sides: Sequence[tuple[Reaching, Reaching]] = ()
 
     @cached_property
     def _variances(self) -> FloatArray:
@@ -379,17 +383,14 @@ class Spread:
 
     def limits(self, critical: float) -> tuple[FloatArray, FloatArray]:
         """Return the limits of each contrast at a normal critical value."""
-        if self.shapes is None:
-            multiples = student_multiples(critical, self.freedom)
-            return limits(self.values, self.errors, multiples, multiples)
-        reach = skew_multiples(*self.shapes, self.freedom, critical)
-        return limits(self.values, self.stretch * self.errors, *reach)
+        multiples = np.array(skew_multiples(self.shape, self.freedom, critical))
+        reach = multiples * self.stretch * self.errors
+        reach = np.maximum(reach, least_reaches(self.sides, critical))
+        return self.values - reach[0], self.values + reach[1]
 
     def scores(self) -> FloatArray:
         """Return the critical value at which each interval ends at 0; 0 without spread."""
         ratios = np.zeros_like(self.values)
         np.divide(self.values, self.stretch * self.errors, out=ratios, where=self.errors > 0)
-        if self.shapes is None:
-            return student_scores(ratios, self.freedom)
-        scores = skew_scores(ratios, *self.shapes, self.freedom)
-        return np.where(ratios == 0, 0.0, scores)
+        scores = skew_scores(ratios, self.shape, self.freedom)
+        return least_scores(self.sides, self.values, np.where(ratios == 0, 0.0, scores))

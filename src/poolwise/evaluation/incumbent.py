@@ -21,12 +21,16 @@ from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.estimators.period import PeriodBalanced
 from poolwise.evaluation.contrasts import Candidates, firsts
 from poolwise.evaluation.output import Difference, doubts, identical, verdict_of
+from poolwise.evaluation.target import limits_of
 from poolwise.intervals.simultaneous import ALONE
-from poolwise.intervals.student import Interval, tail_of
+from poolwise.intervals.skew import reaching
+from poolwise.intervals.student import Interval, tail_of, within
+from poolwise.moments.buckets import Split
 from poolwise.moments.cells import Cell
 from poolwise.moments.estimate import estimated
 from poolwise.moments.linear import Linear, shares
 from poolwise.moments.moments import selected, selected_each
+from poolwise.moments.shape import weight_of
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
 from poolwise.report.sentence import preferred
 
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import TargetResult
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.moments import Moments
 
 TARGET, INCUMBENT = "target", "incumbent"  # names of the two sides in a contrast
 NOTHING = Needs()
@@ -98,9 +102,13 @@ class Incumbent:
         answers = answers.suited(answers.served.estimators[self.estimator])
         split, clustered = answers.splits[target], answers.request.clustered
         (whole,) = self._sides([split.whole])
-        sides = {TARGET: estimate, INCUMBENT: self._own(answers, split.whole)}
+        own, rows = self._own(answers, split)
+        sides, splits = {TARGET: estimate, INCUMBENT: own}, {TARGET: split, INCUMBENT: rows}
         clusters = self._sides(split.buckets) if clustered else ()
-        spread = Candidates(sides, whole, clusters).differences([(TARGET, INCUMBENT)])
+        limits = limits_of(answers.request, split)
+        reaches = {n: reaching(sides[n], s.whole, s.buckets, limits) for n, s in splits.items()}
+        candidates = Candidates(sides, whole, clusters, reaches)
+        spread = candidates.differences([(TARGET, INCUMBENT)])
         (value,), (error,) = spread.values.tolist(), spread.errors.tolist()
         (lower,), (upper,) = (ends.tolist() for ends in spread.limits(critical))
         first = firsts(whole, list(sides), BALANCED_WEIGHT) if self.joins else {}
@@ -109,7 +117,7 @@ class Incumbent:
         if error == 0:  # rows without spread bound no difference
             lower, upper = -math.inf, math.inf
         p_value = float(ALONE.p_values(spread.scores())[0])
-        interval = Interval(lower, upper, answers.request.level)
+        interval = within(Interval(lower, upper, answers.request.level), limits.reward_range)
         return Difference(target, self.name, value, error, interval, p_value, 1.0, "undecided")
 
     def _sides(self, buckets: Buckets) -> list[dict[str, Moments]]:
@@ -120,20 +128,30 @@ class Incumbent:
             terms |= {t.bind(INCUMBENT): own for t, own in named.items()}
         return selected_each(buckets, terms)
 
-    def _own(self, answers: Answers, moments: MomentsByLogger) -> Estimate:
-        """Return the incumbent's own value: that of its policy, or its mean reward."""
-        if not self.joins:
+    def _own(self, answers: Answers, split: Split) -> tuple[Estimate, Split]:
+        """Return the incumbent's own value, and the moments behind it.
+
+        It is that of its policy, or its mean reward.
+        """
+        moments = split.whole
+        if self.joins:
+            estimator = answers.served.estimators[self.estimator]
+            periodic = isinstance(estimator, PeriodBalanced)
+            strata = tuple(moments) if periodic else answers.loggers  # not as in buckets
+            own = estimator.needs(strata, crossed=True)
+            terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
+            split = Split(selected_each(split.buckets, terms))
+            estimate = estimator.estimate(selected(moments, terms))
+        else:
             counts = {
                 i: m.count for i, m in moments.items() if getattr(i, "logger", i) == self.name
             }
             parts = {i: {REWARD: share} for i, share in shares(counts).items()}
-            return estimated(Linear(parts), moments)
-        estimator = answers.served.estimators[self.estimator]
-        periodic = isinstance(estimator, PeriodBalanced)
-        strata = tuple(moments) if periodic else answers.loggers  # buckets have another order
-        own = estimator.needs(strata, crossed=True)
-        terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
-        return estimator.estimate(selected(moments, terms))
+            estimate = estimated(Linear(parts), moments)
+        if answers.request.clustered:
+            between = estimate.linear.deviation_variance(split.whole, split.buckets)
+            estimate = replace(estimate, variance=between[0], freedom=between[1])
+        return estimate, split
 
     def _apart(
         self, answers: Answers, target: str, result: TargetResult, critical: float
@@ -161,6 +179,7 @@ class Incumbent:
         p_value = 2 * float(ndtr(-abs(value) / reach)) if 0 < reach < math.inf else 1.0
         level = answers.request.level
         ends = Interval(value - critical * below, value + critical * above, level)
+        ends = within(ends, answers.request.log.reward_range)
         return Difference(target, self.name, value, both, ends, p_value, 1.0, "undecided")
 
 
@@ -205,7 +224,7 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
         weights = (BALANCED_WEIGHT, ratio(incumbent.name))
         terms = {*own, *weights, *(_of_logger(t, incumbent.name) for t in own)}
     else:
-        terms = {*own, REWARD}
+        terms = {*own, REWARD, *(w for t in own if (w := weight_of(t)) is not None)}
     group = tuple(sorted(terms))
     shaped = asked.method == "skew" and rows.rows.shaped
     crossed = tuple(_of_logger(t, incumbent.name) for t in means) if joins else ()

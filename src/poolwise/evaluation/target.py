@@ -110,7 +110,7 @@ def pairs_of(answers: Answers) -> Pairs:
         clusters=answers.means if asked.clustered else (),
         weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
         splits=answers.splits,
-        limits={name: _limits(asked, split) for name, split in answers.splits.items()},
+        limits={name: limits_of(asked, split) for name, split in answers.splits.items()},
         trained={} if isinstance(compared, PeriodBalanced) else trained,
     )
 
@@ -121,7 +121,7 @@ class _Target:
     def __init__(self, answers: Answers, name: str) -> None:
         self.asked, self.answers, self.name = answers.request, answers, name
         self.split, self.view = answers.splits[name], answers.view(name)
-        self.limits = _limits(self.asked, self.split)
+        self.limits = limits_of(self.asked, self.split)
         self.estimates: dict[str, Estimate] = {}
         self.intervals: dict[str, Interval] = {}
         self.findings: list[Finding] = []
@@ -256,7 +256,7 @@ class _Target:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
 
 
-def _limits(asked: Request, split: Split) -> Limits:
+def limits_of(asked: Request, split: Split) -> Limits:
     """Return the bounds on the rows of a target, for intervals without spread."""
     whole = split.whole.values()
     weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]

@@ -8,6 +8,7 @@ an interval excludes 0 if and only if its adjusted p-value is below 1 - level.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,18 @@ from poolwise.errors import UsageError
 from poolwise.intervals.student import check_level
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poolwise.intervals.skew import Reaching
     from poolwise.moments.moments import FloatArray
+
+    Sides = tuple[Reaching, Reaching]  # of a value and its baseline
 
 CELLS = 2_000_000  # numbers per batch of draws: 16 MB
 ROUNDING = 1e-10  # relative to the largest: a smaller eigenvalue is rounding
 QUANTILES = 1_000  # of the drawn directions; they replace them
-SYMMETRIC = 1e-12  # smaller skewness is none
+FLAT = 1e-12  # smaller skewness is none
+HALVINGS = 50  # of the search for a critical value
 LARGEST_SCORE, BISECTIONS, SECANTS = 37.0, 16, 5  # of the inverse of skewed limits
 
 
@@ -129,11 +136,46 @@ def factor_of(covariance: FloatArray) -> FloatArray:
     return factor
 
 
-def limits(
-    values: FloatArray, errors: FloatArray, below: FloatArray, above: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return lower and upper limits, by the multiples of the error below and above."""
-    return values - below * errors, values + above * errors
+def least_reaches(sides: Sequence[Sides], critical: float) -> FloatArray:
+    """Return the distances that limits of differences have at least, shape (2, c) or (2, 1).
+
+    A value is the baseline and the difference: limits of the difference that are nearer than
+    those of the value reach further than those of the baseline would contradict the value.
+
+    Args:
+        sides: Distances of the own limits of value and baseline, of each difference.
+        critical: Normal critical value of the limits.
+    """
+    least = [_least_reach(pair, critical) for pair in sides]
+    return np.array(least or [(0.0, 0.0)]).T
+
+
+def _least_reach(sides: Sides, critical: float) -> tuple[float, float]:
+    """Return the least distances of the limits below and above one difference."""
+    from scipy.special import ndtr
+
+    value, baseline = (reach(float(ndtr(-critical))) for reach in sides)
+    if math.inf in {baseline.below, baseline.above}:  # nothing is known of the baseline
+        return 0.0, 0.0
+    below = max(value.below - baseline.below, baseline.above - value.above, 0.0)
+    above = max(value.above - baseline.above, baseline.below - value.below, 0.0)
+    return below, above
+
+
+def least_scores(sides: Sequence[Sides], values: FloatArray, scores: FloatArray) -> FloatArray:
+    """Return scores that are not above those which `least_reaches` allow."""
+    lowered = scores.copy()
+    for k, pair in enumerate(sides):
+        value, side = abs(values[k]), 0 if values[k] > 0 else 1
+        low, high = 0.0, float(scores[k])
+        if _least_reach(pair, high)[side] < value:
+            continue
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            excluded = _least_reach(pair, middle)[side] < value
+            low, high = (middle, high) if excluded else (low, middle)
+        lowered[k] = low
+    return lowered
 
 
 def student_multiples(critical: FloatArray | float, freedom: FloatArray) -> FloatArray:
@@ -145,55 +187,68 @@ def student_multiples(critical: FloatArray | float, freedom: FloatArray) -> Floa
     return np.where(finite, -quantiles, critical)
 
 
-def student_scores(ratios: FloatArray, freedom: FloatArray) -> FloatArray:
-    """Return the critical value at which the interval of each |value / error| ends at 0.
+@dataclass(frozen=True, eq=False)
+class DifferenceShape:
+    """Shape of the distribution of several differences.
 
-    It is the inverse of `student_multiples`.
+    Rows add positive and negative numbers to a difference.  If most rewarded rows happen to
+    have one sign, the difference is far from 0 and skewed away from 0, so the limit towards 0
+    must not be nearer than Student's.  And rewarded rows may show no skewness where the
+    weights of all rows have it.
 
-    >>> freedom = np.array([5.0, np.inf])
-    >>> student_scores(student_multiples(1.96, freedom), freedom).round(9).tolist()
-    [1.96, 1.96]
+    Attributes:
+        skewness: Skewness of each difference.
+        noise: Variance of each estimated variance, over its square.
+        of_weights: Skewness of the same difference if every reward were 1.
     """
-    from scipy.special import ndtri, stdtr
 
-    finite = np.isfinite(freedom)
-    tails = stdtr(np.where(finite, freedom, 1.0), -np.abs(ratios))
-    return np.where(finite, -ndtri(tails), np.abs(ratios))
+    skewness: FloatArray
+    noise: FloatArray
+    of_weights: FloatArray | float = 0.0
+
+    @property
+    def sides(self) -> tuple[FloatArray, FloatArray]:
+        """Skewness towards the side below and above, at least 0."""
+        below, above = (
+            np.maximum(np.maximum(sign * self.skewness, sign * self.of_weights), 0.0)
+            for sign in (-1.0, 1.0)
+        )
+        return below, above
+
+    def freedom(self, most: FloatArray) -> FloatArray:
+        """Return the degrees of freedom that the kurtosis leaves."""
+        return kurtosis_freedom(self.skewness, self.noise, most)
+
+
+SYMMETRIC = DifferenceShape(np.zeros(()), np.zeros(()))  # whose limits are Student's
 
 
 def skew_multiples(
-    skewness: FloatArray, noise: FloatArray, freedom: FloatArray, critical: FloatArray | float
+    shape: DifferenceShape, freedom: FloatArray, critical: FloatArray | float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the standard errors from several values to their limits, below and above.
+    """Return the standard errors from several differences to their limits, below and above.
 
     Args:
-        skewness: Skewness of each value.
-        noise: Variance of each estimated variance, over its square.
+        shape: Shape of the differences.
         freedom: Degrees of freedom of each variance.
         critical: Normal critical value of each, or of all.
     """
-    near, far = _both(np.abs(skewness), kurtosis_freedom(skewness, noise, freedom), critical)
-    right = skewness >= 0
-    return np.where(right, near, far), np.where(right, far, near)
+    student = student_multiples(critical, shape.freedom(freedom))
+    below, above = (far_multiple(skew, student, critical) for skew in shape.sides)
+    return below, above
 
 
-def skew_scores(
-    ratios: FloatArray, skewness: FloatArray, noise: FloatArray, freedom: FloatArray
-) -> FloatArray:
+def skew_scores(ratios: FloatArray, shape: DifferenceShape, freedom: FloatArray) -> FloatArray:
     """Return the critical value at which the interval of each value / error ends at 0.
 
     It is the inverse of `skew_multiples`: bisection until the limits are nearly linear,
     then the secant method.
     """
-    skew, free, sizes = (
-        np.abs(skewness),
-        kurtosis_freedom(skewness, noise, freedom),
-        np.abs(ratios),
-    )
-    against = (ratios >= 0) == (skewness >= 0)
+    free, sizes = shape.freedom(freedom), np.abs(ratios)
+    skew = np.where(ratios >= 0, *shape.sides)
 
     def excess(critical: FloatArray) -> FloatArray:
-        return np.where(against, *_both(skew, free, critical)) - sizes
+        return far_multiple(skew, student_multiples(critical, free), critical) - sizes
 
     inside, outside = np.zeros_like(ratios), np.full_like(ratios, LARGEST_SCORE)
     for _ in range(BISECTIONS):
@@ -211,14 +266,6 @@ def skew_scores(
     return score
 
 
-def _both(
-    skew: FloatArray, freedom: FloatArray, critical: FloatArray | float
-) -> tuple[FloatArray, FloatArray]:
-    """Return the limits against the skew and on its side."""
-    student = student_multiples(critical, freedom)
-    return near_multiple(skew, student), far_multiple(skew, student, critical)
-
-
 def kurtosis_freedom(
     skewness: FloatArray | float,
     noise: FloatArray | float,
@@ -234,7 +281,7 @@ def kurtosis_freedom(
 
 def near_multiple(skew: FloatArray | float, student: FloatArray | float) -> FloatArray:
     """Return the limit against the skew: Hall's cubic transformation."""
-    flat = np.maximum(skew, SYMMETRIC)
+    flat = np.maximum(skew, FLAT)
     shift = flat * (student - flat / 6)
     small = 2 * np.abs(shift) < 1  # where 1 + shift would lose digits
     root = np.expm1(np.log1p(np.where(small, shift, 0.0)) / 3)

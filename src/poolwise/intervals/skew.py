@@ -12,8 +12,9 @@ in large logs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +55,7 @@ from poolwise.moments.terms import (
 from poolwise.moments.units import pull_of, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from poolwise.errors import Finding
     from poolwise.intervals.student import Limits, Sides
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
 LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
+KEPT = 100  # levels whose distances are kept, for the differences of many targets
 STEPS, CLOSE, FURTHEST = 60, 1e-13, 50  # of the search for the limits of a ratio
 
 
@@ -76,6 +78,9 @@ class Reach:
 
     below: float
     above: float
+
+
+Reaching = Callable[[float], Reach]  # from the probability outside each limit
 
 
 def reach_of(estimate: Estimate, shape: Shape, powers: Powers | None, alpha: float) -> Reach:
@@ -190,20 +195,54 @@ def auto_interval(  # noqa: PLR0917 - the last two have a default
     Student's where the pass has no slices; one from `limits` if the rows do not vary. The
     estimates of a target share a cache.
     """
-    linear, alpha = estimate.linear, tail_of(level, sides)
-    powers, strata = powers_of_estimate(linear, moments), None
-    if 0 < estimate.variance < math.inf:
-        strata = units_of(linear, moments, buckets)
-    if strata is None:
+    reach = skewed_reach(estimate, moments, buckets, cache)
+    if reach is None:
+        powers = powers_of_estimate(estimate.linear, moments)
         return shaped_interval(estimate, None, powers, level, limits, sides)
+    return _reaching(estimate, reach(tail_of(level, sides)), level, limits, sides), ()
+
+
+def skewed_reach(
+    estimate: Estimate,
+    moments: MomentsByLogger,
+    buckets: Buckets,
+    cache: dict[object, KnownColumns] | None = None,
+) -> Reaching | None:
+    """Return the distances to the skew-score limits; None without slices or spread."""
+    linear = estimate.linear
+    varies = 0 < estimate.variance < math.inf
+    strata = units_of(linear, moments, buckets) if varies else None
+    if strata is None:
+        return None
     columns, within = known_columns(linear, moments)
     fitted = linear.fit is not None
     pull = pull_of(columns, moments, buckets, within=within, fitted=fitted, cache=cache)
-    if linear.ratio is not None:
-        reach = _reach_of_ratio(estimate, moments, buckets, pull, alpha)
-        if reach is not None:
-            return _reaching(estimate, reach, level, limits, sides), ()
-    return shaped_interval(estimate, shape_of(strata, pull), powers, level, limits, sides)
+    shape, powers = shape_of(strata, pull), powers_of_estimate(linear, moments)
+
+    def reach(alpha: float) -> Reach:
+        of_ratio = None
+        if linear.ratio is not None:
+            of_ratio = _reach_of_ratio(estimate, moments, buckets, pull, alpha)
+        return of_ratio or reach_of(estimate, shape, powers, alpha)
+
+    return reach
+
+
+def reaching(
+    estimate: Estimate, moments: MomentsByLogger, buckets: Buckets, limits: Limits
+) -> Reaching:
+    """Return the distances from an estimate to the limits of `auto_interval`, at any level."""
+    skewed = skewed_reach(estimate, moments, buckets)
+    powers = powers_of_estimate(estimate.linear, moments)
+
+    @lru_cache(KEPT)
+    def reach(alpha: float) -> Reach:
+        if skewed is not None:
+            return skewed(alpha)
+        interval, _ = shaped_interval(estimate, None, powers, 1 - 2 * alpha, limits)
+        return Reach(estimate.value - interval.lower, interval.upper - estimate.value)
+
+    return reach
 
 
 def shaped_interval(

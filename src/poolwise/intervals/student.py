@@ -151,3 +151,18 @@ def clipped(interval: Interval, reward_range: tuple[float, float] | None) -> Int
         upper if math.isfinite(interval.upper) else interval.upper,
         interval.level,
     )
+
+
+def within(difference: Interval, reward_range: tuple[float, float] | None) -> Interval:
+    """Cut the limits of a difference to the largest that the range of the rewards allows.
+
+    >>> within(Interval(-3.0, 0.5, 0.95), (0.0, 1.0))
+    Interval(lower=-1.0, upper=0.5, level=0.95)
+    """
+    if reward_range is None:
+        return difference
+    most = reward_range[1] - reward_range[0]
+    if difference.lower > most or difference.upper < -most:  # rewards are not in the range
+        return difference
+    lower, upper = max(difference.lower, -most), min(difference.upper, most)
+    return Interval(lower, upper, difference.level)

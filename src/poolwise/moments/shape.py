@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.moments.linear import Linear
 from poolwise.moments.tallies import added_powers
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, Term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.linear import Linear
     from poolwise.moments.moments import FloatArray, IntArray, MomentsByLogger
 
 EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers of powers
@@ -251,3 +251,12 @@ def weight_of(term: Term) -> Term | None:
 def cube(weight: Term) -> Term:
     """Return the third power of a weight."""
     return weight * weight * weight
+
+
+def weights_of(linear: Linear) -> Linear:
+    """Return a combination with its weights alone, as if every reward were 1."""
+    weights = {
+        i: {w: c for t, c in part.items() if (w := weight_of(t)) is not None}
+        for i, part in linear.parts.items()
+    }
+    return Linear(weights)
