@@ -14,7 +14,7 @@ import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, MissingColumnError, UsageError
 from poolwise.learning.data import Collector, LearningRows
-from poolwise.learning.gains import Gain, allowance, careful
+from poolwise.learning.gains import Gain, allowance, careful, over_means
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
 from tests.support.learning import segments, segments_log
 from tests.support.messages import check_findings, refused
@@ -154,6 +154,57 @@ def test_clusters_stay_in_one_fold_and_widen_the_errors() -> None:
     assert result.estimate.std_error == pytest.approx(once.estimate.std_error, rel=0.25)
 
 
+CHANCES = np.array([0.9, 0.5, 0.1])  # of a reward, by action
+UNLIKE = {"v1": np.array([0.1, 0.3, 0.6]), "v2": np.array([0.6, 0.2, 0.2])}
+
+
+def proportional(*, python: bool) -> pw.Log:
+    """Return a log with every action and reward exactly as often as it is probable."""
+    rng, parts = np.random.default_rng(0), []
+    for logger, rows in {"v1": 1_500, "v2": 500}.items():
+        for action, prob in enumerate(UNLIKE[logger]):
+            count = round(rows * prob)
+            reward = np.arange(count) < round(count * CHANCES[action])
+            parts.append((np.full(count, logger), np.full(count, action), reward * 1.0))
+    label, played, reward = map(np.concatenate, zip(*parts, strict=True))
+    columns = {"policy": label, "action": played, "reward": reward}
+    columns |= {f"p_{k}": prob[played] for k, prob in UNLIKE.items()}
+    columns["x"] = rng.normal(size=len(label))
+    tables = {k: pw.Table(dict(enumerate(prob.tolist()))) for k, prob in UNLIKE.items()}
+    names: Any = tables if python else {k: f"p_{k}" for k in UNLIKE}
+    return segments_log(pa.table(columns), context=["x"], propensities=names)
+
+
+@pytest.mark.parametrize("python", [False, True], ids=["columns", "policies"])
+def test_every_estimate_of_a_logger_is_its_value(python: bool) -> None:  # noqa: FBT001
+    result = pw.learn(proportional(python=python), **FEW)
+    for logger, prob in UNLIKE.items():
+        estimates = result.evaluation[logger].estimates
+        assert list(estimates) == list(result.evaluation[logger].intervals)
+        assert {"calibrated", "naive", "balanced", "weighted"} <= estimates.keys()
+        for name, estimate in estimates.items():
+            error = abs(estimate.value - float(prob @ CHANCES))
+            assert error < estimate.std_error, (logger, name)
+    assert "doubly-robust-weighted" in result.evaluation["learned"].estimates
+    found = [f for f in result.findings if f.code in {"loggers-unmodelled", "model-only"}]
+    check_findings(found, "loggers-unmodelled")
+
+
+def test_a_mean_reward_of_clusters_has_the_error_of_clusters() -> None:
+    """Four copies of each row, in one cluster, say no more about a logger than one."""
+    table = TABLE.slice(0, 1_000)
+    user = pa.array(np.arange(1_000))
+    table = table.set_column(table.schema.get_field_index("user"), "user", user)
+    data = with_rows(segments_log(table))
+    copies = with_rows(segments_log(pa.concat_tables([table] * 4), cluster="user"))
+    estimate = pw.Estimate(0.5, 0.0, {})
+    once, often = (over_means({"naive": estimate}, rows, 0.95) for rows in (data, copies))
+    for one, other in zip(once, often, strict=True):
+        own = table.filter(pa.compute.field("policy") == one.logger)["reward"].to_numpy()
+        assert one.std_error == pytest.approx(own.std(ddof=1) / np.sqrt(len(own)), rel=1e-12)
+        assert other.std_error == pytest.approx(one.std_error, rel=1e-12)
+
+
 def test_more_rows_than_allowed_are_sampled_and_all_are_evaluated() -> None:
     result = pw.learn(segments_log(TABLE), rows=1_000, **FEW)
     check_findings([f for f in result.findings if f.code == "rows-sampled"], "rows-sampled")
@@ -240,7 +291,8 @@ def test_a_logged_mixture_gives_the_objective_of_cross_propensities() -> None:
 
 
 def with_rows(log: pw.Log) -> LearningRows:
-    collector = Collector(("segment", "x"), ("new", "old"), {}, 1.0, 0, clustered=False)
+    clustered = log.cluster is not None
+    collector = Collector(("segment", "x"), ("new", "old"), {}, 1.0, 0, clustered)
     with DuckDB().learner_rows(log) as source:
         for rows in source.read():
             collector.add(rows)

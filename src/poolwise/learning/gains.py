@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.results import Evaluation
-    from poolwise.learning.data import LearningRows
+    from poolwise.learning.data import Hashes, LearningRows
     from poolwise.learning.policy import LearnedMixture, LinearPolicy
     from poolwise.learning.recipe import Candidate, Outcome
+    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
 
 RARE = 20  # rows of an action below which it is called rare
@@ -310,13 +311,23 @@ def over_means(
     critical = float(stats.norm.ppf(level))
     gains = []
     for k, logger in enumerate(data.loggers):
-        own = data.reward[data.logger == k]
-        error = learned.std_error
-        error += float(own.std(ddof=1)) / math.sqrt(len(own)) if len(own) > 1 else math.inf
+        here = data.logger == k
+        own = data.reward[here]
+        error = learned.std_error + _mean_error(own, data.hashes[here])
         value = learned.value - float(own.mean()) if len(own) else math.nan
         lower = value - critical * error
         gains.append(Gain(logger, value, error, lower, shown=bool(lower > 0)))
     return gains
+
+
+def _mean_error(values: FloatArray, hashes: Hashes) -> float:
+    """Return the standard error of a mean; values with equal hashes are of one cluster."""
+    _, cluster = np.unique(hashes, return_inverse=True)
+    count = int(cluster.max(initial=-1)) + 1
+    if count < 2:
+        return math.inf
+    sums = np.bincount(cluster, values - values.mean())
+    return math.sqrt(count / (count - 1) * float(sums @ sums)) / len(values)
 
 
 def notes_on(data: LearningRows, outcomes: Sequence[Outcome], total: int) -> list[Finding]:

@@ -66,7 +66,6 @@ POOLS_PERIODS = (
     "learn pools the rows of all periods, and `period` says that policies learned from earlier "
     "ones: leave out `period`, and evaluate the policy on later periods"
 )
-OF_OTHERS = frozenset({"model-only"})  # findings about estimators that are not recommended
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,14 +278,12 @@ def _result(
 ) -> Learned:
     """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
     name, parts = unseen.name, len(outcomes)
-    evaluation = evaluate(unseen.log, unseen.targets, level=level, model=unseen.model)
-    evaluation = widened(evaluation, name, allowance(parts))
+    evaluation = widened(unseen.evaluate(level), name, allowance(parts))
     gains = _gains(unseen, evaluation, data, parts)
     anchor = outcomes[0].policy.anchor
     baseline = anchor if anchor in unseen.targets else name
     shown = all(gain.shown for gain in gains)
     findings = [*notes, *evaluation.findings, *evaluation[name].findings]
-    findings = [finding for finding in findings if finding.code not in OF_OTHERS]
     learned = Learned(
         policy=_policy(outcomes),
         evaluation=evaluation,
@@ -332,8 +329,7 @@ def _gains(
     """
     name, level = unseen.name, evaluation.level
     if unseen.log.crossed:
-        _, _, *loggers = unseen.targets
-        gains, factor = [_gain(unseen, k, level) for k in loggers], allowance(parts)
+        gains, factor = [_gain(unseen, k, level) for k in unseen.loggers], allowance(parts)
     else:  # the estimates have the allowance already
         gains, factor = over_means(evaluation[name].estimates, data, level), 1.0
     alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from poolwise.errors import UsageError
+from poolwise.errors import Finding, UsageError
+from poolwise.estimators import BY_NAME, WITH_MODEL
+from poolwise.estimators.model import MODEL_ONLY
+from poolwise.evaluation.evaluate import evaluate
 from poolwise.learning.data import probabilities
 from poolwise.log.policy import Batch, index_of, pick
 from poolwise.rows.append import keep_batches
@@ -23,9 +26,10 @@ from poolwise.rows.output import stage
 from poolwise.rows.reward_model import GivenModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from poolwise.evaluation.results import Evaluation, TargetResult
     from poolwise.learning.data import Collector, LearningRows
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
@@ -34,6 +38,15 @@ if TYPE_CHECKING:
 
 SEEN = -1  # part of a row that the only policy was learned from
 LEARNED, ANCHOR = "learned", "anchor"
+MODELLED = WITH_MODEL.keys() - BY_NAME.keys()  # estimators that average predicted values
+UNCORRECTED = frozenset({"direct-method"})  # its interval leaves out the model's errors
+UNMODELLED = Finding(
+    "loggers-unmodelled",
+    "Loggers have no doubly robust estimates: these need the probability of every action "
+    "under a policy, and the rows have that of the logged action.",
+    "Rely on calibrated.",
+    "note",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +67,32 @@ class UnseenLog:
     def name(self) -> str:
         """Name of the learned policy."""
         return next(iter(self.targets))
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        """Loggers whose policies are targets."""
+        _, _, *loggers = self.targets
+        return tuple(loggers)
+
+    def evaluate(self, level: float) -> Evaluation:
+        """Evaluate all policies, loggers without their predicted values, which are unknown."""
+        found = evaluate(self.log, self.targets, level=level, model=self.model)
+        targets = {
+            name: _without(result, MODELLED if name in self.loggers else UNCORRECTED)
+            for name, result in found.targets.items()
+        }
+        findings = (*found.findings, UNMODELLED) if self.loggers else found.findings
+        return replace(found, targets=targets, findings=findings)
+
+
+def _without(result: TargetResult, names: Collection[str]) -> TargetResult:
+    """Return the result without some estimators, the direct method among them."""
+    return replace(
+        result,
+        estimates={n: e for n, e in result.estimates.items() if n not in names},
+        intervals={n: i for n, i in result.intervals.items() if n not in names},
+        findings=tuple(f for f in result.findings if f != MODEL_ONLY),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +162,12 @@ class Scoring:
     def _logger_values(
         self, cross: FloatArray, values: Mapping[str, FloatArray]
     ) -> dict[str, FloatArray]:
-        """Return predicted values of the loggers, whose other actions are unknown.
+        """Return columns in place of the loggers' predicted values, which are unknown.
 
-        They differ from the prediction at the logged action by the learned policy's column of
-        the reward model, whose mean is 0, so that calibrated uses that column for them too.
+        They differ from the weighted prediction at the logged action by the learned policy's
+        column of the reward model, so that calibrated uses that column for loggers too.  Its
+        mean is 0 over the rows of all loggers, but not over those of one: no estimator that
+        averages predicted values may read these.
         """
         mixture = cross @ self._shares
         weighted = values[LEARNED] / mixture * values["predicted"]
