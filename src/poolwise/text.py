@@ -137,3 +137,21 @@ def all_of(number: int, nouns: str) -> str:
     ('both logs', 'all 3 logs')
     """
     return f"both {nouns}" if number == 2 else f"all {number} {nouns}"
+
+
+def unit_text(rows_per_request: int | None) -> str:
+    """Return what has a value: a row, or a request if it consists of so many rows.
+
+    >>> unit_text(None), unit_text(3)
+    ('row', 'request')
+    """
+    return "row" if rows_per_request is None else "request"
+
+
+def in_units(rows: float, rows_per_request: int | None) -> float:
+    """Return a number of rows as one of requests, if these consist of so many rows.
+
+    >>> in_units(12, None), in_units(12, 3)
+    (12, 4.0)
+    """
+    return rows if rows_per_request is None else rows / rows_per_request

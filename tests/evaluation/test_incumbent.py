@@ -216,3 +216,22 @@ def test_a_later_policy_is_compared_by_its_mean_reward() -> None:
     mean = columns["reward"][columns["logger"] == "v2"].mean()
     gap = estimate["period-balanced"].value - mean
     assert difference.value == pytest.approx(gap, rel=1e-9)
+
+
+def test_the_mean_reward_of_clusters_has_the_error_of_clusters() -> None:
+    """Nine copies of each row, in one cluster, say no more about the incumbent than one."""
+    rng = np.random.default_rng(1)
+    columns: dict[str, Any] = {n: rng.uniform(0.3, 0.9, 400) for n in ("p_a", "p_b", "t")}
+    columns |= {"reward": rng.binomial(1, 0.5, 400), "user": np.arange(400)}
+    columns |= {"logger": np.repeat(["a", "b"], [250, 150])}
+    once = pa.table(columns)
+
+    def error(table: pa.Table, cluster: str | None) -> float:
+        names = {"a": "p_a", "b": "p_b"}
+        trained: Any = {"b": ["a"]}  # the incumbent is compared by its mean reward
+        roles: Any = {"logger": "logger", "propensities": names, "trained_on": trained}
+        log = pw.Log(table, reward="reward", cluster=cluster, **roles)
+        return pw.evaluate(log, "t").differences["target"].std_error
+
+    often = error(pa.concat_tables([once] * 9), "user")
+    assert often == pytest.approx(error(once, None), rel=0.1)

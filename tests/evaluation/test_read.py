@@ -320,3 +320,19 @@ def test_other_verbs_say_what_they_cannot_do() -> None:
     live = live_log(with_loggers(log), None)
     assert isinstance(live, LiveLog)
     assert live.incomplete == ("v0", "v1", "v2")
+
+
+def test_a_bucket_of_clusters_may_lack_a_logger() -> None:
+    """Rows that are their own clusters have the values of rows, whatever the loggers' order."""
+    rng = np.random.default_rng(0)
+    label = np.where(np.arange(300) < 20, "b", "a")
+    columns: dict[str, Any] = {n: rng.uniform(0.3, 0.9, 300) for n in ("p_a", "p_b", "t")}
+    columns |= {"reward": rng.random(300), "day": rng.integers(0, 2, 300)}
+    table = pa.table({**columns, "logger": label, "user": np.arange(300)})
+    for order in (("a", "b"), ("b", "a")):
+        names = {i: f"p_{i}" for i in order}
+        roles: Any = {"reward": "reward", "logger": "logger", "propensities": names}
+        rows = evaluate(Log(table, **roles, period="day"), "t")["target"].estimates
+        units = evaluate(Log(table, **roles, period="day", cluster="user"), "t")
+        for name, estimate in units["target"].estimates.items():
+            assert estimate.value == pytest.approx(rows[name].value, rel=1e-9)

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.formats.rankings import Model, RankingLog, ranking_log
+from poolwise.formats.lists import Model
+from poolwise.formats.rankings import RankingLog, ranking_log
 from poolwise.log.log import Log
 from poolwise.moments.buckets import BUCKETS
 from tests.support.messages import refused

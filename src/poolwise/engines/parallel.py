@@ -11,7 +11,7 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
-from poolwise.rows.layout import clusters_query, layout_of, missing_query
+from poolwise.rows.layout import clusters_query, layout_of, missing_query, requests_query
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 
 if TYPE_CHECKING:
@@ -246,6 +246,10 @@ class KernelRows(QueryRows):
         if any(needed for _, needed in lacking):
             return ()
         return tuple(dict.fromkeys(label for label, _ in lacking))
+
+    def requests_in_periods(self) -> list[dict[str, Any]]:
+        """Return the requests of each period or segment: their number, fewest and most rows."""
+        return self._lines(requests_query(self.table))
 
     @property
     def _strata(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from poolwise.evaluation.output import (
     Row,
     doubts,
     identical,
+    of_requests,
     verdict_of,
 )
 from poolwise.intervals.simultaneous import ALONE
@@ -87,6 +88,7 @@ class Comparison(Reported):
         findings: Findings of the log and of every target.
         doubted: Alarms of targets whose probabilities cannot be right, by target.
         evaluation: The estimates and findings of each target, for the report.
+        rows_per_request: Rows of a request; None if values are those of rows.
     """
 
     kind = "comparison"
@@ -100,6 +102,7 @@ class Comparison(Reported):
     findings: tuple[Finding, ...] = ()
     doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = field(default=None, compare=False)
+    rows_per_request: int | None = None
 
     def __getitem__(self, target: str) -> Ranked:
         return {r.target: r for r in self.ranking}[target]
@@ -182,6 +185,7 @@ class Comparison(Reported):
             "pairs": [d.to_dict() for d in self.pairs],
             "differences": [d.to_dict() for d in _from(other, self.pairs)],
             "loggers": [{"logger": i, "rows": n} for i, n in self.rows.items()],
+            **of_requests(self.rows_per_request),
         }
         sentence = conclusion(row, self.doubted)
         return {**row, "sentence": sentence, "warnings": self.warnings}
@@ -258,6 +262,7 @@ class Pairs:
             findings=(*evaluation.findings, *evaluation.target_findings, *notes),
             doubted=targets.doubted,
             evaluation=evaluation,
+            rows_per_request=evaluation.rows_per_request,
         )
 
 

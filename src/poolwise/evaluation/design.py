@@ -283,6 +283,7 @@ class Outlook:
         half_width: Wanted half-width.
         level: Level of the interval.
         crossed: Whether every logger scores every row.
+        together: Rows that are logged together: those of a request.
     """
 
     view: MomentsByLogger
@@ -290,6 +291,7 @@ class Outlook:
     half_width: float
     level: float
     crossed: bool
+    together: int = 1
 
     @property
     def counts(self) -> FloatArray:
@@ -312,7 +314,7 @@ class Outlook:
         splits = {AS_NOW: counts / counts.sum()}
         splits |= dict(zip(loggers, np.eye(len(loggers)), strict=True))
         needed = {
-            source: three_digits(rows_needed(reached, counts, s))
+            source: self._rounded(rows_needed(reached, counts, s))
             for source, s in splits.items()
         }
         if split_for is not None:
@@ -323,7 +325,7 @@ class Outlook:
         first = min(needed, key=lambda source: needed[source])
         if needed[first] < rows:
             rows, split = needed[first], splits[first]
-        splits[BEST], needed[BEST] = split, three_digits(rows)
+        splits[BEST], needed[BEST] = split, self._rounded(rows)
         return [
             Option(
                 name,
@@ -334,6 +336,9 @@ class Outlook:
             )
             for source, split in splits.items()
         ]
+
+    def _rounded(self, rows: float) -> float:
+        return self.together * three_digits(rows / self.together)
 
     def _refusal(self, name: str, estimate: Estimate) -> str:
         if not 0 < estimate.variance < math.inf:

@@ -28,7 +28,7 @@ from poolwise.intervals.student import Interval, tail_of, within
 from poolwise.moments.buckets import Split
 from poolwise.moments.cells import Cell
 from poolwise.moments.estimate import estimated
-from poolwise.moments.linear import Linear, shares
+from poolwise.moments.linear import Linear, shares, stacked
 from poolwise.moments.moments import selected, selected_each
 from poolwise.moments.shape import weight_of
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, Factor, Needs, Term, ratio
@@ -171,6 +171,8 @@ class Incumbent:
         mean = own.mean(REWARD)
         bound = (own.max(REWARD) - mean) * (mean - own.min(REWARD))
         error = math.sqrt(max(0.0, bound) / (own.count - 1)) if own.count > 1 else math.inf
+        if answers.request.clustered:
+            error = max(error, _clustered_error(answers.splits[target].buckets, self.name))
         value, both = estimate.value - mean, estimate.std_error + error
         normal = -float(ndtri(tail_of(interval.level, answers.request.sides)))
         below = (estimate.value - interval.lower) / normal + error  # at a critical value of 1
@@ -181,6 +183,16 @@ class Incumbent:
         ends = Interval(value - critical * below, value + critical * above, level)
         ends = within(ends, answers.request.log.reward_range)
         return Difference(target, self.name, value, both, ends, p_value, 1.0, "undecided")
+
+
+def _clustered_error(buckets: Buckets, logger: str) -> float:
+    """Return the error of a logger's mean reward, from buckets of clusters."""
+    present, counts, means = stacked(buckets, logger, (REWARD,))
+    if len(present) < 2:
+        return math.inf
+    total = counts.sum()
+    sums = counts * (means[:, 0] - counts @ means[:, 0] / total)
+    return math.sqrt(len(present) / (len(present) - 1) * float(sums @ sums)) / float(total)
 
 
 def _of_logger(term: Term, logger: str) -> Term:

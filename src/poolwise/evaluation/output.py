@@ -257,6 +257,11 @@ def finite(value: object) -> object:
     return value
 
 
+def of_requests(rows: int | None) -> Row:
+    """Return the rows of a request under their public name, if values are those of requests."""
+    return {} if rows is None else {"rows_per_request": rows}
+
+
 def listed_findings(findings: Sequence[Finding]) -> list[Row]:
     """Return findings as dictionaries, most serious first."""
     return [

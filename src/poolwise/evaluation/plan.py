@@ -15,7 +15,7 @@ from poolwise.estimators.calibrated import many
 from poolwise.evaluation.comparison import without_training
 from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
 from poolwise.evaluation.incumbent import incumbent_of
-from poolwise.evaluation.output import Result, Row
+from poolwise.evaluation.output import Result, Row, of_requests
 from poolwise.evaluation.read import answered, opened
 from poolwise.evaluation.request import named_targets, request
 from poolwise.evaluation.results import check_lift
@@ -23,7 +23,7 @@ from poolwise.evaluation.target import results_of
 from poolwise.intervals.student import student
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, Needs, ratio
 from poolwise.report.tables import Grid, needed_rows, plan_tables
-from poolwise.text import count_text, listed, percent, short
+from poolwise.text import count_text, in_units, listed, percent, short, unit_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,7 +125,9 @@ def _planned(
     estimates = {
         e: result.estimates[e] for e in rows.served.estimators if e in result.estimates
     }
-    outlook = Outlook(view, sample, half_width or math.nan, asked.level, crossed=log.crossed)
+    wide, per_request = half_width or math.nan, evaluation.rows_per_request
+    together = per_request or 1
+    outlook = Outlook(view, sample, wide, asked.level, crossed=log.crossed, together=together)
     options = []
     with threadpool_limits(limits=1):  # thousands of small products: threads only wait
         for estimator, estimate in estimates.items() if half_width is not None else ():
@@ -146,6 +148,7 @@ def _planned(
         assumptions=_assumptions(log, outlook, len(view)),
         findings=(*evaluation.findings, *result.findings),
         detection=detection,
+        rows_per_request=per_request,
     )
 
 
@@ -217,16 +220,17 @@ class Detection:
     reason: str
     rows: float
 
-    def sentence(self, now: int) -> str:
-        """Return the number of rows in words, where the log has so many `now`."""
+    def sentence(self, now: int, per_request: int | None = None) -> str:
+        """Return the number of rows or requests in words, if the log has so many rows `now`."""
+        units, now = f"{unit_text(per_request)}s", round(in_units(now, per_request))
         which = f"{self.baseline!r}{f', the {self.reason},' if self.reason else ''}"
         wanted = f"A lift of {short(self.lift)} over {which} is shown with probability"
         if not self.rows > 0 or math.isinf(self.rows):
-            return (
-                f"{wanted} {self.power:g} by an unknown number of rows: these show no spread."
-            )
-        start = f"{wanted} {self.power:g} by {count_text(math.ceil(self.rows))} rows in all, "
-        more = math.ceil(self.rows) - now
+            unknown = f"an unknown number of {units}: these show no spread."
+            return f"{wanted} {self.power:g} by {unknown}"
+        needed = math.ceil(in_units(self.rows, per_request))
+        start = f"{wanted} {self.power:g} by {count_text(needed)} {units} in all, "
+        more = needed - now
         if more <= 0:
             return f"{start}and the log has {count_text(now)} already."
         return (
@@ -248,6 +252,7 @@ class Plan(Result):
         assumptions: Assumptions of the plan, as sentences.
         findings: Findings of the log and of the target.
         detection: Rows that show a lift; None without one.
+        rows_per_request: Rows of a request; None if values are those of rows.
     """
 
     kind = "plan"
@@ -260,6 +265,7 @@ class Plan(Result):
     assumptions: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
     detection: Detection | None = None
+    rows_per_request: int | None = None
 
     def option(self, estimator: str, source: str = BEST) -> Option:
         """Return one option; by default the best split."""
@@ -276,13 +282,16 @@ class Plan(Result):
     def sentence(self) -> str:
         """The recommendation in words."""
         total = sum(self.rows.values())
-        detected = "" if self.detection is None else self.detection.sentence(total)
+        detected = ""
+        if self.detection is not None:
+            detected = self.detection.sentence(total, self.rows_per_request)
         reached = "" if math.isnan(self.half_width) else self._reached()
         return " ".join(filter(None, [reached, detected]))
 
     def _reached(self) -> str:
         """Return how the half-width is reached, in words."""
         wanted = f"a half-width of {short(self.half_width)}"
+        per_request, units = self.rows_per_request, f"{unit_text(self.rows_per_request)}s"
         if not self.estimates:
             return f"No estimator can be planned for {self.target!r}."
         # estimators are in order of preference: take the first that can reach it
@@ -290,7 +299,7 @@ class Plan(Result):
         if not first:
             reasons = {e: self.option(e).reason for e in self.estimates}
             why = "; ".join(f"{e}: {reason}" for e, reason in reasons.items())
-            return f"No number of rows is known to reach {wanted} ({why})."
+            return f"No number of {units} is known to reach {wanted} ({why})."
         best, mixed = self.option(first), self.option(first, AS_NOW)
         now = self.half_width_now(first)
         if not best.rows:
@@ -299,9 +308,10 @@ class Plan(Result):
         origin = listed([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])
         origin = "in the best split" if len(parts) > FEW else origin
         return (
-            f"{first.capitalize()} needs {needed_rows(best.rows, now)} more rows for {wanted}, "
+            f"{first.capitalize()} needs {needed_rows(best.rows, now, per_request)} more "
+            f"{units} for {wanted}, "
             f"if they come {origin}; with the loggers mixed as they are now, "
-            f"{needed_rows(mixed.rows, now)}."
+            f"{needed_rows(mixed.rows, now, per_request)}."
         )
 
     def to_dicts(self) -> list[Row]:
@@ -335,6 +345,7 @@ class Plan(Result):
             "assumptions": list(self.assumptions),
             "sentence": self.sentence,
             "warnings": self.warnings,
+            **of_requests(self.rows_per_request),
         }
 
     @property

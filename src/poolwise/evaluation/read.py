@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolwise.diagnosis.findings import cluster_findings
@@ -39,6 +40,7 @@ from poolwise.errors import (
 from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.period import PeriodBalanced
 from poolwise.evaluation.contrasts import united
+from poolwise.evaluation.per_request import refuse_split, rows_by_segment
 from poolwise.evaluation.request import BY_BUCKET, served
 from poolwise.intervals.guarantees import (
     GUARANTEES,
@@ -220,7 +222,9 @@ class Answers:
         return replace(
             self,
             splits={
-                name: Split([by_logger(bucket, self.loggers) for bucket in split.buckets])
+                name: Split(
+                    [by_logger(bucket, self.loggers) for bucket in split.buckets], self.loggers
+                )
                 for name, split in self.splits.items()
             },
             whole=by_logger(self.whole, self.loggers),
@@ -236,6 +240,25 @@ class OpenLog:
     request: Request
     rows: Rows
     served: Served
+
+    @cached_property
+    def request_rows(self) -> dict[str, int]:
+        """Rows of a request in each segment; empty if values are those of rows."""
+        asked, requests = self.request, self.request.log.requests
+        if asked.by is None or requests is None:
+            return {}
+        return rows_by_segment(self.kernel_rows, requests, asked.by)
+
+    @property
+    def splits_requests(self) -> bool:
+        """True if a segment has some rows of a request, and another segment has others."""
+        return any(self.part_of(segment) < 1 for segment in self.request_rows)
+
+    def part_of(self, segment: str) -> float:
+        """Return the share of a request's rows that are in a segment."""
+        requests = self.request.log.requests
+        whole = 1 if requests is None else requests.rows
+        return self.request_rows.get(segment, whole) / whole
 
     @property
     def kernel_rows(self) -> KernelRows:
@@ -352,7 +375,12 @@ def _settled(asked: Request, rows: Rows) -> OpenLog:
         refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
         needs = guarantee_needs(log, asked.method, crossed=log.crossed)
         usable = replace(usable, needs=usable.needs | needs)
-    return OpenLog(asked, rows, usable)
+    settled = OpenLog(asked, rows, usable)
+    if log.requests is not None and log.period is not None:
+        refuse_split(settled.kernel_rows, log.requests)
+    if asked.by is not None:
+        settled.request_rows  # noqa: B018 - refuses segments before the pass
+    return settled
 
 
 def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Finding, ...]:

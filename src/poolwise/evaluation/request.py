@@ -18,6 +18,7 @@ from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import ALL, by_default
 from poolwise.estimators.model import with_mixture
 from poolwise.estimators.period import PeriodBalanced
+from poolwise.evaluation.per_request import refuse_lists
 from poolwise.intervals.guarantees import GUARANTEES, Guarantee, known_range
 from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
@@ -181,6 +182,7 @@ def _extra(
     mixed = mixture_extra(log)
     if model is None:
         return mixed, ()
+    refuse_lists(log, "`model`")
     try:
         modelled = model_extra(model, targets, log.eligible, densities=log.densities)
     except RefusedError as reason:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError, UsageError
-from poolwise.evaluation.output import Reported, Row, listed_findings
+from poolwise.evaluation.output import Reported, Row, listed_findings, of_requests
 from poolwise.moments.estimate import student_quantile
 from poolwise.report.breakdown import period_tables
 from poolwise.report.sentence import answer
@@ -92,6 +92,7 @@ class Evaluation(Reported):
         pairs: Moments for the comparison; None for one target, for more than 30, and where
             the engine would have to read more for it.
         segments: Results by segment; None without `by`.
+        rows_per_request: Rows of a request; None if values are those of rows.
     """
 
     kind = "evaluation"
@@ -107,6 +108,7 @@ class Evaluation(Reported):
     differences: Mapping[str, Difference] = field(default_factory=dict)
     pairs: Pairs | None = field(default=None, compare=False)
     segments: Segments | None = field(default=None, compare=False)
+    rows_per_request: int | None = None
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -211,6 +213,7 @@ class Evaluation(Reported):
             ],
             "warnings": self.warnings,
             "fingerprint": self.fingerprint,
+            **of_requests(self.rows_per_request),
         }
 
     def _target(self, name: str) -> Row:

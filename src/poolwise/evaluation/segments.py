@@ -5,7 +5,7 @@ its own segment, so the estimate of a segment is the one that its rows alone wou
 Segments share no row: the largest of their S errors has the distribution of the largest of S
 independent ones, and an interval at level $l^{1/S}$ for each covers all of them at level l.
 Rows of one cluster may be in several segments; the intervals remain valid for dependent
-errors (Šidák's inequality).
+errors (Šidák's inequality).  If the segments split requests, errors of contrasts add up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.evaluation.output import Difference, Result, Row, verdict_of
+from poolwise.evaluation.output import Difference, Result, Row, of_requests, verdict_of
+from poolwise.evaluation.per_request import scaled
 from poolwise.evaluation.request import served
 from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
 from poolwise.intervals.student import Interval
@@ -62,6 +63,7 @@ class SegmentResult:
         interval: Interval that holds for all segments together.
         difference: The target less the baseline; None where the baseline has no rows.
         contrast: This difference less its mean over the other segments; None without it.
+        rows_per_request: Rows of a request in the segment; None if values are those of rows.
     """
 
     segment: str
@@ -71,12 +73,14 @@ class SegmentResult:
     interval: Interval
     difference: Difference | None = None
     contrast: Difference | None = None
+    rows_per_request: int | None = None
 
     def to_dict(self) -> Row:
         """Return the numbers under flat names."""
         row: Row = {"segment": self.segment, "target": self.target, "rows": self.rows}
         row |= {"value": self.estimate.value, "std_error": self.estimate.std_error}
         row |= {"lower": self.interval.lower, "upper": self.interval.upper}
+        row |= of_requests(self.rows_per_request)
         for name, pair in (("difference", self.difference), ("contrast", self.contrast)):
             if pair is not None:
                 row[name] = {k: v for k, v in pair.to_dict().items() if k != "target"}
@@ -172,8 +176,9 @@ def segments_of(rows: OpenLog, ask: Ask) -> Segments:
             refused[segment] = Finding(reason.code, str(reason))
     results = []
     for target in asked.names:
-        own_results = _results(evaluations, target, parts.sizes, asked.level)
-        results += _contrasted(own_results, level, len(asked.names))
+        own_results = _results(rows, evaluations, target, parts.sizes)
+        split = rows.splits_requests
+        results += _contrasted(own_results, level, len(asked.names), split=split)
     order = {segment: k for k, segment in enumerate(parts.sizes)}
     baseline = next((e.baseline for e in evaluations.values()), "")
     return Segments(
@@ -286,10 +291,10 @@ def _one_estimator(rows: OpenLog) -> Request:
 
 
 def _results(
-    evaluations: Mapping[str, Evaluation], target: str, sizes: Mapping[str, int], level: float
+    rows: OpenLog, evaluations: Mapping[str, Evaluation], target: str, sizes: Mapping[str, int]
 ) -> list[SegmentResult]:
     """Return the results of one target in the segments that have an estimate."""
-    results = []
+    level, results = rows.request.level, []
     for segment, evaluation in evaluations.items():
         result, difference = evaluation[target], evaluation.differences.get(target)
         if not result.estimates:
@@ -300,10 +305,9 @@ def _results(
             interval = replace(difference.interval, level=level)
             difference = replace(difference, adjusted=together, interval=interval)
         interval = replace(result.intervals[name], level=level)
-        estimate = result.estimates[name]
-        results.append(
-            SegmentResult(segment, target, sizes[segment], estimate, interval, difference)
-        )
+        numbers = scaled(result.estimates[name], interval, difference, rows.part_of(segment))
+        own = SegmentResult(segment, target, sizes[segment], *numbers)
+        results.append(replace(own, rows_per_request=rows.request_rows.get(segment)))
     return results
 
 
@@ -321,31 +325,31 @@ def _error(difference: Difference | None, level: float, targets: int) -> float:
 
 
 def _contrasted(
-    results: list[SegmentResult], level: float, targets: int
+    results: list[SegmentResult], level: float, targets: int, *, split: bool
 ) -> list[SegmentResult]:
     r"""Return the results of one target with the contrasts of its differences.
 
     $$c_s = d_s - \sum_{t \ne s} \frac{n_t}{n - n_s} d_t$$
 
     Segments are independent, so the covariance of the contrasts follows from the errors of
-    the differences.  Several targets are allowed for as if they were independent.
+    the differences.  If they split requests, they depend on each other in an unknown way: the
+    errors add up.  Several targets are allowed for as if they were independent.
     """
     usable = [r for r in results if _error(r.difference, level, targets) > 0]
     pairs = [r.difference for r in usable if r.difference is not None]
     if len(usable) < 2:
         return results
-    sizes = np.array([r.rows for r in usable], dtype=np.float64)
+    sizes = np.array([r.rows / (r.rows_per_request or 1) for r in usable])
     rest = sizes / (sizes.sum() - sizes)[:, None]
     np.fill_diagonal(rest, 0.0)
     matrix = np.eye(len(usable)) - rest
     errors = np.array([_error(pair, level, targets) for pair in pairs])
     together = pairs[0].interval.level
-    numbers = _together(
-        matrix @ np.array([pair.value for pair in pairs]),
-        (matrix * errors**2) @ matrix.T,
-        together,
-        targets,
-    )
+    covariance = (matrix * errors**2) @ matrix.T
+    if split:
+        covariance = np.diag((np.abs(matrix) @ errors) ** 2)
+    values = matrix @ np.array([pair.value for pair in pairs])
+    numbers = _together(values, covariance, together, targets)
     contrasts = {}
     for result, pair, (value, error, low, high, p, adjusted) in zip(
         usable, pairs, numbers, strict=True

@@ -92,6 +92,7 @@ def results_of(
             *asked.findings,
         ),
         fingerprint=fingerprint(wholes, crossed=asked.log.crossed, timezone=asked.log.timezone),
+        rows_per_request=None if asked.log.requests is None else asked.log.requests.rows,
     )
 
 

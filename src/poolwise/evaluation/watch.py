@@ -18,6 +18,7 @@ from poolwise.engines.base import BlockRows
 from poolwise.engines.files import policy_text
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
 from poolwise.evaluation.output import Result
+from poolwise.evaluation.per_request import refuse_lists
 from poolwise.evaluation.read import answered_live, opened
 from poolwise.evaluation.request import named_targets, request
 from poolwise.evaluation.state import STATE, Block, State, refuse_other, stamp, with_bounds
@@ -233,6 +234,7 @@ def _refuse(
             "watch allows for policies that learned from earlier periods: give `period` in "
             "place of `trained_on`"
         )
+    refuse_lists(log, "watch")
     if log.cluster is not None:
         raise UsageError(
             "watch requires independent rows, and rows of a `cluster` are not, those of other "

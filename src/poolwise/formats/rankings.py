@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from poolwise.engines import with_loggers
 from poolwise.errors import EngineError, Fault, LogError, MissingColumnError, UsageError
-from poolwise.log.log import Log, Source
+from poolwise.formats.lists import ListShape, Model, Row, own_names, positions_query
+from poolwise.log.log import PART_LOGGER, Log, Source
+from poolwise.log.requests import Requests
 from poolwise.rows.rules import RoleColumns, double
 
 if TYPE_CHECKING:
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
     import duckdb
     from sqlglot.expressions import Expr as Expression
-
-Model = Literal["cascade", "independent", "whole"]
 
 
 class RankingLog(NamedTuple):
@@ -49,7 +50,7 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     reward: str,
     logger: str | None = None,
     propensity: str | None = None,
-    propensities: Mapping[Any, str | None] | None = None,
+    propensities: Mapping[Any, str | None] | str | None = None,
     model: Model = "cascade",
     cluster: str | None = None,
     trained_on: Mapping[str, Sequence[str]] | None = None,
@@ -61,6 +62,7 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     The value of a target is that of a request: the sum over its positions.  A mixture of
     loggers has products over positions, with shares of requests.  Each evaluation reads Parquet
     files and queries again (call this again when they have changed); others stay in memory.
+    Other columns are kept, for `by` of an evaluation.
 
     Args:
         source: Rows, as for `Log`; requests must be complete.
@@ -71,7 +73,7 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         reward: Reward of the position.
         logger: The policy that wrote the row, as for `Log`.
         propensity: Probability of the logged item at its position, under its own logger.
-        propensities: The same under every logger, by label.
+        propensities: The same under every logger, by label, or a pattern, as for `Log`.
         model: Items that a reward may depend on: those up to its position ("cascade"), only
             the one at its position ("independent", which needs marginal probabilities), or
             the "whole" list. The other two models need probabilities given the items above.
@@ -83,7 +85,8 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
     Raises:
         LogError: Rows break a rule, or requests are not complete.
     """
-    named = _named(targets, model, [propensity, *(propensities or {}).values()])
+    by_label = propensities.values() if isinstance(propensities, Mapping) else ()
+    named = _named(targets, model, [propensity, *by_label])
     long = Log(
         source,
         reward=reward,
@@ -95,7 +98,8 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
         reader_options=reader_options or {},
     )
     units = {"request": request, "position": position, "cluster": cluster or request}
-    return _as_log(_positions(long, named, units, model), long, named, model, cluster)
+    long = with_loggers(long)
+    return _as_log(*_positions(long, named, units, model), long, named, clustered=bool(cluster))
 
 
 def _named(
@@ -120,8 +124,11 @@ def _named(
 
 def _positions(
     long: Log, targets: Mapping[str, str], units: Mapping[str, str], model: Model
-) -> object:
-    """Return the rows of a log of rankings: a query, or an Arrow table; reject bad requests."""
+) -> tuple[object, dict[str, str], int]:
+    """Return the rows of a log of rankings: a query, or an Arrow table; reject bad requests.
+
+    Also return the name of each of its own columns, and the rows of a request.
+    """
     from poolwise.engines.duckdb import DuckDB
 
     with DuckDB().open(long, targets) as rows:
@@ -130,52 +137,43 @@ def _positions(
         shape, incomplete = _shape(rows.connection, row, units["request"])
         if faults or incomplete:
             raise LogError([*faults, *incomplete])
-        text = _text(rows.connection, _query(row, shape, model))
+        names = own_names(row, {**units, "logger": long.logger})
+        query = positions_query(row, shape, names, model)
+        text = _text(rows.connection, query)
         lasting = all(part.kind in {"parquet", "select"} for part in long.parts)
-        return text if lasting else _run(rows.connection, text)
+        source = text if lasting else _run(rows.connection, text)
+        return source, names, 1 if model == "whole" else shape.longest
 
 
 def _as_log(
-    source: object, long: Log, targets: Mapping[str, str], model: Model, cluster: str | None
+    source: object,
+    names: Mapping[str, str],
+    rows: int,
+    long: Log,
+    targets: Mapping[str, str],
+    *,
+    clustered: bool,
 ) -> RankingLog:
     """Return the log whose rows `_query` describes."""
     labels = list(long.by_label) if long.crossed else []
     log = Log(
         source,
-        logger="logger",
-        reward="reward",
-        propensity=None if labels else "propensity",
-        propensities={label: f"propensity_{k}" for k, label in enumerate(labels)} or None,
-        # without clusters, a request of the model "whole" is one independent row
-        cluster=None if model == "whole" and cluster is None else "cluster",
+        logger=names["logger"],
+        reward=names["reward"],
+        propensity=None if labels else names["propensity"],
+        propensities={i: names[f"propensity_{k}"] for k, i in enumerate(labels)} or None,
+        # without clusters, a request that is one row is independent of the others
+        cluster=names["cluster"] if clustered or rows > 1 else None,
         trained_on=long.trained_on,
         log_probabilities=True,
+        requests=Requests(names["request"], rows),
     )
-    return RankingLog(log, {str(name): f"target_{k}" for k, name in enumerate(targets)})
-
-
-class _Row(NamedTuple):
-    """DuckDB's SQL of the roles of a row, with probabilities as logarithms."""
-
-    request: str
-    position: str
-    cluster: str
-    logger: str
-    reward: str
-    logs: dict[str, str]
-
-
-class _ListShape(NamedTuple):
-    """First position of every list (0 or 1), and the shortest and longest list."""
-
-    start: int
-    shortest: int
-    longest: int
+    return RankingLog(log, {str(n): names[f"target_{k}"] for k, n in enumerate(targets)})
 
 
 def _row(
     connection: duckdb.DuckDBPyConnection, table: RoleColumns, units: Mapping[str, str]
-) -> _Row:
+) -> Row:
     """Look up the names that are not roles of a `Log`; report all missing ones together."""
     from sqlglot import exp
 
@@ -194,7 +192,20 @@ def _row(
         raise MissingColumnError(missing, columns)
     request, position, cluster = (_sql(expression) for expression in roles.values())
     logger = f"CAST({_sql(table.logger)} AS VARCHAR)"
-    return _Row(request, position, cluster, logger, _sql(double(table.reward)), _logs(table))
+    reward = _sql(double(table.reward))
+    kept = _kept(columns, table)
+    return Row(request, position, cluster, logger, reward, _logs(table), kept)
+
+
+def _kept(columns: Sequence[str], table: RoleColumns) -> tuple[str, ...]:
+    """Return the columns that are neither a probability nor read by the reward."""
+    from sqlglot import exp
+
+    probabilities = [table.propensity, *table.propensities.values(), *table.targets.values()]
+    read = [node.name for node in table.reward.find_all(exp.Column)]
+    read += [prob.name for prob in probabilities if isinstance(prob, exp.Column)]
+    left_out = {name.lower() for name in (PART_LOGGER, *read)}
+    return tuple(name for name in columns if name.lower() not in left_out)
 
 
 def _sql(expression: Expression | None) -> str:
@@ -273,14 +284,14 @@ ADVICE = (
 
 
 def _shape(
-    connection: duckdb.DuckDBPyConnection, row: _Row, request: str
-) -> tuple[_ListShape, list[Fault]]:
+    connection: duckdb.DuckDBPyConnection, row: Row, request: str
+) -> tuple[ListShape, list[Fault]]:
     """Measure the lists, and count the requests that are not complete."""
     text = SHAPE.format_map(row._asdict())
-    shape, faults = _ListShape(1, 1, 1), []
+    shape, faults = ListShape(1, 1, 1), []
     for line in _run(connection, text).to_pylist():
         if line["rule"] is None:
-            shape = _ListShape(line["start"], line["shortest"], line["longest"])
+            shape = ListShape(line["start"], line["shortest"], line["longest"])
             continue
         count = f"{line['requests']:,} request{'' if line['requests'] == 1 else 's'}"
         rule = REQUEST_RULES[line["rule"]].format(requests=count, start=line["start"])
@@ -295,64 +306,3 @@ def _text(connection: duckdb.DuckDBPyConnection, query: str) -> str:
     view = str(_run(connection, definition)["sql"][0])
     body = view.partition(" AS ")[2].rstrip(";\n ")
     return f"WITH log AS (\n{body}\n)\nFROM (\n{query}\n)"
-
-
-def _query(row: _Row, shape: _ListShape, model: Model) -> str:
-    """Select rows with the probabilities of the items that their reward depends on.
-
-    Rewards are multiplied by the length of a list, so that a mean over rows is the value of
-    a request.
-    """
-    names = tuple(row.logs)
-    if model == "whole":
-        return _summed(_steps(row, shape.start, 1), names)
-    query = _steps(row, shape.start, shape.longest)
-    if model == "cascade":
-        query = _chained(query, names)
-    if shape.shortest < shape.longest:
-        query = _padded(query, names, shape.longest, repeat=model == "cascade")
-    return query
-
-
-def _steps(row: _Row, start: int, scale: int) -> str:
-    """Select logged positions, with roles under fixed names."""
-    logs = "".join(f", {log} AS {name}" for name, log in row.logs.items())
-    return f"""
-SELECT {row.request} AS request, {row.logger} AS logger, {row.cluster} AS cluster,
-    CAST(TRY_CAST({row.position} AS DOUBLE) AS BIGINT) - ({start - 1}) AS "position",
-    {row.reward} * {scale}e0 AS reward{logs}
-FROM log"""
-
-
-def _chained(rows: str, names: Sequence[str]) -> str:
-    """Sum logarithms from the top: the probability of the list down to each position."""
-    above = 'PARTITION BY request ORDER BY "position" ROWS UNBOUNDED PRECEDING'
-    sums = "".join(f", sum({n}) OVER ({above}) AS {n}" for n in names)
-    return f'SELECT request, logger, cluster, "position", reward{sums} FROM ({rows})'
-
-
-def _padded(rows: str, names: Sequence[str], longest: int, *, repeat: bool) -> str:
-    """Extend all lists to the same length, with positions that earn nothing.
-
-    Every policy plays the same item there with probability 1: a chain of probabilities does
-    not change, and a single probability is 1.
-    """
-    first = "CASE WHEN below = 0 THEN {0} ELSE 0e0 END AS {0}"
-    logs = "".join(f", {n if repeat else first.format(n)}" for n in names)
-    return f"""
-SELECT request, logger, cluster, "position" + below AS "position",
-    {first.format("reward")}{logs}
-FROM (
-    SELECT *, unnest(range(
-        CASE WHEN "position" = size THEN {longest + 1} - size ELSE 1 END
-    )) AS below
-    FROM (SELECT *, count(*) OVER (PARTITION BY request) AS size FROM ({rows}))
-)"""
-
-
-def _summed(rows: str, names: Sequence[str]) -> str:
-    """Group rows by request: the whole list, and the sum of its rewards."""
-    sums = ", ".join(f"sum({n}) AS {n}" for n in ("reward", *names))
-    return f"""
-SELECT request, any_value(logger) AS logger, any_value(cluster) AS cluster, {sums}
-FROM ({rows}) GROUP BY request"""

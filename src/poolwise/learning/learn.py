@@ -66,6 +66,10 @@ POOLS_PERIODS = (
     "learn pools the rows of all periods, and `period` says that policies learned from earlier "
     "ones: leave out `period`, and evaluate the policy on later periods"
 )
+NO_LISTS = (
+    "learn takes rows with one action each, and rows of this log are lists or parts of them: "
+    "pass a log of single decisions"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +194,7 @@ def validate(task: Task, *, both: bool) -> None:
     check_level(task.level)
     roles = {log.reward, log.logger, log.action} & set(task.features)
     problems = [
+        (log.requests is not None, NO_LISTS),
         (not task.features, "`features` must name the columns to learn from"),
         (log.action is None, "learning needs the column of the logged `action`"),
         (

@@ -21,6 +21,7 @@ from poolwise.log.problems import UTC, role_problems, rule_problems
 
 if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
+    from poolwise.log.requests import Requests
 
 OnFault = Literal["raise", "drop"]
 FileFormat = Literal["parquet", "csv", "json"]
@@ -96,6 +97,8 @@ class Log:
         densities: All probabilities are densities of a continuous action (a price, a bid):
             any positive, finite number.
         reward_range: Smallest and largest possible reward, if known.
+        requests: Requests that the rows belong to, if values are those of requests and not
+            of rows; `ranking_log` sets them.
         replay_tolerance: Largest difference between a logged propensity and the logger's own.
         on_fault: Reject a log with bad rows ("raise"), or drop and count them ("drop").
         reader_options: Options for DuckDB's file reader, such as ``{"delim": ";"}``.
@@ -127,6 +130,7 @@ class Log:
     log_probabilities: bool = False
     densities: bool = False
     reward_range: tuple[float, float] | None = None
+    requests: Requests | None = None
     replay_tolerance: float = 1e-6
     on_fault: OnFault = "raise"
     reader_options: Mapping[str, object] = field(default_factory=dict)

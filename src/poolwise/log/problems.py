@@ -68,6 +68,9 @@ def rule_problems(log: Log) -> Iterator[str]:
     yield from _zone_problems(log.timezone)
     if log.on_fault not in {"raise", "drop"}:
         yield f"`on_fault` must be 'raise' or 'drop', got {log.on_fault!r}"
+    if log.requests is not None:
+        drops = log.on_fault == "drop"
+        yield from log.requests.problems(clustered=log.cluster is not None, drops=drops)
     if not log.replay_tolerance >= 0:
         yield f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}"
     lower, upper = (0.0, 1.0) if log.reward_range is None else log.reward_range

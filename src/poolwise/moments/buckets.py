@@ -101,14 +101,16 @@ class Split:
 
     Attributes:
         buckets: Moments of each logger, per bucket.
+        order: Loggers in the order of the log; the first bucket may lack some of them.
     """
 
     buckets: Buckets
+    order: tuple[str, ...] = ()
 
     @cached_property
     def whole(self) -> PooledLoggers:
         """Moments of each logger over all buckets."""
-        return pooled_buckets(self.buckets)
+        return pooled_buckets(self.buckets, self.order)
 
     @cached_property
     def without_each(self) -> list[PooledLoggers]:

@@ -305,9 +305,12 @@ def together(moments: MomentsByLogger) -> Moments:
     return moments.together if isinstance(moments, PooledLoggers) else pooled(moments.values())
 
 
-def pooled_buckets(buckets: Sequence[MomentsByLogger]) -> PooledLoggers:
-    """Return the moments of each logger over all buckets."""
-    loggers = dict.fromkeys(i for bucket in buckets for i in bucket)
+def pooled_buckets(
+    buckets: Sequence[MomentsByLogger], order: Sequence[str] = ()
+) -> PooledLoggers:
+    """Return the moments of each logger over all buckets; loggers of `order` come first."""
+    present = dict.fromkeys(i for bucket in buckets for i in bucket)
+    loggers = dict.fromkeys([*(i for i in order if i in present), *present])
     return PooledLoggers((i, pooled(b[i] for b in buckets if i in b)) for i in loggers)
 
 

@@ -9,15 +9,25 @@ from poolwise.report.charts import (
     ACCENT,
     MUTED,
     SECOND,
-    VALUE,
     domain_of,
     ends_of,
     forest_of,
     inline,
     styled,
+    value_title,
 )
 from poolwise.report.tables import UNKNOWN, VERDICTS, Grid, simultaneous, with_interval
-from poolwise.text import all_of, count_text, interval_text, named, p_text, short, with_error
+from poolwise.text import (
+    all_of,
+    count_text,
+    in_units,
+    interval_text,
+    named,
+    p_text,
+    short,
+    unit_text,
+    with_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,14 +100,19 @@ def segment_tables(segments: Facts) -> list[Grid]:
     """Return the estimate of each segment, then its difference from the baseline."""
     results, interval = _labelled(segments), simultaneous(segments)
     values = [
-        [label, count_text(r["rows"]), *with_interval(r["value"], r)] for label, r in results
+        [
+            label,
+            count_text(in_units(r["rows"], r.get("rows_per_request"))),
+            *with_interval(r["value"], r),
+        ]
+        for label, r in results
     ]
     differences = [[label, *_difference(r)] for label, r in results]
     differs = "differs from others\n(adjusted p)"
     return [
         Grid(
             f"By {segments['by']} ({segments['estimator']})",
-            ["segment", "rows", "estimate", interval],
+            ["segment", f"{unit_text(_per_request(segments))}s", "estimate", interval],
             values,
         ),
         Grid(
@@ -124,24 +139,31 @@ def segments_chart(segments: Facts) -> Chart:
     entries = [
         (label, r["difference"]) for label, r in _labelled(segments) if "difference" in r
     ]
-    return forest_of(entries, segments["estimator"])
+    return forest_of(entries, segments["estimator"], _per_request(segments))
+
+
+def _per_request(segments: Facts) -> int | None:
+    """Return the rows of a request in the first segment; None if values are those of rows."""
+    return next((r.get("rows_per_request") for r in segments["results"]), None)
 
 
 def period_tables(evaluation: Facts) -> list[Grid]:
     """Return the table of the periods of each target."""
-    return [grid for target in evaluation["targets"] for grid in periods(target)]
+    per_request = evaluation.get("rows_per_request")
+    return [grid for target in evaluation["targets"] for grid in periods(target, per_request)]
 
 
-def periods(target: Facts) -> list[Grid]:
+def periods(target: Facts, per_request: int | None = None) -> list[Grid]:
     """Return the table of the periods, if the log has any: the last ones of many."""
     if "periods" not in target:
         return []
     values: Sequence[Facts] = target["periods"]
-    header = ["period", "rows", "estimate", "interval", "running\nestimate", "interval"]
+    header = ["period", f"{unit_text(per_request)}s", "estimate", "interval"]
+    header += ["running\nestimate", "interval"]
     rows = [
         [
             str(v["period"]),
-            count_text(v["rows"]),
+            count_text(in_units(v["rows"], per_request)),
             _estimate(v),
             plain_interval(v["lower"], v["upper"]),
             short(v["running"]),
@@ -169,7 +191,7 @@ def plain_interval(lower: float, upper: float) -> str:
     return interval_text(lower, upper, (upper - lower) / 4)
 
 
-def periods_chart(target: Facts) -> Chart:
+def periods_chart(target: Facts, per_request: int | None = None) -> Chart:
     """Draw the estimate of each period with its interval, and the running estimate."""
     import altair as alt
 
@@ -186,8 +208,10 @@ def periods_chart(target: Facts) -> Chart:
     domain = domain_of(points, ends_of(running))
     scale = alt.Scale(domain=domain, nice=False, zero=False, clamp=True)
 
+    title = value_title(per_request)
+
     def y(name: str) -> Any:  # noqa: ANN401 - a channel of altair
-        return alt.Y(f"{name}:Q", title=VALUE, scale=scale, axis=alt.Axis(tickCount=5))
+        return alt.Y(f"{name}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5))
 
     band = base.mark_area(color=ACCENT, opacity=0.18, clip=True)
     layers = [

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from poolwise.report.sentence import Facts, recommended
-from poolwise.text import interval_text, percent, short, with_error
+from poolwise.text import interval_text, percent, short, unit_text, with_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,11 @@ PALETTE = {"accent": ACCENT, "muted": MUTED, "ink": INK, "grid": GRID, "second":
 REACH = 6  # an axis extends at most this many widths past the recommended intervals
 PICTURE_WIDTH = 640
 MANY, LOW = 12, 16  # rows from which on a line is low, and its height
-VALUE = "mean reward per row"
+
+
+def value_title(per_request: int | None) -> str:
+    """Return the title of an axis of values."""
+    return f"mean reward per {unit_text(per_request)}"
 
 
 def estimates(evaluation: Facts) -> Chart:
@@ -48,6 +52,7 @@ def estimates(evaluation: Facts) -> Chart:
     return _forest(
         points,
         ends_of(best) + [number_of(t["x"]) for t in truths],
+        title=value_title(evaluation.get("rows_per_request")),
         height=max(height, 60),
         offsets=names if several else [],
         truths=truths,
@@ -69,16 +74,20 @@ def side_by_side(evaluation: Facts) -> Chart:
         best.sort(key=lambda pair: -pair[1]["value"])
         ends = [e for _, e in best]
         points = [_estimate(t, e, several=True) for t, e in best]
-    return _forest(points, ends_of(ends), height=24 * max(len(points), 2))
+    title = value_title(evaluation.get("rows_per_request"))
+    return _forest(points, ends_of(ends), title=title, height=24 * max(len(points), 2))
 
 
 def differences(evaluation: Facts) -> Chart:
     """Draw each target's difference from the best; significant ones are coloured."""
     pairs = evaluation["comparison"]["differences"]
-    return forest_of([(d["target"], d) for d in pairs], _paired(evaluation))
+    per_request = evaluation.get("rows_per_request")
+    return forest_of([(d["target"], d) for d in pairs], _paired(evaluation), per_request)
 
 
-def forest_of(entries: Sequence[tuple[str, Facts]], name: str) -> Chart:
+def forest_of(
+    entries: Sequence[tuple[str, Facts]], name: str, per_request: int | None
+) -> Chart:
     """Draw differences, each with its label; significant ones are coloured."""
     points = [
         _point(row, name, d["difference"], d, strong=d["verdict"] in {"better", "worse"})
@@ -88,7 +97,7 @@ def forest_of(entries: Sequence[tuple[str, Facts]], name: str) -> Chart:
         points,
         [*ends_of({**d, "value": d["difference"]} for _, d in entries), 0.0],
         height=24 * max(len(points), 2),
-        title="difference of mean rewards per row",
+        title=f"difference of mean rewards per {unit_text(per_request)}",
         zero=True,
     )
 
@@ -129,7 +138,7 @@ def logs(evaluation: Facts, target: Facts) -> Chart:
     return styled([line, dots], height_of(rows, 34))
 
 
-def agreement(target: Facts) -> Chart:
+def agreement(target: Facts, per_request: int | None = None) -> Chart:
     """Draw the estimate of each single log, and the recommended estimate of all logs."""
     points = [_single_log(i) for i in target["loggers"] if "value" in i]
     best = recommended(target)
@@ -137,7 +146,8 @@ def agreement(target: Facts) -> Chart:
         points.append({**_estimate(target, best, several=False), "row": "(all logs)"})
     core = [number_of(p["x"]) for p in points if p["x"] is not None]
     core += ends_of([best]) if best is not None else []
-    return _forest(points, core, height=height_of(points, 32))
+    title = value_title(per_request)
+    return _forest(points, core, title=title, height=height_of(points, 32))
 
 
 def height_of(rows: Sequence[object], tall: int) -> int:
@@ -188,7 +198,7 @@ def _forest(
     core: Sequence[float],
     *,
     height: int,
-    title: str = VALUE,
+    title: str,
     offsets: Sequence[str] = (),
     truths: Sequence[Point] = (),
     zero: bool = False,

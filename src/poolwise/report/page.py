@@ -27,11 +27,11 @@ from poolwise.report.sentence import (
     leading,
     recommended,
     rivals,
+    rows_text,
     truth_text,
 )
 from poolwise.report.weights_chart import has_panels, weights
 from poolwise.rows.output import write_whole
-from poolwise.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,8 +117,7 @@ def _header(evaluation: Facts) -> dict[str, str]:
     names = [str(t["target"]) for t in evaluation["targets"]]
     subject = names[0] if len(names) == 1 else f"{len(names)} targets"
     severities = {w["severity"] for w in findings_of(evaluation, target["target"])}
-    rows = sum(i["rows"] for i in evaluation["loggers"])
-    origin = f"From {rows:,} rows of {counted(len(evaluation['loggers']), 'logger')}."
+    origin = f"From {rows_text(evaluation)}."
     return {
         "title": f"{subject}: off-policy evaluation",
         "begins_with": "estimates",
@@ -141,7 +140,7 @@ def _targets(evaluation: Facts) -> list[dict[str, object]]:
             "left_out": any(name.endswith("_without") for i in target["loggers"] for name in i),
             "weights": tables.weights(target),
             "agreement": tables.agreement(target),
-            "periods": periods(target),
+            "periods": periods(target, evaluation.get("rows_per_request")),
             "has_histogram": has_panels(target),
             "typical": _typical(target),
         }
@@ -224,6 +223,7 @@ def all_charts(evaluation: Facts) -> Charts:
     """Return every chart by name; with several targets, names of target charts are numbered."""
     by_name = Charts(estimates=charts.estimates(evaluation))
     targets: Sequence[Facts] = evaluation["targets"]
+    per_request = evaluation.get("rows_per_request")
     if len(targets) > 1:
         by_name["targets"] = charts.side_by_side(evaluation)
     if "segments" in evaluation:
@@ -234,9 +234,9 @@ def all_charts(evaluation: Facts) -> Charts:
         suffix = f"-{number:02d}" if len(targets) > 1 else ""
         by_name[f"logs{suffix}"] = charts.logs(evaluation, target)
         by_name[f"weights{suffix}"] = weights(target)
-        by_name[f"agreement{suffix}"] = charts.agreement(target)
+        by_name[f"agreement{suffix}"] = charts.agreement(target, per_request)
         if "periods" in target:
-            by_name[f"periods{suffix}"] = periods_chart(target)
+            by_name[f"periods{suffix}"] = periods_chart(target, per_request)
     return by_name
 
 

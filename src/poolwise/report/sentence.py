@@ -15,11 +15,13 @@ from poolwise.text import (
     all_of,
     count_text,
     counted,
+    in_units,
     interval_text,
     named,
     percent,
     places_for,
     short,
+    unit_text,
     with_error,
 )
 
@@ -128,7 +130,8 @@ def answer(evaluation: Facts) -> str:
     subject = f"Of {count} targets, {name!r} has the highest estimate: it"
     severities = [w["severity"] for w in findings_of(evaluation, name)]
     verb = "might have earned" if "alarm" in severities else "would have earned"
-    value = f"{with_error(best['value'], best['std_error'])} per row ({_bounds(best)})"
+    unit = unit_text(evaluation.get("rows_per_request"))
+    value = f"{with_error(best['value'], best['std_error'])} per {unit} ({_bounds(best)})"
     earned = f"{subject if count > 1 else repr(name)} {verb} {value}"
     clauses = [", ".join(filter(None, [earned, _against(evaluation, target, best)]))]
     logs, total = len(carriers(target)), len(target["loggers"])
@@ -202,6 +205,13 @@ def truth_text(target: Facts) -> str:
     where = "within" if best["lower"] <= truth <= best["upper"] else "outside"
     places = places_for(best["std_error"])
     return f"The true value is known: {truth:.{places}f}, {where} the interval."
+
+
+def rows_text(result: Facts) -> str:
+    """Return how many rows, or requests, of how many loggers a result rests on."""
+    per_request, sizes = result.get("rows_per_request"), [i["rows"] for i in result["loggers"]]
+    total = count_text(in_units(sum(sizes), per_request))
+    return f"{total} {unit_text(per_request)}s of {counted(len(sizes), 'logger')}"
 
 
 def lesson(evaluation: Facts) -> str:

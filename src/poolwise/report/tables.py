@@ -13,8 +13,17 @@ from io import StringIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.report.sentence import Facts, recommended
-from poolwise.text import count_text, counted, interval_text, p_text, percent, short, with_error
+from poolwise.report.sentence import Facts, recommended, rows_text
+from poolwise.text import (
+    count_text,
+    in_units,
+    interval_text,
+    p_text,
+    percent,
+    short,
+    unit_text,
+    with_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,8 +156,7 @@ def evaluation_tables(evaluation: Facts) -> list[Grid]:
 def main_table(evaluation: Facts) -> Grid:
     """Return the estimates of the only target, or the recommended one of each."""
     targets = evaluation["targets"]
-    several = len(targets) > 1
-    return side_by_side(evaluation) if several else estimates(evaluation, targets[0])
+    return side_by_side(evaluation) if targets[1:] else estimates(evaluation, targets[0])
 
 
 def estimates_table(entries: Sequence[Facts]) -> Grid:
@@ -165,7 +173,7 @@ def estimates(evaluation: Facts, target: Facts) -> Grid:
         header[0] = "estimator (★ recommended)"
         best = target["estimates"].index(recommended(target))
         rows[best][0] += " ★"
-    title = f"{target['target']}: {_rows_text(evaluation)}"
+    title = f"{target['target']}: {rows_text(evaluation)}"
     if "periods" in target and any(map(assumes_fixed, target["estimates"])):
         title += "; † for policies fixed beforehand"
         for row, e in zip(rows, target["estimates"], strict=True):
@@ -185,22 +193,19 @@ def assumes_fixed(estimate: Facts) -> bool:
     )
 
 
-def _rows_text(result: Facts) -> str:
-    sizes = [logger["rows"] for logger in result["loggers"]]
-    return f"{count_text(sum(sizes))} rows of {counted(len(sizes), 'logger')}"
-
-
 def logs(evaluation: Facts, target: Facts) -> Grid:
     """Return rows, share and divergence of each log, and errors with the log left out."""
     by_logger = {i["logger"]: i for i in evaluation["loggers"]}
+    per_request = evaluation.get("rows_per_request")
     errors = {e["estimator"]: e["std_error"] for e in target["estimates"]}
     left_out = [e for e in errors if any(_without(e) in i for i in target["loggers"])]
-    header = ["logger", "rows", "mean\nreward", "share", "divergence"]
+    header = ["logger", f"{unit_text(per_request)}s", "mean\nreward", "share", "divergence"]
     header += [f"{estimator} ±\nwithout it" for estimator in left_out]
     rows = []
     for entry in target["loggers"]:
         log = by_logger[entry["logger"]]
-        row = [entry["logger"], count_text(log["rows"]), _short(log["mean_reward"])]
+        rows_of = count_text(in_units(log["rows"], per_request))
+        row = [entry["logger"], rows_of, _short(log["mean_reward"])]
         row += [_percent(entry.get("best_share", math.nan)), _short(entry["divergence"])]
         rows.append([*row, *(_loss(entry, e, errors[e]) for e in left_out)])
     return Grid("Logs", header, rows)
@@ -267,11 +272,9 @@ def agreement(target: Facts) -> list[Grid]:
     tests = [
         [c["name"], _short(c["statistic"]), p_text(c["p_value"])] for c in target["checks"]
     ]
-    grids = [
-        Grid("Single logs", ["logger", "single-log estimate"], single),
-        Grid("Tests of agreement", ["test", "statistic", "p-value"], tests),
-    ]
-    return [grid for grid in grids if grid.rows]
+    of_logs = Grid("Single logs", ["logger", "single-log estimate"], single)
+    of_tests = Grid("Tests of agreement", ["test", "statistic", "p-value"], tests)
+    return [grid for grid in (of_logs, of_tests) if grid.rows]
 
 
 def side_by_side(evaluation: Facts) -> Grid:
@@ -298,7 +301,7 @@ def ranking(comparison: Facts) -> Grid:
     for entry in comparison["targets"]:
         row = [entry["target"], *with_interval(entry["value"], entry), str(entry["group"])]
         rows.append([*row, *(str(len(entry[k])) for k in ("better_than", "worse_than"))])
-    return Grid(f"{comparison['estimator']}: {_rows_text(comparison)}", header, rows)
+    return Grid(f"{comparison['estimator']}: {rows_text(comparison)}", header, rows)
 
 
 def differences(comparison: Facts) -> Grid:
@@ -330,35 +333,36 @@ def plan_tables(plan: Facts) -> list[Grid]:
     best = sources[BEST_SPLIT]
     names = [option["estimator"] for option in best]
     sizes = {i["logger"]: i["rows"] for i in plan["loggers"]}
-    total = sum(sizes.values())
+    total, per_request = sum(sizes.values()), plan.get("rows_per_request")
+    units = f"{unit_text(per_request)}s"
     title = (
-        f"{plan['target']}: new rows for a {100 * plan['level']:g}% half-width of "
-        f"{short(plan['half_width'])}; the log has {count_text(total)}"
+        f"{plan['target']}: new {units} for a {100 * plan['level']:g}% half-width of "
+        f"{short(plan['half_width'])}; the log has {count_text(in_units(total, per_request))}"
     )
     needed = [
-        [source, *(needed_rows(o["rows"], o["half_width_now"]) for o in options)]
+        [source, *(needed_rows(o["rows"], o["half_width_now"], per_request) for o in options)]
         for source, options in sources.items()
     ]
-    widths = [short(option["half_width_now"]) for option in best]
+    now = ["half-width now", *(short(option["half_width_now"]) for option in best)]
     split = [
         [logger, percent(rows / total), *(_part(option, logger) for option in best)]
         for logger, rows in sizes.items()
     ]
     return [
-        Grid(title, ["new rows from", *names], [*needed, ["half-width now", *widths]]),
-        Grid("Best split of the new rows", ["logger", "share now", *names], split),
+        Grid(title, [f"new {units} from", *names], [*needed, now]),
+        Grid(f"Best split of the new {units}", ["logger", "share now", *names], split),
     ]
 
 
-def needed_rows(rows: float, half_width_now: float) -> str:
-    """Write a number of new rows; it is unknown if the present rows show no spread.
+def needed_rows(rows: float, half_width_now: float, per_request: int | None = None) -> str:
+    """Write a number of new rows or requests; unknown if the present rows show no spread.
 
     >>> needed_rows(1200.0, 0.1), needed_rows(0.0, 0.1), needed_rows(math.inf, 0.1)
     ('1,200', 'reached', 'never')
     """
     if math.isinf(rows):
         return "never" if math.isfinite(half_width_now) else "unknown"
-    return count_text(rows) if rows else "reached"
+    return count_text(in_units(rows, per_request)) if rows else "reached"
 
 
 def _part(option: Facts, logger: str) -> str:

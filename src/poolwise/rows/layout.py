@@ -256,6 +256,24 @@ def clusters_query(table: RoleColumns) -> exp.Select:
     return exp.select(*most).from_(each.subquery("clusters"))
 
 
+def requests_query(table: RoleColumns) -> exp.Select:
+    """Select the requests of each period, and the fewest and most rows that they have in it."""
+    if table.request is None or table.period is None:
+        raise ValueError("the log has no requests or no periods")
+    period = exp.cast(table.period.copy(), "varchar").as_("period", quoted=True)
+    count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
+    groups = table.request.copy(), exp.cast(table.period.copy(), "varchar")
+    each = exp.select(period, count).from_(table.relation.copy()).group_by(*groups)
+    numbers = {
+        "requests": exp.Count(this=exp.Star()),
+        "fewest": exp.Min(this=column("rows")),
+        "most": exp.Max(this=column("rows")),
+    }
+    names = [number.as_(name, quoted=True) for name, number in numbers.items()]
+    query = exp.select(column("period"), *names).from_(each.subquery("requests"))
+    return query.group_by(column("period"))
+
+
 def times_query(logger: Expression, time: str) -> exp.Select:
     """Select the first and the last time of each logger from the view of the log."""
     label = exp.cast(logger.copy(), "varchar").as_("logger", quoted=True)

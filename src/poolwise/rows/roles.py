@@ -118,6 +118,13 @@ class _Lookup:
         expression = expression_of(policy)
         if self.log.log_probabilities and not isinstance(wanted, str):
             expression = _logarithm(policy)
+        listed = isinstance(policy, Column | SqlText | Mixture)
+        if self.log.requests is not None and (expression is None or not listed):
+            raise UsageError(
+                f"{role}: a policy of a log with requests must be a column, which holds the "
+                "probability of a list: score policies in Python first, and give their columns "
+                "to ranking_log"
+            )
         if expression is None:
             name = role  # an error of the policy then says which one it is
             self.scored[name] = policy
@@ -221,6 +228,9 @@ def _table(
         log_probabilities=log.log_probabilities,
         densities=log.densities,
         cluster=look.optional(log.cluster, "cluster"),
+        request=None
+        if log.requests is None
+        else column(look.require(log.requests.column, "requests")),
         period=look.optional(log.period, "period"),
         tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",

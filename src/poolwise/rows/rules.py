@@ -36,6 +36,7 @@ class RoleColumns:
         targets: Probability under each target.
         labels: Loggers that may occur; empty where any may.
         cluster: Unit whose rows belong together.
+        request: Request that the row belongs to, if values are those of requests.
         period: Period in which the row was logged, if loggers change over time.
         segmented: The period is a segment: its mixture is that of its own rows.
         bucket: Integer that splits each logger's rows into groups, if wanted.
@@ -59,6 +60,7 @@ class RoleColumns:
     targets: Mapping[str, Expression]
     labels: tuple[str, ...] = ()
     cluster: Expression | None = None
+    request: Expression | None = None
     period: Expression | None = None
     segmented: bool = False
     bucket: Expression | None = None
