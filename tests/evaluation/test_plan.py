@@ -20,8 +20,6 @@ from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.evaluation import plan as planning
 from poolwise.evaluation.design import (
-    AS_NOW,
-    BEST,
     RowSample,
     balanced_variance,
     best_plan,
@@ -34,6 +32,7 @@ from poolwise.evaluation.design import (
     weighted_variance,
 )
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.outlook import AS_NOW, BEST
 from poolwise.evaluation.plan import plan
 from poolwise.formats.labelled import digits_log
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.formats.lists import Model
 from poolwise.formats.rankings import RankingLog, ranking_log
 from poolwise.log.log import Log
 from poolwise.moments.buckets import BUCKETS
@@ -34,6 +33,8 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from poolwise.formats.lists import Model
 
 pytestmark = pytest.mark.slow  # all of them together take seconds
 FloatArray = NDArray[np.float64]

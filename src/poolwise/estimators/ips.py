@@ -177,7 +177,7 @@ class Weighted:
             return _own(moments, crossed=crossed)
         if crossed:
             estimate = with_divergences(moments, pooled_divergences(moments))
-            return _with_row_errors(moments, estimate)
+            return with_row_errors(moments, estimate)
         return stratified(moments, WEIGHTED_REWARD, findings=(OWN_ONLY,))
 
     def value(self, moments: MomentsByLogger) -> float:
@@ -192,7 +192,8 @@ def _crossed(moments: MomentsByLogger) -> bool:
     return all(m.has(term) for term in seconds for m in moments.values())
 
 
-def _with_row_errors(moments: MomentsByLogger, estimate: Estimate) -> Estimate:
+def with_row_errors(moments: MomentsByLogger, estimate: Estimate) -> Estimate:
+    """Return an estimate of own weights with the variance of pooled divergences."""
     error = stratified(moments, BALANCED_REWARD).variance
     return differences(moments).with_errors(estimate, moments, error)
 
@@ -204,7 +205,7 @@ def _reward_free(moments: MomentsByLogger) -> Estimate:
         return with_divergences(moments, dict.fromkeys(moments, math.inf))
     share = shares({i: m.count / second[i] for i, m in moments.items()})
     estimate = with_divergences(moments, pooled_divergences(moments), share)
-    return _with_row_errors(moments, estimate)
+    return with_row_errors(moments, estimate)
 
 
 def with_divergences(
@@ -267,7 +268,7 @@ def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
     if any(m.ddof == 0 for m in moments.values()):
         return plain
     if crossed and all(map(math.isfinite, pooled_divergences(moments).values())):
-        variance = _with_row_errors(moments, plain).variance
+        variance = with_row_errors(moments, plain).variance
     else:  # Meier (1953): estimated shares inflate the variance, even of normal rows
         lost = sum(share[i] * (1 - share[i]) / (m.count - 1) for i, m in moments.items())
         variance = plain.variance * (1 + 4 * lost)

@@ -135,8 +135,8 @@ def score_log(
     scorer = as_engine(engine, log)
     if not isinstance(scorer, DuckDB):
         raise UsageError(
-            "score_log reads the rows on this machine: leave out `engine` and `connection`, and "
-            "give the rows as files, a frame or a SELECT"
+            "score_log reads the rows on this machine: leave out `engine` and `connection`, "
+            "and give the rows as files, a frame or a SELECT"
         )
     refuse_output(file, PARQUET, files_of(log))
     with whole_file(file) as unfinished:

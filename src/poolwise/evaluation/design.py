@@ -11,22 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.estimators.calibrated import many
-from poolwise.estimators.divergences import pooled_divergences
-from poolwise.moments.linear import row_variances
-from poolwise.moments.terms import WEIGHTED_REWARD
-from poolwise.report.tables import BEST_SPLIT
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray
 
 Variance = Callable[["FloatArray"], float]  # from rows of each logger
 SplitFor = Callable[[float, "FloatArray"], "FloatArray"]  # from new rows and a first split
@@ -34,9 +25,6 @@ MOST_FOLD = 1e9  # more rows than this many times the log are infeasible
 COLLINEAR = 1e-10  # of the largest: singular values below it are rounding
 CLOSE_ENOUGH = 1e-3  # relative error of a number of rows
 STEPS = 30  # of the search for split and size together; about five suffice
-AS_NOW = "(as now)"
-BEST = BEST_SPLIT
-NO_SPREAD = "the rows at hand show no spread, so nothing can be predicted"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +92,47 @@ def balanced_variance(sample: RowSample, counts: FloatArray) -> float:
     return max(0.0, float(each @ sample.outcome - counts @ (each @ sample.ratios) ** 2))
 
 
+def rows_behind(squares: FloatArray) -> float:
+    r"""Return the number of rows that determine a variance, $(\sum q)^2 / \sum q^2$.
+
+    The squared relative error of the variance is its inverse.
+
+    Args:
+        squares: What each row adds to the variance.
+
+    >>> rows_behind(np.array([1.0, 1.0, 0.0])), rows_behind(np.zeros(2))
+    (2.0, 0.0)
+    """
+    total = float(squares.sum())
+    return total**2 / float(squares @ squares) if total > 0 else 0.0
+
+
+def own_squares(sample: RowSample, counts: FloatArray, per_row: FloatArray) -> FloatArray:
+    r"""Return what each row adds to the variance of a mean of weights against own loggers.
+
+    Args:
+        sample: The rows.
+        counts: Rows of each logger.
+        per_row: Squared coefficient of one row of each logger in the mean.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = np.where(counts > 0, counts * per_row / sample.ratios, 0.0).sum(axis=1)
+    return sample.shares * np.where(sample.outcome == 0, 0.0, sample.outcome**2 * weights)
+
+
+def balanced_squares(sample: RowSample, counts: FloatArray) -> FloatArray:
+    """Return what each row adds to the second moment behind the variance of balanced."""
+    return sample.shares * sample.outcome**2 / (sample.ratios @ counts)
+
+
+def calibrated_squares(
+    sample: RowSample, counts: FloatArray, *, target_column: bool = True
+) -> FloatArray:
+    """Return what each row adds to the variance of calibrated."""
+    residual = _residual(sample, counts, target_column=target_column)
+    return sample.shares * residual**2 / (sample.ratios @ counts)
+
+
 def calibrated_variance(
     sample: RowSample, counts: FloatArray, *, target_column: bool = True
 ) -> float:
@@ -114,8 +143,7 @@ def calibrated_variance(
     The columns of the loggers hold the constant, and leave residuals that have mean zero
     under every logger.  Convex in the counts.
     """
-    residual = _residual(sample, counts, target_column=target_column)
-    return float(np.sum(sample.shares * residual**2 / (sample.ratios @ counts)))
+    return float(calibrated_squares(sample, counts, target_column=target_column).sum())
 
 
 def less_target(sample: RowSample, counts: FloatArray) -> RowSample:
@@ -252,142 +280,3 @@ def best_plan(
             break
         rows, split = fewer, better
     return rows, split
-
-
-@dataclass(frozen=True)
-class Option:
-    """A number of new rows that reaches the wanted half-width.
-
-    Attributes:
-        estimator: Name of the estimator.
-        source: Logger that writes the new rows, `AS_NOW` or `BEST`.
-        rows: New rows that are needed: 0 if none are, infinite if no number suffices.
-        split: Share of each logger in the new rows; loggers without one are absent.
-        reason: Reason why no number of rows suffices; empty if one does.
-    """
-
-    estimator: str
-    source: str
-    rows: float
-    split: Mapping[str, float]
-    reason: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Outlook:
-    """Numbers of new rows that reach a half-width, predicted from the present log.
-
-    Attributes:
-        view: Moments of the target, by logger.
-        sample: Rows of the log; None where no estimator needs them.
-        half_width: Wanted half-width.
-        level: Level of the interval.
-        crossed: Whether every logger scores every row.
-        together: Rows that are logged together: those of a request.
-    """
-
-    view: MomentsByLogger
-    sample: RowSample | None
-    half_width: float
-    level: float
-    crossed: bool
-    together: int = 1
-
-    @property
-    def counts(self) -> FloatArray:
-        return np.array([float(m.count) for m in self.view.values()])
-
-    def options(self, name: str, estimate: Estimate) -> list[Option]:
-        """Return the options of one estimator."""
-        counts, loggers = self.counts, list(self.view)
-        refusal = self._refusal(name, estimate)
-        if refusal:
-            sources = (AS_NOW, *loggers, BEST)
-            return [Option(name, source, math.inf, {}, refusal) for source in sources]
-        covered = all(f.code != "target-uncovered" for f in estimate.findings)
-        variance, split_for = self._model(name, estimate.variance, target_column=covered)
-        now = variance(counts)
-
-        def reached(rows: FloatArray) -> bool:
-            return now > 0 and self._reached(estimate, variance(rows) / now, rows)
-
-        splits = {AS_NOW: counts / counts.sum()}
-        splits |= dict(zip(loggers, np.eye(len(loggers)), strict=True))
-        needed = {
-            source: self._rounded(rows_needed(reached, counts, s))
-            for source, s in splits.items()
-        }
-        if split_for is not None:
-            rows, split = best_plan(reached, counts, split_for)
-        else:  # naive and weighted: from the logger of least divergence
-            split = np.eye(len(loggers))[int(np.argmin(self._divergence))]
-            rows = rows_needed(reached, counts, split)
-        first = min(needed, key=lambda source: needed[source])
-        if needed[first] < rows:
-            rows, split = needed[first], splits[first]
-        splits[BEST], needed[BEST] = split, self._rounded(rows)
-        return [
-            Option(
-                name,
-                source,
-                needed[source],
-                {i: float(s) for i, s in zip(loggers, split, strict=True) if s > 0},
-                "" if needed[source] < math.inf else "these rows alone never reach it",
-            )
-            for source, split in splits.items()
-        ]
-
-    def _rounded(self, rows: float) -> float:
-        return self.together * three_digits(rows / self.together)
-
-    def _refusal(self, name: str, estimate: Estimate) -> str:
-        if not 0 < estimate.variance < math.inf:
-            return NO_SPREAD
-        unsupported = [
-            i for i, d in zip(self.view, self._divergence, strict=True) if math.isinf(d)
-        ]
-        if name == "naive" and unsupported:
-            names = ", ".join(map(repr, unsupported))
-            return f"biased: {names} gave probability 0 to rewarded actions of the target"
-        return ""
-
-    @property
-    def _divergence(self) -> FloatArray:
-        by_logger = (
-            pooled_divergences(self.view)
-            if self.crossed
-            else row_variances(self.view, {WEIGHTED_REWARD: 1.0})
-        )
-        return np.array([by_logger[i] for i in self.view])
-
-    def _model(
-        self, name: str, now: float, *, target_column: bool
-    ) -> tuple[Variance, SplitFor | None]:
-        """Return the variance of an estimator, and its best split if that needs a search."""
-        counts, sample = self.counts, self.sample
-        if name.startswith("period-"):
-            return partial(period_variance, self._divergence, counts, now), None
-        if sample is None or name not in {"calibrated", "balanced"}:
-            weighted = name == "weighted" and self.crossed
-            kind = weighted_variance if weighted else naive_variance
-            return partial(kind, self._divergence), None
-        column: bool | None = target_column
-        if name == "balanced":
-            column = None
-        elif many(self.view):  # the estimate has no columns of the loggers either
-            sample, column = less_target(sample, counts) if target_column else sample, None
-
-        def split_for(extra: float, start: FloatArray) -> FloatArray:
-            return best_split(sample, counts, extra, target_column=column, start=start)
-
-        if column is None:
-            return partial(balanced_variance, sample), split_for
-        return partial(calibrated_variance, sample, target_column=column), split_for
-
-    def _reached(self, estimate: Estimate, ratio: float, rows: FloatArray) -> bool:
-        """Test if an estimate with this ratio to its present variance is precise enough."""
-        from scipy.special import stdtrit
-
-        freedom = min(1e9, estimate.freedom * rows.sum() / self.counts.sum())
-        quantile = float(stdtrit(freedom, (1 + self.level) / 2))
-        return quantile * math.sqrt(estimate.variance * ratio) <= self.half_width

@@ -13,8 +13,9 @@ from poolwise.engines.base import SingleRows
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.comparison import without_training
-from poolwise.evaluation.design import AS_NOW, BEST, Outlook, RowSample
+from poolwise.evaluation.design import RowSample
 from poolwise.evaluation.incumbent import incumbent_of
+from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough
 from poolwise.evaluation.output import Result, Row, of_requests
 from poolwise.evaluation.read import answered, opened
 from poolwise.evaluation.request import named_targets, request
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.base import EngineLike, Rows
     from poolwise.errors import Finding
-    from poolwise.evaluation.design import Option
+    from poolwise.evaluation.outlook import Option
     from poolwise.evaluation.read import OpenLog
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -41,7 +42,7 @@ PLANNED = ("calibrated", "balanced", "weighted", "naive")
 OF_PERIODS = ("period-balanced",)
 ALWAYS = (
     "New rows are like the old ones, and all policies stay as they are.",
-    "The present variances are taken as true; where a few rows dominate, the plan is rough.",
+    "Ranges are as wide as the present variances are uncertain.",
 )
 SAMPLE_ROWS = 50_000  # rows of the sample, which represents the log
 FEWEST_ROWS = 5_000  # of them with many loggers
@@ -118,16 +119,18 @@ def _planned(
     (name,) = asked.names
     incumbent = incumbent_of(rows, baseline)
     answers = rows.read(also=incumbent.needs if wanted else Needs())
-    rowwise = {"calibrated", "balanced"} & set(rows.served.estimators) and log.crossed
-    sample = _sample(rows.rows, name) if rowwise and half_width is not None else None
+    rowwise = {"calibrated", "balanced"} & set(rows.served.estimators)
+    sampled = rowwise or isinstance(rows.rows, SingleRows)
+    sample = _sample(rows.rows, name) if sampled and log.crossed and half_width else None
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
     result, view = evaluation[name], answers.splits[name].whole
-    estimates = {
-        e: result.estimates[e] for e in rows.served.estimators if e in result.estimates
-    }
-    wide, per_request = half_width or math.nan, evaluation.rows_per_request
-    together = per_request or 1
-    outlook = Outlook(view, sample, wide, asked.level, crossed=log.crossed, together=together)
+    usable = {e: s for e, s in rows.served.estimators.items() if e in result.estimates}
+    splits = {e: answers.suited(s).splits[name] for e, s in usable.items()}
+    width, per_request = half_width or math.nan, evaluation.rows_per_request
+    outlook = Outlook(
+        view, splits, sample, width, asked.level, crossed=log.crossed, together=per_request or 1
+    )
+    estimates = {e: outlook.present(e, result.estimates[e]) for e in usable}
     options = []
     with threadpool_limits(limits=1):  # thousands of small products: threads only wait
         for estimator, estimate in estimates.items() if half_width is not None else ():
@@ -140,13 +143,13 @@ def _planned(
         detection = Detection(*wanted, incumbent.name, incumbent.reason, needed)
     return Plan(
         target=name,
-        half_width=outlook.half_width,
+        half_width=width,
         level=asked.level,
         rows=evaluation.rows,
         estimates=estimates,
         options=tuple(options),
         assumptions=_assumptions(log, outlook, len(view)),
-        findings=(*evaluation.findings, *result.findings),
+        findings=(*evaluation.findings, *result.findings, *rough(options)),
         detection=detection,
         rows_per_request=per_request,
     )
@@ -308,10 +311,9 @@ class Plan(Result):
         origin = listed([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])
         origin = "in the best split" if len(parts) > FEW else origin
         return (
-            f"{first.capitalize()} needs {needed_rows(best.rows, now, per_request)} more "
-            f"{units} for {wanted}, "
-            f"if they come {origin}; with the loggers mixed as they are now, "
-            f"{needed_rows(mixed.rows, now, per_request)}."
+            f"{first.capitalize()} needs {_needed(best, now, per_request)} more {units} for "
+            f"{wanted}, if they come {origin}; with the loggers mixed as they are now, "
+            f"{_needed(mixed, now, per_request)}."
         )
 
     def to_dicts(self) -> list[Row]:
@@ -321,6 +323,9 @@ class Plan(Result):
                 "estimator": o.estimator,
                 "source": o.source,
                 "rows": o.rows,
+                "lower": o.lower,
+                "upper": o.upper,
+                "behind": o.behind,
                 "half_width_now": self.half_width_now(o.estimator),
                 "half_width": self.half_width,
                 "level": self.level,
@@ -355,3 +360,7 @@ class Plan(Result):
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         return plan_tables(self.to_dict()) if self.options else []
+
+
+def _needed(option: Option, now: float, per_request: int | None) -> str:
+    return needed_rows(option.rows, now, option.lower, option.upper, per_request=per_request)

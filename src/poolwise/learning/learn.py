@@ -19,8 +19,8 @@ import numpy as np
 from poolwise.engines import local_log, with_loggers
 from poolwise.errors import Finding, LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
-from poolwise.evaluation.design import AS_NOW
 from poolwise.evaluation.evaluate import compare, evaluate
+from poolwise.evaluation.outlook import AS_NOW
 from poolwise.evaluation.plan import plan
 from poolwise.intervals.student import check_level
 from poolwise.learning.data import Collector, fold_of, held_out

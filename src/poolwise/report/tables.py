@@ -340,7 +340,13 @@ def plan_tables(plan: Facts) -> list[Grid]:
         f"{short(plan['half_width'])}; the log has {count_text(in_units(total, per_request))}"
     )
     needed = [
-        [source, *(needed_rows(o["rows"], o["half_width_now"], per_request) for o in options)]
+        [
+            source,
+            *(
+                needed_rows(*(o[key] for key in NEEDED), per_request=per_request)
+                for o in options
+            ),
+        ]
         for source, options in sources.items()
     ]
     now = ["half-width now", *(short(option["half_width_now"]) for option in best)]
@@ -354,15 +360,36 @@ def plan_tables(plan: Facts) -> list[Grid]:
     ]
 
 
-def needed_rows(rows: float, half_width_now: float, per_request: int | None = None) -> str:
+NEEDED = ("rows", "half_width_now", "lower", "upper")  # arguments of `needed_rows`
+
+
+def needed_rows(
+    rows: float,
+    half_width_now: float,
+    lower: float,
+    upper: float,
+    *,
+    per_request: int | None = None,
+) -> str:
     """Write a number of new rows or requests; unknown if the present rows show no spread.
 
-    >>> needed_rows(1200.0, 0.1), needed_rows(0.0, 0.1), needed_rows(math.inf, 0.1)
-    ('1,200', 'reached', 'never')
+    >>> needed_rows(1200.0, 0.1, 1100.0, 1300.0), needed_rows(1200.0, 0.1, 900.0, math.inf)
+    ('1,200 (1,100 to 1,300)', '1,200 (at least 900)')
+    >>> needed_rows(0.0, 0.1, 0.0, 0.0), needed_rows(math.inf, 0.1, math.inf, math.inf)
+    ('reached', 'never')
     """
     if math.isinf(rows):
         return "never" if math.isfinite(half_width_now) else "unknown"
-    return count_text(in_units(rows, per_request)) if rows else "reached"
+    if not rows:
+        return "reached"
+    needed, least, most = (
+        count_text(in_units(number, per_request)) for number in (rows, lower, upper)
+    )
+    return (
+        f"{needed} ({least} to {most})"
+        if math.isfinite(upper)
+        else f"{needed} (at least {least})"
+    )
 
 
 def _part(option: Facts, logger: str) -> str:

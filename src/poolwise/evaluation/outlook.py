@@ -1,0 +1,321 @@
+"""Outlook: numbers of new rows that reach a half-width, and how precisely they are known.
+
+A plan predicts the variance for other numbers of rows (`evaluation.design`).  The prediction
+is as precise as the present variance: where N rows determine the variance, its squared
+relative error is 1 / N, and its limits have 2 N degrees of freedom.  If N is small, rows that
+would raise the variance are probably missing, and the plan has a lower limit only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poolwise.errors import Finding
+from poolwise.estimators.calibrated import many
+from poolwise.estimators.divergences import pooled_divergences
+from poolwise.estimators.ips import with_row_errors
+from poolwise.evaluation.design import (
+    balanced_squares,
+    balanced_variance,
+    best_plan,
+    best_split,
+    calibrated_squares,
+    calibrated_variance,
+    less_target,
+    naive_variance,
+    own_squares,
+    period_variance,
+    rows_behind,
+    rows_needed,
+    three_digits,
+    weighted_variance,
+)
+from poolwise.moments.linear import row_variances
+from poolwise.moments.shape import cumulants
+from poolwise.moments.terms import WEIGHTED_REWARD
+from poolwise.moments.units import units_of
+from poolwise.report.tables import BEST_SPLIT
+from poolwise.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from poolwise.evaluation.design import RowSample, SplitFor, Variance
+    from poolwise.moments.buckets import Split
+    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.moments import FloatArray, MomentsByLogger
+
+AS_NOW = "(as now)"
+BEST = BEST_SPLIT
+NO_SPREAD = "the rows at hand show no spread, so nothing can be predicted"
+FEWEST_BEHIND = 50  # rows that determine a variance, for an upper limit of it
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number of new rows that reaches the wanted half-width.
+
+    Attributes:
+        estimator: Name of the estimator.
+        source: Logger that writes the new rows, `AS_NOW` or `BEST`.
+        rows: New rows that are needed: 0 if none are, infinite if no number suffices.
+        split: Share of each logger in the new rows; loggers without one are absent.
+        reason: Reason why no number of rows suffices; empty if one does.
+        lower: Rows that are needed if the variance is at its lower limit.
+        upper: Rows that are needed if it is at its upper limit; infinite if it has none,
+            because fewer than 50 rows determine the variance.
+        behind: Rows that determine the variance; 0 if this is unknown.
+    """
+
+    estimator: str
+    source: str
+    rows: float
+    split: Mapping[str, float]
+    reason: str = ""
+    lower: float = math.inf
+    upper: float = math.inf
+    behind: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The variance of an estimator as a function of the rows of each logger.
+
+    Attributes:
+        variance: The variance.
+        behind: Rows of the present log that determine this variance.
+        split_for: Best split of new rows, if it needs a search.
+    """
+
+    variance: Variance
+    behind: Callable[[FloatArray], float]
+    split_for: SplitFor | None = None
+
+
+def variance_limits(behind: float, level: float) -> tuple[float, float]:
+    """Return the limits of a variance that so many rows determine, over its estimate.
+
+    >>> [round(limit, 3) for limit in variance_limits(50.0, 0.95)]
+    [0.772, 1.347]
+    >>> variance_limits(0.0, 0.95)
+    (0.0, inf)
+    """
+    from scipy.special import chdtri
+
+    if not behind > 0:
+        return 0.0, math.inf
+    freedom, tail = 2 * behind, (1 - level) / 2
+    lower = float(freedom / chdtri(freedom, tail))
+    upper = float(freedom / chdtri(freedom, 1 - tail)) if behind >= FEWEST_BEHIND else math.inf
+    return lower, upper
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """Numbers of new rows that reach a half-width, predicted from the present log.
+
+    Attributes:
+        view: Moments of the target, by logger.
+        splits: Moments of the target for each estimator, by bucket if rows are clustered.
+        sample: Rows of the log; None where there are none.
+        half_width: Wanted half-width.
+        level: Level of the interval.
+        crossed: Whether every logger scores every row.
+        together: Rows that are logged together: those of a request.
+    """
+
+    view: MomentsByLogger
+    splits: Mapping[str, Split]
+    sample: RowSample | None
+    half_width: float
+    level: float
+    crossed: bool
+    together: int = 1
+
+    @property
+    def counts(self) -> FloatArray:
+        return np.array([float(m.count) for m in self.view.values()])
+
+    def present(self, name: str, estimate: Estimate) -> Estimate:
+        """Return an estimate with the variance that its plan predicts for the present rows.
+
+        With cross-propensities the variance of naive is that of pooled divergences, as its
+        change is: a logger's own rows may have missed its largest weights.
+        """
+        if name != "naive" or not self.crossed or self._refusal(name, estimate):
+            return estimate
+        own, _ = estimate.linear.plain.variance(self.view)
+        pooled = with_row_errors(self.view, estimate).variance
+        return replace(estimate, variance=pooled * estimate.variance / own)
+
+    def options(self, name: str, estimate: Estimate) -> list[Option]:
+        """Return the options of one estimator."""
+        counts, loggers = self.counts, list(self.view)
+        refusal = self._refusal(name, estimate)
+        if refusal:
+            sources = (AS_NOW, *loggers, BEST)
+            return [Option(name, source, math.inf, {}, refusal) for source in sources]
+        model = self._model(name, estimate)
+        reached = self._reached(estimate, model.variance)
+        splits = {AS_NOW: counts / counts.sum()}
+        splits |= dict(zip(loggers, np.eye(len(loggers)), strict=True))
+        needed = {source: rows_needed(reached, counts, s) for source, s in splits.items()}
+        if model.split_for is not None:
+            rows, split = best_plan(reached, counts, model.split_for)
+        else:  # naive and weighted: from the logger of least divergence
+            split = np.eye(len(loggers))[int(np.argmin(self._divergence))]
+            rows = rows_needed(reached, counts, split)
+        first = min(needed, key=lambda source: needed[source])
+        if needed[first] < rows:
+            rows, split = needed[first], splits[first]
+        splits[BEST], needed[BEST] = split, rows
+        found = []
+        for source, split in splits.items():
+            rows = needed[source]
+            lower, upper, behind = self._range(estimate, model, rows, split)
+            parts = {i: float(s) for i, s in zip(loggers, split, strict=True) if s > 0}
+            reason = "" if rows < math.inf else "these rows alone never reach it"
+            rows, lower, upper = map(self._rounded, (rows, lower, upper))
+            found.append(Option(name, source, rows, parts, reason, lower, upper, behind))
+        return found
+
+    def _rounded(self, rows: float) -> float:
+        return self.together * three_digits(rows / self.together)
+
+    def _range(
+        self, estimate: Estimate, model: Model, rows: float, split: FloatArray
+    ) -> tuple[float, float, float]:
+        """Return the limits of a number of rows, and the rows that determine the variance."""
+        counts = self.counts
+        if math.isinf(rows):
+            return math.inf, math.inf, model.behind(counts)
+        behind = model.behind(counts + rows * split)
+        limits = []
+        for factor in variance_limits(behind, self.level):
+            if factor in {0.0, math.inf}:
+                limits.append(factor)
+                continue
+            scaled = replace(estimate, variance=estimate.variance * factor)
+            reached = self._reached(scaled, model.variance)
+            limits.append(rows_needed(reached, counts, split))
+        return limits[0], limits[1], behind
+
+    def _refusal(self, name: str, estimate: Estimate) -> str:
+        if not 0 < estimate.variance < math.inf:
+            return NO_SPREAD
+        unsupported = [
+            i for i, d in zip(self.view, self._divergence, strict=True) if math.isinf(d)
+        ]
+        if name == "naive" and unsupported:
+            names = ", ".join(map(repr, unsupported))
+            return f"biased: {names} gave probability 0 to rewarded actions of the target"
+        return ""
+
+    @property
+    def _divergence(self) -> FloatArray:
+        by_logger = (
+            pooled_divergences(self.view)
+            if self.crossed
+            else row_variances(self.view, {WEIGHTED_REWARD: 1.0})
+        )
+        return np.array([by_logger[i] for i in self.view])
+
+    def _model(self, name: str, estimate: Estimate) -> Model:
+        """Return the variance of an estimator, and the rows that determine it."""
+        counts, sample, divergence = self.counts, self.sample, self._divergence
+        from_units = partial(self._behind_units, name, estimate)
+        if name.startswith("period-"):
+            now = estimate.variance
+            return Model(partial(period_variance, divergence, counts, now), from_units)
+        if name not in {"calibrated", "balanced"} or sample is None:
+            weighted = name == "weighted" and self.crossed
+            variance = partial(weighted_variance if weighted else naive_variance, divergence)
+            per_row = 1 / divergence**2 if weighted else np.ones_like(divergence)
+            squares = partial(own_squares, per_row=per_row)
+            return Model(variance, self._behind_rows(squares, from_units))
+        column: bool | None = None
+        if name == "calibrated":
+            column = all(f.code != "target-uncovered" for f in estimate.findings)
+            if many(self.view):  # the estimate has no columns of the loggers either
+                sample, column = less_target(sample, counts) if column else sample, None
+
+        def split_for(extra: float, start: FloatArray) -> FloatArray:
+            return best_split(sample, counts, extra, target_column=column, start=start)
+
+        if column is None:
+            rest = replace(self, sample=sample)
+            behind = rest._behind_rows(balanced_squares, from_units)  # noqa: SLF001 - its own
+            return Model(partial(balanced_variance, sample), behind, split_for)
+        fitted = partial(calibrated_squares, target_column=column)
+        variance = partial(calibrated_variance, sample, target_column=column)
+        return Model(variance, self._behind_rows(fitted, from_units), split_for)
+
+    def _behind_rows(
+        self,
+        squares: Callable[[RowSample, FloatArray], FloatArray],
+        otherwise: Callable[[FloatArray], float],
+    ) -> Callable[[FloatArray], float]:
+        """Return the number of rows behind a variance, from the sample if there is one.
+
+        Rows of a cluster are not independent: their buckets determine the variance.
+        """
+        sample = self.sample
+        if sample is None or any(len(split.buckets) > 1 for split in self.splits.values()):
+            return otherwise
+        part = self.counts.sum() / len(sample.shares)
+        return lambda counts: part * rows_behind(squares(sample, counts))
+
+    def _behind_units(self, name: str, estimate: Estimate, counts: FloatArray) -> float:
+        """Return the number of rows behind the variance, from slices or buckets; 0 if none.
+
+        New rows of a logger change its part in the variance of naive.
+        """
+        split = self.splits[name]
+        strata = units_of(estimate.linear, split.whole, split.buckets)
+        if strata is None:
+            return 0.0
+        variance, _, noise = np.array([cumulants(units) for units in strata]).T
+        change = counts / self.counts if len(strata) == len(counts) else np.ones(len(strata))
+        below = float(change**2 @ noise)
+        return float(change @ variance) ** 2 / below if below > 0 else 0.0
+
+    def _reached(self, estimate: Estimate, variance: Variance) -> Callable[[FloatArray], bool]:
+        """Return a test if numbers of rows give an estimate that is precise enough."""
+        from scipy.special import stdtrit
+
+        now, total = variance(self.counts), self.counts.sum()
+
+        def reached(rows: FloatArray) -> bool:
+            if not now > 0:
+                return False
+            freedom = min(1e9, estimate.freedom * rows.sum() / total)
+            quantile = float(stdtrit(freedom, (1 + self.level) / 2))
+            ratio = variance(rows) / now
+            return quantile * math.sqrt(estimate.variance * ratio) <= self.half_width
+
+        return reached
+
+
+def rough(options: Sequence[Option]) -> tuple[Finding, ...]:
+    """Return the finding that a plan has no upper limit, for the estimators without one."""
+    open_ended = {
+        o.estimator: o.behind
+        for o in options
+        if o.source == AS_NOW and o.rows < math.inf == o.upper
+    }
+    if not open_ended:
+        return ()
+    names = listed([f"{name} ({n:,.0f})" if n else name for name, n in open_ended.items()])
+    return (
+        Finding(
+            "rough-plan",
+            f"Fewer than {FEWEST_BEHIND} rows determine the variance of {names}, and rows that "
+            "would raise it may be missing: the numbers of new rows have no upper limit.",
+            "Plan again when the log has more rows.",
+        ),
+    )
