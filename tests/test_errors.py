@@ -26,6 +26,7 @@ FAULT = errors.Fault("the reward must be finite", "v1", 3, {"day": dt.date(2024,
 EXAMPLES = (
     errors.PoolwiseError("anything"),
     errors.UsageError("level must be below 1, got 2"),
+    errors.ExpressionError("random()", "random()", "reward"),
     errors.SourceError("'a.csv'", "there is no such file"),
     errors.NotShownError("new > old", ["new is below old", "an alarm"]),
     errors.MissingColumnError({"clik": "reward"}, ["click", "p"]),
