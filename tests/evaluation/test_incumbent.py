@@ -235,3 +235,76 @@ def test_the_mean_reward_of_clusters_has_the_error_of_clusters() -> None:
 
     often = error(pa.concat_tables([once] * 9), "user")
     assert often == pytest.approx(error(once, None), rel=0.1)
+
+
+def one_heavy_row(seed: int, rows: int = 3000, **columns: Any) -> pw.Log:  # noqa: ANN401 - roles
+    """A uniform logger of ten actions, and one that gave a tiny probability to one row."""
+    rng = np.random.default_rng(seed)
+    p = np.full(2 * rows, 0.1)
+    p[rows:] = rng.choice([0.05, 0.1, 0.3], rows)
+    p[-1] = 1e-6
+    reward = rng.random(2 * rows) < 0.02
+    reward[-1] = False
+    names = np.repeat(["random", "learned"], rows)
+    table = pa.table(
+        {"l": names, "r": reward.astype(float), "p": p, "t": np.full(2 * rows, 0.1)}
+    )
+    return pw.Log(table, reward="r", logger="l", propensity="p", **columns)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.999])
+@pytest.mark.parametrize("baseline", ["random", "learned"])
+def test_a_difference_does_not_contradict_the_value_beside_it(
+    level: float, baseline: str
+) -> None:
+    """The baseline is known to 0.01: the difference is as uncertain as the value."""
+    evaluation = pw.evaluate(one_heavy_row(1), {"t": "t"}, level=level, baseline=baseline)
+    result, difference = evaluation["t"], evaluation.differences["t"]
+    (name, *_) = result.estimates
+    estimate, interval = result.estimates[name], result.intervals[name]
+    assert interval.upper > 1  # the heavy row may have been rewarded
+    for ends in (interval.upper - estimate.value, estimate.value - interval.lower):
+        assert ends > 0
+    above = interval.upper - estimate.value
+    assert difference.interval.upper - difference.value > 0.99 * above
+    assert difference.interval.upper - difference.value < 1.01 * above
+
+
+def test_a_range_of_rewards_cuts_values_and_differences() -> None:
+    log = one_heavy_row(1, reward_range=(0, 1))
+    evaluation = pw.evaluate(log, {"t": "t"})
+    (interval, *_) = evaluation["t"].intervals.values()
+    assert (interval.upper, evaluation.differences["t"].interval.upper) == (1.0, 1.0)
+
+
+def test_a_value_without_spread_has_an_unbounded_difference() -> None:
+    """No rewarded row has an action of the target: its value is unknown, and so is the rest."""
+    rows = np.arange(400)
+    columns = {"r": (rows % 4 == 0) * 1.0, "p": np.full(400, 0.5), "l": ["a"] * 400}
+    columns["t"] = np.where(rows % 4 == 0, 0.0, 2 / 3)
+    log = pw.Log(pa.table(columns), reward="r", logger="l", propensity="p")
+    evaluation = pw.evaluate(log, {"t": "t"}, "naive")
+    assert evaluation["t"].intervals["naive"].upper == np.inf
+    difference = evaluation.differences["t"]
+    assert (difference.interval.lower, difference.interval.upper) == (-np.inf, np.inf)
+    assert difference.verdict == "undecided"
+    assert difference.p_value == pytest.approx(1)
+    bounded = pw.evaluate(replace(log, reward_range=(0, 1)), {"t": "t"}, "naive")
+    value, gap = bounded["t"].intervals["naive"], bounded.differences["t"].interval
+    assert gap.upper - gap.lower > 0.5 * (value.upper - value.lower)
+    assert -1 <= gap.lower < gap.upper <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_differences_of_targets_do_not_contradict_their_values(seed: int) -> None:
+    """A difference is as uncertain as its two sides differ in their uncertainty."""
+    log = one_heavy_row(seed)
+    targets = {"t": "t", "same": "p", "half": "(t + p) / 2"}
+    found = pw.compare(log, targets, estimator="naive")
+    singles = pw.evaluate(log, targets, "naive", level=0.99)
+    for pair in found.pairs:
+        ends = [singles[name].intervals["naive"] for name in (pair.target, pair.other)]
+        values = [singles[name].estimates["naive"].value for name in (pair.target, pair.other)]
+        one, other = ((e.upper - v, v - e.lower) for e, v in zip(ends, values, strict=True))
+        above = pair.interval.upper - pair.value
+        assert above > 0.5 * abs(one[0] - other[0])  # at the lower level of the pairs

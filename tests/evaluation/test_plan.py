@@ -6,12 +6,14 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import chi2
 
+from benchmarks.families import FAMILIES, draw_problem
 from poolwise import Log
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.exact import FiniteProblem
@@ -21,29 +23,33 @@ from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.evaluation import plan as planning
 from poolwise.evaluation.design import (
     RowSample,
+    balanced_squares,
     balanced_variance,
     best_plan,
     best_split,
+    calibrated_squares,
     calibrated_variance,
     less_target,
     naive_variance,
+    own_squares,
     period_variance,
     rows_needed,
     weighted_variance,
 )
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.outlook import AS_NOW, BEST
+from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough, variance_limits
 from poolwise.evaluation.plan import plan
 from poolwise.formats.labelled import digits_log
+from poolwise.moments.buckets import Split
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
-from tests.support.messages import refused
+from tests.support.messages import check_findings, refused
 from tests.support.periods import daily, daily_log
 from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.moments import FloatArray, Moments
 
 T2 = toy("T2")
 ALONE = Calibrated(columns=("loggers",))
@@ -523,3 +529,140 @@ def test_a_period_of_one_logger_adds_its_precision() -> None:
     assert doubled == 0.25
     alone = period_variance(divergence, present, 0.5, present + np.array([4.0, 0.0]))
     assert alone == 1 / (2 + 4 / 2)
+
+
+# ---- how precisely rows are known
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_rows_add_their_squares_to_a_variance(name: str) -> None:
+    """Squares of naive sum to its second moments, of which the squared value is no part."""
+    problem, counts = PROBLEMS[name], counts_of(PROBLEMS[name])
+    sample = exact_sample(problem)
+    divergence = np.array(list(problem.divergence.values()))
+    second = divergence + problem.value**2
+    naive = own_squares(sample, counts, np.ones_like(counts)).sum()
+    assert naive == pytest.approx(counts @ second, rel=1e-12)
+    weighted = own_squares(sample, counts, 1 / divergence**2).sum()
+    assert weighted == pytest.approx(counts @ (second / divergence**2), rel=1e-12)
+    fitted = calibrated_squares(sample, counts).sum()
+    assert fitted == pytest.approx(calibrated_variance(sample, counts), rel=1e-12)
+    assert balanced_squares(sample, counts).sum() >= balanced_variance(sample, counts)
+
+
+def test_a_row_that_no_logger_plays_adds_nothing_without_a_reward() -> None:
+    one = RowSample(np.ones(2) / 2, np.array([0.0, 3.0]), np.ones(2), np.eye(2))
+    assert own_squares(one, np.array([0.0, 5.0]), np.ones(2)).tolist() == [0.0, 22.5]
+
+
+def test_the_limits_of_a_variance_are_those_of_normal_rows() -> None:
+    """A hundred rows give a variance 200 degrees of freedom; below 50 it has no upper limit."""
+    lower, upper = variance_limits(100.0, 0.9)
+    assert lower == pytest.approx(200 / chi2.ppf(0.95, 200), rel=1e-12)
+    assert upper == pytest.approx(200 / chi2.ppf(0.05, 200), rel=1e-12)
+    assert variance_limits(49.9, 0.9)[1] == math.inf
+    assert 0 < variance_limits(49.9, 0.9)[0] < lower
+
+
+@pytest.mark.parametrize("roles", [{}, {"propensities": None}, {"cluster": "user"}], ids=str)
+def test_the_present_rows_have_the_present_half_width(roles: dict[str, Any]) -> None:
+    """Each half-width that is there needs no rows, and a smaller one needs some."""
+    table: pa.Table = LOG.source
+    users = table.append_column("user", pa.array(np.arange(len(table)) // 4))
+    log = replace(LOG, source=users, **roles)
+    estimators = plan(log, "target_prob", half_width=1.0).estimates
+    assert "naive" in estimators
+    for name in estimators:
+        now = plan(log, "target_prob", half_width=1.0).half_width_now(name)
+        options: dict[str, Any] = {"estimators": [name]}
+        there = plan(log, "target_prob", half_width=now * (1 + 1e-9), **options)
+        assert there.option(name).rows == 0
+        smaller = plan(log, "target_prob", half_width=0.99 * now, **options)
+        more = smaller.option(name, AS_NOW)
+        assert more.rows == pytest.approx((1 / 0.99**2 - 1) * len(table), rel=0.02)
+        assert more.lower == 0.0 < more.rows < more.upper < math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 6])
+def test_the_planned_rows_have_the_promised_half_width(seed: int) -> None:
+    """Rows of three softmax loggers of which two are far from the target.
+
+    Half-widths of naive were 1.9 to 2.3 times the promised ones, in the middle of eight logs.
+    """
+    problem = draw_problem(FAMILIES["B mixed"], 6_000, np.random.default_rng(seed))
+    problem = replace(
+        problem, counts=dict(zip(problem.loggers, (3000, 2000, 1000), strict=True))
+    )
+    estimators = {e.name: e for e in (Calibrated(), Balanced(), Weighted(), Naive())}
+    realised: dict[tuple[str, str], list[float]] = {}
+    for k in range(12):
+        log = problem.draw(np.random.default_rng([k, seed]))
+        for option in plan(log, "target_prob", half_width=0.01).options:
+            added = {i: round(option.rows * option.split.get(i, 0.0)) for i in problem.counts}
+            later = {i: n + added[i] for i, n in problem.counts.items()}
+            exact = replace(problem, counts=later).exact(estimators[option.estimator])
+            ratios = realised.setdefault((option.estimator, option.source), [])
+            ratios.append(1.96 * exact.std_error / 0.01)
+    for kind, ratios in realised.items():
+        error = float(np.std(ratios)) / math.sqrt(len(ratios))
+        assert np.mean(ratios) == pytest.approx(1, abs=max(0.05, 5 * error)), kind
+        assert error < 0.1, kind
+
+
+@pytest.mark.parametrize("tail", [0.0, 1.5])
+def test_amounts_of_heavy_tails_have_no_upper_limit(tail: float) -> None:
+    """Amounts of one row in twenty, lognormal or all equal; the target is the logger.
+
+    The variance of one row is E[r²] - E[r]², with E[r²] = 0.05 exp(tail²).
+    """
+    rng, rows, wanted = np.random.default_rng(4), 6_000, 0.004
+    paid = rng.random(rows) < 0.05
+    reward = paid * np.exp(tail * rng.normal(size=rows) - tail**2 / 2)
+    columns = {"r": reward, "p": np.full(rows, 0.5), "t": np.full(rows, 0.5)}
+    found = plan(Log(columns, reward="r", propensity="p"), "t", half_width=wanted)
+    needed = 1.96**2 * (0.05 * math.exp(tail**2) - 0.05**2) / wanted**2 - rows
+    option = found.option("naive", AS_NOW)
+    codes = {w["code"] for w in found.warnings}
+    assert option.lower < needed
+    if tail:
+        assert option.upper == math.inf
+        assert 0 < option.behind < 50
+        assert "rough-plan" in codes
+        check_findings([f for f in found.findings if f.code == "rough-plan"], "rough-plan")
+        assert "at least" in found.sentence
+        assert json.loads(found.to_json())["options"][0]["upper"] is None
+    else:
+        assert needed < option.upper < 1.2 * (rows + needed) - rows
+        assert "rough-plan" not in codes
+        assert " to " in found.sentence
+
+
+def test_ranges_contain_the_exact_numbers_of_rows() -> None:
+    found = plan(LOG, "target_prob", half_width=0.004)
+    estimators = {e.name: e for e in (Calibrated(), Balanced(), Weighted(), Naive())}
+    for option in found.options:
+        assert option.lower < option.rows < option.upper
+        for rows, side in ((option.lower, 1), (option.upper, -1)):
+            added = {i: round(rows * option.split.get(i, 0.0)) for i in LARGE.counts}
+            later = replace(LARGE, counts={i: n + added[i] for i, n in LARGE.counts.items()})
+            half = 1.96 * later.exact(estimators[option.estimator]).std_error
+            assert side * (half - 0.004) > -0.004 * 0.01, option
+
+
+def test_an_engine_without_slices_gives_no_range() -> None:
+    outlook = Outlook({}, {}, None, 0.1, 0.95, crossed=False)
+    bare = {i: replace(m, slices={}) for i, m in moments_of(LOG).items()}
+    estimate = Naive().estimate(bare)
+    split = Split([bare])
+    outlook = replace(outlook, view=bare, splits={"naive": split}, half_width=0.004)
+    options = outlook.options("naive", estimate)
+    assert {(o.lower, o.upper, o.behind) for o in options} == {(0.0, math.inf, 0.0)}
+    check_findings(rough(options), "no-range")
+
+
+def moments_of(log: Log) -> dict[str, Moments]:
+    needs = Naive().needs(("1", "2"), crossed=False)
+    with DuckDB().open(log, {"t": "target_prob"}) as rows:
+        bound = rows.moments(needs.bind("t"))
+    return {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in bound.items()}

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import poolwise as pw
+from benchmarks.segments import Shape, measured
 from poolwise.cli.commands import app
 from poolwise.errors import LogError, MissingColumnError, UsageError
 from poolwise.formats.labelled import TARGETS, digits_log
@@ -284,3 +285,35 @@ def test_frames_have_one_row_per_segment_and_target(segments: Segments) -> None:
     assert {"segment", "value", "difference", "difference_verdict", "contrast_adjusted"} <= set(
         frame.column_names
     )
+
+
+@pytest.mark.parametrize("rewarded", [4, 5, 6, 8, 10])
+def test_rewards_on_one_side_are_as_surprising_as_coins(rewarded: int) -> None:
+    """All rewarded rows have the target's action, which the logger plays half of the time.
+
+    If no action changes the reward, these rows are coins: the probability of as many heads or
+    tails is 2 · 2⁻ᵏ, and a continuous approximation puts half of it beyond.
+    """
+    count = 400
+    reward = np.arange(count) < rewarded
+    columns = {"r": reward.astype(float), "p": np.full(count, 0.5), "l": ["a"] * count}
+    columns["t"] = np.where(reward | (np.arange(count) % 2 == 0), 1.0, 0.0)
+    log = pw.Log(pa.table(columns), reward="r", logger="l", propensity="p")
+    for estimators in ("naive", "calibrated"):
+        difference = pw.evaluate(log, {"t": "t"}, estimators).differences["t"]
+        assert difference.value > 0
+        assert difference.p_value > 0.7 * 0.5**rewarded
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(segments=6, smallest=150, largest=500, rate=0.03), Shape(segments=5, own=True)],
+    ids=["rare", "own"],
+)
+def test_flat_logs_have_no_more_claims_than_the_level(shape: Shape) -> None:
+    """Before, differences were claimed in a third and in a fifth of such logs."""
+    found = measured(shape, logs=40)
+    most = 40 * (0.05 + 2 * 0.035)  # two standard errors of 40 logs
+    assert found.claims < most
+    assert found.differing < most
+    assert found.missed < most

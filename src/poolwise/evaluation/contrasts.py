@@ -192,7 +192,7 @@ class Candidates:
                 rows[i] @ centred_buckets(terms, i, m, self.clusters)[1] for i, m in groups
             ]
             return shapes_of([np.sum(shifts, axis=0)])
-        if not all(t in m.slices for m in self.moments.values() for t in terms):
+        if not (terms and all(t in m.slices for m in self.moments.values() for t in terms)):
             return np.zeros(len(linears)), np.zeros(len(linears))
         return shapes_of([rows[i] @ centred_slices(terms, m) for i, m in groups])
 

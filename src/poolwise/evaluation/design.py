@@ -117,7 +117,8 @@ def own_squares(sample: RowSample, counts: FloatArray, per_row: FloatArray) -> F
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = np.where(counts > 0, counts * per_row / sample.ratios, 0.0).sum(axis=1)
-    return sample.shares * np.where(sample.outcome == 0, 0.0, sample.outcome**2 * weights)
+        squares = np.where(sample.outcome == 0, 0.0, sample.outcome**2 * weights)
+    return sample.shares * squares
 
 
 def balanced_squares(sample: RowSample, counts: FloatArray) -> FloatArray:

@@ -267,7 +267,7 @@ class Outlook:
         sample = self.sample
         if sample is None or any(len(split.buckets) > 1 for split in self.splits.values()):
             return otherwise
-        part = self.counts.sum() / len(sample.shares)
+        part = float(self.counts.sum()) / len(sample.shares)
         return lambda counts: part * rows_behind(squares(sample, counts))
 
     def _behind_units(self, name: str, estimate: Estimate, counts: FloatArray) -> float:
@@ -302,20 +302,29 @@ class Outlook:
 
 
 def rough(options: Sequence[Option]) -> tuple[Finding, ...]:
-    """Return the finding that a plan has no upper limit, for the estimators without one."""
+    """Return findings about the estimators whose numbers of rows have no upper limit."""
     open_ended = {
         o.estimator: o.behind
         for o in options
         if o.source == AS_NOW and o.rows < math.inf == o.upper
     }
-    if not open_ended:
-        return ()
-    names = listed([f"{name} ({n:,.0f})" if n else name for name, n in open_ended.items()])
-    return (
-        Finding(
+    few = [f"{name} ({n:,.0f})" for name, n in open_ended.items() if n]
+    findings = []
+    if few:
+        finding = Finding(
             "rough-plan",
-            f"Fewer than {FEWEST_BEHIND} rows determine the variance of {names}, and rows that "
-            "would raise it may be missing: the numbers of new rows have no upper limit.",
+            f"Fewer than {FEWEST_BEHIND} rows determine the variance of {listed(few)}, and "
+            "rows that would raise it may be missing: the numbers of new rows have no upper "
+            "limit.",
             "Plan again when the log has more rows.",
-        ),
-    )
+        )
+        findings.append(finding)
+    if len(few) < len(open_ended):
+        finding = Finding(
+            "no-range",
+            "The numbers of new rows have no range: the engine does not compute how precisely "
+            "the variances are known.",
+            "Plan with the DuckDB engine, on a sample of the log if it is too large.",
+        )
+        findings.append(finding)
+    return tuple(findings)

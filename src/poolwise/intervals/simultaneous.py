@@ -29,6 +29,7 @@ CELLS = 2_000_000  # numbers per batch of draws: 16 MB
 ROUNDING = 1e-10  # relative to the largest: a smaller eigenvalue is rounding
 QUANTILES = 1_000  # of the drawn directions; they replace them
 FLAT = 1e-12  # smaller skewness is none
+SMALLEST_TAIL = 1e-15  # probability outside a limit; 1 less a smaller one is 1
 HALVINGS = 50  # of the search for a critical value
 LARGEST_SCORE, BISECTIONS, SECANTS = 37.0, 16, 5  # of the inverse of skewed limits
 
@@ -154,7 +155,8 @@ def _least_reach(sides: Sides, critical: float) -> tuple[float, float]:
     """Return the least distances of the limits below and above one difference."""
     from scipy.special import ndtr
 
-    value, baseline = (reach(float(ndtr(-critical))) for reach in sides)
+    alpha = max(SMALLEST_TAIL, float(ndtr(-critical)))
+    value, baseline = (reach(alpha) for reach in sides)
     if math.inf in {baseline.below, baseline.above}:  # nothing is known of the baseline
         return 0.0, 0.0
     below = max(value.below - baseline.below, baseline.above - value.above, 0.0)

@@ -385,11 +385,9 @@ def needed_rows(
     needed, least, most = (
         count_text(in_units(number, per_request)) for number in (rows, lower, upper)
     )
-    return (
-        f"{needed} ({least} to {most})"
-        if math.isfinite(upper)
-        else f"{needed} (at least {least})"
-    )
+    if math.isfinite(upper):
+        return f"{needed} ({least} to {most})"
+    return f"{needed} (at least {least})" if lower else needed
 
 
 def _part(option: Facts, logger: str) -> str:
