@@ -12,9 +12,9 @@ from sqlglot import exp
 
 from poolwise import GivenModel, Log, evaluate, ranking_log
 from poolwise.engines.duckdb import DuckDB
-from poolwise.errors import ExpressionError, MissingColumnError
+from poolwise.errors import ExpressionError, MissingColumnError, UsageError
 from poolwise.evaluation.summarise import query_text
-from poolwise.log.scalar import ALLOWED, NAMES, parse_scalar
+from poolwise.log.scalar import ALLOWED, NAMES, parse_scalar, refuse_different
 from poolwise.moments.terms import REWARD, Needs
 from tests.support.messages import refused
 
@@ -326,3 +326,31 @@ def test_a_label_of_the_rows_is_no_way_in() -> None:
     with pytest.raises(ExpressionError) as caught:
         evaluate(log, {"new": "t"})
     assert caught.value.part == "random()"
+
+
+DIFFERENT = (
+    *("log(p)", "dayofweek(d)", "isodow(d)", "dayname(d)", "monthname(d)", "weekday(d)"),
+    *("extract(dow FROM d)", "date_part('dow', d)", "strftime(d, '%j')", "hash(p)"),
+    *("xs[n]", "xs[-1]", "regexp_replace(s, 'a', 'b')", "date_diff('month', d, e)"),
+)
+ALIKE = ("log2(p)", "ln(p)", "xs[1]", "m['a']", "extract(year FROM d)", "date_trunc('day', d)")
+
+
+@pytest.mark.parametrize("sql", DIFFERENT)
+@pytest.mark.parametrize("dialect", ["spark", "postgres", "bigquery"])
+def test_what_has_other_values_elsewhere_is_refused_there(sql: str, dialect: str) -> None:
+    roles = {"reward": parse_scalar(sql)}
+    refuse_different(roles, "duckdb", "DuckDB")
+    with pytest.raises(UsageError, match="has other values in the database than in DuckDB"):
+        refuse_different(roles, dialect, "the database")
+
+
+@pytest.mark.parametrize("sql", ALIKE)
+def test_what_has_the_same_values_elsewhere_is_not_refused(sql: str) -> None:
+    refuse_different({"reward": parse_scalar(sql)}, "spark", "Spark")
+
+
+def test_printed_queries_refuse_what_differs() -> None:
+    log = Log("log.parquet", reward="log(p)", propensity="p")
+    with pytest.raises(UsageError, match="LOG"):
+        query_text(log, "log", {"t": "p"}, "spark")

@@ -28,6 +28,7 @@ from poolwise.log.adapters import as_policy
 from poolwise.log.log import ONLY_LOGGER, file_format
 from poolwise.log.policy import expression_of
 from poolwise.log.problems import UTC
+from poolwise.log.scalar import refuse_different
 from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS
 from poolwise.moments.terms import Factor, Term
@@ -322,6 +323,7 @@ def standalone_query(
     """
     dialect = check_dialect(dialect)
     request = standalone_request(log, table, targets, needs)
+    refuse_different(request.table.roles, dialect, dialect)
     mark = string(question(log, targets).mark(needs)).as_(MARK, quoted=True)
     text = written(moments_query(request).select(mark), dialect, pretty=True)
     if log.timezone == UTC and is_arithmetic(request.table.roles.values()):

@@ -39,6 +39,7 @@ from poolwise.engines.spark_sources import (
     viewed,
 )
 from poolwise.errors import EngineError, LogError, SourceError
+from poolwise.log.scalar import refuse_different
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.tallies import BINS
 from poolwise.rows.layout import BadRowsError
@@ -94,6 +95,7 @@ class Spark:
             frame = frame_of(session, log)
             view = stack.enter_context(viewed(session, frame))
             roles = assign(log, targets, frame.columns, view)
+            refuse_different(roles.table.roles, "spark", "Spark")
             table, files = roles.table, local_files(session, log)
             if roles.scored:
                 with spark_errors("scoring policies in Python"):

@@ -19,6 +19,7 @@ from poolwise.engines.sql import written
 from poolwise.errors import EngineError, UsageError
 from poolwise.log.log import SELECT
 from poolwise.log.problems import UTC
+from poolwise.log.scalar import refuse_different
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
 
@@ -374,6 +375,7 @@ class Warehouse:
             relation = relation_of(str(log.table), dialect)
             columns = session.columns(relation)
             roles = assign(log, targets, list(columns), relation)
+            refuse_different(roles.table.roles, dialect, session.name)
             if roles.scored:
                 raise UsageError(
                     f"policies in Python cannot run in {session.name} "

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, cast
 import sqlglot
 from sqlglot import exp
 
-from poolwise.errors import ExpressionError
+from poolwise.errors import ExpressionError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sqlglot.expressions import Expr
 
 VALUES = (
@@ -72,6 +74,40 @@ NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
         *("cardinality", "json_array_length", "json_value"),
     )
 )
+
+# What gives other values outside DuckDB, as measured on Spark and PostgreSQL.
+DIFFERENT = (
+    *(exp.DayOfWeek, exp.DayOfWeekIso, exp.Dayname, exp.Monthname, exp.Extract),
+    *(exp.DateDiff, exp.TimeToStr, exp.RegexpReplace, exp.Round),
+)
+DIFFERENT_NAMES = frozenset(("hash", "weekday", "date_part", "datepart", "yearweek"))
+SAME_FIELDS = frozenset(("year", "quarter", "month", "day", "hour", "minute", "doy", "epoch"))
+
+
+def refuse_different(roles: Mapping[str, Expr], dialect: str, engine: str) -> None:
+    """Refuse parts of expressions that have other values in a dialect than in DuckDB."""
+    for role, tree in roles.items() if dialect != "duckdb" else ():
+        for node in tree.walk():
+            if _is_different(node, dialect):
+                part = node.sql(dialect="duckdb")
+                raise UsageError(
+                    f"{role}: {part} has other values in {engine} than in DuckDB: compute that "
+                    "column in the source, and name the column"
+                )
+
+
+def _is_different(node: Expr, dialect: str) -> bool:
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower() in DIFFERENT_NAMES
+    if isinstance(node, exp.Log):  # to the base 10, unless a base is given
+        return not node.args.get("expression")
+    if isinstance(node, exp.Extract):
+        return node.name.lower() not in SAME_FIELDS
+    if isinstance(node, exp.Round):  # PostgreSQL rounds halves to even numbers
+        return dialect == "postgres"
+    if isinstance(node, exp.Bracket):  # the first element is 1, or 0, or found by its key
+        return not all(isinstance(part, exp.Literal) for part in node.expressions)
+    return isinstance(node, DIFFERENT)
 
 
 def parse_scalar(sql: str) -> Expr:
