@@ -45,7 +45,7 @@ from poolwise.moments.terms import (
 )
 
 FOLDER = Path(tempfile.mkdtemp(prefix="poolwise-fuzz-"))
-PATH = FOLDER / "moments.parquet"
+PATH, AGAIN = FOLDER / "moments.parquet", FOLDER / "again.parquet"
 HEADER = {
     "roles": "0123",
     "targets": {"new": "4567"},
@@ -152,8 +152,8 @@ def one_input(content: bytes) -> None:
     both = pooled(found.values())
     if both.count != sum(m.count for m in found.values()):
         raise AssertionError("rows were lost")
-    write_moments(PATH, found, {k: v for k, v in meta.items() if k in HEADER})
-    again, _ = read_moments(PATH)
+    write_moments(AGAIN, found, {k: v for k, v in meta.items() if k in HEADER})
+    again, _ = read_moments(AGAIN)
     for label, moments in found.items():
         np.testing.assert_array_equal(again[label].means, moments.means)
         np.testing.assert_array_equal(again[label].scatter, moments.scatter)

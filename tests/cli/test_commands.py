@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def start(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run the program in its own process."""
-    program = code or "from poolwise.cli.commands import main; main()"
+    program = code or "from poolwise.__main__ import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
     )

@@ -36,7 +36,7 @@ OPTIONS = [
     *("--reward", "click", "--logger", "policy", "--propensities", "p_{logger}"),
     *("--target", "new=p_new", "--period", "day", "--reward-range", "0,1"),
 ]
-PROGRAM = "from poolwise.cli.commands import main; main()"
+PROGRAM = "from poolwise.__main__ import main; main()"
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ PACKAGES = (
     "learning",
     "formats",
     "cli",
+    "__main__",
 )
 
 # Written so that none of them matches itself.

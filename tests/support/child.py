@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-PROGRAM = "from poolwise.cli.commands import main; main()"
+PROGRAM = "from poolwise.__main__ import main; main()"
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
@@ -68,13 +68,15 @@ class Child:
     def run(self, *arguments: str, code: str = PROGRAM) -> Ended:
         return self.end(self.start(code, arguments))
 
-    def interrupted(self, after: float, *arguments: str) -> Ended:
-        """Ctrl-C, so many seconds after the start, if it still runs then."""
+    def interrupted(
+        self, after: float, *arguments: str, by: signal.Signals = signal.SIGINT
+    ) -> Ended:
+        """Send a signal, so many seconds after the start, if it still runs then."""
         running = self.start(PROGRAM, arguments)
         try:
             running.wait(timeout=after)
         except subprocess.TimeoutExpired:
-            running.send_signal(signal.SIGINT)
+            running.send_signal(by)
         return self.end(running)
 
     @staticmethod

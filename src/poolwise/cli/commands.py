@@ -1,21 +1,21 @@
 """The command line: parse, call, print; no statistics.
 
 Each command is one library call.  An error of our own family becomes its message on
-stderr and exit status 2; anything else is a bug and keeps its traceback.  Heavy
-imports happen inside the commands, so that ``poolwise --help`` answers at once.
+stderr and exit status 2; anything else is a bug, and `poolwise.__main__` keeps its
+traceback.  Heavy imports happen inside the commands, so that ``poolwise --help`` answers
+at once.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
+from typer.main import get_command
 
 from poolwise import __version__
 from poolwise.cli.loading import build_log, build_targets, split
@@ -43,17 +43,20 @@ from poolwise.cli.options import (
 from poolwise.cli.question import ENDING, QuestionCommand, asked, command_text, relative
 from poolwise.cli.terminal import (
     check_outputs,
+    echo,
+    echo_json,
+    exit_status,
     gate,
+    prepare_streams,
     print_result,
     progress,
+    refuse_changed,
     refuse_new_folder,
     save_report,
     scored_command,
 )
-from poolwise.errors import LogError, PoolwiseError, UsageError
+from poolwise.errors import LogError, UsageError
 from poolwise.log.problems import UTC
-
-NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 
 app = typer.Typer(
     name="poolwise",
@@ -67,7 +70,7 @@ app = typer.Typer(
 
 def _print_version(flag: bool) -> None:
     if flag:
-        typer.echo(f"poolwise {__version__}")
+        echo(f"poolwise {__version__}")
         raise typer.Exit
 
 
@@ -208,7 +211,10 @@ def learn(
     for path in (out, html):
         if path is not None:
             learned.save(path, command=command_text(command))
-    typer.echo(learned.to_json() if as_json else str(learned))
+    if as_json:
+        echo_json(learned.to_json())
+    else:
+        echo(str(learned))
     if require:
         gate(partial(learned.require, require))
 
@@ -230,11 +236,12 @@ def check(
     targets = build_targets(roles, trust=read.trust, optional=True)
     with progress():
         report = run(log, targets, engine=engine.start())
-    if report.faults and not as_json:
-        raise LogError(report.faults)
-    typer.echo(report.to_json() if as_json else str(report))
+    if as_json:
+        echo_json(report.to_json())
+    elif not report.faults:
+        echo(str(report))
     if report.faults:
-        raise typer.Exit(2)
+        raise typer.Exit(2) if as_json else LogError(report.faults)
 
 
 @app.command()
@@ -253,7 +260,7 @@ def score(
 
     with progress():
         scored = score_log(log, targets, out)
-    typer.echo(f"wrote {out}; evaluate it with:\n{scored_command(scored, out)}")
+    echo(f"wrote {out}; evaluate it with:\n{scored_command(scored, out)}")
 
 
 @app.command()
@@ -278,7 +285,9 @@ def sql(
     log = build_log((), roles, source, moments=True)
     from poolwise.evaluation.summarise import query_text
 
-    typer.echo(query_text(log, table, build_targets(roles), dialect, interval))
+    query = query_text(log, table, build_targets(roles), dialect, interval)
+    refuse_changed(query)
+    echo(query)
 
 
 @app.command()
@@ -322,7 +331,7 @@ def init(
     from poolwise.rows.output import write_whole
 
     write_whole(out, question_text(logs, relative(logs, out.parent)).encode())
-    typer.echo(f"wrote {out}; read it, correct it, then run: poolwise check {out}")
+    echo(f"wrote {out}; read it, correct it, then run: poolwise check {out}")
 
 
 @app.command(cls=QuestionCommand)
@@ -351,19 +360,13 @@ def watch(
         gate(watched.require)
 
 
-def main() -> None:
-    """Run the command line; print our own errors as messages, without a traceback."""
-    try:
-        app(standalone_mode=True)
-    except PoolwiseError as error:
-        sys.stderr.write(f"poolwise: {error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("poolwise: stopped\n")
-        sys.exit(130)
-    except OSError as error:
-        if error.errno not in NO_OUTPUT:
-            raise
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - Python flushes it at exit
-        sys.stderr.write(f"poolwise: cannot write the output: {error.strerror}\n")
-        sys.exit(2)
+def main() -> NoReturn:
+    """Run the command line and exit; raise unexpected exceptions."""
+    prepare_streams()
+    sys.exit(exit_status(_run))
+
+
+def _run() -> None:
+    command = get_command(app)
+    with command.make_context("poolwise", sys.argv[1:]) as context:
+        command.invoke(context)

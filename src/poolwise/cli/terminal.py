@@ -1,15 +1,24 @@
-"""Terminal: output of the commands as tables, JSON or files, and the progress bar."""
+"""Terminal: output of the commands as tables, JSON or files, errors and the progress bar.
+
+A character that the terminal cannot show is written in ASCII; in JSON it is escaped, so that
+the text means the same.
+"""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
+import json
+import os
 import shlex
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
-from poolwise.errors import NotShownError, UsageError
+from poolwise.errors import NotShownError, PoolwiseError, UsageError
 from poolwise.log.problems import UTC
 
 if TYPE_CHECKING:
@@ -24,25 +33,139 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
 
 
+NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
+BROKEN_PIPE = 141  # 128 plus SIGPIPE, as the shell reports it of other programs
+PLAIN = {
+    "±": "+/-",
+    "–": "-",
+    "…": "...",
+    "×": "x",
+    "★": "*",
+    "†": "+",
+    "∞": "inf",
+    "→": "->",
+    "←": "<-",
+}
+IN_ASCII = "poolwise.ascii"  # handler of characters that an encoding lacks
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace the characters of an error by signs of ASCII, or by escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    plain = "".join(PLAIN.get(char, char) for char in text)
+    return plain.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+def prepare_streams() -> None:
+    """Let stdout and stderr take every character; a closed one takes them to nowhere."""
+    codecs.register_error(IN_ASCII, _in_ascii)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _nowhere())
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=IN_ASCII)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - a device
+
+
+def exit_status(run: Callable[[], None]) -> int:
+    """Run a command, print an expected error as a message, and return the exit status."""
+    try:
+        status = _status(run)
+        sys.stdout.flush()
+    except OSError as error:
+        broken = isinstance(error, BrokenPipeError)  # nobody reads on, as in `poolwise | head`
+        if not broken and error.errno not in NO_OUTPUT:
+            raise
+        sys.stdout = _nowhere()  # Python flushes it at exit
+        if not broken:
+            _complain(f"poolwise: cannot write the output: {error.strerror}")
+        return BROKEN_PIPE if broken else 2
+    return status
+
+
+def _status(run: Callable[[], None]) -> int:
+    try:
+        run()
+    except typer.Exit as end:
+        return end.exit_code
+    except SystemExit as end:  # its status would be taken for ours
+        raise RuntimeError("code that poolwise called, such as a policy, exited") from end
+    except PoolwiseError as error:
+        _complain(f"poolwise: {error}")
+        return 2
+    except Exception as error:
+        show = getattr(error, "show", None)  # typer has no public name for mistakes of usage
+        if show is None:
+            raise
+        show()
+        return 2
+    return 0
+
+
+def _complain(text: str) -> None:
+    """Write a line to stderr, unless it is closed."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def echo(text: str) -> None:
+    """Print a text."""
+    sys.stdout.write(f"{text}\n")
+
+
+def echo_json(text: str) -> None:
+    """Print JSON, in ASCII if the terminal lacks one of its characters."""
+    echo(text if _fits(text) else json.dumps(json.loads(text), indent=2))
+
+
+def refuse_changed(text: str) -> None:
+    """Refuse to print a text that has to be exact in an encoding that lacks its characters."""
+    if not _fits(text):
+        raise UsageError(
+            f"the output has characters that its encoding, {sys.stdout.encoding}, lacks: set "
+            "PYTHONIOENCODING=utf-8"
+        )
+
+
+def _fits(text: str) -> bool:
+    """Return True if the encoding of stdout has all characters of a text."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @contextmanager
 def progress() -> Iterator[None]:
     """Show a progress bar with the remaining time, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
     from poolwise.rows.output import shown
 
-    with shown(Console(stderr=True)):
+    with shown(console(stderr=True)):
         yield
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return a console: colour on a terminal, plain text of 80 columns in a pipe."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 80, soft_wrap=False)
+    class Open(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            """Raise the error that ended a write; rich would exit with status 1."""
+            raise  # noqa: PLE0704 - the BrokenPipeError that rich caught
+
+    width = None if stderr or sys.stdout.isatty() else 80
+    return Open(highlight=False, width=width, soft_wrap=False, stderr=stderr)
 
 
 def print_result(
@@ -55,7 +178,7 @@ def print_result(
 ) -> None:
     """Print a result as tables and sentences, or as JSON with the question."""
     if as_json:
-        typer.echo(result.to_json(question=question))
+        echo_json(result.to_json(question=question))
         return
     from rich.text import Text
 
@@ -74,7 +197,7 @@ def gate(require: Callable[[], None]) -> None:
     try:
         require()
     except NotShownError as reason:
-        typer.echo(f"poolwise: {reason}", err=True)
+        _complain(f"poolwise: {reason}")
         raise typer.Exit(1) from None
 
 

@@ -19,6 +19,7 @@ from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
 from poolwise.errors import NO_ROWS, LogError, SourceError, UsageError
+from poolwise.rows.copy import copy_rows
 from poolwise.rows.folds import learn
 from poolwise.rows.frames import PlainFrame
 from poolwise.rows.output import stage
@@ -202,8 +203,8 @@ def fix_order(connection: duckdb.DuckDBPyConnection, log: Log, folder: Path) -> 
 
     if any(part.kind == "select" for part in log.parts):
         copy = literal(str(folder / "log.parquet"))
-        connection.execute(f"COPY (FROM log) TO {copy} (FORMAT parquet)")
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM read_parquet({copy})")
+        rows = copy_rows(connection, "log", copy)
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM {rows}")
 
 
 def append_scores(

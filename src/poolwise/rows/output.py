@@ -122,8 +122,8 @@ LOCK_SECONDS = 60.0  # to wait for another process
 def locked(path: str | PathLike[str], wait: float = LOCK_SECONDS) -> Iterator[None]:
     """Let one process at a time change a file; refuse if another one takes too long.
 
-    The operating system holds the lock, on an empty file next to, so that it ends with its
-    process, however that ends.
+    The operating system holds the lock, on an empty file next to it, so that the lock ends with
+    its process, however that ends.
     """
     place = real_place(path)
     beside, end = place.with_name(f".{place.name}.lock"), time.monotonic() + wait

@@ -4,7 +4,7 @@ After this module there is a view named ``log`` whose columns are those of all p
 and a connection that reads nothing else.  CSV and JSON do not say what their columns are:
 DuckDB guesses from the first rows and then rounds a late 0.49 to 0.  So it looks at all rows
 (``sample_size = -1``), which takes as long as reading them: the part is copied to a Parquet
-file, and every later pass reads that.
+file, which every later pass reads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import duckdb
 
 from poolwise.errors import SourceError, UsageError
 from poolwise.log.log import PART_LOGGER
+from poolwise.rows.copy import copy_rows
 from poolwise.rows.guard import (
     READERS,
     close_files,
@@ -106,17 +107,16 @@ def _relation(connection: Connection, log: Log, number: int, folder: Path) -> st
     part, copy = log.parts[number], literal(str(folder / f"part_{number}"))
 
     def copied(relation: str) -> str:
-        connection.execute(f"COPY (FROM {relation}) TO {copy} (FORMAT parquet)")
-        return f"read_parquet({copy})"
+        return copy_rows(connection, relation, copy)
 
     if part.kind == "database":
         return ".".join(map(identifier, [f"database_{number}", *part.value[1].split(".")]))
     if part.kind == "select":
         require_select(connection, part.value)
         select = _typed_select(connection, part.value)
-        return (
-            copied(f"({select})") if select else f"(\n{part.value}\n)"
-        )  # may end in a comment
+        if select:
+            return copied(f"({select})")
+        return f"(\n{part.value}\n)"  # may end in a comment
     options = {"union_by_name": True, **log.reader_options}
     if part.kind == "parquet":
         return _call(part.kind, part.value, options)
