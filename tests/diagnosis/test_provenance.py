@@ -106,8 +106,8 @@ def test_check_reports_a_log_that_was_loaded_twice(tmp_path: Path) -> None:
     assert report.faults == ()
     shared = pw.Log(twice, **roles, cluster="x")
     assert pw.check(shared, {"new": "t"}).findings == ()
-    for name in ("one", "two"):
-        pq.write_table(once, tmp_path / f"{name}.parquet")
+    for name, rows in (("one", once), ("two", once.slice(0, 199)), ("three", once.slice(199))):
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
     command = ["check", f"{tmp_path}/*.parquet", "--reward", "r", "--propensity", "p"]
     run = CliRunner().invoke(app, command)
     assert (run.exit_code, "doubled-rows" in run.output) == (0, True)

@@ -272,7 +272,8 @@ def test_own_propensities_suffice_and_it_is_said() -> None:
     assert found["t"].estimate.value == pytest.approx(
         compare(LOG, TARGETS, estimator="naive")["t"].estimate.value
     )
-    assert [w["code"] for w in found.warnings] == ["calibrated-as-naive"]
+    codes = [w["code"] for w in found.warnings]
+    assert codes == ["calibrated-as-naive", "copies-unknown"]
     with refused(UsageError):
         compare(log, TARGETS, baseline="2")
 

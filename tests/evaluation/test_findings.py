@@ -205,6 +205,7 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
     "clusters-ignored": lambda: found(log(cluster="user"), interval="student"),
     "largest-weight-seen": lambda: found(log(reward_range=(0, 1)), interval="bernstein"),
     "bounded-interval": lambda: found(log({"reward": np.zeros(400)}, reward_range=(0, 1))),
+    "copies-unknown": lambda: found(log()),
     "estimated-mixture": lambda: estimated(LogisticRegression(), 100),
     "mixture-clipped": lambda: estimated(DecisionTreeClassifier(random_state=0), 55),
 }

@@ -248,7 +248,7 @@ def test_a_target_that_is_only_a_column_is_refused_with_the_reason() -> None:
     with refused(RefusedError):
         result(log, "target_prob", DecisionTreeRegressor(), "doubly-robust")
     found = evaluate(log, {"t": "target_prob"}, model=DecisionTreeRegressor())
-    assert [f.code for f in found.findings] == ["model-refused"]
+    assert [f.code for f in found.findings] == ["copies-unknown", "model-refused"]
     assert "doubly-robust" not in found["t"].estimates
 
 

@@ -4,7 +4,8 @@ r"""Provenance: findings about the origin of the rows and of the policies that l
 content is Poisson with any means $\lambda$, the expected numbers $f_k$ of contents that occur k
 times satisfy $f_2^2 \le \tfrac{3}{2} f_1 f_3$ (Cauchy and Schwarz on
 $\sum \lambda^k e^{-\lambda}$).  A file that was loaded twice has pairs without the triples that
-chance would add.
+chance would add.  Where nearly all rows repeat, a copy of all of them would show no such
+pairs: then only equal files show copies.
 
 **Trained on the log.** A policy trained on a log gives more probability to actions that had
 high rewards there by chance.  In the denominator of the mixture this lowers the weights of
@@ -27,7 +28,9 @@ only in numbers, months or weekdays have an order of their own, which is compare
 from __future__ import annotations
 
 import math
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poolwise.errors import Finding, UsageError, did_you_mean
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 ERRORS = 4  # standard errors by which pairs must exceed their bound
 FEWEST_PAIRS = 20
+FEWEST_HIDDEN = 100  # rows of a log whose copies are worth a note
 HONEST = Weighted(divergence="reward-free")
 FEWEST_VERSIONS = 3  # without times: the rows of two may be sorted by logger
 FEWEST_ROWS = 5  # of a logger: two with so few rows in random order are apart in 1 of 126 logs
@@ -92,6 +96,56 @@ def doubled_rows(contents: Mapping[int, int]) -> tuple[Finding, ...]:
             f"{math.floor(bound):,}: a file or a partition may have been loaded twice, which "
             "makes intervals too narrow.",
             "Load every row once. If copies are intended, name a `cluster` that they share.",
+        ),
+    )
+
+
+def hidden_copies(contents: Mapping[int, int], advice: str = "") -> tuple[Finding, ...]:
+    """Return a note if chance explains a second copy of all rows as well.
+
+    Args:
+        contents: Number of distinct rows that occur 1, 2, 3, ... times; empty if all occur
+            too often to be counted.
+        advice: Remedy.
+    """
+    rows = sum(k * count for k, count in contents.items())
+    found = doubled_rows({2 * k: count for k, count in contents.items()})
+    if found or (contents and (rows < FEWEST_HIDDEN or 2 * contents.get(1, 0) > rows)):
+        return ()
+    return (
+        Finding(
+            "copies-unknown",
+            "The same rows occur so often that nothing distinguishes copies from "
+            "coincidences: rows that were loaded twice would make intervals too narrow without "
+            "a finding.",
+            advice,
+            "note",
+        ),
+    )
+
+
+def equal_files_found(groups: Sequence[Sequence[str]]) -> tuple[Finding, ...]:
+    """Return an alarm if files have the same content.
+
+    Args:
+        groups: Paths of files with the same content.
+    """
+    if not groups:
+        return ()
+    folder = os.path.commonpath([Path(path).absolute().parent for g in groups for path in g])
+    shown = [[os.path.relpath(path, folder) for path in group] for group in groups[:SHOWN]]
+    listed = "; ".join(" and ".join(map(repr, group[:SHOWN])) for group in shown)
+    listed += ", ..." if len(groups) > SHOWN else ""
+    copies = sum(len(group) - 1 for group in groups)
+    repeat = "1 file repeats" if copies == 1 else f"{copies:,} files repeat"
+    return (
+        Finding(
+            "equal-files",
+            f"{repeat} the content of another ({listed}): their rows count twice, which makes "
+            "intervals too narrow.",
+            "Name files with the same rows once. If copies are intended, name a `cluster` that "
+            "they share.",
+            "alarm",
         ),
     )
 

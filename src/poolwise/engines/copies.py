@@ -30,10 +30,12 @@ class CopySample:
         groups: Number of groups of rows that are not buckets: loggers, or cells of periods; 0
             before the first pass.
         threshold: Rows whose short hash is below it are in the sample.
+        watched: Whether rows were offered to the sample.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self.groups = self.threshold = 0
+        self.watched = False
         self._most = most
         self._parts: list[NDArray[np.uint64]] = []  # hashes of rows; append is atomic
 
@@ -46,6 +48,7 @@ class CopySample:
 
     def watch(self, batches: Iterable[RowArrays]) -> Iterator[RowArrays]:
         """Yield batches unchanged; add their rows to the sample."""
+        self.watched = True
         for groups, columns in batches:
             if self._few():
                 self._add(groups, columns)

@@ -33,7 +33,8 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.log.log import PART_LOGGER, SELECT
-from poolwise.rows.guard import expanded, refuse_tables
+from poolwise.rows.guard import expanded, named_files, refuse_tables
+from poolwise.rows.repeats import refuse_repeated
 from poolwise.rows.score import Scorer, scorer_of
 from poolwise.rows.sources import plain_files
 
@@ -196,6 +197,7 @@ def frame_of(session: SparkSession, log: Log) -> DataFrame:
 
     if log.connection is not None:
         raise UsageError("Spark does not read through a `connection`: leave `engine` out")
+    refuse_repeated(log, named_files(log))
     frames = []
     for part in log.parts:
         with spark_errors("", _shown(part)):

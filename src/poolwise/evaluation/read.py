@@ -20,6 +20,8 @@ from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.provenance import (
     check_names,
     doubled_rows,
+    equal_files_found,
+    hidden_copies,
     on_own,
     succession,
     text_order,
@@ -53,6 +55,8 @@ from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.cells import periods_of
 from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
+from poolwise.rows.guard import named_files
+from poolwise.rows.repeats import REMOTE, equal_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NOTHING = Needs()
 MOST_COMPARED = 1 << 22  # contents of rows that are compared after a pass
+CHECKED = "`pw.check` (`poolwise check`) compares all columns of the rows."
 READ_AGAIN = frozenset({"parquet", "frame"})  # kinds of sources whose rows are not copied
 
 
@@ -384,18 +389,25 @@ def _settled(asked: Request, rows: Rows) -> OpenLog:
 
 
 def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Finding, ...]:
-    """Return a finding if rows are exact copies of others, more often than by chance.
+    """Return findings about files with equal content, and about rows that are copies.
 
     All columns are compared, after a pass only if its sample has copies.  Rows of one
     `cluster` may be copies.
     """
-    if not isinstance(rows, DuckDBRows) or log.cluster is not None:
+    if not isinstance(rows, KernelRows) or log.cluster is not None:
         return ()
-    if sampled and not doubled_rows(rows.copied.contents()):
-        return ()
-    return doubled_rows(
-        rows.copies(1 + sum(rows.counts.values()) // MOST_COMPARED if sampled else 1)
-    )
+    connect = rows.connect if isinstance(rows, DuckDBRows) else None
+    files = [file for file, _ in named_files(log, connect) if not REMOTE.match(file)]
+    equal = equal_files_found(equal_files(files))
+    if equal or not isinstance(rows, DuckDBRows):
+        return equal
+    if not sampled:
+        contents = rows.copies()
+        return doubled_rows(contents) or hidden_copies(contents)
+    contents = rows.copied.contents()
+    if doubled_rows(contents):
+        return doubled_rows(rows.copies(1 + sum(rows.counts.values()) // MOST_COMPARED))
+    return hidden_copies(contents, CHECKED) if rows.copied.watched else ()
 
 
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:

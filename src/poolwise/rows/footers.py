@@ -6,7 +6,6 @@ parsed once, not once in each pass.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,16 +16,16 @@ import pyarrow.parquet as pq
 from poolwise.log.log import PART_LOGGER
 from poolwise.rows.guard import refuse_tables
 from poolwise.rows.labels import KeptLabels
+from poolwise.rows.repeats import stamp_of, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from poolwise.log.log import Log, Part
     from poolwise.rows.reader import Files
+    from poolwise.rows.repeats import Stamp
 
 PATTERN = re.compile(r"[*?\[{]|=.*/|^~|^\w+://")  # paths that DuckDB reads in its own way
-WHOLE_FILE = re.compile(r"\s*(?:SELECT\s+\*\s+)?FROM\s+'([^']+\.parquet)'\s*", re.IGNORECASE)
-Stamp = tuple[int, ...]  # changes whenever a file does
 
 
 class Footer(NamedTuple):
@@ -59,7 +58,7 @@ class Footers:
 
     def __call__(self, path: str) -> Footer:
         """Return the footer of a file as it is now."""
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         footer = self._read.get(path)
         if footer is None or footer.stamp != stamp:
             parsed = pq.read_metadata(pa.OSFile(path))
@@ -78,11 +77,6 @@ class Footers:
         groups = [parsed.row_group(k) for k in range(parsed.num_row_groups)]
         statistics = [group.column(k).statistics for group in groups for k in places]
         return all(s is not None and s.has_null_count and not s.null_count for s in statistics)
-
-
-def _stamp(path: str) -> Stamp:
-    status = os.stat(path)  # noqa: PTH116 - thousands of files
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _alike(left: pq.FileMetaData, right: pq.FileMetaData) -> bool:
@@ -113,8 +107,7 @@ class PlainFiles:
 def _paths(part: Part) -> Sequence[str]:
     """Return the paths of Parquet files, and of a SELECT of one whole file; else a pattern."""
     if part.kind == "select":
-        whole = WHOLE_FILE.fullmatch(part.value)
-        return [whole[1]] if whole else ["*"]
+        return whole_file(part.value) or ["*"]
     return part.value if part.kind == "parquet" else ["*"]
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.errors import SourceError, UsageError
+from poolwise.rows.repeats import REMOTE, refuse_repeated, whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from duckdb import DuckDBPyConnection as Connection
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
 PATH = re.compile(r"'([^']*[./][^']*)'")  # in a SELECT
+GLOB = re.compile(r"[*?\[{~]")
 SHOWN = 5  # missing files that an error names
 PLACES = {  # how a path in a remote place begins, and the extension that reads it
     r"(https?|s3|s3a|s3n|gcs|gs|r2|hf)://": "httpfs",
@@ -126,26 +128,17 @@ def files_of(log: Log) -> list[str]:
 
 def local_files(connection: Connection, log: Log) -> list[str]:
     """List the local files; an error where one is missing or would be read twice."""
-    local = [p for p in patterns_of(log) if not re.match(r"\w+://", p)]
-    parquet = patterns_of(log, ["parquet"])
-    names = {pattern: _glob(connection, [pattern]) for pattern in local}
-    missing = [repr(_shown(pattern)) for pattern in local if not names[pattern]]
+    files = named_files(log, lambda: connection)
+    found = {path for _, path in files}
+    missing = [repr(_shown(path)) for path in patterns_of(log) if path not in found]
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         listed = ", ".join(missing[:SHOWN]) + more
         raise SourceError(listed, "there is no such file or folder: check the path")
-    refuse_tables(name for p in local if p in parquet for name in names[p])
-    pattern_of: dict[Path, str] = {}
-    for pattern in local:
-        for name in names[pattern]:
-            file = Path(name).resolve()
-            if file in pattern_of:
-                raise UsageError(
-                    f"{name!r} would be read twice, by {pattern_of[file]!r} and {pattern!r}: "
-                    "its rows would count twice. Name each file once."
-                )
-            pattern_of[file] = pattern
-    return [name for pattern in local for name in names[pattern]]
+    parquet = set(patterns_of(log, ["parquet"]))
+    refuse_tables(file for file, path in files if path in parquet and not REMOTE.match(path))
+    refuse_repeated(log, files)
+    return [file for file, path in files if not REMOTE.match(path)]
 
 
 def refuse_tables(files: Iterable[str], *, spark: bool = False) -> None:
@@ -188,16 +181,48 @@ def _shown(pattern: str) -> str:
     return re.sub(r"\[([*?[])\]", r"\1", pattern)
 
 
-def _glob(connection: Connection, patterns: list[str]) -> list[str]:
-    if all(not re.search(r"[*?\[{~]", p) and Path(p).is_file() for p in patterns):
+def named_files(
+    log: Log, connect: Callable[[], Connection] | None = None
+) -> list[tuple[str, str]]:
+    """List the files of a log and its remote paths, each with the path that names it.
+
+    Args:
+        log: The log.
+        connect: Returns a connection that lists the files of globs; None opens one.
+    """
+    files: list[tuple[str, str]] = []
+    for part in log.parts:
+        if part.kind == "select":
+            files += [(path, path) for path in whole_file(part.value) if _is_file(path)]
+        for path in part.value if part.kind in READERS else ():
+            if REMOTE.match(path) or _is_file(path):
+                files.append((path, path))
+            else:
+                pattern = expanded(path, part.kind)
+                files += [(file, pattern) for file in _glob(connect, [pattern])]
+    return files
+
+
+def _glob(connect: Callable[[], Connection] | None, patterns: list[str]) -> list[str]:
+    if all(map(_is_file, patterns)):
         return patterns
-    lines = connection.execute("SELECT file FROM glob(?)", [patterns]).fetchall()
+    if connect is None:
+        import duckdb
+
+        connect = duckdb.connect
+    lines = connect().execute("SELECT file FROM glob(?)", [patterns]).fetchall()
     return [str(line[0]) for line in lines]
+
+
+def _is_file(path: str) -> bool:
+    """Test if a path is that of a file, and not a glob."""
+    return not GLOB.search(path) and os.path.isfile(path)  # noqa: PTH113 - thousands of files
 
 
 def part_files(connection: Connection, part: Part) -> list[str]:
     """List the files of a part."""
-    return _glob(connection, [expanded(path, part.kind) for path in part.value])
+    patterns = [expanded(path, part.kind) for path in part.value]
+    return _glob(lambda: connection, patterns)
 
 
 def close_files(connection: Connection, patterns: Sequence[str], files: Sequence[str]) -> None:

@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 
 from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
-from poolwise.rows.footers import Footers, Stamp
+from poolwise.rows.footers import Footers
 from poolwise.rows.gather import gather, joined
 from poolwise.rows.labels import coded, codes_of, constant, counts_of
 from poolwise.rows.layout import BadRowsError
+from poolwise.rows.repeats import Stamp
 from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
 
 if TYPE_CHECKING:

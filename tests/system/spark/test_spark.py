@@ -677,3 +677,18 @@ def test_spark_runs_the_printed_query(
     with Reference().open(log, TARGETS) as rows:
         expected = rows.moments(needs)
     assert_moments_agree({str(group.logger): group.moments for group in groups}, expected)
+
+
+def test_files_that_are_read_twice_are_refused_and_equal_ones_found(
+    spark: Spark, table: pa.Table, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "c.parquet").hardlink_to(tmp_path / "a.parquet")
+    for other in ("a.parquet", "*.parquet", "linked/c.parquet"):
+        with refused(UsageError):
+            paths = [f"{tmp_path}/a.parquet", f"{tmp_path}/{other}"]
+            evaluate(log_of(paths), TARGETS, engine=spark)
+    found = evaluate(log_of(f"{tmp_path}/*.parquet"), TARGETS, engine=spark)
+    assert "equal-files" in {f.code for f in found.findings}
