@@ -553,6 +553,7 @@ def test_rows_add_their_squares_to_a_variance(name: str) -> None:
 def test_a_row_that_no_logger_plays_adds_nothing_without_a_reward() -> None:
     one = RowSample(np.ones(2) / 2, np.array([0.0, 3.0]), np.ones(2), np.eye(2))
     assert own_squares(one, np.array([0.0, 5.0]), np.ones(2)).tolist() == [0.0, 22.5]
+    assert own_squares(one, np.array([4.0, 5.0]), np.array([0.0, 1.0])).tolist() == [0.0, 22.5]
 
 
 def test_the_limits_of_a_variance_are_those_of_normal_rows() -> None:

@@ -116,7 +116,8 @@ def own_squares(sample: RowSample, counts: FloatArray, per_row: FloatArray) -> F
         per_row: Squared coefficient of one row of each logger in the mean.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        weights = np.where(counts > 0, counts * per_row / sample.ratios, 0.0).sum(axis=1)
+        parts = counts * per_row
+        weights = np.where(parts > 0, parts / sample.ratios, 0.0).sum(axis=1)
         squares = np.where(sample.outcome == 0, 0.0, sample.outcome**2 * weights)
     return sample.shares * squares
 

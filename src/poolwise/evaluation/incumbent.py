@@ -106,7 +106,11 @@ class Incumbent:
         sides, splits = {TARGET: estimate, INCUMBENT: own}, {TARGET: split, INCUMBENT: rows}
         clusters = self._sides(split.buckets) if clustered else ()
         limits = limits_of(answers.request, split)
-        reaches = {n: reaching(sides[n], s.whole, s.buckets, limits) for n, s in splits.items()}
+        if clustered:
+            between = own.linear.deviation_variance(rows.whole, rows.buckets)
+            own = replace(own, variance=between[0], freedom=between[1])
+        alone = {TARGET: estimate, INCUMBENT: own}
+        reaches = {n: reaching(alone[n], s.whole, s.buckets, limits) for n, s in splits.items()}
         candidates = Candidates(sides, whole, clusters, reaches)
         spread = candidates.differences([(TARGET, INCUMBENT)])
         (value,), (error,) = spread.values.tolist(), spread.errors.tolist()
@@ -148,9 +152,6 @@ class Incumbent:
             }
             parts = {i: {REWARD: share} for i, share in shares(counts).items()}
             estimate = estimated(Linear(parts), moments)
-        if answers.request.clustered:
-            between = estimate.linear.deviation_variance(split.whole, split.buckets)
-            estimate = replace(estimate, variance=between[0], freedom=between[1])
         return estimate, split
 
     def _apart(
