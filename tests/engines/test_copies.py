@@ -125,3 +125,32 @@ def test_rows_that_differ_in_any_column_are_not_copies() -> None:
     again = once.set_column(3, "x", pa.array(np.arange(len(once)) + 2.0))
     log = pw.Log(pa.concat_tables([once, again]), reward="r", propensity="p")
     assert codes(log) == []
+
+
+def many(fine: str, rows: int = 30_000) -> pa.Table:
+    """More rows than a sample has, of which one column has many values."""
+    rng = np.random.default_rng(4)
+    coarse = {name: rng.choice([0.25, 0.5], rows) for name in ("r", "p", "p_b", "t")}
+    coarse |= {fine: rng.uniform(0.2, 0.8, rows)} if fine else {}
+    return pa.table({"logger": rng.choice(["a", "b"], rows), **coarse})
+
+
+@pytest.mark.parametrize("fine", ["r", "p", "p_b", "t", ""])
+def test_one_column_of_many_values_is_enough(fine: str) -> None:
+    roles: dict[str, Any] = {"logger": "logger", "reward": "r"}
+    roles["propensities"] = {"a": "p", "b": "p_b"}
+    once = many(fine)
+    unknown = [] if fine else ["copies-unknown"]
+    assert codes(pw.Log(once, **roles)) == unknown
+    twice = pw.Log(pa.concat_tables([once, once]), **roles)
+    assert codes(twice) == (unknown or ["doubled-rows"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clean_logs_of_every_coarseness_raise_no_warning(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for values in (2, 10, 100, 1_000, 30_000):
+        for rows in (300, 3_000, 40_000):
+            p = rng.uniform(0.2, 0.8, values)[rng.integers(values, size=rows)]
+            table = pa.table({"r": rng.integers(2, size=rows), "p": p, "t": 1 - p})
+            assert set(codes(pw.Log(table, reward="r", propensity="p"))) <= {"copies-unknown"}

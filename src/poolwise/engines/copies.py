@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from poolwise.rows.reader import RowArrays
 
 MOST = 1 << 14  # rows of a sample
+FEW = 5  # columns that decide whether a row is in the sample
 FACTOR = 0x9E3779B97F4A7C15  # odd: a product with it, modulo 2**64, spreads bits
 
 
@@ -93,9 +94,11 @@ def copies_query(part: int = 1) -> str:
 
 
 def _short(columns: Sequence[AnyArray]) -> NDArray[np.uint64]:
-    """Return a hash of one or two probabilities: to read more columns takes longer."""
-    first, *last = (*columns[1:2], *columns[2:][-1:])
-    total = np.add(first, last[0] if last else 0.0, dtype=np.float64)
+    """Return a hash of the sum of a few columns: to read more of them takes longer."""
+    few = columns if len(columns) <= FEW else [*columns[: FEW - 1], columns[-1]]
+    total = np.add(few[0], few[1] if len(few) > 1 else 0.0, dtype=np.float64)
+    for values in few[2:]:
+        total += values
     bits = total.view(np.uint64)
     bits *= np.uint64(FACTOR)  # modulo 2**64
     return bits
