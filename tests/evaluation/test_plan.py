@@ -400,7 +400,7 @@ def test_a_plan_of_many_loggers_is_that_of_the_target_column_alone() -> None:
     )
     log = problem.draw(np.random.default_rng(8))
     found = plan(log, "target_prob", half_width=0.004, estimators=["calibrated"])
-    assert [w["code"] for w in found.warnings] == ["many-loggers"]
+    assert [w["code"] for w in found.warnings] == ["many-loggers", "copies-unknown"]
     assert any("a second moment" in s for s in found.assumptions)
     alone = Calibrated(columns=("target",))
     for source in (AS_NOW, "0", "69", BEST):
