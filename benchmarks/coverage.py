@@ -28,7 +28,7 @@ from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.evaluation.contrasts import Candidates, united
 from poolwise.intervals.simultaneous import SYMMETRIC
-from poolwise.intervals.skew import auto_interval, interval_needs
+from poolwise.intervals.skew import auto_interval, interval_needs, reaching
 from poolwise.intervals.student import Limits, student
 from poolwise.moments.buckets import Split, jackknife
 from poolwise.moments.moments import pooled
@@ -200,15 +200,17 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
     totals, effective = np.zeros((2, 4)), 0.0
     for _ in range(logs):
         moments = draw(writers, rng)
-        estimates = {}
+        estimates, reaches = {}, {}
         for name in targets:
             terms = {t: t.bind(name) for t in own.terms}
             view = {i: m.select(terms) for i, m in moments.items()}
             estimates[name] = estimator.estimate(view)
+            reaches[name] = reaching(estimates[name], view, (), FREE)
         effective += pooled(moments.values()).effective(BALANCED_WEIGHT.bind("t0")) / logs
-        spread = Candidates(estimates, moments).differences(pairs)
+        spread = Candidates(estimates, moments, reaches=reaches).differences(pairs)
         critical = spread.together(rng, DIRECTIONS).critical(LEVEL)
-        for k, each in enumerate((replace(spread, shape=SYMMETRIC), spread)):
+        plain = replace(spread, shape=SYMMETRIC, stretch=np.ones(()), sides=())
+        for k, each in enumerate((plain, spread)):
             lower, upper = each.limits(critical)
             below, above = (gaps < lower).any(), (gaps > upper).any()
             width = float((upper - lower).mean())
