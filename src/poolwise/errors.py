@@ -202,11 +202,12 @@ class RefusedError(PoolwiseError):
 
 
 class EngineError(PoolwiseError):
-    """A query that an engine rejected, with its text."""
+    """A query that an engine rejected, with its text; or, without one, why no query can run."""
 
     def __init__(self, engine: str, query: str, reason: Exception) -> None:
         self.engine, self.query = engine, query
-        super().__init__(f"{engine} refused the query: {reason}")
+        failed = "refused the query" if query else "cannot run"
+        super().__init__(f"{engine} {failed}: {reason}")
 
 
 class MissingExtraError(PoolwiseError, ImportError):

@@ -5,6 +5,7 @@ Probabilities that are missing where their policy was not live change no value.
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -336,3 +337,32 @@ def test_a_bucket_of_clusters_may_lack_a_logger() -> None:
         units = evaluate(Log(table, **roles, period="day", cluster="user"), "t")
         for name, estimate in units["target"].estimates.items():
             assert estimate.value == pytest.approx(rows[name].value, rel=1e-9)
+
+
+def test_loggers_are_left_out_of_rows_that_duckdb_reads(tmp_path: Path) -> None:
+    """A stream of a query was used up by counting rows of loggers that it had left out."""
+    table = pa.table(columns())
+    lines = "".join(json.dumps(line) + "\n" for line in table.to_pylist())
+    (tmp_path / "log.jsonl").write_text(lines, "utf-8")
+
+    def errors(source: object, on_fault: Any) -> list[float]:  # noqa: ANN401 - a literal
+        log = Log(source, **ROLES, cluster="user % 60", on_fault=on_fault)
+        diagnosis = evaluate(log, TARGETS, "balanced", which_logs=True)["t"].diagnosis
+        return [e for each in diagnosis.without.values() for e in each.values()]
+
+    expected = errors(table, "raise")
+    assert len(expected) > 1
+    assert errors(str(tmp_path / "log.jsonl"), "drop") == pytest.approx(expected, rel=1e-12)
+
+
+def test_columns_of_a_mixture_need_rows() -> None:
+    """Of the engines without a kernel, none reads them."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.sql("CREATE TABLE logs AS SELECT 1 AS reward, 0.5 AS p, 0.5 AS t")
+        log = Log(
+            table="logs", connection=connection, reward="reward", propensity="p", mixture="p"
+        )
+        with refused(UsageError):
+            evaluate(log, {"t": "t"})

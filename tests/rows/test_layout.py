@@ -167,6 +167,18 @@ def test_rows_without_a_period_are_dropped_on_request() -> None:
             assert sum(m.count for m in moments.values()) == 59
 
 
+@pytest.mark.parametrize("role", ["period", "by"])
+def test_nan_has_no_place_among_periods_and_segments(role: str) -> None:
+    """Sorted with NaN, cells of a period were apart, and estimates wrong."""
+    columns = daily(600)
+    lost = columns["day"] == 1
+    columns |= {"day": np.where(lost, np.nan, columns["day"])}
+    log = daily_log(columns, period="day" if role == "period" else None)
+    with refused(LogError) as error:
+        evaluate(log, TARGETS, by=None if role == "period" else "day")
+    assert sum(fault.rows for fault in error.value.faults) == lost.sum()
+
+
 def test_a_column_of_single_times_is_not_a_period() -> None:
     columns = daily(1_200) | {"day": np.arange(1_200)}
     with refused(UsageError), DuckDB().open(daily_log(columns), TARGETS) as rows:

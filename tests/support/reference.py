@@ -322,7 +322,7 @@ def random_table(
     return table.take(rng.permutation(total)) if shuffle else table
 
 
-def log_of(table: pa.Table, loggers: Sequence[str] = ("a", "b"), **roles: Any) -> Log:  # noqa: ANN401 - any role of a log
+def log_of(table: pa.Table | str, loggers: Sequence[str] = ("a", "b"), **roles: Any) -> Log:  # noqa: ANN401 - any role of a log
     """A log with the columns that `random_table` gives."""
     named: dict[str, Any] = {
         "logger": "logger",

@@ -167,7 +167,10 @@ class EngineOptions:
     engine: Annotated[EngineName, typer.Option(help="Engine that reads the rows.")] = "duckdb"
     master: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Spark's master: spark://host:7077, local[4]."),
+        typer.Option(
+            metavar="URL",
+            help="Spark's master: spark://host:7077, local[4], sc://host:15002 (Connect).",
+        ),
     ] = None
 
     def start(self) -> EngineLike:

@@ -246,7 +246,8 @@ class DuckDBRows(KernelRows):
             table = replace(table, bucket=bucket)
         query = _coded(rows(table), layout.loggers)
         batches = self._batches(query.sql(dialect="duckdb"), QUERY_ROWS)
-        return Stream(pa.Table.from_batches([b]) for b in batches if b.num_rows), layout
+        stream = Stream(pa.Table.from_batches([b]) for b in batches if b.num_rows)
+        return stream, replace(layout, excluded=())  # the query leaves these loggers out
 
     @cached_property
     def _labels(self) -> dict[str | None, int]:

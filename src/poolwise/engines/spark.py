@@ -26,15 +26,14 @@ from poolwise.engines.base import CHANGED
 from poolwise.engines.blocks import Folding
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
+from poolwise.engines.spark_session import SameVersion, running_session, spark_errors
 from poolwise.engines.spark_sources import (
     collected,
     configured,
     frame_of,
     local_files,
     narrow,
-    running_session,
     scored,
-    spark_errors,
     spark_text,
     viewed,
 )
@@ -43,6 +42,7 @@ from poolwise.log.scalar import refuse_different
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.tallies import BINS
 from poolwise.rows.layout import BadRowsError
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.reader import Reader, RowGroup, to_rows
 from poolwise.rows.roles import assign
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.rows.layout import Layout
+    from poolwise.rows.learners import Extra
     from poolwise.rows.reader import Files, RowArrays, Stream
 
 RESULT_BYTES = 256_000_000  # of all tasks together; Spark's driver may have 1 GB
@@ -76,9 +77,11 @@ class Spark:
     the log is closed.
 
     Attributes:
-        session: Your session; by default the one that is running, or a new one.
-        master: Address of a new session, such as "spark://host:7077" or "local[4]"; empty
-            for the one that Spark is configured for.
+        session: Your session, classic or of Spark Connect; by default the one that is running,
+            or a new one.
+        master: Address of a new session, such as "spark://host:7077", "local[4]" or, of a
+            Spark Connect server, "sc://host:15002"; empty for the one that Spark is
+            configured for.
         task_rows: Fewest rows that a task reads, where tasks read files.
     """
 
@@ -87,15 +90,20 @@ class Spark:
     task_rows: int = 1_000_000
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[SparkRows]:
-        """Open a log with its targets; workers score the policies in Python."""
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[SparkRows]:
+        """Open a log with its targets; workers score the policies in Python.
+
+        The columns of `extra` are columns of the log: Spark learns no model.
+        """
         with ExitStack() as stack:
             session = stack.enter_context(self._running())
             stack.enter_context(configured(session, log.timezone))
             frame = frame_of(session, log)
             view = stack.enter_context(viewed(session, frame))
-            roles = assign(log, targets, frame.columns, view)
-            refuse_different(roles.table.roles, "spark", "Spark")
+            roles = assign(log, targets, frame.columns, view, extra)
+            refuse_different(roles.table.roles, "spark", "Spark", translated=True)
             table, files = roles.table, local_files(session, log)
             if roles.scored:
                 with spark_errors("scoring policies in Python"):
@@ -150,7 +158,9 @@ class KernelWork(Folding[Any]):
         return sums
 
 
-def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -> TaskResult:
+def sum_groups(
+    _: SameVersion, task: Folding[Any], columns: Mapping[str, str], work: FileWork
+) -> TaskResult:
     """Read row groups on a worker and add them up.
 
     Args:
@@ -167,7 +177,7 @@ def sum_groups(task: Folding[Any], columns: Mapping[str, str], work: FileWork) -
 
 
 def sum_partition(
-    task: Folding[Any], batches: Iterator[pa.RecordBatch]
+    _: SameVersion, task: Folding[Any], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Add up rows that Spark reads; yield the partition's number and its pickled outcome."""
     from pyspark import TaskContext
@@ -227,7 +237,8 @@ def tasks_of(pieces: Sequence[RowGroup], rows: int, most: int = MOST_TASKS) -> l
 def most_tasks(layout: Layout, workspace: Workspace) -> int:
     """Tasks whose results this process can hold at the same time."""
     needs = workspace.needs
-    values = 2 * len(workspace.singles) + 2 * len(needs.extremes) + len(workspace.pairs.T)
+    values = 1 + 2 * len(workspace.singles)  # rows are counted in any case
+    values += 2 * len(needs.extremes) + len(workspace.pairs.T)
     values += len(workspace.plain)
     values += LONGEST_TAIL * len(needs.tails) + BINS * len(needs.histograms)
     size = 8 * values * len(layout.groups)
@@ -278,7 +289,7 @@ class SparkRows(KernelRows):
             tasks = tasks_of(list(stream.pieces), self.task_rows, most)
             layout = replace(work.layout, excluded=self.excluded)
             work = replace(work, layout=layout)
-            run = partial(sum_groups, work, stream.columns)
+            run = partial(sum_groups, SameVersion(), work, stream.columns)
             with spark_errors("reading Parquet in tasks"):
                 pieces = self.session.sparkContext.parallelize(tasks, len(tasks))
                 outcomes = pieces.map(run).collect()
@@ -303,7 +314,7 @@ class SparkRows(KernelRows):
         for name, step in row_steps(table):
             query = query.with_(name, as_=step)
         text = spark_text(query)
-        run = partial(sum_partition, work)
+        run = partial(sum_partition, SameVersion(), work)
         with spark_errors(text):
             # fewer partitions only: their results must fit into this process
             frame = self.session.sql(text).coalesce(most)

@@ -1,4 +1,4 @@
-"""Sessions and DataFrames: open a log in Spark, and translate Spark's errors.
+"""DataFrames: open a log in Spark, and write its queries in Spark's SQL.
 
 Files that this process sees are listed one by one, so that Spark and the tasks that read
 files by themselves have the same rows; other paths (``s3a://``, ``hdfs://``) go to Spark as
@@ -8,11 +8,8 @@ they are.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
-import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
@@ -25,13 +22,14 @@ import pyarrow as pa
 from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
-from poolwise.errors import (
-    EngineError,
-    MissingExtraError,
-    PolicyError,
-    SourceError,
-    UsageError,
+from poolwise.engines.spark_session import (
+    POLICY_FAILED,
+    SameVersion,
+    errors_of_spark,
+    is_remote,
+    spark_errors,
 )
+from poolwise.errors import PolicyError, UsageError
 from poolwise.log.log import PART_LOGGER, SELECT
 from poolwise.rows.guard import expanded, named_files, refuse_tables
 from poolwise.rows.repeats import refuse_repeated
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.log import Log, Part
@@ -49,37 +48,43 @@ if TYPE_CHECKING:
     from poolwise.rows.roles import Roles
 
 VIEW_NUMBERS = count()
+TRANSLATED = (
+    exp.Anonymous,
+    exp.Cast,
+    exp.DayOfWeek,
+    exp.DayOfWeekIso,
+    exp.Dayname,
+    exp.Div,
+    exp.Extract,
+    exp.Format,
+    exp.Log,
+    exp.Monthname,
+)
+OTHERWISE = {
+    "hash()",
+    "date_part()",
+    "datepart()",
+    "weekday()",
+    "dayname()",
+    "monthname()",
+    "format()",
+}
+SAME_PARTS = {"year", "quarter", "month", "day", "hour", "minute", "doy", "week"}
+LARGER = {  # types that hold all numbers of types that Spark lacks
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20),
+    pa.float16(): pa.float32(),
+}
 READER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "parquet": {"mergeSchema": True},
-    "csv": {"header": True, "inferSchema": True},
+    # a quote is doubled, not escaped; columns in another order are refused, not misread
+    "csv": {"header": True, "inferSchema": True, "escape": '"', "enforceSchema": False},
     "json": {},
 }
 PROGRAMS = re.compile(r'"class":"[\w.]*\.(CallMethodViaReflection|\w*ScriptTransformation)"')
 ZONE, ANSI = "spark.sql.session.timeZone", "spark.sql.ansi.enabled"
-POLICY_FAILED = "poolwise policy failed: "  # prefix of a worker's message
-
-
-@contextmanager
-def running_session(master: str) -> Iterator[SparkSession]:
-    """Use the session that is running, or start one and stop it at the end."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as reason:
-        raise MissingExtraError("pyspark", "spark") from reason
-    running = SparkSession.getActiveSession()
-    if running is None:
-        session = _started(master)
-        try:
-            yield session
-        finally:
-            session.stop()
-    elif master in {"", running.sparkContext.master}:
-        yield running
-    else:
-        raise UsageError(
-            f"a Spark session is running at {running.sparkContext.master!r}: stop it before "
-            f"starting one at {master!r}"
-        )
 
 
 @contextmanager
@@ -92,118 +97,101 @@ def configured(session: SparkSession, timezone: str) -> Iterator[None]:
             session.conf.set(ANSI, "true")  # an integer that overflows is an error
         yield
     finally:
-        with suppress(*_errors()):  # of a session that was stopped meanwhile
+        with suppress(*errors_of_spark()):  # of a session that was stopped meanwhile
             for name, value in own.items():
                 session.conf.unset(name) if value is None else session.conf.set(name, value)
 
 
-def _started(master: str) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise UsageError(
-            "Spark needs Java, which was not found: install Java 17 or newer, or set JAVA_HOME"
-        )
-    builder = SparkSession.builder.appName("poolwise").config("spark.ui.enabled", "false")
-    if master:
-        builder = builder.master(master)
-    chosen = os.environ.get("PYSPARK_PYTHON")
-    os.environ["PYSPARK_PYTHON"] = chosen or sys.executable  # workers run this Python
-    try:
-        return builder.getOrCreate()
-    except _errors() as reason:
-        where = f" at {master!r}" if master else ""
-        raise UsageError(f"Spark does not start{where}: {first_line(reason)}") from reason
-    finally:
-        if chosen is None:
-            del os.environ["PYSPARK_PYTHON"]
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """The exceptions of Spark, of its bridge to Java and of their connection."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    return PySparkException, Py4JError, OSError
-
-
-@contextmanager
-def spark_errors(text: str, source: str = "") -> Iterator[None]:
-    """Raise Spark's errors as ours, with one line in place of two languages' traces.
-
-    Args:
-        text: The query, or the work of tasks.
-        source: The source that is opened, if any.
-    """
-    try:
-        yield
-    except _errors() as reason:
-        line = first_line(reason)
-        if source:
-            raise SourceError(source, line) from reason
-        raise _from_worker(str(reason)) or EngineError(
-            "Spark", text, RuntimeError(line)
-        ) from reason
-
-
-def _from_worker(text: str) -> PolicyError | UsageError | None:
-    """The error of a worker before or while it ran our code."""
-    if "No module named 'poolwise'" in text:
-        return UsageError(
-            "Spark's workers cannot import poolwise: install it for the Python that they run, "
-            "and name that Python in PYSPARK_PYTHON before the session starts. Where poolwise "
-            "cannot be installed, `poolwise sql --dialect spark` prints a query that does "
-            "without it"
-        )
-    failure = re.search(re.escape(POLICY_FAILED) + r"(\{.*\})", text)
-    return None if failure is None else PolicyError(**json.loads(failure.group(1)))
-
-
-def first_line(reason: Exception) -> str:
-    r"""The line of Spark's message that names the cause.
-
-    >>> first_line(RuntimeError("Job aborted:\n  Lost task 0\nValueError: no\n\tat org.x"))
-    'ValueError: no'
-    >>> first_line(RuntimeError("[TABLE_NOT_FOUND] no table.\n'Project [*]"))
-    '[TABLE_NOT_FOUND] no table.'
-    """
-    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-    python = [line for line in raised if not re.match(r"(java|org|scala|py4j)\.", line)]
-    return (python or raised or lines or [type(reason).__name__])[0]
-
-
 def spark_text(query: exp.Select) -> str:
-    """The text of a query for Spark 4; invalid numbers and divisions by zero become NULL.
+    """The text of a query for Spark 4, with DuckDB's meaning of its expressions.
 
-    >>> spark_text(exp.select("a / b AS c").from_("log"))
-    'SELECT TRY_DIVIDE(a, b) AS c FROM log'
+    Invalid numbers become NULL, and divisions by zero infinite.
+
+    >>> spark_text(exp.select("log(a)").from_("log"))
+    'SELECT LOG10(a) FROM log'
     """
-    text: str = query.transform(_lenient).sql(dialect="spark")
+    query = query.copy()
+    for node in [*query.find_all(*TRANSLATED)][::-1]:  # inner ones first
+        node.replace(_translated(node))
+    text: str = query.sql(dialect="spark")
     return text
 
 
-def _lenient(node: Expression) -> Expression:
+def _translated(node: Expression) -> Expression:
+    """Return an expression that is in Spark what a node is in DuckDB."""
+    if isinstance(node, exp.Cast):
+        return _cast(node)
+    if isinstance(node, exp.Div):
+        return node if isinstance(node.expression, exp.Nullif) else _quotient(node)
+    if isinstance(node, exp.Log):  # with one argument Spark's is natural
+        return node if node.expression else _call("LOG10", node.this)
+    if isinstance(node, exp.DayOfWeek | exp.DayOfWeekIso):
+        from_monday = _call("WEEKDAY", node.this) + 1
+        return exp.paren(
+            from_monday % 7 if isinstance(node, exp.DayOfWeek) else from_monday, copy=False
+        )
+    if isinstance(node, exp.Extract):
+        known = node.name.lower() in SAME_PARTS
+        name = f"extract({node.name.lower()} FROM ...)"
+    else:
+        name = f"{node.name.lower() if isinstance(node, exp.Anonymous) else node.key}()"
+        known = name not in OTHERWISE
+    if not known:
+        raise UsageError(
+            f"Spark has another {name} than DuckDB, whose SQL the expressions of a log are in: "
+            "write the value as a column, or give the rows as a SELECT in Spark's SQL"
+        )
+    return node
+
+
+def _call(name: str, *arguments: Expression) -> Expression:
+    return exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
+
+
+def _quotient(node: exp.Div) -> Expression:
+    """Return a / b, and a times infinity where b is 0: infinite, or NaN if a is 0 as well."""
+    a, b = node.this.copy(), node.expression.copy()
+    infinity = exp.cast(exp.Literal.string("Infinity"), "double")
+    by_zero = exp.paren(a) * exp.If(this=exp.paren(b).eq(0), true=infinity, false=exp.Null())
+    return exp.func("coalesce", _call("TRY_DIVIDE", a, b), by_zero)
+
+
+def _cast(node: exp.Cast) -> Expression:
+    """Return a cast that reads "30d" as no number, and that rounds: Spark cuts digits off.
+
+    Spark knows the type of a column before it reads a row, and drops the other cases.
+    """
+    kind, text = _call("TYPEOF", node.this), exp.cast(node.this.copy(), "varchar")
     if isinstance(node, exp.TryCast):
         node.set("safe", True)  # noqa: FBT003 - SQLGlot's mark of TRY_CAST
-    if isinstance(node, exp.Div) and not isinstance(node.expression, exp.Nullif):
-        return exp.Anonymous(this="TRY_DIVIDE", expressions=[node.this, node.expression])
-    return node
+    if node.to.is_type("double"):
+        lettered = exp.RegexpLike(this=text, expression=exp.Literal.string(r"[0-9.][dDfF]\s*$"))
+        read = node.copy()
+        return exp.If(this=kind.eq("string").and_(lettered), true=exp.Null(), false=read)
+    if not node.to.is_type(*exp.DataType.INTEGER_TYPES):
+        return node
+    number = exp.TryCast(this=text, to=exp.DataType.build("double"), safe=True)
+    whole = exp.Case(default=node.copy())
+    for kinds, rounding in ((("float", "double"), "RINT"), (("decimal",), "ROUND")):
+        rounded = node.copy()
+        rounded.set("this", _call(rounding, number))
+        name = exp.func("split_part", kind.copy(), exp.Literal.string("("), exp.convert(1))
+        whole = whole.when(name.isin(*kinds), rounded)
+    return whole
 
 
 def frame_of(session: SparkSession, log: Log) -> DataFrame:
     """All parts of a log as one DataFrame, with the columns of all parts."""
-    from pyspark.sql import functions
-
     if log.connection is not None:
         raise UsageError("Spark does not read through a `connection`: leave `engine` out")
     refuse_repeated(log, named_files(log))
     frames = []
     for part in log.parts:
         with spark_errors("", _shown(part)):
-            frame = _frame(session, part, log.reader_options)
+            frame = _frame(session, part, log)
         if isinstance(log.source, Mapping):
-            frame = frame.withColumn(PART_LOGGER, functions.lit(str(part.logger)))
+            label = exp.Literal.string(str(part.logger)).sql(dialect="spark")
+            frame = frame.selectExpr("*", f"{label} AS {PART_LOGGER}")
         frames.append(frame)
     with spark_errors("", "the source"):
         return _union(frames)
@@ -213,7 +201,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
-def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> DataFrame:
+def _frame(session: SparkSession, part: Part, log: Log) -> DataFrame:
     if part.kind == "database":
         raise UsageError("Spark does not read DuckDB files: write the table to Parquet first")
     if part.kind == "table" and not SELECT.match(part.value):
@@ -223,7 +211,7 @@ def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> 
         return _only_reading(session.sql(f"SELECT * FROM (\n{text}\n) AS source"))
     if part.kind == "frame":
         return _from_frame(session, part.value)
-    chosen = {**READER_OPTIONS[part.kind], **options}
+    chosen = {**READER_OPTIONS[part.kind], **log.reader_options}
     if part.kind == "csv" and re.search(r"\.tsv\b", part.value[0].lower()):
         chosen.setdefault("sep", "\t")
     located: dict[str, list[str]] = {}  # paths by the folder above their partition folders
@@ -234,7 +222,11 @@ def _frame(session: SparkSession, part: Part, options: Mapping[str, object]) -> 
     frames = []
     for base, paths in located.items():
         rooted = {**chosen, "basePath": base} if base else chosen
-        frames.append(session.read.options(**rooted).format(part.kind).load(paths))  # type: ignore[arg-type, unused-ignore]
+        reader = session.read.options(**rooted).format(part.kind)  # type: ignore[arg-type, unused-ignore]
+        frame = reader.load(paths)
+        if part.kind == "csv":
+            frame = reader.schema(_text_labels(frame.schema, log)).load(paths)
+        frames.append(frame)
     return _union(frames)
 
 
@@ -247,6 +239,16 @@ def _only_reading(frame: DataFrame) -> DataFrame:
             "reflect(), java_method() and TRANSFORM ... USING"
         )
     return frame
+
+
+def _text_labels(schema: StructType, log: Log) -> StructType:
+    """Return the columns with labels as text, so that 1.1 and 1.10 stay distinct."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    labels = [name.strip('"`').lower() for name in (log.logger, log.cluster) if name]
+    return StructType(
+        [StructField(f.name, StringType()) if f.name.lower() in labels else f for f in schema]
+    )
 
 
 def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401 - see log.Frame
@@ -263,8 +265,17 @@ def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401
             f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
             "SELECT, a Spark DataFrame, another frame, a list of these, or a mapping by logger"
         ) from reason
-    copied: DataFrame = session.createDataFrame(frame)  # type: ignore[arg-type, unused-ignore]
+    copied: DataFrame = session.createDataFrame(_readable(frame))  # type: ignore[arg-type, unused-ignore]
     return copied
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """Return a table with numbers that Spark has: it lacks unsigned integers and halves."""
+    for k, field in enumerate(table.schema):
+        if field.type in LARGER:
+            column = table.column(k).cast(LARGER[field.type])
+            table = table.set_column(k, field.name, column)
+    return table
 
 
 def _files(pattern: str, kind: str) -> list[str]:
@@ -284,8 +295,7 @@ def _files(pattern: str, kind: str) -> list[str]:
 def local_files(session: SparkSession, log: Log) -> Files | None:
     """Files that tasks can read by themselves, under absolute paths."""
     paths = [path for part in log.parts if part.kind == "parquet" for path in part.value]
-    connect = type(session).__module__.startswith("pyspark.sql.connect")  # has no RDDs
-    if connect or any("://" in path for path in paths):
+    if is_remote(session) or any("://" in path for path in paths):
         return None
     with duckdb.connect() as connection:
         files = plain_files(connection, log)
@@ -305,11 +315,13 @@ def _shown(part: Part) -> str:
 def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
     """Name a DataFrame for queries, and drop the name at the end."""
     name = f"poolwise_{next(VIEW_NUMBERS)}"
-    frame.createOrReplaceTempView(name)
+    with spark_errors(f"CREATE VIEW {name}"):
+        frame.createOrReplaceTempView(name)
     try:
         yield exp.to_table(name)
     finally:
-        session.catalog.dropTempView(name)
+        with spark_errors(f"DROP VIEW {name}"):
+            session.catalog.dropTempView(name)
 
 
 def narrow(frame: DataFrame, roles: Roles) -> DataFrame:
@@ -319,12 +331,13 @@ def narrow(frame: DataFrame, roles: Roles) -> DataFrame:
 
 def collected(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """All rows in batches, each of which a worker writes to bytes."""
-    packed = frame.mapInArrow(_packed, "batch binary")
+    packed = frame.mapInArrow(partial(_packed, SameVersion()), "batch binary")
     for (content,) in packed.toLocalIterator(prefetchPartitions=True):
         yield from pa.ipc.open_stream(bytes(content))
 
 
-def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _packed(_: SameVersion, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write each batch to bytes, on a worker."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -343,7 +356,7 @@ def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     schema = StructType([needed.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())
-    scoring = partial(_score, scorer_of(roles), schema.names)
+    scoring = partial(_score, SameVersion(), scorer_of(roles), schema.names)
     try:
         with_scores = needed.mapInArrow(scoring, schema)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:
@@ -360,7 +373,10 @@ def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _score(
-    scorer: Scorer, columns: list[str], batches: Iterator[pa.RecordBatch]
+    _: SameVersion,
+    scorer: Scorer,
+    columns: list[str],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Score the batches of one partition, on a worker."""
     first_row = 0

@@ -15,7 +15,7 @@ from poolwise.evaluation.incumbent import incumbent_of
 from poolwise.evaluation.read import answered, opened, split_of
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
-from poolwise.evaluation.target import LEFT_OUT, NONE, errors_of, pairs_of, results_of
+from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
 from poolwise.intervals.guarantees import by_betting
 from poolwise.moments.buckets import BUCKETS
 from poolwise.moments.terms import WEIGHT, Needs, unite
@@ -146,7 +146,7 @@ def _evaluated(rows: OpenLog, baseline: str | None, *, which_logs: bool) -> Eval
     answer = partial(_answered, incumbent=incumbent, among=among)
     compared = _compared(rows, always=bool(among))
     bets = partial(_bets, rows) if asked.method == "betting" else dict
-    without = _without_each(rows) if which_logs and asked.log.crossed else {}
+    without = partial(_without_each, rows) if which_logs and asked.log.crossed else dict
     evaluation = answer(rows, compared, bets, without)
     if asked.by is None:
         return evaluation
@@ -158,18 +158,18 @@ def _answered(
     rows: OpenLog,
     compared: str,
     bets: Callable[[], Mapping[str, Interval]] = dict,
-    without: Mapping[str, Mapping[str, Errors]] = NONE,
+    without: Callable[[], Mapping[str, Mapping[str, Errors]]] = dict,
     *,
     incumbent: Incumbent,
     among: str,
 ) -> Evaluation:
     """Make the pass over rows and estimate; `among` is the target that is the baseline.
 
-    Bets are placed after the pass, which rejects rows that break a rule.
+    Bets are placed and loggers left out after the pass, which rejects rows that break a rule.
     """
     answers = rows.read(compared, Needs() if among else incumbent.needs)
     evaluation = replace(
-        results_of(answers, bets(), without),
+        results_of(answers, bets(), without()),
         pairs=pairs_of(answers) if answers.compared else None,
         baseline=among or incumbent.name,
         baseline_reason="" if among else incumbent.reason,

@@ -30,6 +30,7 @@ from poolwise.engines import as_engine, labelled
 from poolwise.engines.base import TalliedRows, only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.parallel import KernelRows
+from poolwise.engines.spark import Spark
 from poolwise.errors import (
     ExpressionError,
     Finding,
@@ -412,15 +413,20 @@ def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Findi
 
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
     """Open the log of a request with the engine that reads it."""
-    chosen = as_engine(engine, asked.log)
-    if not (asked.extra.predicted_reward or asked.extra.mixture):
+    chosen, extra = as_engine(engine, asked.log), asked.extra
+    if not (extra.predicted_reward or extra.mixture):
         return chosen.open(asked.log, asked.targets)
-    if not isinstance(chosen, DuckDB):
+    if extra.learners and not isinstance(chosen, DuckDB):
         raise UsageError(
             "only the DuckDB engine learns a reward model or an estimated mixture: leave "
             "`engine` out, or write the predictions as columns of the log first"
         )
-    return chosen.open(asked.log, asked.targets, asked.extra)
+    if not isinstance(chosen, DuckDB | Spark):
+        raise UsageError(
+            "columns of a `mixture` or of predicted rewards require the DuckDB or the Spark "
+            "engine: read the rows with one of them, or leave these columns out"
+        )
+    return chosen.open(asked.log, asked.targets, extra)
 
 
 def _bucketed(

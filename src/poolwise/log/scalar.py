@@ -76,19 +76,27 @@ NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
 )
 
 # What gives other values outside DuckDB, as measured on Spark and PostgreSQL.
-DIFFERENT = (
-    *(exp.DayOfWeek, exp.DayOfWeekIso, exp.Dayname, exp.Monthname, exp.Extract),
-    *(exp.DateDiff, exp.TimeToStr, exp.RegexpReplace, exp.Round),
-)
+DIFFERENT = (exp.DateDiff, exp.TimeToStr, exp.RegexpReplace)
+TRANSLATED = (exp.DayOfWeek, exp.DayOfWeekIso, exp.Dayname, exp.Monthname)  # by Spark's engine
 DIFFERENT_NAMES = frozenset(("hash", "weekday", "date_part", "datepart", "yearweek"))
 SAME_FIELDS = frozenset(("year", "quarter", "month", "day", "hour", "minute", "doy", "epoch"))
 
 
-def refuse_different(roles: Mapping[str, Expr], dialect: str, engine: str) -> None:
-    """Refuse parts of expressions that have other values in a dialect than in DuckDB."""
+def refuse_different(
+    roles: Mapping[str, Expr], dialect: str, engine: str, *, translated: bool = False
+) -> None:
+    """Refuse parts of expressions that have other values in a dialect than in DuckDB.
+
+    Args:
+        roles: Expression of each role.
+        dialect: Dialect of the query.
+        engine: Name of the engine, for the message.
+        translated: The engine translates or refuses what it can tell by the name.
+    """
     for role, tree in roles.items() if dialect != "duckdb" else ():
         for node in tree.walk():
-            if _is_different(node, dialect):
+            named = not translated and _is_named_differently(node, dialect)
+            if named or _is_different(node):
                 part = node.sql(dialect="duckdb")
                 raise UsageError(
                     f"{role}: {part} has other values in {engine} than in DuckDB: compute that "
@@ -96,7 +104,13 @@ def refuse_different(roles: Mapping[str, Expr], dialect: str, engine: str) -> No
                 )
 
 
-def _is_different(node: Expr, dialect: str) -> bool:
+def _is_different(node: Expr) -> bool:
+    if isinstance(node, exp.Bracket):  # the first element is 1, or 0, or found by its key
+        return not all(isinstance(part, exp.Literal) for part in node.expressions)
+    return isinstance(node, DIFFERENT)
+
+
+def _is_named_differently(node: Expr, dialect: str) -> bool:
     if isinstance(node, exp.Anonymous):
         return node.name.lower() in DIFFERENT_NAMES
     if isinstance(node, exp.Log):  # to the base 10, unless a base is given
@@ -105,9 +119,7 @@ def _is_different(node: Expr, dialect: str) -> bool:
         return node.name.lower() not in SAME_FIELDS
     if isinstance(node, exp.Round):  # PostgreSQL rounds halves to even numbers
         return dialect == "postgres"
-    if isinstance(node, exp.Bracket):  # the first element is 1, or 0, or found by its key
-        return not all(isinstance(part, exp.Literal) for part in node.expressions)
-    return isinstance(node, DIFFERENT)
+    return isinstance(node, TRANSLATED)
 
 
 def parse_scalar(sql: str) -> Expr:

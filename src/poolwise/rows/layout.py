@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sqlglot import exp
 
-from poolwise.errors import UsageError
+from poolwise.errors import Fault, LogError, UsageError
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.tallies import slots_of
 from poolwise.rows.rules import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import IntArray
     from poolwise.rows.rules import RoleColumns
 
+NO_NAN = "Write the value, or NULL where there is none: rows with NULL can be dropped."
 MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
 TIME = re.compile(r"DATE|TIMESTAMP")  # types of columns that order rows in time
 MOST_PERIODS = 1_000  # more distinct values suggest a time stamp of single rows
@@ -289,9 +290,18 @@ def cells_of(
     """Return the rows of each cell: periods in the order of their values, then loggers.
 
     Rows without a period or with an unknown logger have no cell; the pass reports them.
+    NaN has no place in an order.
     """
     place = {label: k for k, label in enumerate(loggers)}
     usable = [line for line in lines if line["period"] is not None and line["logger"] in place]
+    if lost := [line for line in usable if line["period_order"] != line["period_order"]]:
+        what = "segment" if table.segmented else "period"
+        raise LogError(
+            [
+                Fault(f"the {what} is NaN", i["logger"], int(i["rows"]), advice=NO_NAN)
+                for i in lost
+            ]
+        )
     usable.sort(key=lambda line: (line["period_order"], place[line["logger"]]))
     periods = {d: k for k, d in enumerate(dict.fromkeys(line["period"] for line in usable))}
     cells = {

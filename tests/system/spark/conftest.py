@@ -24,7 +24,7 @@ import pytest
 from poolwise.engines.spark import Spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -68,6 +68,7 @@ class Cluster:
 
     folder: Path
     stack: ExitStack
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     port: int = 0
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -75,13 +76,13 @@ class Cluster:
     def master(self) -> str:
         return f"spark://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self, workers: int = 2) -> None:
         (self.folder / "read").mkdir()
         (self.folder / "sitecustomize.py").write_text(SLOW, "utf-8")
         self.port = free_port()
         told = self._run("master.Master", "--port", str(self.port), "--webui-port", "0")[1]
         wait_until(partial(says, told, "I have been elected leader"), "the master")
-        self.start_workers(2)
+        self.start_workers(workers)
 
     def start_workers(self, number: int = 1) -> None:
         size = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
@@ -117,7 +118,30 @@ class Cluster:
             process.kill()
         worker.wait()
 
+    def start_connect(self) -> None:
+        """Start a server of Spark Connect, which has one worker of its own."""
+        self.port = free_port()
+        settings = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.driver.extraJavaOptions": QUICK,
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            "spark.ui.enabled": "false",
+        }
+        chosen = [part for item in settings.items() for part in ("--conf", "=".join(item))]
+        chosen += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        submit = ("--master", "local[1]", *chosen, "spark-internal")
+        _, told = self._started("SparkSubmit", *submit, memory="700m")
+        wait_until(partial(says, told, "Spark Connect server started"), "Spark Connect")
+
     def _run(self, name: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        return self._started(name, "--host", "127.0.0.1", *arguments)
+
+    def _started(
+        self, name: str, *arguments: str, memory: str = "256m"
+    ) -> tuple[subprocess.Popen[bytes], Path]:
         import pyspark
 
         home = Path(pyspark.__file__).parent
@@ -127,13 +151,13 @@ class Cluster:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_DIRS": str(self.folder),
             "SPARK_WORKER_DIR": str(self.folder),
-            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_MEMORY": memory,
             "SPARK_DAEMON_JAVA_OPTS": QUICK,
         }
         process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", *arguments],
+            [*command, *arguments],
             cwd=self.folder,
-            env={**os.environ, **extra},
+            env={**self.environment, **extra},
             stdout=self.stack.enter_context(told.open("wb")),
             stderr=subprocess.STDOUT,
         )
@@ -164,11 +188,16 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def need_spark() -> None:
+    """Skip a test that starts Spark where Spark cannot start."""
     pytest.importorskip("pyspark", reason="Spark's tests need pyspark: poolwise[spark]")
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         pytest.skip("Spark's tests need Java 17 or newer")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    need_spark()
     with ExitStack() as stack:
         found = Cluster(tmp_path_factory.mktemp("spark"), stack)
         found.start()

@@ -12,21 +12,24 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
+from sqlglot import exp, parse_one
 
 from poolwise.engines.answer import decode
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.files import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
-from poolwise.engines.spark_sources import ANSI, ZONE
+from poolwise.engines.spark_sources import ANSI, ZONE, spark_text
 from poolwise.errors import (
     EngineError,
     ExpressionError,
@@ -36,12 +39,14 @@ from poolwise.errors import (
     SourceError,
     UsageError,
 )
+from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.learning.learn import learn
 from poolwise.log.log import Log
 from poolwise.moments.moments import pooled
 from poolwise.moments.terms import REWARD, WEIGHT, Needs
 from poolwise.rows.reader import RowGroup
+from poolwise.rows.reward_model import GivenModel
 from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
 from tests.support.learning import segments, segments_log
@@ -260,12 +265,115 @@ def test_expressions_mean_what_they_mean_to_duckdb(
     assert_same(found, expected)
 
 
+VALUES = (
+    "log(abs(x) + 1)",  # to base 10
+    "log(2, abs(x) + 1)",
+    "ln(abs(x) + 1)",
+    "CAST(x AS INT)",  # rounded, half to even
+    "CAST(m AS INT)",  # rounded, half away from zero
+    "TRY_CAST(x * 10 AS BIGINT)",
+    "CAST(i / 4 AS BIGINT)",
+    "i::BIGINT",
+    "i / 4 / (i - 3)",
+    "CASE WHEN x / (i - i) > 2 THEN 1 ELSE 0 END",  # infinite
+    "i // 4",
+    "i % 4",
+    "dayofweek(d)",  # from Sunday, 0
+    "isodow(d)",
+    "extract(hour FROM CAST(d AS TIMESTAMP))",
+    "TRY_CAST(s AS DOUBLE)",
+)
+
+
+def test_expressions_have_the_values_of_duckdb(session: SparkSession) -> None:
+    table = pa.table(
+        {
+            "i": [-7, -1, 0, 3, 10, 2**60 + 1],
+            "x": [-2.5, -0.4, 0.5, 1.5, 2.5, 100.25],
+            "m": pa.array(map(Decimal, ("-2.5", "0.5", "1.5", "2.5", "2.7", "0"))),
+            "s": ["1.5", " 2 ", "30d", "2.5F", "1e3", "word"],
+            "d": [date(2024, 1, day) for day in (1, 6, 7, 8, 30, 31)],
+        }
+    )
+    session.createDataFrame(table).coalesce(1).createOrReplaceTempView("expressed")
+    listed = [parse_one(text, dialect="duckdb").as_(f"v{k}") for k, text in enumerate(VALUES)]
+    query = exp.select(*listed).from_("expressed")
+    (*lines,) = session.sql(spark_text(query)).collect()
+    with duckdb.connect() as connection:
+        connection.register("expressed", table)
+        expected = connection.sql(query.sql(dialect="duckdb")).fetchall()
+    for k, text in enumerate(VALUES):
+        values, same = (
+            [np.nan if line[k] is None else float(line[k]) for line in both]
+            for both in (lines, expected)
+        )
+        assert values == pytest.approx(same, rel=1e-15, nan_ok=True), text
+
+
+def test_functions_that_are_others_in_spark_are_refused(spark: Spark, table: pa.Table) -> None:
+    for text in ("hash(user) % 2", "weekday(DATE '2024-01-01')", "extract(dow FROM day)"):
+        log = log_of(table.append_column("day", table["user"]), reward=text)
+        with refused(UsageError):
+            evaluate(log, TARGETS, engine=spark)
+
+
 def test_labels_may_hold_anything(spark: Spark) -> None:
     labels = ("it's", "b\\c `d`")
     table = random_table(np.random.default_rng(2), dict.fromkeys(labels, 50))
     log, needs = log_of(table, labels), numbers.all_needs(labels)
     judge = numbers.moments(Reference(), log, needs)
     assert_moments_agree(numbers.moments(spark, log, needs), judge)
+
+
+@pytest.mark.parametrize("source", ["file", "frame"])
+def test_columns_of_a_mixture_and_of_a_model_are_read(
+    spark: Spark, table: pa.Table, tmp_path: Path, source: str
+) -> None:
+    shares = [3_000 / 5_000, 2_000 / 5_000]
+    mixture = shares[0] * table["p_a"].to_numpy() + shares[1] * table["p_b"].to_numpy()
+    rows = table.append_column("mix", pa.array(mixture))
+    rows = rows.append_column("guess", pa.array(np.sin(np.arange(5_000))))
+    pq.write_table(rows, tmp_path / "log.parquet", row_group_size=700)
+    path = str(tmp_path / "log.parquet")
+    log = log_of(path if source == "file" else rows, propensities=None)
+    model: Any = GivenModel("guess", "guess / 2")
+    for asked, options in (
+        (replace(log, mixture="mix"), {}),
+        (log_of(rows), {"model": model}),
+    ):
+        options |= {"interval": "student"}  # slices follow the order of the rows
+        expected = evaluate(asked, TARGETS, engine=DuckDB(), **options)
+        found = evaluate(asked, TARGETS, engine=spark, **options)
+        assert_same(found, expected)
+        assert {*found["target"].estimates} == {*expected["target"].estimates}
+    with refused(UsageError):
+        evaluate(replace(log, estimate_mixture=True, action="item"), TARGETS, engine=spark)
+    assert check(replace(log, mixture="mix + 1"), TARGETS, engine=spark).faults
+
+
+def test_segments_of_resampled_rows_need_nothing_but_counts(
+    spark: Spark, table: pa.Table
+) -> None:
+    """Some needs of a segment are empty: its rows are counted even so."""
+    targets = {"target": "t", "half": "t / 2"}
+    log = log_of(table, cluster="user")
+    options: Any = {"interval": "bootstrap", "by": "item"}
+    expected = evaluate(log, targets, engine=DuckDB(), **options)
+    assert_same(evaluate(log, targets, engine=spark, **options), expected)
+
+
+def test_leaving_loggers_out_hides_no_fault(spark: Spark, table: pa.Table) -> None:
+    chances = table["p_a"].to_numpy().copy()
+    chances[[3, 7, 11, 20]] = 1.5
+    bad = table.set_column(table.column_names.index("p_a"), "p_a", pa.array(chances))
+
+    def faults(engine: Engine) -> list[tuple[str, str, int]]:
+        with pytest.raises(LogError) as caught:
+            evaluate(log_of(bad, propensity=None), TARGETS, engine=engine, which_logs=True)
+        return [(f.rule, f.logger, f.rows) for f in caught.value.faults]
+
+    assert faults(spark) == faults(DuckDB())
+    assert {logger for _, logger, _ in faults(spark)} == {"a", "b"}
 
 
 def test_a_logger_is_left_out(engine: Engine, table: pa.Table) -> None:
@@ -384,6 +492,58 @@ def test_text_and_division_by_zero_are_faults_not_crashes(spark: Spark) -> None:
         evaluate(log, TARGETS, engine=spark)
     with refused(LogError):
         evaluate(log_of(table), {"target": "t / (p - p)"}, engine=spark)
+
+
+def test_letters_after_a_number_are_a_fault(spark: Spark) -> None:
+    """Java reads "30d" and "2.5f" as numbers."""
+    table = random_table(np.random.default_rng(3), {"a": 5, "b": 5})
+    texts = ["1.5", " 2 ", "3e0", "-4", ".5", "6.", "7", "8", "30d", "2.5F "]
+    log = log_of(table.append_column("text", pa.array(texts)), reward="text")
+    assert sum(f.rows for f in check(log, engine=spark).faults) == 2
+    assert sum(f.rows for f in check(log, engine=DuckDB()).faults) == 2
+
+
+def test_a_chain_of_divisions_by_zero_is_a_fault(spark: Spark, table: pa.Table) -> None:
+    log = log_of(table, reward="reward / (item - item) / 2", on_fault="drop")
+    with pytest.raises(LogError) as caught:
+        evaluate(log, TARGETS, engine=spark)
+    assert sum(fault.rows for fault in caught.value.faults) == 5_000
+
+
+def test_labels_of_csv_are_text(spark: Spark, tmp_path: Path) -> None:
+    """As numbers, 1.1 and 1.10 would be one logger, and so would 7 and 007."""
+    table = random_table(np.random.default_rng(4), dict.fromkeys(("1.1", "1.10", "007"), 20))
+    csv.write_csv(table, tmp_path / "log.csv")
+    log = log_of(str(tmp_path / "log.csv"), propensities=None)
+    expected = evaluate(log, TARGETS, engine=DuckDB(), interval="student")
+    found = evaluate(log, TARGETS, engine=spark, interval="student")
+    assert_same(found, expected)
+    assert dict(found.rows) == {"007": 20, "1.1": 20, "1.10": 20}
+
+
+def test_csv_files_with_columns_in_another_order_are_refused(
+    spark: Spark, table: pa.Table, tmp_path: Path
+) -> None:
+    """Read by position, the propensity would be the probability of the target."""
+    names = ["logger", "reward", "p", "t"]
+    csv.write_csv(table.select(names), tmp_path / "0.csv")
+    csv.write_csv(table.select([*names[:2], "t", "p"]), tmp_path / "1.csv")
+    log = log_of(str(tmp_path / "*.csv"), propensities=None)
+    assert sum(evaluate(log, TARGETS, "naive", engine=DuckDB()).rows.values()) == 10_000
+    with pytest.raises(SourceError, match="do not have the same columns"):
+        evaluate(log, TARGETS, "naive", engine=spark)
+
+
+def test_frames_with_types_that_spark_lacks_are_read(spark: Spark, table: pa.Table) -> None:
+    kinds = {"u8": pa.uint8(), "u16": pa.uint16(), "u32": pa.uint32(), "u64": pa.uint64()}
+    items = table["item"]
+    for name, kind in kinds.items():
+        table = table.append_column(name, items.cast(kind))
+    table = table.append_column("half", items.cast(pa.float32()).cast(pa.float16()))
+    log = log_of(table, reward="u8 + u16 + u32 + u64 + half", cluster="user")
+    plain = log_of(table.drop([*kinds, "half"]), reward="5 * item", cluster="user")
+    found = evaluate(log, TARGETS, "naive", engine=spark)
+    assert_same(found, evaluate(plain, TARGETS, "naive", engine=DuckDB()))
 
 
 def test_what_is_not_there_is_named(spark: Spark, table: pa.Table, tmp_path: Path) -> None:
@@ -588,12 +748,13 @@ def test_the_session_that_runs_is_used_and_left_running(
 def test_what_spark_needs_is_named_where_it_is_missing(
     table: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sql = pytest.importorskip("pyspark.sql")
-    monkeypatch.setattr(sql.SparkSession, "getActiveSession", lambda: None)
+    pytest.importorskip("pyspark.sql")
+    monkeypatch.setattr("poolwise.engines.spark_session._running", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("shutil.which", lambda _: None)
     with refused(UsageError), Spark().open(log_of(table), TARGETS):
         pass
+    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ImportError, match=r"poolwise\[spark\]"):
         evaluate(log_of(table), TARGETS, engine=Spark())
