@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from poolwise.errors import SourceError, UsageError, did_you_mean
+from poolwise.rows.archives import DAMAGES, read_arrays
 from reproduction.crf import to_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
@@ -148,24 +150,24 @@ def load(name: str, folder: Path | str | None = None) -> Dataset:
 
 def read_multi_label(path: Path | str) -> Dataset:
     """Read a NumPy archive with X_train, Y_train, X_test, Y_test and label_names."""
-    arrays = _archive(path, ("X_train", "Y_train", "X_test", "Y_test", "label_names"))
-    train, test = (
-        Labelled(arrays[f"X_{part}"].astype(np.float64), arrays[f"Y_{part}"])
-        for part in ("train", "test")
-    )
-    names = tuple(arrays["label_names"].tolist())
+    with _archive(path, "X_train", "Y_train", "X_test", "Y_test", "label_names") as arrays:
+        train, test = (
+            Labelled(arrays[f"X_{part}"].astype(np.float64), arrays[f"Y_{part}"])
+            for part in ("train", "test")
+        )
+        names = tuple(arrays["label_names"].tolist())
     return Dataset(Path(path).stem, train, test, names, len(train))
 
 
 def read_multi_class(path: Path | str) -> Dataset:
     """Read a NumPy archive with X, y, class_names and n_train, the rows that come first."""
-    arrays = _archive(path, ("X", "y", "class_names", "n_train"))
-    rows = Labelled(arrays["X"].astype(np.float64), arrays["y"].astype(np.int64))
-    split = int(arrays["n_train"])
-    if split < 0:
-        raise SourceError(str(path), "it has no published split: n_train is -1")
-    train, test = rows.take(slice(None, split)), rows.take(slice(split, None))
-    names = tuple(arrays["class_names"].tolist())
+    with _archive(path, "X", "y", "class_names", "n_train") as arrays:
+        rows = Labelled(arrays["X"].astype(np.float64), arrays["y"].astype(np.int64))
+        split = int(arrays["n_train"])
+        if split < 0:
+            raise SourceError(str(path), "it has no published split: n_train is -1")
+        train, test = rows.take(slice(None, split)), rows.take(slice(split, None))
+        names = tuple(arrays["class_names"].tolist())
     return Dataset(Path(path).stem.removeprefix("multiclass_"), train, test, names, split)
 
 
@@ -178,11 +180,12 @@ def read_rcv1_subset(path: Path | str) -> Dataset:
     """
     from scipy.sparse import csr_array
 
-    arrays = _archive(path, ("data", "indices", "indptr", "shape", "Y_roots", "root_names"))
-    parts = (arrays["data"].astype(np.float64), arrays["indices"].astype(np.int32))
-    matrix = csr_array((*parts, arrays["indptr"]), shape=tuple(arrays["shape"].tolist()))
-    order = np.random.default_rng(SUBSET_SEED).permutation(matrix.shape[0])
-    rows = Labelled(matrix, arrays["Y_roots"]).take(order)
+    keys = ("data", "indices", "indptr", "shape", "Y_roots", "root_names")
+    with _archive(path, *keys) as arrays:
+        parts = (arrays["data"].astype(np.float64), arrays["indices"].astype(np.int32))
+        matrix = csr_array((*parts, arrays["indptr"]), shape=tuple(arrays["shape"].tolist()))
+        order = np.random.default_rng(SUBSET_SEED).permutation(matrix.shape[0])
+        rows = Labelled(matrix, arrays["Y_roots"]).take(order)
     split = min(round(0.35 * RCV1_TRAIN), len(rows) // 2)
     train, test = rows.take(slice(None, split)), rows.take(slice(split, None))
     note = (
@@ -192,15 +195,19 @@ def read_rcv1_subset(path: Path | str) -> Dataset:
     return Dataset("lyrl", train, test, tuple(arrays["root_names"].tolist()), RCV1_TRAIN, note)
 
 
-def _archive(path: Path | str, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+@contextmanager
+def _archive(path: Path | str, *keys: str) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield some arrays of an archive; raise SourceError if they cannot be read or used."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in keys if key not in archive]
-            if missing:
-                raise SourceError(str(path), f"it has no {', '.join(missing)}")
-            return {key: archive[key] for key in keys}
-    except (OSError, ValueError) as error:
-        raise SourceError(str(path), str(error)) from error
+        arrays = read_arrays(Path(path).read_bytes())
+        missing = [key for key in keys if key not in arrays]
+        if missing:
+            raise SourceError(str(path), f"it has no {', '.join(missing)}")
+        yield {key: arrays[key] for key in keys}
+    except OSError as error:
+        raise SourceError(str(path), error.strerror or str(error)) from error
+    except DAMAGES as error:
+        raise SourceError(str(path), f"it is not the archive of a data set: {error}") from error
 
 
 def read_libsvm(path: Path | str, features: int, labels: int) -> Labelled:

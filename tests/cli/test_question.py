@@ -173,10 +173,51 @@ def test_a_missing_file_and_two_files_are_named(file: Path) -> None:
 
 def test_a_value_of_the_wrong_type_ends_with_status_2(file: Path) -> None:
     file.write_text(QUESTION.replace("level = 0.9", 'level = "high"'))
-    assert run("evaluate", file).exit_code == 2
+    assert isinstance(run("evaluate", file).exception, UsageError)  # which main exits 2 for
     file.write_text(QUESTION.replace('reward = "reward"\n', ""))
     outcome = run("evaluate", file)
     assert (outcome.exit_code, "--reward" in outcome.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"level = {'9' * 400}",
+        "level = true",
+        "level = [0.9]",
+        "baseline = 2024-05-01",
+        "half_width = 07:32:00",
+        "planned = 1.5",
+        "state = false",
+        "which_logs = 1",
+        'interval = "wide"',
+        'on_fault = "ignore"',
+        "estimators = [[1]]",
+        "reader_options = {a = {b = 1}}",
+        'reward_range = [0, "x"]',
+        "reward_range = false",
+    ],
+)
+def test_a_value_of_another_type_is_one_message(file: Path, line: str) -> None:
+    name = line.partition(" ")[0]
+    kept = [part for part in QUESTION.splitlines() if not part.startswith(f"{name} ")]
+    file.write_text("\n".join([line, *kept]))
+    with refused(UsageError):
+        pw.Question.read(file)
+
+
+@pytest.mark.parametrize("opening", ["x = " + "[" * 5000, "x = " + "{a=" * 5000])
+def test_a_file_that_is_nested_too_deeply_is_one_message(file: Path, opening: str) -> None:
+    file.write_text(opening)
+    with pytest.raises(UsageError):
+        pw.Question.read(file)
+
+
+def test_numbers_may_be_texts_and_texts_numbers(file: Path) -> None:
+    changed = QUESTION.replace("level = 0.9", 'level = "0.9"')
+    file.write_text(changed.replace('baseline = "b"', "baseline = 5"))
+    assert dict(pw.Question.read(file).options)["level"] == 0.9
+    assert dict(pw.Question.read(file).options)["baseline"] == "5"
 
 
 def test_policies_in_files_start_at_the_folder_of_the_question(file: Path) -> None:

@@ -188,3 +188,12 @@ def test_logs_that_cannot_have_lists() -> None:
         log_of(log_table(50), densities=True)
     with refused(UsageError):
         pw.learn(log_of(log_table(50)))
+
+
+@pytest.mark.parametrize("column", [["a", "b", "a"], [1.0, 2.0, 1.0]], ids=["text", "numbers"])
+def test_a_column_without_lists_is_refused(column: list[object]) -> None:
+    """The letters of a text are not actions."""
+    table = pa.table({"r": [0.0, 1.0, 1.0], "p": [0.5] * 3, "a": ["a", "b", "a"], "e": column})
+    log = pw.Log(table, reward="r", propensity="p", action="a", eligible="e")
+    with refused(PolicyError):
+        pw.evaluate(log, {"new": pw.Uniform(["a", "b"])})

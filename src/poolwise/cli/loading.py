@@ -255,11 +255,14 @@ def _content(path: str) -> bytes:
 
 
 def _from_skops(path: str, content: bytes, *, trust: bool) -> object:
+    from poolwise.rows.archives import refuse_bomb
+
     try:
         from skops import io as skops
     except ImportError:
         raise MissingExtraError("skops", "skops") from None
     try:
+        refuse_bomb(content)
         unknown = sorted(skops.get_untrusted_types(data=content))
         if trust or not unknown:
             return skops.loads(content, trusted=unknown)

@@ -15,25 +15,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer.core import TyperCommand
 
+from poolwise.cli.keys import KEYS, Key, by_name, texts
 from poolwise.cli.loading import FILE_ENDINGS, build_log, build_targets
-from poolwise.cli.options import (
-    CompareOptions,
-    EvaluateOptions,
-    PlanOptions,
-    RoleOptions,
-    SourceOptions,
-    WatchOptions,
-    options_of,
-)
+from poolwise.cli.options import RoleOptions, SourceOptions, options_of
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.log.log import SELECT, as_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
     import typer
@@ -52,50 +45,6 @@ Values = dict[str, Any]  # of options, as TOML or the command line gives them
 ENDING = ".toml"
 META = "poolwise.question"  # of a command's context: the file that it reads
 OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
-PLURALS = {"target": "targets", "estimator": "estimators", "reader_option": "reader_options"}
-
-
-class Key(NamedTuple):
-    """A key of question files: the option, and True if that can be repeated."""
-
-    option: str
-    repeated: bool
-
-    @property
-    def name(self) -> str:
-        if self.option == "logs":
-            return "log"
-        return PLURALS.get(self.option, self.option) if self.repeated else self.option
-
-    def as_option(self, path: str, value: object) -> object:
-        """Return a TOML value as the command line gives it: texts of tables are NAME=VALUE."""
-        if self.option == "reward_range" and isinstance(value, list):
-            return ",".join(map(str, value))
-        if self.option == "logs" or self.repeated:
-            return _texts(value)
-        if isinstance(value, list | dict):
-            raise UsageError(f"{path}: `{self.name}` must be one value, got {value!r}")
-        return value
-
-
-def _by_name(keys: Iterable[Key]) -> dict[str, Key]:
-    return {key.name: key for key in keys}
-
-
-GROUPS = (
-    RoleOptions,
-    SourceOptions,
-    EvaluateOptions,
-    CompareOptions,
-    PlanOptions,
-    WatchOptions,
-)
-KEYS = _by_name(
-    Key(option.name, list[str] in get_args(get_args(option.annotation)[0]))
-    for group in GROUPS
-    for option in options_of(group)
-    if option.name != "trust"  # a permission is given for each run
-) | {"log": Key("logs", repeated=True)}
 
 
 @dataclass(frozen=True)
@@ -131,7 +80,11 @@ class Question:
         roles = _chosen(RoleOptions, options)
         rows = _chosen(SourceOptions, options | {"trust": trust})
         used = {"logs", *vars(roles), *vars(rows)}
-        others = {name: v for name, v in values.items() if KEYS[name].option not in used}
+        others = {
+            name: texts(value) if KEYS[name].repeated else value
+            for name, value in values.items()
+            if KEYS[name].option not in used
+        }
         if "engine" in options:
             others["engine"] = rows.start()
         log = build_log(options["logs"], roles, rows)
@@ -244,7 +197,7 @@ class QuestionCommand(TyperCommand):
             raise UsageError(f"one question file at a time, got {', '.join(files)}")
         text, values = read_file(files[0])
         own = (Key(str(p.name), getattr(p, "multiple", False)) for p in self.params)
-        options = as_options(files[0], values, _by_name(own))
+        options = as_options(files[0], values, by_name(own))
         context = super().make_context(info_name, args, parent, default_map=options, **extra)
         others = [source for source in context.params["logs"] if source != files[0]]
         context.params["logs"] = others or options["logs"]
@@ -259,7 +212,7 @@ def read_file(path: str) -> tuple[str, Values]:
         values = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise UsageError(f"{path} must be TOML: {error}") from None
     options = values.pop("options", {})
     if not isinstance(options, dict):
@@ -267,7 +220,14 @@ def read_file(path: str) -> tuple[str, Values]:
     twice = sorted(values.keys() & options.keys())
     if twice:
         raise UsageError(f"{path} has the key {twice[0]!r} twice")
-    return text, values | options
+    values |= options
+    unknown = [key for key in values if key not in KEYS]
+    if unknown:
+        hint = did_you_mean(unknown[0], KEYS)
+        raise UsageError(f"{path}: there is no key {unknown[0]!r}{hint}")
+    if "log" not in values:
+        raise UsageError(f"{path}: the key `log` is required: a path, a glob, a SELECT, a list")
+    return text, {name: KEYS[name].typed(path, value) for name, value in values.items()}
 
 
 def as_options(path: str, values: Values, own: Mapping[str, Key] = KEYS) -> Values:
@@ -275,34 +235,15 @@ def as_options(path: str, values: Values, own: Mapping[str, Key] = KEYS) -> Valu
 
     Args:
         path: The file.
-        values: Its keys; each must be an option of some command.
+        values: Its keys, typed.
         own: Keys of a command; others are left out.
     """
-    unknown = [key for key in values if key not in KEYS]
-    if unknown:
-        hint = did_you_mean(unknown[0], KEYS)
-        raise UsageError(f"{path}: there is no key {unknown[0]!r}{hint}")
-    if "log" not in values:
-        raise UsageError(f"{path}: the key `log` is required: a path, a glob, a SELECT, a list")
     folder = Path(path).parent
     return {
-        key.option: _located(folder, key.option, key.as_option(path, value))
+        key.option: _located(folder, key.option, key.as_option(value))
         for name, value in values.items()
         if (key := own.get(name))
     }
-
-
-def _texts(value: object) -> list[str]:
-    """Return the texts of a table, a list or a single value.
-
-    >>> _texts({"v2": ["v1", "v0"], "v1": "p_v1"}), _texts("p_{logger}")
-    (['v2=v1', 'v2=v0', 'v1=p_v1'], ['p_{logger}'])
-    """
-    if isinstance(value, dict):
-        return [f"{name}={text}" for name, part in value.items() for text in _texts(part)]
-    if isinstance(value, list):
-        return [str(part) for part in value]
-    return [str(value)]
 
 
 def _located(folder: Path, name: str, value: Any) -> Any:  # noqa: ANN401 - any option

@@ -8,14 +8,11 @@ a row.  Reading executes nothing from a file, and rejects a damaged one with one
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -23,6 +20,7 @@ from poolwise.errors import SourceError, UsageError
 from poolwise.intervals.betting import Bets
 from poolwise.log.problems import UTC
 from poolwise.moments.blocks import BINS, Blocks
+from poolwise.rows.archives import DAMAGES, read_arrays
 from poolwise.rows.output import Kind, write_whole
 
 if TYPE_CHECKING:
@@ -34,17 +32,6 @@ HORIZONS = (2.0, 8.0, 32.0, 128.0)  # times the rows of the first block
 FORMAT = 1
 STATE = Kind("a state", (".npz",))
 DAMAGED = "the state is damaged: restore a copy, or begin a new state with all rows"
-DAMAGES = (
-    AttributeError,
-    BadZipFile,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
 Asked = dict[str, Any]  # of plain values, by name
 
 
@@ -128,8 +115,7 @@ class State:
     def load(cls, path: str | Path) -> State:
         """Read a file that `save` wrote."""
         try:
-            with np.load(BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_arrays(Path(path).read_bytes())
             if str(arrays.pop("checksum")) != _checksum(arrays):
                 raise SourceError(f"{str(path)!r}", DAMAGED)
             header = json.loads(str(arrays.pop("header")))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
 MOST_LABELS = 64  # of one column
+LARGEST = 2**63  # above all integers of a column
 FEWEST_ROWS = 10  # of a label that gets a column of its own
 
 
@@ -210,12 +211,24 @@ def _feature(name: str, values: RawColumn) -> Feature:
     return Feature(name, values.shape[1], missing=bool(gaps.any()))
 
 
+def refuse_labels(what: str, labels: Sequence[object]) -> None:
+    """Raise ValueError if a label of JSON data is neither text nor a number of 64 bits."""
+    for label in labels:
+        plain = label is None or isinstance(label, str | int | float)
+        if not plain or (isinstance(label, int) and not -LARGEST <= label < LARGEST):
+            raise ValueError(f"{what} must be text or numbers of 64 bits")
+
+
 def read_encoding(data: Mapping[str, Any]) -> Encoding:
     """Return the encoding of JSON data; a ValueError says what is wrong with it."""
     features = tuple(
         Feature(str(f["column"]), int(f["width"]), bool(f["missing"]), tuple(f["labels"]))
         for f in data["features"]
     )
+    for feature in features:
+        refuse_labels(f"labels of {feature.column!r}", feature.labels)
+        if feature.width < 0:
+            raise ValueError(f"the width of {feature.column!r} must not be negative")
     mean, scale = (np.array(data[name], dtype=np.float64) for name in ("mean", "scale"))
     chosen = np.array(data["chosen"], dtype=np.int64)
     total = sum(feature.size for feature in features)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
-from poolwise.learning.features import read_encoding
+from poolwise.learning.features import read_encoding, refuse_labels
 from poolwise.learning.fit import Trees, greedy, read_trees, softmax
 from poolwise.log.adapters import Mixture, as_policy
 from poolwise.log.eligible import listed
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from poolwise.log.policy import AnyArray, Distribution, FloatArray, PolicyLike
 
 KIND, WITH_TREES, VERSION = "poolwise.linear", "poolwise.trees", 1
+MALFORMED = (  # what JSON of another form raises where it is read
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 LEAST = 1e-6  # probability of an anchor below which its score falls no further
 
 
@@ -139,7 +148,12 @@ class LinearPolicy(Deciding):
 
     def play(self, features: FloatArray, base: FloatArray | None) -> FloatArray:
         """Return the probability of every action from features and the scores of the base."""
-        scores: FloatArray = features @ self.coefficients
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores: FloatArray = features @ self.coefficients
+        lost = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+        if len(lost):
+            reason = f"has scores outside the range of doubles, in {len(lost):,} rows"
+            raise PolicyError("learned", reason, lost[:5].tolist())
         scores = scores if self.trees is None else scores + self.trees.scores(features)
         scores = scores if base is None else scores + base
         prob = greedy(scores) if self.greedy else softmax(scores)
@@ -229,7 +243,7 @@ def load_policy(
     try:
         data = json.loads(content)
         return _policy(data, loggers or {}, trust=trust)
-    except (ValueError, KeyError, TypeError, AttributeError, PolicyError) as error:
+    except (*MALFORMED, PolicyError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is not a policy that can be used: {what}") from None
 
@@ -271,6 +285,7 @@ def _read_part(
 ) -> LinearPolicy:
     encoding, actions = read_encoding(part["encoding"]), tuple(data["actions"])
     coefficients = np.array(part["coefficients"], dtype=np.float64)
+    refuse_labels("its actions", actions)
     if not actions or len(set(actions)) < len(actions):
         raise ValueError("its actions must be distinct")
     if coefficients.shape != (encoding.size, len(actions)):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.errors import PolicyError
+from poolwise.errors import PolicyError, UsageError
 from poolwise.log.adapters import EpsilonGreedy, Mixture, Softmax
 from poolwise.log.policy import Batch, Distribution, index_of, is_distribution, pick
 
@@ -121,6 +121,12 @@ def flat(lists: AnyArray) -> tuple[IntArray, list[Hashable]]:
     >>> rows.tolist(), labels
     ([0, 0, 2], ['a', 'b', 'a'])
     """
-    parts = [[] if part is None else list(part) for part in lists.tolist()]
+    parts = [[] if part is None else part for part in lists.tolist()]
+    others = [part for part in parts if not isinstance(part, list | tuple | np.ndarray)]
+    if others:
+        raise UsageError(
+            f"`eligible` must name a column of lists of actions, got {others[0]!r} in "
+            f"{len(others):,} row{'s' * (len(others) > 1)}"
+        )
     rows = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return rows, [label for part in parts for label in part]

@@ -1,0 +1,148 @@
+"""Keys: the keys of question files, each an option, and the types of their values."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
+
+from poolwise.cli.options import (
+    CompareOptions,
+    EvaluateOptions,
+    PlanOptions,
+    RoleOptions,
+    SourceOptions,
+    WatchOptions,
+    options_of,
+)
+from poolwise.errors import UsageError
+from poolwise.log.log import as_line
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Iterable
+
+PLURALS = {"target": "targets", "estimator": "estimators", "reader_option": "reader_options"}
+
+
+class Key(NamedTuple):
+    """A key of question files.
+
+    Attributes:
+        option: Name of the option.
+        repeated: True if the option can be repeated.
+        kinds: Types that the option takes; a Literal lists its values.
+    """
+
+    option: str
+    repeated: bool
+    kinds: tuple[Any, ...] = (str,)
+
+    @property
+    def name(self) -> str:
+        if self.option == "logs":
+            return "log"
+        return PLURALS.get(self.option, self.option) if self.repeated else self.option
+
+    def typed(self, path: str, value: Any) -> Any:  # noqa: ANN401 - of TOML
+        """Return a TOML value in the type of the option; raise UsageError if it has another."""
+        try:
+            if self.option == "reward_range" and isinstance(value, list):
+                return [_number(part) for part in value]
+            return _flat(value) if self.repeated else _one(value, self.kinds)
+        except (OverflowError, TypeError, ValueError):
+            text = as_line(repr(value))
+            raise UsageError(
+                f"{path}: `{self.name}` must be {self.wanted}, got {text}"
+            ) from None
+
+    @property
+    def wanted(self) -> str:
+        """Type of a value, in words."""
+        if self.option == "reward_range":
+            return "a list of two numbers"
+        if self.repeated:
+            return "text, a list of texts or a table of them"
+        choices = [repr(choice) for kind in self.kinds for choice in get_args(kind)]
+        names = {bool: "true or false", float: "a number", int: "a whole number"}
+        return ", ".join(choices) or names.get(self.kinds[0], "text")
+
+    def as_option(self, value: object) -> object:
+        """Return a typed value as the command line gives it: texts of tables are NAME=VALUE."""
+        if self.option == "reward_range" and isinstance(value, list):
+            return ",".join(map(str, value))
+        return texts(value) if self.option == "logs" or self.repeated else value
+
+
+def _one(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401 - of TOML
+    """Return one value in a type; raise TypeError or ValueError if it has another."""
+    choices = [choice for kind in kinds for choice in get_args(kind)]
+    if choices or bool in kinds:
+        if value not in (choices or [True, False]) or type(value) not in {str, bool}:
+            raise ValueError
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    if int in kinds:
+        return int(str(value))
+    return _number(value) if float in kinds else str(value)
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - of TOML
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)
+
+
+def _flat(value: object) -> object:
+    """Return a text, a list of texts or a table of both; raise TypeError if it is nested."""
+    if isinstance(value, dict):
+        if any(isinstance(part, dict) for part in value.values()):
+            raise TypeError
+        return {name: _flat(part) for name, part in value.items()}
+    if isinstance(value, list):
+        if any(isinstance(part, list | dict) for part in value):
+            raise TypeError
+        return [str(part) for part in value]
+    return str(value)
+
+
+def by_name(keys: Iterable[Key]) -> dict[str, Key]:
+    """Return keys by their names in a file."""
+    return {key.name: key for key in keys}
+
+
+def _key(option: inspect.Parameter) -> Key:
+    annotated = get_args(option.annotation)[0]
+    kinds = get_args(annotated) if isinstance(annotated, UnionType) else (annotated,)
+    if get_origin(annotated) is Union:  # a Literal or None
+        kinds = get_args(annotated)
+    return Key(option.name, list[str] in kinds, tuple(k for k in kinds if k is not NoneType))
+
+
+GROUPS = (
+    RoleOptions,
+    SourceOptions,
+    EvaluateOptions,
+    CompareOptions,
+    PlanOptions,
+    WatchOptions,
+)
+KEYS = by_name(
+    _key(option)
+    for group in GROUPS
+    for option in options_of(group)
+    if option.name != "trust"  # a permission is given for each run
+) | {"log": Key("logs", repeated=True)}
+
+
+def texts(value: object) -> list[str]:
+    """Return the texts of a table, a list or a single value.
+
+    >>> texts({"v2": ["v1", "v0"], "v1": "p_v1"}), texts("p_{logger}")
+    (['v2=v1', 'v2=v0', 'v1=p_v1'], ['p_{logger}'])
+    """
+    if isinstance(value, dict):
+        return [f"{name}={text}" for name, part in value.items() for text in texts(part)]
+    if isinstance(value, list):
+        return [str(part) for part in value]
+    return [str(value)]
