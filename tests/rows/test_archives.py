@@ -12,8 +12,8 @@ import pytest
 import poolwise as pw
 from poolwise.cli.loading import named_policy
 from poolwise.errors import SourceError, UsageError
-from poolwise.paper.datasets import read_multi_class, read_multi_label, read_rcv1_subset
 from poolwise.rows.archives import DAMAGES, read_arrays, refuse_bomb
+from reproduction.datasets import read_multi_class, read_multi_label, read_rcv1_subset
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
