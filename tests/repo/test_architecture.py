@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "poolwise"
-MOST_LINES, MOST_FLOORS = 700, 13
 
 # A package imports only packages above it.  `data` holds no code.
 PACKAGES = (
@@ -148,48 +147,6 @@ def test_a_module_outside_the_packages_is_named() -> None:
     assert broken_rules({"cli": "from poolwise.gone import x"}) == [
         "cli imports gone, which is in none of the packages"
     ]
-
-
-def test_modules_stay_short() -> None:
-    modules = read_modules(ROOT / "src" / PACKAGE)
-    lines = {module: len(text.splitlines()) for module, text in modules.items()}
-    assert {module: count for module, count in lines.items() if count > MOST_LINES} == {}
-
-
-def floors(modules: Mapping[str, str]) -> dict[str, int]:
-    """Modules on the longest path of imports from each module, itself included."""
-    heights: dict[str, int] = {}
-
-    def height(module: str) -> int:
-        if module not in heights:
-            heights[module] = 1  # `poolwise` loads its public names from anywhere
-            package = any(m.startswith(f"{module}.") for m in modules)
-            others = set(imported(module, modules, package=package, types=False))
-            heights[module] += max(map(height, others - {module, PACKAGE}), default=0)
-        return heights[module]
-
-    return {module: height(module) for module in modules if module != PACKAGE}
-
-
-def test_no_path_of_imports_is_long() -> None:
-    high = floors(read_modules(ROOT / "src" / PACKAGE))
-    assert {module: n for module, n in high.items() if n > MOST_FLOORS} == {}
-
-
-def test_floors_count_imports_at_run_time() -> None:
-    late = "def late():\n    from poolwise.moments import terms"
-    typed = "if TYPE_CHECKING:\n    from poolwise.cli import options\n\nx = 1\n"
-    modules = {"moments": "", "moments.terms": typed, "cli": "", "cli.options": late}
-    assert floors(modules) == {"moments": 1, "moments.terms": 1, "cli": 1, "cli.options": 2}
-
-
-def test_class_names_have_one_meaning() -> None:
-    places: dict[str, list[str]] = {}
-    for module, text in read_modules(ROOT / "src" / PACKAGE).items():
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name.lstrip("_"), []).append(module)
-    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

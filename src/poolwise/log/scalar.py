@@ -91,7 +91,7 @@ def refuse_different(
         roles: Expression of each role.
         dialect: Dialect of the query.
         engine: Name of the engine, for the message.
-        translated: The engine translates or refuses what it can tell by the name.
+        translated: The engine itself translates or refuses functions by their names.
     """
     for role, tree in roles.items() if dialect != "duckdb" else ():
         for node in tree.walk():
