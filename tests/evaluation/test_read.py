@@ -218,7 +218,7 @@ def test_values_of_periods_are_those_of_a_complete_log() -> None:
     expected = np.average([v.value for v in others], weights=rows)
     assert estimate.value == pytest.approx(expected, rel=1e-12)
     assert "balanced" not in part["t"].estimates
-    check_findings(part.findings, "no-cross-propensities")
+    check_findings(part.findings, "copies-unknown", "no-cross-propensities")
 
 
 @pytest.mark.slow
