@@ -282,7 +282,7 @@ def test_a_plan_counts_requests(table: pa.Table) -> None:
     assert option.rows % 2 == 0
     assert option.rows / 2 + 256 == pytest.approx(requests, rel=0.01)
     shown = f"{option.rows / 2:,.0f}"
-    assert f"with the loggers mixed as they are now, {shown}." in wide.sentence
+    assert f"with the loggers mixed as they are now, {shown} (" in wide.sentence
     assert "more requests for a half-width" in wide.sentence
     assert shown in wide.to_text()
     assert wide.detection is not None

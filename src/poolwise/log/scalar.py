@@ -112,7 +112,8 @@ def _is_different(node: Expr) -> bool:
 
 def _is_named_differently(node: Expr, dialect: str) -> bool:
     if isinstance(node, exp.Anonymous):
-        return node.name.lower() in DIFFERENT_NAMES
+        field = node.expressions[0].name.lower() if node.expressions else ""
+        return node.name.lower() in DIFFERENT_NAMES and field not in SAME_FIELDS
     if isinstance(node, exp.Log):  # to the base 10, unless a base is given
         return not node.args.get("expression")
     if isinstance(node, exp.Extract):
