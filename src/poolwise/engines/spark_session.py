@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -138,8 +139,10 @@ def _classic(master: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("poolwise").config("spark.ui.enabled", "false")
-    started: SparkSession = (builder.master(master) if master else builder).getOrCreate()
-    return started
+    chosen = builder.master(master) if master else builder
+    # an interrupt waits for the start: it would leave a JVM that nothing ends
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(chosen.getOrCreate).result()
 
 
 def _connected(address: str) -> SparkSession:
