@@ -21,6 +21,7 @@ import pyarrow.csv as pcsv
 
 import poolwise as pw
 from tests.recorded.logs import COUNTS, plain, roles, rows, softmax
+from tests.recorded.structures import STRUCTURES
 from tests.recorded.verbs import Values, answer, brief, codes, interval
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def policy_words() -> Values:
     return interval(found) | {"truth": dict(found.truth), "codes": codes(found.warnings)}
 
 
-OTHERS: dict[str, Callable[[], Values]] = {
+OTHERS: dict[str, Callable[[], Values]] = STRUCTURES | {
     make.__name__: make
     for make in (
         exact,

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     Question = tuple[str, Callable[[], Any]]  # its name, and what asks it
 
 Values = dict[str, Any]  # numbers, strings and None, nested
-METHODS = ("student", "bernstein", "betting", "likelihood")
+METHODS = ("student", "betting")
 RESAMPLED = ("jackknife", "bootstrap")
 COMPARED = ("calibrated", "balanced", "naive", "self-normalised")
 WORDS = {"histogram", "message", "name", "reason", "sentence", "assumptions", "source"}
+WORDS |= {"recommended", "assumes_fixed"}
 KEYS = ("target", "estimator", "logger", "check")  # the name of an entry in a list
 HALF_WIDTH = 0.02
 
@@ -47,8 +48,6 @@ def estimators(*, modelled: bool) -> dict[str, Any]:
         "balanced clip": pw.Balanced(clip),
         "balanced switch": pw.Balanced(switch),
         "balanced optimistic": pw.Balanced(fade),
-        "balanced tuned": pw.tuned(pw.Balanced()),
-        "cross-fitted": pw.CrossFitted(),
     }
     if not modelled:
         return {**found, "no model": pw.DoublyRobust()}
@@ -57,10 +56,8 @@ def estimators(*, modelled: bool) -> dict[str, Any]:
         "doubly robust naive": pw.DoublyRobust(weights="naive"),
         "doubly robust weighted": pw.DoublyRobust(weights="weighted"),
         "doubly robust switch": pw.DoublyRobust(shrink=switch),
-        "doubly robust tuned": pw.tuned(pw.DoublyRobust()),
         "direct method": pw.DirectMethod(),
         "calibrated model": pw.Calibrated(columns=("loggers", "target", "dr")),
-        "cross-fitted model": pw.CrossFitted(pw.Calibrated(columns=("loggers", "dr"))),
     }
 
 
@@ -176,7 +173,7 @@ class Questions:
         yield from self.main()
         for method in (*METHODS, *(RESAMPLED if self.case.resampled else ())):
             yield f"interval {method}", partial(self.bounded, method, "two")
-        for method in ("auto", "bernstein", "betting", "likelihood"):
+        for method in ("auto", "betting"):
             yield f"lower {method}", partial(self.bounded, method, "lower")
         yield "upper", partial(self.bounded, "auto", "upper", 0.8)
         for name, estimator in estimators(modelled=self.case.model is not None).items():
