@@ -11,7 +11,6 @@ from .errors import NotShownError as NotShownError
 from .errors import PoolwiseError as PoolwiseError
 from .estimators.calibrated import Calibrated as Calibrated
 from .estimators.calibrated import SelfNormalised as SelfNormalised
-from .estimators.crossfit import CrossFitted as CrossFitted
 from .estimators.ips import Balanced as Balanced
 from .estimators.ips import Naive as Naive
 from .estimators.ips import Weighted as Weighted
@@ -20,7 +19,6 @@ from .estimators.model import DoublyRobust as DoublyRobust
 from .estimators.period import PeriodBalanced as PeriodBalanced
 from .estimators.period import PeriodDoublyRobust as PeriodDoublyRobust
 from .estimators.shrink import Shrink as Shrink
-from .estimators.shrink import tuned as tuned
 from .evaluation.check import check as check
 from .evaluation.check import score_log as score_log
 from .evaluation.comparison import Comparison as Comparison

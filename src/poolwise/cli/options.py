@@ -26,9 +26,7 @@ IntervalMethod = Literal[
     "student",
     "jackknife",
     "bootstrap",
-    "bernstein",
     "betting",
-    "likelihood",
     "smoothed",
 ]
 Sides = Literal["two", "lower", "upper"]

@@ -314,7 +314,7 @@ def few_rewarded(
         return []
     severity: Severity = "warning"
     consequence = NARROW
-    advice = "Collect more rows, or use interval='likelihood' or 'betting' with `reward_range`."
+    advice = "Collect more rows, or use interval='betting' with `reward_range`."
     if skewed and all(term in m.powers for m in view.values()):
         severity, consequence = "note", "the interval is wide, but holds its level"
         advice = "Collect more rows for a narrower one."

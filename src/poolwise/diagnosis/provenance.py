@@ -14,11 +14,10 @@ undercovers.  Estimates from own propensities, with shares that do not depend on
 remain valid.
 
 **In succession.** A log that declares no training shows no more of it than that one policy
-begins where another ends.  With a column of times, the ranges of times are compared; without
-one, the ranges of row numbers, but only of three or more labels that look like versions (v1,
-v2, ...), since rows may be sorted by logger.  A test of ranges sees neither training on rows
-outside of the log nor a policy that learned while others stayed live.  Without times it takes
-versions that ran side by side, but were exported one after the other, for successive ones.
+begins where another ends: the ranges of times of the loggers are compared, where the log has a
+column of times.  The order of rows says nothing, since rows may be sorted by logger.  A test of
+ranges sees neither training on rows outside of the log nor a policy that learned while others
+stayed live.
 
 **Sorted as text.** Periods of text come in the order of their characters: Fri before Mon, v10
 before v2.  Centres and models of a period would then come from later ones.  Names that differ
@@ -39,18 +38,15 @@ from poolwise.estimators.ips import Weighted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import MomentsByLogger
 
-    Ranges = Mapping[str, tuple[Any, Any]]  # numbers of rows, dates or times
+    Ranges = Mapping[str, tuple[Any, Any]]  # dates or times
 
 ERRORS = 4  # standard errors by which pairs must exceed their bound
 FEWEST_PAIRS = 20
 FEWEST_HIDDEN = 100  # rows of a log whose copies are worth a note
 HONEST = Weighted(divergence="reward-free")
-FEWEST_VERSIONS = 3  # without times: the rows of two may be sorted by logger
 FEWEST_ROWS = 5  # of a logger: two with so few rows in random order are apart in 1 of 126 logs
-VERSION = re.compile(r"(.*?\D)(\d+(?:[._-]\d+)*)")  # a bare number is a label like any other
 SHOWN = 5  # names that a finding lists
 SHOWN_PERIODS = 12
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -179,14 +175,6 @@ def check_names(trained_on: Mapping[str, Sequence[str]], policies: Iterable[str]
             raise UsageError(f"`trained_on` must name loggers or targets, got {name!r}{hint}")
 
 
-def pools(estimator: Estimator, loggers: Sequence[str]) -> bool:
-    """Test if an estimator's weights have the mixture in the denominator."""
-    if estimator == HONEST:
-        return False
-    needs = estimator.needs(loggers, crossed=True)
-    return any(f.name == "balanced_weight" for t in needs.terms for f in t.factors)
-
-
 def on_own_log(trained: Conflicts, *, replaced: Sequence[str] | None = None) -> Finding:
     """Return the finding that loggers were trained on logs of this set.
 
@@ -229,29 +217,20 @@ def succession(moments: MomentsByLogger, times: Ranges) -> tuple[Finding, ...]:
     """Return the finding that loggers follow each other, if they do.
 
     Args:
-        moments: Moments of each logger, with the range of its rows.
+        moments: Moments of each logger.
         times: First and last time of each logger; empty without a column of times.
     """
-    large = [i for i, m in moments.items() if m.count >= FEWEST_ROWS]
-    if times:
-        labels = [i for i in large if i in times]
-        chain = chained({i: times[i] for i in labels})
-    else:
-        labels = versions(large)
-        rows = {i: span for i in labels if (span := moments[i].span) is not None}
-        chain = chained(rows)
-        if chain != labels or len(chain) < FEWEST_VERSIONS:  # overlap, or in another order
-            return ()
+    labels = [i for i, m in moments.items() if m.count >= FEWEST_ROWS and i in times]
+    chain = chained({i: times[i] for i in labels})
     if len(chain) < 2 or 2 * len(chain) < len(labels):
         return ()
     names = ", ".join(map(repr, chain[:SHOWN])) + (", ..." if len(chain) > SHOWN else "")
     return (
         Finding(
             "loggers-in-succession",
-            f"{len(chain)} loggers follow each other in the {'times' if times else 'rows'} of "
-            f"the log ({names}). Estimates that pool loggers are biased, mostly down, if a "
-            "policy was trained on earlier rows of this log, and their intervals are too "
-            "narrow.",
+            f"{len(chain)} loggers follow each other in the times of the log ({names}). "
+            "Estimates that pool loggers are biased, mostly down, if a policy was trained on "
+            "earlier rows of this log, and their intervals are too narrow.",
             "If these policies were trained on earlier rows of this log, give `period` "
             "(--period), the column of the day or version.",
             "note",
@@ -348,18 +327,3 @@ def chained(ranges: Ranges) -> list[str]:
         if not chain or first > ranges[chain[-1]][1]:
             chain.append(label)
     return chain
-
-
-def versions(labels: Sequence[str]) -> list[str]:
-    """Return the labels that look like versions of one policy, in the order of their numbers.
-
-    >>> versions(["v10", "v9", "control", "v1.2"])
-    ['v1.2', 'v9', 'v10']
-    """
-    groups: dict[str, dict[str, tuple[int, ...]]] = {}
-    for label in labels:
-        if match := VERSION.fullmatch(label):
-            numbers = tuple(map(int, re.split(r"[._-]", match[2])))
-            groups.setdefault(match[1], {})[label] = numbers
-    largest = max(groups.values(), key=len, default={})
-    return sorted(largest, key=lambda label: largest[label])

@@ -19,11 +19,11 @@ from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
 from poolwise.rows.layout import cells_of, cells_query, counts_query
 from poolwise.rows.rules import (
     RoleColumns,
+    breaches,
     check_query,
     example_query,
     range_query,
     role_text,
-    rules,
     without,
 )
 
@@ -256,7 +256,7 @@ class QueryRows(ABC):
             return (NO_ROWS,)
         faults = [
             self._fault(k, line)
-            for k in range(len(rules(self.table)))
+            for k in range(len(breaches(self.table)))
             for line in lines
             if line[f"rule_{k}"]
         ]
@@ -270,24 +270,24 @@ class QueryRows(ABC):
         return tuple(faults)
 
     def _fault(self, number: int, line: Line) -> Fault:
-        rule = rules(self.table)[number]
+        breach = breaches(self.table)[number]
         logger = line["logger"]
-        example = self._lines(example_query(self.table, rule, logger))[0]
-        values = {role_text(self.table, role): _example(example, role) for role in rule.role}
+        example = self._lines(example_query(self.table, breach, logger))[0]
+        values = {role_text(self.table, role): _example(example, role) for role in breach.shown}
         advice = next((a for form, a in FORMS.items() if _any_match(form, values)), "")
         broken = int(line[f"rule_{number}"])
         many = broken > max(1, MOST_DROPPED * int(line["rows"]))
-        if not advice and many and rule.scaled is not None:
-            advice = self._scale(rule.scaled)
-        elif rule.role == ("logger",) and logger is not None:
+        if not advice and many and breach.scaled is not None:
+            advice = self._scale(breach.scaled)
+        elif breach.shown == ("logger",) and logger is not None:
             advice = NOT_NAMED
-        return Fault(rule.text, logger or "", broken, values, advice or ADVICE)
+        return Fault(breach.text, logger or "", broken, values, advice or ADVICE)
 
     def _scale(self, value: exp.Expr) -> str:
         """Ask about the scale of probabilities, by what the numbers look like."""
         (line,) = self._lines(range_query(self.table, value))
         least, most = line["min"], line["max"]
-        if self.table.log_probabilities or self.table.densities:
+        if self.table.scale.logs or self.table.scale.densities:
             return AT_SOURCE
         if least < 0 and most <= 0:
             return LOGARITHMS

@@ -259,7 +259,7 @@ class BlockKernel(Folding[BlockSums]):
         targets = [f"t_{k}" for k in range(len(layout.targets))]
         probs = {name: columns[name] for name in (*names, *targets)}
         own = self._own(logger, columns)
-        if layout.logs:
+        if layout.scale.logs:
             top = np.max([own, *(columns[name] for name in names)], axis=0)
             probs = {name: np.exp(prob - top) for name, prob in probs.items()}
             own = np.exp(own - top)

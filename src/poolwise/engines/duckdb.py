@@ -300,17 +300,6 @@ class DuckDBRows(KernelRows):
             ]
             return Pass(first, self.engine.threads, advance, copies).sums_of(stream, parts)
 
-    def _sums_without(
-        self, rest: Sequence[Self], parts: Sequence[tuple[Layout, Workspace]]
-    ) -> list[Sums | None]:
-        """Sums of these rows without a logger each, in one pass unless rows are dropped."""
-        if self.table.drop:  # which rows are bad depends on the logger
-            return super()._sums_without(rest, parts)
-        with self._pass() as advance:
-            (first, _), *_ = parts
-            stream, layout = self._stream(replace(self._layout(), buckets=first.buckets))
-            return Pass(layout, self.engine.threads, advance).sums_of(stream, parts)
-
     @contextmanager
     def _pass(self) -> Iterator[Callable[[int], object]]:
         """Show the progress of a pass, and report bad rows that it finds."""

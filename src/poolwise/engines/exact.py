@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.workspace import shrink
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
+from poolwise.moments.cells import Cell
 from poolwise.moments.moments import Moments
-from poolwise.moments.terms import OF_MODEL, UNSUPPORTED, WEIGHTED_REWARD, Factor, Needs
+from poolwise.moments.terms import WEIGHTED_REWARD, Factor, Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
 
 TARGET = "target_prob"  # column of the target's probability in drawn logs
-OF_REWARD = frozenset({"reward", "residual"})
 
 
 def drawn_log(
@@ -78,6 +77,9 @@ class FiniteProblem:
         reward_variance: Variance of the reward given context and action, shape (X, Y).
         predicted_reward: Prediction of a reward model for each context and action, shape
             (X, Y); None without a model.
+        periods: Rows that each logger writes in each period, which add up to `counts`; empty
+            without periods.  With them, moments are those of a logger in a period, as
+            estimators of periods read them.
 
     Examples:
         >>> from poolwise.estimators.ips import Balanced
@@ -100,6 +102,7 @@ class FiniteProblem:
     counts: Mapping[str, int]
     reward_variance: FloatArray = field(default_factory=lambda: np.zeros(()))
     predicted_reward: FloatArray | None = None
+    periods: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = np.asarray(self.target).shape
@@ -114,6 +117,11 @@ class FiniteProblem:
         policies = {str(k): np.asarray(v, dtype=np.float64) for k, v in self.loggers.items()}
         self._set("loggers", policies)
         self._set("counts", {str(k): int(v) for k, v in self.counts.items()})
+        periods = {
+            str(d): {str(k): int(v) for k, v in of_period.items()}
+            for d, of_period in self.periods.items()
+        }
+        self._set("periods", periods)
         _check(self)
 
     def _set(self, name: str, value: object) -> None:
@@ -122,10 +130,19 @@ class FiniteProblem:
     @cached_property
     def mixture(self) -> FloatArray:
         """The loggers mixed in proportion to their rows, shape (X, Y)."""
-        total = sum(self.counts.values())
-        parts = [self.counts[i] / total * policy for i, policy in self.loggers.items()]
-        mixed: FloatArray = np.sum(parts, axis=0)
-        return mixed
+        return _mix(self.loggers, self.counts)
+
+    @cached_property
+    def strata(self) -> dict[str, tuple[str, str, int]]:
+        """Logger, period and rows of each key of `moments`: a logger, or one in a period."""
+        if not self.periods:
+            return {logger: (logger, "", self.counts[logger]) for logger in self.loggers}
+        return {
+            Cell(period, logger, number): (logger, period, of_period[logger])
+            for number, (period, of_period) in enumerate(self.periods.items())
+            for logger in self.loggers
+            if of_period.get(logger)
+        }
 
     @cached_property
     def value(self) -> float:
@@ -149,7 +166,8 @@ class FiniteProblem:
 
         $$\sigma_i^2 = \sum_{x,y} \Pr(x) \bar\pi^2 (\delta^2 + s^2) / \pi_i - U^2$$
         """
-        moments = self.moments(Needs(groups=((WEIGHTED_REWARD,),)))
+        needs = Needs(groups=((WEIGHTED_REWARD,),))
+        moments = {i: self._moments_of(i, "", self.counts[i], needs) for i in self.loggers}
         supported = self.support.each
         return {
             logger: m.var(WEIGHTED_REWARD) if supported[logger] else math.inf
@@ -180,7 +198,7 @@ class FiniteProblem:
         Without support the mean differs from the target's value: the estimate then has the
         finding ``biased``.
         """
-        needs = estimator.needs(tuple(self.loggers), crossed=True)
+        needs = estimator.needs(tuple(self.strata), crossed=True)
         estimate = estimator.estimate(self.moments(needs))
         gap = estimate.value - self.value
         if abs(gap) <= 1e-9 * max(1.0, abs(self.value)):
@@ -189,20 +207,19 @@ class FiniteProblem:
         return replace(estimate, findings=(*estimate.findings, Finding("biased", note)))
 
     def moments(self, needs: Needs) -> dict[str, Moments]:
-        """Return the expected moments of each logger, for these counts."""
-        return {logger: self._moments_of(logger, needs) for logger in self.loggers}
+        """Return the expected moments of each stratum, for these counts."""
+        return {key: self._moments_of(*part, needs) for key, part in self.strata.items()}
 
-    def _moments_of(self, logger: str, needs: Needs) -> Moments:
+    def _moments_of(self, logger: str, period: str, count: int, needs: Needs) -> Moments:
         """Enumerate contexts, actions and two rewards of each: exact for squares of rewards."""
-        terms, count = needs.terms, self.counts[logger]
-        _refuse_cubic(needs)
+        terms = needs.terms
+        self._refuse_cubic(needs)
         joint = self.context_prob[:, None] * self.loggers[logger]
-        spread = np.sqrt(self.reward_variance)
-        rewards = np.stack([self.reward - spread, self.reward + spread])
-        values = np.ones((len(terms), *rewards.shape))
+        values = np.ones((len(terms), 2, *joint.shape))
         for k, term in enumerate(terms):
             for factor in term.factors:
-                values[k] *= _column(factor, self, logger, rewards)
+                quantity = partial(self._quantity, factor, logger, period)
+                values[k] *= compute_factor(factor, quantity)
         means = (values * joint).sum(axis=(1, 2, 3)) / 2
         centred = {t: v - m for t, v, m in zip(terms, values, means, strict=True)}
         index = {t: k for k, t in enumerate(terms)}
@@ -215,29 +232,79 @@ class FiniteProblem:
         lowest, largest = possible.min(axis=1), possible.max(axis=1)
         return Moments(terms, count, means, scatter, lowest, largest, ddof=0)
 
+    def _refuse_cubic(self, needs: Needs) -> None:
+        """Reject products of more than two rewards, whose mean no variance gives."""
+        products = [*((term,) for term in needs.terms), *needs.pairs]
+        degrees = [sum(f.definition.degree for t in p for f in t.factors) for p in products]
+        most = max(degrees, default=0.0)
+        if math.isinf(most) and self.reward_variance.any():
+            raise UsageError("logarithms of gains require rewards without variance")
+        if 2 < most < math.inf:
+            raise UsageError(
+                f"terms must be at most quadratic in the reward, got degree {most:g}"
+            )
+
+    def _quantity(self, factor: Factor, logger: str, period: str, name: str) -> FloatArray:
+        """Return a quantity of a logger's rows in every context and action."""
+        if name == "reward":
+            spread = np.sqrt(self.reward_variance)
+            return np.stack([self.reward - spread, self.reward + spread])
+        if name == "least":
+            least: FloatArray = np.min(list(self.loggers.values()), axis=0)
+            return least
+        if name in {"period", "period_mixture"}:
+            return self._mixture_of(factor.logger if name == "period" else period)
+        policies = {"target": self.target, "own": self.loggers[logger], "mixture": self.mixture}
+        if name in policies:
+            return policies[name]
+        if name == "logger":
+            return self.loggers[factor.logger]
+        return self._predictions[name]
+
+    def _mixture_of(self, period: str) -> FloatArray:
+        """Return the loggers of a period mixed in proportion to their rows in it."""
+        if period not in self.periods:
+            raise UsageError("this estimator requires `periods` of the problem")
+        return _mix(self.loggers, self.periods[period])
+
+    @cached_property
+    def _predictions(self) -> dict[str, FloatArray]:
+        """Columns of the reward model, each of shape (X, Y)."""
+        model = self.predicted_reward
+        if model is None:
+            raise UsageError("this estimator requires `predicted_reward` of the problem")
+        value = (self.target * model).sum(axis=1, keepdims=True)
+        return {
+            "predicted_reward": model,
+            "predicted_value": np.broadcast_to(value, model.shape),
+        }
+
     def draw(self, rng: np.random.Generator) -> Log:
         """Draw one log, with all cross-propensities and the target's probability.
 
         With a reward model the log has the columns ``predicted_reward`` and
-        ``predicted_value``.  Rewards are Bernoulli where the variance is that of a Bernoulli
-        variable, and otherwise one standard deviation below or above the mean, at even odds.
+        ``predicted_value``, with periods the column ``period``.  Rewards are Bernoulli where
+        the variance is that of a Bernoulli variable, and otherwise one standard deviation
+        below or above the mean, at even odds.
         """
         import pyarrow as pa
 
-        tables = [pa.table(self._draw(logger, rng)) for logger in self.loggers]
-        return drawn_log(tables, self.loggers, ("context",))
+        tables = [pa.table(self._draw(*part, rng)) for part in self.strata.values()]
+        log = drawn_log(tables, self.loggers, ("context",))
+        return replace(log, period="period") if self.periods else log
 
-    def _draw(self, logger: str, rng: np.random.Generator) -> dict[str, object]:
+    def _draw(
+        self, logger: str, period: str, count: int, rng: np.random.Generator
+    ) -> dict[str, object]:
         joint = self.context_prob[:, None] * self.loggers[logger]
-        cells = rng.choice(joint.size, size=self.counts[logger], p=joint.ravel() / joint.sum())
+        cells = rng.choice(joint.size, size=count, p=joint.ravel() / joint.sum())
         policies = {f"propensity_{k}": p for k, p in enumerate(self.loggers.values())}
         columns = {"propensity": self.loggers[logger], TARGET: self.target, **policies}
         if self.predicted_reward is not None:
-            value = (self.target * self.predicted_reward).sum(axis=1, keepdims=True)
-            columns["predicted_reward"] = self.predicted_reward
-            columns["predicted_value"] = np.broadcast_to(value, self.target.shape)
+            columns |= self._predictions
         return {
             "logger": [logger] * len(cells),
+            **({"period": [period] * len(cells)} if self.periods else {}),
             "context": cells // joint.shape[1],
             "action": cells % joint.shape[1],
             "reward": self._rewards(cells, rng),
@@ -253,56 +320,36 @@ class FiniteProblem:
         return drawn
 
 
-def _refuse_cubic(needs: Needs) -> None:
-    """Reject products of more than two rewards, whose mean no variance gives."""
-    products = [*((term,) for term in needs.terms), *needs.pairs]
-    degrees = [sum(f.name in OF_REWARD for t in p for f in t.factors) for p in products]
-    if max(degrees, default=0) > 2:
-        raise UsageError(
-            f"terms must be at most quadratic in the reward, got degree {max(degrees)}"
-        )
+def compute_factor(factor: Factor, quantity: Callable[[str], FloatArray]) -> FloatArray:
+    """Return a factor by its definition, from quantities by name."""
+    made = factor.definition
+    if made.minus:
+        return quantity(made.above) - quantity(made.minus)
+    if not made.below:
+        return quantity(made.above)
+    below = quantity(made.below)
+    above = quantity(made.above) if made.above else np.zeros_like(below)
+    quotient = np.divide(above, below, out=np.full_like(below, made.at_zero), where=below > 0)
+    bound = factor.bound
+    if factor.rule == "clip":
+        np.minimum(quotient, bound, out=quotient)
+    elif factor.rule == "switch":
+        quotient[quotient > bound] = 0.0
+    elif factor.rule == "optimistic":
+        quotient *= bound / (quotient * quotient + bound)
+    elif made.logarithmic:
+        sign = 1.0 if factor.rule == "gain" else -1.0
+        gain = np.maximum(sign * (quantity("reward") - factor.zero), 0.0)
+        return np.log1p(quotient * gain / bound)
+    return quotient
 
 
-def _column(
-    factor: Factor, problem: FiniteProblem, logger: str, rewards: FloatArray
-) -> FloatArray:
-    """Return a factor in every cell; 0 where its divisor is 0."""
-    if factor.name == "reward" or factor.name in OF_MODEL:
-        return _reward_column(factor, problem, rewards)
-    if factor.name in {"weight", "balanced_weight"}:
-        below = problem.loggers[logger] if factor.name == "weight" else problem.mixture
-        weight = _divide(problem.target, below)
-        shrink(factor, weight)
-        return weight
-    if factor.name == "overlap":
-        smallest: FloatArray = np.min(list(problem.loggers.values()), axis=0)
-        return _divide(smallest, problem.loggers[logger])
-    policy = problem.loggers[factor.logger]
-    if factor.name == "ratio":
-        return _divide(policy, problem.mixture)
-    zero = policy <= 0
-    if factor.name == "unsupported":
-        return zero.astype(np.float64)
-    return np.where(zero, UNSUPPORTED, _divide(problem.mixture, policy))
-
-
-def _reward_column(factor: Factor, problem: FiniteProblem, rewards: FloatArray) -> FloatArray:
-    """Return the rewards, their prediction or the difference."""
-    model = problem.predicted_reward
-    if factor.name == "reward":
-        return rewards
-    if model is None:
-        raise UsageError("this estimator requires `predicted_reward` of the problem")
-    if factor.name == "residual":
-        return rewards - model
-    if factor.name == "predicted_reward":
-        return model
-    value: FloatArray = (problem.target * model).sum(axis=1, keepdims=True)
-    return value
-
-
-def _divide(above: FloatArray, below: FloatArray) -> FloatArray:
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+def _mix(policies: Mapping[str, FloatArray], counts: Mapping[str, int]) -> FloatArray:
+    """Return policies mixed in proportion to their rows."""
+    total = sum(counts.values())
+    parts = [counts.get(i, 0) / total * policy for i, policy in policies.items()]
+    mixed: FloatArray = np.sum(parts, axis=0)
+    return mixed
 
 
 def _check(problem: FiniteProblem) -> None:
@@ -320,6 +367,11 @@ def _check(problem: FiniteProblem) -> None:
         or min(problem.counts.values(), default=0) < 1
     ):
         problems.append("counts must be at least 1 for every logger")
+    periods = problem.periods.values()
+    summed = {i: sum(rows.get(i, 0) for rows in periods) for i in set().union(*periods)}
+    written = all(min(rows.values(), default=0) >= 0 < sum(rows.values()) for rows in periods)
+    if periods and not (written and summed == problem.counts):
+        problems.append("periods must have rows that add up to counts, logger by logger")
     if (problem.reward_variance < 0).any():
         problems.append("reward_variance must not be negative")
     if problems:

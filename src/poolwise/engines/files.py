@@ -31,7 +31,7 @@ from poolwise.log.problems import UTC
 from poolwise.log.scalar import refuse_different
 from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS
-from poolwise.moments.terms import Factor, Term
+from poolwise.moments.terms import FACTORS, Factor, Term
 from poolwise.rows.computed import is_arithmetic
 from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
 from poolwise.rows.roles import assign
@@ -249,6 +249,7 @@ def _decoded(table: pa.Table, meta: Header) -> dict[str, Moments]:
     lines = table.to_pylist()
     _require(meta["checksum"] == checksum(meta, lines))
     terms = tuple(Term(tuple(Factor(**f) for f in factors)) for factors in meta["terms"])
+    _require(all(f.name in FACTORS for t in terms for f in t.factors))
     _require(
         all(isinstance(x, float) for t in terms for f in t.factors for x in (f.bound, f.zero))
     )

@@ -7,7 +7,6 @@ same bits.
 from __future__ import annotations
 
 import os
-import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
@@ -33,8 +32,8 @@ from poolwise.engines.sums import (
     raise_floors,
     tallies_of,
 )
-from poolwise.engines.workspace import FEWEST_ROWS, Workspace
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
+from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError, UsageError
 from poolwise.moments.cells import periods_of
 from poolwise.moments.terms import Needs, unite
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 65_536  # of a batch of single rows
 NOTHING = Needs()
-OF_LOGGER = re.compile(r"p_\d+")  # columns of the loggers' probabilities
 
 
 def workers(threads: int) -> int:
@@ -100,9 +98,8 @@ class Pass:
             if len(kernels) > 1:
                 tables = list(tables)
             watches = chain([iter if self.copies is None else self.copies.watch], repeat(iter))
-            crossed = self.layout.crossed
             each = zip(kernels, watches, strict=False)
-            sums = [_together(k, tables, crossed, first_row, watch) for k, watch in each]
+            sums = [_together(k, tables, first_row, watch) for k, watch in each]
             return sums, sum(piece.num_rows for piece in gathered)
 
         totals: list[Sums | None] = [None] * len(parts)
@@ -123,25 +120,13 @@ class Pass:
 def _together(
     kernel: Kernel,
     tables: Iterable[pa.Table],
-    crossed: Sequence[str],
     first_row: int,
     watch: Callable[[Iterable[RowArrays]], Iterator[RowArrays]],
 ) -> Sums | None:
-    """Sums of the rows of one piece, whose columns ``p_*`` are those of `crossed`."""
-    layout = kernel.layout
-    named = (_renamed(table, crossed, layout) for table in tables)
-    batches = watch(to_rows(named, layout, first_row, kernel.rows))
+    """Sums of the rows of one piece."""
+    batches = watch(to_rows(tables, kernel.layout, first_row, kernel.rows))
     first = next(batches, None)
     return None if first is None else kernel.together(chain([first], batches))
-
-
-def _renamed(table: pa.Table, crossed: Sequence[str], layout: Layout) -> pa.Table:
-    """Give the columns of loggers their names in a layout that has some of them."""
-    if layout.crossed == tuple(crossed):
-        return table
-    kept = {f"p_{crossed.index(label)}": f"p_{k}" for k, label in enumerate(layout.crossed)}
-    kept |= {name: name for name in table.schema.names if not OF_LOGGER.fullmatch(name)}
-    return table.select(list(kept)).rename_columns(list(kept.values()))
 
 
 def _added(total: Sums | None, more: Sums | None, workspace: Workspace) -> Sums | None:
@@ -271,12 +256,6 @@ class KernelRows(QueryRows):
     def _fold(self, work: Folding[Added]) -> Added:
         """Return the sum over all rows."""
 
-    def _sums_without(
-        self, rest: Sequence[Self], parts: Sequence[tuple[Layout, Workspace]]
-    ) -> list[Sums | None]:
-        """Sums of these rows without a logger each, with their layouts and workspaces."""
-        return [rows._sums(*part) for rows, part in zip(rest, parts, strict=True)]  # noqa: SLF001 - rows of the same kind
-
     by_kernel = True
     shaped = True
 
@@ -317,36 +296,6 @@ class KernelRows(QueryRows):
             t = tallies.get(i, m)
             tallies[i] = replace(m, tails=t.tails, histograms=t.histograms)
         return moments, tallies
-
-    def without_each(
-        self, needs: Mapping[str, Sequence[Needs]], buckets: int = 1
-    ) -> dict[str, list[list[dict[str, Moments]]]]:
-        """Moments of each bucket and logger, with each of some loggers left out in turn.
-
-        Args:
-            needs: Moments to compute without each logger.
-            buckets: Buckets of clusters; 1 where the rows are not clustered.
-        """
-        rest = {logger: self.without(logger) for logger in needs}
-        alone = self.table.drop  # without a logger, other rows are good
-        size = self.batch_rows if alone else max(self.batch_rows // len(needs), FEWEST_ROWS)
-        parts = [
-            (
-                replace(rows._layout(), buckets=buckets, excluded=rows.excluded),  # noqa: SLF001 - rows of the same kind
-                Workspace(unite(needs[logger]), size),
-            )
-            for logger, rows in rest.items()
-        ]
-        moments = {}
-        for (logger, rows), (_, workspace), sums in zip(
-            rest.items(), parts, self._sums_without([*rest.values()], parts), strict=True
-        ):
-            strata = rows._strata  # noqa: SLF001 - rows of the same kind
-            split = bucketed_moments(sums, workspace, needs[logger], strata)
-            if split is None:
-                raise LogError([CHANGED])
-            moments[logger] = split
-        return moments
 
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False

@@ -15,8 +15,8 @@ import numpy as np
 from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
 from poolwise.moments.cells import periods_of
 from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
-from poolwise.moments.terms import LOG_GAINS, OF_TARGET, UNSUPPORTED, Factor, Term
-from poolwise.rows.rules import LARGEST_DOUBLE, SMALLEST_DOUBLE
+from poolwise.moments.terms import Factor, Term
+from poolwise.rows.rules import GAP, OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +48,11 @@ class Writer:
         self.mixture = self.columns["estimated_mixture"] if layout.mixture else size + 1
         self.period_mixture = size + 2
         self.size = size + 3
+        self.given = self.columns | {  # lines that no step computes
+            "own": self.own,
+            "mixture": self.mixture,
+            "period_mixture": self.period_mixture,
+        }
         self.steps: list[tuple[object, ...]] = []
         self.lines: dict[Term, int] = {}
         self.inverses: dict[int, int] = {}
@@ -87,49 +92,50 @@ class Writer:
         self.steps.append((OPS.index(op), out, left, right, inverse, bound, zero))
         return out
 
-    def _divide(self, above: int, below: int) -> int:
+    def _divide(self, above: int, below: int, out: int | None) -> int:
         """Divide by a mixture or a probability; quotients of one mixture share its inverse."""
         if below == self.own:
-            return self._step("divide", above, below)
+            return self._step("divide", above, below, out)
         if below not in self.inverses:
             self.inverses[below] = self._step("invert", below, below)
         return self._step("quotient", above, below, inverse=self.inverses[below])
 
     def _factor(self, factor: Factor) -> int:
-        name, columns = factor.name, self.columns
-        if name in {"reward", "predicted_reward"}:
-            return columns[name]
-        if name == "predicted_value":
-            return columns[f"v_{self.layout.valued.index(factor.target)}"]
-        if name == "residual":
-            return self._step("subtract", columns["reward"], columns["predicted_reward"])
-        if name == "overlap":
-            least = self._step("least", 0, 0)
-            return self._step("divide", least, self.own, least)
-        return self._of_target(factor) if name in OF_TARGET else self._of_logger(factor)
-
-    def _of_target(self, factor: Factor) -> int:
-        above = self.columns[f"t_{self.layout.targets.index(factor.target)}"]
-        below = {"weight": self.own, "log_gain": self.own, "period_weight": self.period_mixture}
-        out = self._divide(above, below.get(factor.name, self.mixture))
-        if factor.name in LOG_GAINS:
-            self._step(factor.rule, out, self.columns["reward"], out, factor.bound, factor.zero)
-        elif factor.rule:
-            self._step(factor.rule, out, out, out, factor.bound)
+        """Write the steps of a factor's definition."""
+        made = factor.definition
+        if not made.above:
+            below = self._quantity(made.below, factor)
+            return self._step("is_zero", below, below)
+        above = self._quantity(made.above, factor)
+        if made.minus:
+            return self._step("subtract", above, self._quantity(made.minus, factor))
+        if not made.below:
+            return above
+        below = self._quantity(made.below, factor)
+        last = max(above, below)  # a step that computed a quantity wrote it for this factor
+        out = None if last in self.given.values() else last
+        if made.at_zero:
+            return self._step("inverse", above, below, out, made.at_zero)
+        out = self._divide(above, below, out)
+        if factor.rule:
+            right = self.columns["reward"] if made.logarithmic else out
+            self._step(factor.rule, out, right, out, factor.bound, factor.zero)
         return out
 
-    def _of_logger(self, factor: Factor) -> int:
-        name = factor.name
-        if name == "inverse_period":
-            out = self._step("mix", self.periods[factor.logger], 0)
-            return self._step("inverse", self.mixture, out, out, UNSUPPORTED)
-        prob = self.columns[f"p_{self.layout.crossed.index(factor.logger)}"]
-        if name == "unsupported":
-            return self._step("is_zero", prob, prob)
-        if name == "inverse_ratio":
-            return self._step("inverse", self.mixture, prob, bound=UNSUPPORTED)
-        below = self.period_mixture if name == "period_ratio" else self.mixture
-        return self._divide(prob, below)
+    def _quantity(self, name: str, factor: Factor) -> int:
+        """Return the line of a quantity; write the step that computes it."""
+        layout = self.layout
+        if name == "least":
+            return self._step("least", 0, 0)
+        if name == "period":
+            return self._step("mix", self.periods[factor.logger], 0)
+        if name == "target":
+            name = f"t_{layout.targets.index(factor.target)}"
+        elif name == "predicted_value":
+            name = f"v_{layout.valued.index(factor.target)}"
+        elif name == "logger":
+            name = f"p_{layout.crossed.index(factor.logger)}"
+        return self.given[name]
 
 
 def program_of(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:
@@ -147,7 +153,7 @@ def _set_products(program: Program, writer: Writer) -> None:
     for term in sorted(workspace.singles, key=lambda term: len(term.factors)):
         writer.line(term)  # first what others are made of
     plain = workspace.plain.items()
-    rare = {t for t, (_, last) in plain if last.factors[0].name == "unsupported"}
+    rare = {t for t, (_, last) in plain if not last.factors[0].definition.above}
     for term, (first, last) in plain:
         writer.line(first)
         if term not in rare:
@@ -200,7 +206,9 @@ def _set_tallies(program: Program, writer: Writer, floors: FloatArray) -> None:
 def _set_layout(program: Program, writer: Writer) -> None:
     """Set the rules of the columns, and the shares of the loggers in mixtures."""
     layout, columns = writer.layout, writer.columns
-    lows, tops = np.array(list(layout.limits.values())).T.copy()
+    limits = layout.limits
+    lows, tops = np.array([limits[name] for name in columns]).T.copy()
+    none = -np.inf, np.inf  # of a value that follows from no column
     crossed = {label: k for k, label in enumerate(layout.crossed)}
     strata = layout.groups[: len(layout.strata)]
     periods = np.array(layout.period_shares, dtype=np.float64)
@@ -217,14 +225,14 @@ def _set_layout(program: Program, writer: Writer) -> None:
         mixture=-1 if layout.mixture else writer.mixture,
         period_mixture=writer.period_mixture if layout.cells else -1,
         propensity=layout.propensity,
-        logs=layout.logs,
+        logs=layout.scale.logs,
         logged=[*logged, writer.own, *([writer.mixture] if layout.mixture else [])],
-        tolerance=layout.tolerance,
-        least=-LARGEST_DOUBLE if layout.logs else SMALLEST_DOUBLE,
+        tolerance=limits.get(GAP, none)[1],
+        least=limits.get(OWN, none)[0],
         groups=len(layout.groups),
         strata=len(strata),
         place=np.array([crossed.get(label, -1) for label in strata], dtype=np.int64),
-        shares=own_period if layout.segmented else shares,
+        shares=own_period if layout.cells and layout.period == "segment" else shares,
         own_period=own_period,
         periods=periods,
     )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs, Term
 
 SAME_SHARE = 1e-12  # shares that differ by less give the same weights
-OF_MIXTURE = frozenset({"balanced_weight", "ratio", "inverse_ratio", "balanced_log_gain"})
 NARROW = (
     "Estimators that do not use the mixture (naive, and weighted or self-normalised with own "
     "propensities) are available now: evaluate summary.narrowed(log) instead of the log."
@@ -109,7 +108,7 @@ class SavedRows:
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> NoReturn:
         """Refuse: buckets are computed from rows."""
         del needs, buckets
-        _needs_rows("resampling (intervals by jackknife or bootstrap, clusters, cross-fitting)")
+        _needs_rows("resampling (intervals by jackknife or bootstrap, clusters)")
 
     def without(self, logger: str) -> NoReturn:
         """Refuse: without a logger every row has another weight."""
@@ -279,7 +278,7 @@ def _without_cubes(moments: MomentsByLogger) -> MomentsByLogger:
 
 def _of_mixture(term: Term) -> bool:
     """Return True if a term depends on the mixture, and so on every logger's rows."""
-    return any(factor.name in OF_MIXTURE for factor in term.factors)
+    return any("mixture" in factor.definition.quantities for factor in term.factors)
 
 
 def _listed(counts: Mapping[str, float]) -> str:

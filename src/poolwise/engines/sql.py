@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from poolwise.moments.terms import LOG_GAINS, OF_MODEL, UNSUPPORTED, Factor, Needs, Term
 from poolwise.rows.rules import (
     RoleColumns,
     case,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-WEIGHTS = LOG_GAINS | {"weight", "balanced_weight"}
+    from poolwise.moments.terms import Factor, Needs, Term
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ def _probs(table: RoleColumns) -> exp.Select:
     if table.mixture is not None:
         names.append("estimated_mixture")
     own = propensity(table)
-    if table.log_probabilities:
+    if table.scale.logs:
         tops = [own.copy(), *(column(n) for n in names if n.startswith("p_"))]
         top = _of_all("greatest", tops)
         probs: list[Expression] = [
@@ -170,31 +169,34 @@ def _ratios(request: MomentsRequest) -> exp.Select:
 
 
 def _factor(factor: Factor, table: RoleColumns) -> Expression:
-    mixed = column("mixture")
-    if factor.name in WEIGHTS:
-        prob = column(f"t_{list(table.targets).index(factor.target)}")
-        own = factor.name in {"weight", "log_gain"}
-        weight = prob / _not_zero(column("own") if own else mixed)
-        return (_smoothed if factor.name in LOG_GAINS else _shrunk)(weight, factor)
-    if factor.name in OF_MODEL:
-        return _of_model(factor, table)
-    if factor.name == "overlap":
-        probs: list[Expression] = [column(f"p_{k}") for k in range(len(table.propensities))]
-        return _of_all("least", probs) / _not_zero(column("own"))
-    prob = column(f"p_{list(table.propensities).index(factor.logger)}")
-    if factor.name == "ratio":
-        return prob / _not_zero(mixed)
-    positive = prob > number(0.0)
-    if factor.name == "unsupported":
-        return case(positive, number(0.0), number(1.0))
-    return case(positive, mixed / _not_zero(prob.copy()), number(UNSUPPORTED))
+    """Write the definition of a factor."""
+    made = factor.definition
+    above = _quantity(made.above, factor, table) if made.above else number(0.0)
+    if made.minus:
+        return above - _quantity(made.minus, factor, table)
+    if not made.below:
+        return above
+    below = _quantity(made.below, factor, table)
+    if made.at_zero:
+        known = above / _not_zero(below.copy()) if made.above else above
+        return case(below > number(0.0), known, number(made.at_zero))
+    quotient = above / _not_zero(below)
+    return (_smoothed if made.logarithmic else _shrunk)(quotient, factor)
 
 
-def _of_model(factor: Factor, table: RoleColumns) -> Expression:
-    if factor.name == "predicted_value":
-        return column(f"v_{list(table.predicted_values).index(factor.target)}")
-    predicted = column("predicted_reward")
-    return column("reward") - predicted if factor.name == "residual" else predicted
+def _quantity(name: str, factor: Factor, table: RoleColumns) -> Expression:
+    """The column of a quantity, or its expression."""
+    if name.startswith("period"):
+        raise ValueError("queries do not compute mixtures of periods")
+    if name == "least":
+        return _of_all("least", [column(f"p_{k}") for k in range(len(table.propensities))])
+    if name == "target":
+        name = f"t_{list(table.targets).index(factor.target)}"
+    elif name == "predicted_value":
+        name = f"v_{list(table.predicted_values).index(factor.target)}"
+    elif name == "logger":
+        name = f"p_{list(table.propensities).index(factor.logger)}"
+    return column(name)
 
 
 def _shrunk(weight: Expression, factor: Factor) -> Expression:
@@ -229,11 +231,12 @@ def _not_zero(divisor: Expression) -> Expression:
 
 def factor_name(factor: Factor, table: RoleColumns) -> str:
     """Name a factor's column by numbers: labels may hold any character."""
-    if factor.name in {"reward", "overlap", "predicted_reward", "residual"}:
+    made = factor.definition
+    if made.scope == "row":
         return factor.name
-    if factor.target:
+    if made.scope == "target":
         rule = f"_{factor.rule}_{factor.bound!r}" if factor.rule else ""
-        rule += f"_{factor.zero!r}" if factor.name in LOG_GAINS else ""
+        rule += f"_{factor.zero!r}" if made.logarithmic else ""
         return f"{factor.name}_{list(table.targets).index(factor.target)}{rule}"
     return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
 

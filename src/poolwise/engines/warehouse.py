@@ -22,6 +22,7 @@ from poolwise.log.problems import UTC
 from poolwise.log.scalar import refuse_different
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
+from poolwise.rows.rules import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,7 +90,7 @@ KINDS = {
     **dict.fromkeys(("25", "1042", "1043", "string", "large_string"), "text"),
     **dict.fromkeys(("16", "bool", "boolean"), "flag"),
 }
-LABELS = {"relation", "logger", "cluster", "period"}  # fields of a table that are not numbers
+TEXTS = LABELS | {"relation"}  # fields of a table that are not numbers
 LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
 # Text that PostgreSQL can cast to a double.
 NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
@@ -409,5 +410,5 @@ def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> Rol
             return exp.Case().when(fits, value.copy())
         return value
 
-    numbers = {f.name: getattr(table, f.name) for f in fields(table) if f.name not in LABELS}
+    numbers = {f.name: getattr(table, f.name) for f in fields(table) if f.name not in TEXTS}
     return replace(table, **{name: as_number(value) for name, value in numbers.items()})

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.moments.terms import Factor, Needs, Term
+from poolwise.moments.terms import Needs, Term
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.moments.moments import IntArray
 
 DOUBLES = 8_000_000  # of one thread: 64 MB
 MOST_ROWS, FEWEST_ROWS = 131_072, 4_096  # of a batch; the first is a multiple of the second
 FEW_TAILS = 16  # as many as leave room for other arrays
-OF_LOGGER = ("inverse_ratio", "inverse_period", "unsupported")  # at most once in a mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,7 @@ def _split(term: Term) -> tuple[Term, Term] | None:
     if term.is_cube:
         return Term(term.factors[:1]), Term(term.factors[1:])
     mine = [f for f in term.factors if f.logger]
-    if len(mine) != 1 or len(term.factors) == 1 or mine[0].name not in OF_LOGGER:
+    if len(mine) != 1 or len(term.factors) == 1 or not mine[0].definition.at_zero:
         return None
     return Term(tuple(f for f in term.factors if f != mine[0])), Term((mine[0],))
 
@@ -91,14 +90,3 @@ def _order(term: Term) -> tuple[object, ...]:
     """Key that sorts terms of one form next to each other, those without a target last."""
     targeted = any(f.target for f in term.factors)
     return (not targeted, len(term.factors), [(f.name, f.rule) for f in term.factors], term.key)
-
-
-def shrink(factor: Factor, weight: FloatArray) -> None:
-    """Apply the rule of a factor to the weight, in place."""
-    bound = factor.bound
-    if factor.rule == "clip":
-        np.minimum(weight, bound, out=weight)
-    elif factor.rule == "switch":
-        weight[weight > bound] = 0.0
-    elif factor.rule == "optimistic":
-        weight *= bound / (weight * weight + bound)

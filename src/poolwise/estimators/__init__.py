@@ -13,7 +13,6 @@ from poolwise.estimators.period import PeriodBalanced, PeriodDoublyRobust
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poolwise.log.log import Log
     from poolwise.moments.estimate import Estimator
 
 BY_NAME: Mapping[str, type[Estimator]] = {
@@ -39,11 +38,13 @@ OF_PERIODS: Mapping[str, Callable[[], Estimator]] = {
 ALL: Mapping[str, Callable[[], Estimator]] = {**WITH_MODEL, **OF_PERIODS}
 
 
-def recommended_for(log: Log, *, modelled: bool) -> str:
-    """Return the name of the estimator to rely on."""
-    if log.period is None:
-        return "calibrated"
-    return "period-dr" if modelled else "period-balanced"
+def recommend(estimators: Mapping[str, Estimator]) -> str:
+    """Return the name of the estimator to rely on: the first of the highest rank; "" of none.
+
+    >>> recommend({"a": Naive(), "b": Calibrated()}), recommend({"a": Naive(), "b": Weighted()})
+    ('b', 'a')
+    """
+    return max(estimators, key=lambda name: estimators[name].rank, default="")
 
 
 def by_default(*, modelled: bool, periods: bool) -> Mapping[str, Callable[[], Estimator]]:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.moments.estimate import Estimate, estimated, require_crossed, stratified
+from poolwise.moments.estimate import (
+    Estimate,
+    Estimator,
+    estimated,
+    require_crossed,
+    stratified,
+)
 from poolwise.moments.linear import NULL_COLUMN, Fit, Linear, Score, by_count, ratio_score
 from poolwise.moments.moments import together
 from poolwise.moments.terms import (
@@ -49,7 +55,7 @@ UNCOVERED = 3.29  # standard errors below 1 of a significantly low mean weight (
 
 
 @dataclass(frozen=True)
-class SelfNormalised:
+class SelfNormalised(Estimator):
     r"""IPS divided by the mean of its weights.
 
     $$\hat U = \sum w \delta \Big/ \sum w$$
@@ -64,6 +70,10 @@ class SelfNormalised:
     @property
     def name(self) -> str:
         return "self-normalised" if self.weights == "balanced" else "self-normalised-own"
+
+    @property
+    def pools(self) -> bool:
+        return self.weights == "balanced"
 
     @property
     def _terms(self) -> tuple[Term, Term]:
@@ -94,7 +104,7 @@ class SelfNormalised:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class Calibrated(Estimator):
     r"""Balanced IPS, regressed on columns with expectation zero.
 
     $$\hat U = \frac1n \sum_{rows} \Big( w \delta - \sum_k b_k
@@ -128,6 +138,14 @@ class Calibrated:
 
     @property
     def name(self) -> str:
+        return "calibrated"
+
+    @property
+    def rank(self) -> int:
+        return 1
+
+    @property
+    def formula(self) -> str:
         return "calibrated"
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:

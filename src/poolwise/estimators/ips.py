@@ -21,7 +21,13 @@ from poolwise.estimators.divergences import (
     with_variance,
 )
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import Estimate, require_crossed, stratified, stratified_mean
+from poolwise.moments.estimate import (
+    Estimate,
+    Estimator,
+    require_crossed,
+    stratified,
+    stratified_mean,
+)
 from poolwise.moments.linear import (
     Linear,
     row_variances,
@@ -48,7 +54,7 @@ ROUNDING = 1e-24  # relative to the squared mean: a smaller variance is rounding
 
 
 @dataclass(frozen=True)
-class Naive:
+class Naive(Estimator):
     r"""IPS with each row weighted against its own logger.
 
     $$\hat U = \frac1n \sum_i \sum_j \delta_{ij} \frac{\bar\pi(y_{ij}|x_{ij})}{p_{ij}}$$
@@ -58,6 +64,14 @@ class Naive:
 
     @property
     def name(self) -> str:
+        return "naive"
+
+    @property
+    def pools(self) -> bool:
+        return False
+
+    @property
+    def formula(self) -> str:
         return "naive"
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
@@ -72,7 +86,7 @@ class Naive:
 
 
 @dataclass(frozen=True)
-class Balanced:
+class Balanced(Estimator):
     r"""IPS with each row weighted against the mixture of the loggers.
 
     $$\hat U = \frac1n \sum_i \sum_j \delta_{ij}
@@ -93,6 +107,10 @@ class Balanced:
         return "balanced" if self.shrink is None else f"balanced-{self.shrink.suffix}"
 
     @property
+    def formula(self) -> str:
+        return "balanced" if self.shrink is None else ""
+
+    @property
     def _term(self) -> Term:
         return REWARD * shrunk_weight(self.shrink)
 
@@ -109,7 +127,7 @@ class Balanced:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Estimator):
     r"""IPS per logger, combined with the shares that minimise the variance.
 
     $$\hat U = \sum_i s_i \frac{1}{n_i} \sum_j w_{ij} \delta_{ij},
@@ -149,6 +167,14 @@ class Weighted:
     @property
     def name(self) -> str:
         return "weighted-reward-free" if self.divergence == "reward-free" else "weighted"
+
+    @property
+    def pools(self) -> bool:
+        return self.divergence not in {"known", "reward-free"}
+
+    @property
+    def formula(self) -> str:
+        return "" if self.divergence == "reward-free" else "weighted"
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         if self.divergence in {"pooled", "reward-free"}:

@@ -26,7 +26,13 @@ from poolwise.estimators.calibrated import (
 from poolwise.estimators.divergences import FLOOR, Differences, supported
 from poolwise.estimators.ips import OWN_ONLY, Balanced, with_divergences
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
-from poolwise.moments.estimate import Estimate, estimated, require_crossed, stratified
+from poolwise.moments.estimate import (
+    Estimate,
+    Estimator,
+    estimated,
+    require_crossed,
+    stratified,
+)
 from poolwise.moments.linear import Score
 from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import (
@@ -43,8 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.log.log import Log
-    from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import MomentsByLogger
 
 OWN_SCORE = (PREDICTED_VALUE, WEIGHT * RESIDUAL)
 BALANCED_RESIDUAL = BALANCED_WEIGHT * RESIDUAL
@@ -52,7 +56,7 @@ BALANCED_SCORE = (PREDICTED_VALUE, BALANCED_RESIDUAL)
 
 
 @dataclass(frozen=True)
-class DirectMethod:
+class DirectMethod(Estimator):
     r"""The predicted reward of the target, averaged over all contexts.
 
     $$\hat U = \frac1n \sum_{rows} \sum_y \bar\pi(y|x) \hat q(x, y)$$
@@ -65,6 +69,10 @@ class DirectMethod:
     def name(self) -> str:
         return "direct-method"
 
+    @property
+    def pools(self) -> bool:
+        return False
+
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         del loggers, crossed
         return Needs(groups=((PREDICTED_VALUE,),))
@@ -74,7 +82,7 @@ class DirectMethod:
 
 
 @dataclass(frozen=True)
-class DoublyRobust:
+class DoublyRobust(Estimator):
     r"""A reward model, corrected by the weighted residuals of the rows.
 
     $$\hat U = \frac1n \sum_{rows} \Big( \sum_y \bar\pi(y|x) \hat q(x, y)
@@ -109,6 +117,10 @@ class DoublyRobust:
     def name(self) -> str:
         kind = "" if self.weights == "balanced" else f"-{self.weights}"
         return f"doubly-robust{kind}" + (f"-{self.shrink.suffix}" if self.shrink else "")
+
+    @property
+    def pools(self) -> bool:
+        return self.weights != "naive"
 
     @property
     def _score(self) -> tuple[Term, Term]:
@@ -187,7 +199,7 @@ LOG_FIRST = "Log such actions before relying on any estimate."
 
 
 @dataclass(frozen=True)
-class GivenMixture:
+class GivenMixture(Estimator):
     """An estimator whose mixture is a column of the log, or is estimated.
 
     Attributes:
@@ -201,6 +213,14 @@ class GivenMixture:
     @property
     def name(self) -> str:
         return f"{self.estimator.name}-estimated" if self.estimated else self.estimator.name
+
+    @property
+    def rank(self) -> int:
+        return self.estimator.rank
+
+    @property
+    def formula(self) -> str:
+        return "" if self.estimated else self.estimator.formula
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         del crossed  # the column replaces the missing cross-propensities

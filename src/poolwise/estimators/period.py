@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.divergences import supported
 from poolwise.moments.cells import Cell, by_period, periods_of
-from poolwise.moments.estimate import Estimate, estimated
+from poolwise.moments.estimate import Estimate, Estimator, estimated
 from poolwise.moments.linear import Linear, shares
 from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import (
@@ -42,7 +42,7 @@ Across = Literal["stable", "minimum"]
 
 
 @dataclass(frozen=True)
-class PeriodBalanced:
+class PeriodBalanced(Estimator):
     r"""Balanced IPS in each period, with weights across periods that ignore rewards.
 
     $$\hat U = \sum_d \frac{g_d}{\sum_e g_e} \frac1{n_d} \sum_{j \in d} \big(b_d + w_j
@@ -78,6 +78,22 @@ class PeriodBalanced:
         return "period-balanced" + self._suffix + ("" if self.centred else "-uncentred")
 
     @property
+    def pools(self) -> bool:
+        return False
+
+    @property
+    def by_cell(self) -> bool:
+        return True
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    @property
+    def formula(self) -> str:
+        return "period"
+
+    @property
     def _suffix(self) -> str:
         return "" if self.across == "stable" else f"-{self.across}"
 
@@ -86,13 +102,11 @@ class PeriodBalanced:
         """Terms of a row whose sum has the target's value as expectation."""
         return (PERIOD_REWARD,)
 
-    def needs(
-        self, loggers: Sequence[str], *, crossed: bool, mixed: bool | None = None
-    ) -> Needs:
+    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         """Return the moments to compute; `loggers` are the cells of the log.
 
-        The mixture of a period may be known (`mixed`) where the probabilities under
-        loggers of other periods are not.
+        Without cross-propensities the mixture of each period must be known: see
+        `refuse_shared`.
         """
         periods = periods_of(loggers)
         if not periods:
@@ -105,8 +119,6 @@ class PeriodBalanced:
         alone = Needs(groups=(together, (PERIOD_WEIGHT,)), extremes=(PERIOD_WEIGHT,))
         if crossed:
             return alone | Needs(tuple(map(period_moment, periods)), ((BALANCED_WEIGHT,),))
-        if not mixed:
-            refuse_shared(self.name, loggers)
         return alone
 
     def estimate(self, moments: MomentsByLogger) -> Estimate:
@@ -156,6 +168,10 @@ class PeriodDoublyRobust(PeriodBalanced):
     @property
     def name(self) -> str:
         return "period-dr" + self._suffix
+
+    @property
+    def rank(self) -> int:
+        return 3
 
     @property
     def _terms(self) -> tuple[Term, ...]:

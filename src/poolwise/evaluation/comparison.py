@@ -20,29 +20,26 @@ import numpy as np
 
 from poolwise.diagnosis.provenance import on_own_log
 from poolwise.errors import Finding, NotShownError, RefusedError, UsageError
-from poolwise.evaluation.contrasts import Candidates, firsts
-from poolwise.evaluation.output import (
+from poolwise.evaluation.differences import (
     Difference,
-    Reported,
     Requirement,
-    Row,
-    doubts,
-    identical,
-    of_requests,
-    verdict_of,
+    conclude,
+    find_doubts,
+    tie,
 )
+from poolwise.evaluation.output import Reported, Row, of_requests
+from poolwise.evaluation.spread import Candidates, firsts
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.skew import auto_interval, reaching
-from poolwise.intervals.student import Interval, within
 from poolwise.report.sentence import conclusion, repeats
 from poolwise.report.tables import Grid, comparison_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from poolwise.diagnosis.provenance import Conflicts
     from poolwise.evaluation.results import Evaluation
-    from poolwise.intervals.student import Limits
+    from poolwise.intervals.student import Interval, Limits
     from poolwise.moments.buckets import Buckets, Split
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.moments import MomentsByLogger
@@ -313,7 +310,7 @@ class _Targets:
     def doubted(self) -> dict[str, tuple[str, ...]]:
         """Alarms of targets whose probabilities cannot be right."""
         results = self.evaluation.targets
-        alarms = {name: doubts(result.findings) for name, result in results.items()}
+        alarms = {name: find_doubts(result.findings) for name, result in results.items()}
         return {name: codes for name, codes in alarms.items() if codes}
 
     def pairs(self) -> tuple[Difference, ...]:
@@ -324,35 +321,29 @@ class _Targets:
         first = self.first
         family = list(combinations(dict.fromkeys(first.values()), 2))
         members = dict(zip(family, self._family(family), strict=True)) if family else {}
-        tie = identical("", "", self.evaluation.level)
+        same = tie("", "", self.evaluation.level)
         return tuple(
-            replace(members.get((first[one], first[two]), tie), target=one, other=two)
+            replace(members.get((first[one], first[two]), same), target=one, other=two)
             for one, two in combinations(first, 2)
         )
 
-    def _family(self, pairs: list[tuple[str, str]]) -> Iterator[Difference]:
+    def _family(self, pairs: list[tuple[str, str]]) -> list[Difference]:
+        """Return the differences of some pairs, whose intervals hold together.
+
+        Where the ranking contradicts the paired estimate, nothing is shown.
+        """
         spread, level = self.candidates.differences(pairs), self.evaluation.level
-        together = spread.together(np.random.default_rng(SEED))
-        lower, upper = spread.limits(together.critical(level))
-        # without spread, only the range of the rewards bounds a difference
-        lower = np.where(spread.errors > 0, lower, -math.inf)
-        upper = np.where(spread.errors > 0, upper, math.inf)
-        # where the ranking contradicts the paired estimate, nothing is shown
         estimates = self.candidates.estimates
         gaps = [estimates[one].value - estimates[two].value for one, two in pairs]
-        agree = np.sign(spread.values) == np.sign(gaps)
-        lower = np.where(agree, lower, np.minimum(lower, 0.0))
-        upper = np.where(agree, upper, np.maximum(upper, 0.0))
-        scores = np.where(agree, spread.scores(), 0.0)
-        p_values = (ALONE.p_values(scores), together.p_values(scores))
-        limits = next(iter(self.source.limits.values()))
-        numbers = np.column_stack([spread.values, spread.errors, lower, upper, *p_values])
-        for pair, (value, error, low, high, p, adjusted) in zip(
-            pairs, numbers.tolist(), strict=True
-        ):
-            interval = within(Interval(low, high, level), limits.reward_range)
-            verdict = verdict_of(interval, doubted=bool(self.doubted.keys() & pair))
-            yield Difference(*pair, value, error, interval, p, adjusted, verdict)
+        return conclude(
+            pairs,
+            spread,
+            spread.together(np.random.default_rng(SEED)),
+            level,
+            reward_range=next(iter(self.source.limits.values())).reward_range,
+            doubted=[pair for pair in pairs if self.doubted.keys() & pair],
+            agree=np.sign(spread.values) == np.sign(gaps),
+        )
 
     def ranking(self, pairs: Sequence[Difference]) -> tuple[tuple[Ranked, ...], list[Finding]]:
         """Return the targets in order, with intervals that cover all of them together."""

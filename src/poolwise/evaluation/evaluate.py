@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.provenance import on_own
 from poolwise.engines.base import BlockRows
-from poolwise.engines.parallel import KernelRows
 from poolwise.errors import UsageError, did_you_mean
-from poolwise.estimators import recommended_for
-from poolwise.evaluation.incumbent import incumbent_of
+from poolwise.estimators import by_default, recommend
+from poolwise.evaluation.differences import incumbent_of
 from poolwise.evaluation.read import answered, opened, split_of
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
@@ -19,14 +18,13 @@ from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
 from poolwise.intervals.guarantees import by_betting
 from poolwise.moments.buckets import BUCKETS
 from poolwise.moments.terms import WEIGHT, Needs, unite
-from poolwise.report.sentence import preferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from poolwise.engines.base import EngineLike, Rows
+    from poolwise.engines.base import EngineLike
     from poolwise.evaluation.comparison import Comparison
-    from poolwise.evaluation.incumbent import Incumbent
+    from poolwise.evaluation.differences import Incumbent
     from poolwise.evaluation.read import OpenLog
     from poolwise.evaluation.request import IntervalMethod
     from poolwise.evaluation.results import Evaluation
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import Moments
     from poolwise.rows.reward_model import ModelLike
 
 MOST = 30  # targets that an evaluation compares by itself: 435 pairs
@@ -69,14 +66,14 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         interval: "auto" is "skew", which allows for few effective rows, rare and heavy
             rewards, and clusters if the log names a `cluster`. "student" is symmetric
             (stratified, Satterthwaite); "jackknife" and "bootstrap" resample buckets.
-            "betting", "smoothed", "bernstein" and "likelihood" bound the value itself, the
-            same for every estimator; they need the log's `reward_range`.
+            "betting" and "smoothed" bound the value itself, the same for every estimator;
+            they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
         engine: "duckdb" (the default, in this process), "spark", a SparkSession, or an
             object such as ``DuckDB(threads=4)``.
         truth: True values of the targets, where they are known.
         which_logs: Also report standard errors with each logger left out, which reads the
-            log once more, in a warehouse and where rows are dropped once more for each.
+            log once more for each logger.
         model: A reward model for the doubly robust estimators and for calibrated: a
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
         baseline: Label of a logger, or name of a target, that the headline compares with. By
@@ -128,7 +125,8 @@ def compare(
         named = _with_baseline(log, named_targets(targets), baseline)
         if len(named) < 2:
             raise UsageError("compare needs at least two targets, or a target and a baseline")
-        chosen = estimator or recommended_for(log, modelled=model is not None)
+        usual = by_default(modelled=model is not None, periods=log.period is not None)
+        chosen = estimator or recommend({n: make() for n, make in usual.items()})
         asked = request(log, named, chosen, level=level, model=model)
         with opened(asked, engine) as rows:
             (name,) = rows.served.estimators
@@ -187,11 +185,10 @@ def _compared(rows: OpenLog, *, always: bool) -> str:
     Unless `always`, they are not if there are more than `MOST`, or if a database would have
     to sum each pair of terms by name.
     """
-    names, targets = rows.served.estimators, len(rows.request.targets)
+    targets = len(rows.request.targets)
     if targets < 2 or not (always or (targets <= MOST and rows.rows.by_kernel)):
         return ""
-    plain = {n.removesuffix("-estimated"): n for n in names}
-    return plain.get(preferred(plain), "")
+    return recommend(rows.served.estimators)
 
 
 def _bets(rows: OpenLog) -> dict[str, Interval]:
@@ -212,19 +209,21 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
 def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
     """Return standard errors by target and left-out logger.
 
-    Leaving a logger out changes the mixture and so every weight: the rows are read once more,
-    by databases once per logger.
+    Leaving a logger out changes the mixture and so every weight: the rows are read once more
+    for each logger.
     """
     targets, loggers = rows.request.names, tuple(rows.rows.counts)
     by_target: dict[str, dict[str, Errors]] = {name: {} for name in targets}
-    if len(loggers) < 2:
-        return by_target
-    needs = {logger: _needs_without([i for i in loggers if i != logger]) for logger in loggers}
-    bound = {i: [part.bind(name) for name in targets] for i, part in needs.items()}
-    buckets = BUCKETS if rows.request.clustered else 1
-    for logger, parts in _moments_without(rows.rows, bound, buckets).items():
-        for name, split in zip(targets, parts, strict=True):
-            by_target[name][logger] = errors_of(split_of(split, needs[logger], name))
+    for logger in loggers if len(loggers) > 1 else ():
+        needs = _needs_without([i for i in loggers if i != logger])
+        bound = [needs.bind(name) for name in targets]
+        rest = rows.rows.without(logger)
+        if rows.request.clustered:
+            parts = rest.bucketed(bound, BUCKETS)
+        else:
+            parts = [[rest.moments(unite(bound))]] * len(targets)
+        for name, buckets in zip(targets, parts, strict=True):
+            by_target[name][logger] = errors_of(split_of(buckets, needs, name))
     return by_target
 
 
@@ -232,18 +231,6 @@ def _needs_without(others: Sequence[str]) -> Needs:
     """Return the moments that the errors without a logger need."""
     kinds = [e.needs(others, crossed=True) for e in LEFT_OUT.values()]
     return unite([*kinds, Needs(extremes=(WEIGHT,))])
-
-
-def _moments_without(
-    rows: Rows, bound: Mapping[str, Sequence[Needs]], buckets: int
-) -> dict[str, list[list[dict[str, Moments]]]]:
-    """Return the moments of each target and bucket, without each logger."""
-    if isinstance(rows, KernelRows):
-        return rows.without_each(bound, buckets)
-    rest = {logger: rows.without(logger) for logger in bound}
-    if buckets > 1:
-        return {i: rest[i].bucketed(needs, buckets) for i, needs in bound.items()}
-    return {i: [[rest[i].moments(unite(needs))]] * len(needs) for i, needs in bound.items()}
 
 
 def _with_baseline(

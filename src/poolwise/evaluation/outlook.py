@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from poolwise.evaluation.design import RowSample, SplitFor, Variance
     from poolwise.moments.buckets import Split
-    from poolwise.moments.estimate import Estimate
+    from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import FloatArray, MomentsByLogger
 
 AS_NOW = "(as now)"
@@ -121,6 +121,7 @@ class Outlook:
 
     Attributes:
         view: Moments of the target, by logger.
+        estimators: Estimators to plan, by name.
         splits: Moments of the target for each estimator, by bucket if rows are clustered.
         sample: Rows of the log; None where there are none.
         half_width: Wanted half-width.
@@ -130,6 +131,7 @@ class Outlook:
     """
 
     view: MomentsByLogger
+    estimators: Mapping[str, Estimator]
     splits: Mapping[str, Split]
     sample: RowSample | None
     half_width: float
@@ -147,7 +149,8 @@ class Outlook:
         With cross-propensities the variance of naive is that of pooled divergences, as its
         change is: a logger's own rows may have missed its largest weights.
         """
-        if name != "naive" or not self.crossed or self._refusal(name, estimate):
+        own_weights = self.estimators[name].formula == "naive"
+        if not own_weights or not self.crossed or self._refusal(name, estimate):
             return estimate
         own, _ = estimate.linear.plain.variance(self.view)
         pooled = with_row_errors(self.view, estimate).variance
@@ -211,7 +214,7 @@ class Outlook:
         unsupported = [
             i for i, d in zip(self.view, self._divergence, strict=True) if math.isinf(d)
         ]
-        if name == "naive" and unsupported:
+        if self.estimators[name].formula == "naive" and unsupported:
             names = ", ".join(map(repr, unsupported))
             return f"biased: {names} gave probability 0 to rewarded actions of the target"
         return ""
@@ -229,17 +232,18 @@ class Outlook:
         """Return the variance of an estimator, and the rows that determine it."""
         counts, sample, divergence = self.counts, self.sample, self._divergence
         from_units = partial(self._behind_units, name, estimate)
-        if name.startswith("period-"):
+        formula = self.estimators[name].formula
+        if formula == "period":
             now = estimate.variance
             return Model(partial(period_variance, divergence, counts, now), from_units)
-        if name not in {"calibrated", "balanced"} or sample is None:
-            weighted = name == "weighted" and self.crossed
+        if formula not in {"calibrated", "balanced"} or sample is None:
+            weighted = formula == "weighted" and self.crossed
             variance = partial(weighted_variance if weighted else naive_variance, divergence)
             per_row = 1 / divergence**2 if weighted else np.ones_like(divergence)
             squares = partial(own_squares, per_row=per_row)
             return Model(variance, self._behind_rows(squares, from_units))
         column: bool | None = None
-        if name == "calibrated":
+        if formula == "calibrated":
             column = all(f.code != "target-uncovered" for f in estimate.findings)
             if many(self.view):  # the estimate has no columns of the loggers either
                 sample, column = less_target(sample, counts) if column else sample, None

@@ -1,7 +1,7 @@
 """Output: a result as dictionaries, frames, JSON, text, HTML and a report; its fingerprint.
 
 A result gives its rows (`to_dicts`), its whole content (`to_dict`) and its tables (`grids`);
-everything else follows from these.  `Difference`, of two policies, is a part of most results.
+everything else follows from these.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from poolwise.intervals.student import Interval
 from poolwise.log.problems import UTC
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 from poolwise.report.tables import Grid, as_html, as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from os import PathLike
 
     import altair as alt
@@ -33,10 +30,6 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Term
 
 Row = dict[str, object]
-Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
-Requirement = Literal["better", "not-worse"]
-FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
-DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
 SCHEMA_VERSION = 1  # of docs/schema/poolwise-1.json, which describes the JSON of every result
 STEPS = 2**26  # of a fingerprint to each doubling: eight digits
 # Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
@@ -158,86 +151,6 @@ class Reported(Result):
         opening = self.page_opening()
         text = page(self.facts(), command=command, question=question, opening=opening)
         write_whole(Path(path), text.encode())
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One target less another.
-
-    Attributes:
-        target: The target.
-        other: The target that is subtracted.
-        value: Estimated difference, paired by row.
-        std_error: Standard error of `value`.
-        interval: Interval that holds for all reported differences together. In a comparison
-            it includes 0 where the ranking contradicts `value`.
-        p_value: P-value of no difference, for this pair alone.
-        adjusted: P-value adjusted for all of them, by single-step max-T in a comparison and by
-            Bonferroni in an evaluation: below 1 - level if and only if the interval excludes 0.
-        verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
-            says that the probabilities of either target cannot be right.
-    """
-
-    target: str
-    other: str
-    value: float
-    std_error: float
-    interval: Interval
-    p_value: float
-    adjusted: float
-    verdict: Verdict
-
-    def against(self, baseline: str) -> Difference:
-        """Return the difference with the baseline as the target that is subtracted."""
-        if self.other == baseline:
-            return self
-        return replace(
-            self,
-            target=self.other,
-            other=self.target,
-            value=-self.value,
-            interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
-            verdict=FLIPPED.get(self.verdict, self.verdict),
-        )
-
-    def lack(self, required: Requirement, margin: float) -> str:
-        """Return the reason why a requirement does not hold; empty if it does."""
-        if self.verdict == "unreliable":
-            return f"the probabilities of {self.target!r} or {self.other!r} cannot be right"
-        if self.verdict == "identical" and required == "not-worse":
-            return ""
-        bound = margin if required == "better" else -margin
-        if self.interval.lower > bound:
-            return ""
-        start = f"the interval of {self.target!r} less {self.other!r} begins at"
-        return f"{start} {self.interval.lower:.4g}, not above {bound:g}"
-
-    def to_dict(self) -> Row:
-        """Return the difference under flat names."""
-        ends = {"lower": self.interval.lower, "upper": self.interval.upper}
-        row = {"target": self.target, "other": self.other, "difference": self.value}
-        rest = {k: getattr(self, k) for k in ("p_value", "adjusted", "verdict")}
-        return {**row, "std_error": self.std_error, **ends, **rest}
-
-
-def identical(target: str, other: str, level: float) -> Difference:
-    """Return the difference of targets that are equal on every row."""
-    nothing = Interval(0.0, 0.0, level)
-    return Difference(target, other, 0.0, 0.0, nothing, 1.0, 1.0, "identical")
-
-
-def doubts(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the codes of alarms that say that probabilities cannot be right."""
-    return tuple(sorted(DOUBTED & {finding.code for finding in findings}))
-
-
-def verdict_of(interval: Interval, *, doubted: bool) -> Verdict:
-    """Return the verdict of a difference with this interval."""
-    if doubted:
-        return "unreliable"
-    if 0.0 in interval:
-        return "undecided"
-    return "better" if interval.lower > 0 else "worse"
 
 
 def json_text(kind: str, whole: Row, *, indent: int | None = 2) -> str:

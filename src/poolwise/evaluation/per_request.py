@@ -14,7 +14,7 @@ from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
     from poolwise.engines.parallel import KernelRows
-    from poolwise.evaluation.output import Difference
+    from poolwise.evaluation.differences import Difference
     from poolwise.intervals.student import Interval
     from poolwise.log.log import Log
     from poolwise.log.requests import Requests

@@ -14,7 +14,7 @@ from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.comparison import without_training
 from poolwise.evaluation.design import RowSample
-from poolwise.evaluation.incumbent import incumbent_of
+from poolwise.evaluation.differences import incumbent_of
 from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough
 from poolwise.evaluation.output import Result, Row, of_requests
 from poolwise.evaluation.read import answered, opened
@@ -119,8 +119,8 @@ def _planned(
     (name,) = asked.names
     incumbent = incumbent_of(rows, baseline)
     answers = rows.read(also=incumbent.needs if wanted else Needs())
-    rowwise = {"calibrated", "balanced"} & set(rows.served.estimators)
-    sampled = rowwise or isinstance(rows.rows, SingleRows)
+    formulas = {estimator.formula for estimator in rows.served.estimators.values()}
+    sampled = formulas & {"calibrated", "balanced"} or isinstance(rows.rows, SingleRows)
     sample = _sample(rows.rows, name) if sampled and log.crossed and half_width else None
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
     result, view = evaluation[name], answers.splits[name].whole
@@ -128,7 +128,14 @@ def _planned(
     splits = {e: answers.suited(s).splits[name] for e, s in usable.items()}
     width, per_request = half_width or math.nan, evaluation.rows_per_request
     outlook = Outlook(
-        view, splits, sample, width, asked.level, crossed=log.crossed, together=per_request or 1
+        view,
+        usable,
+        splits,
+        sample,
+        width,
+        asked.level,
+        crossed=log.crossed,
+        together=per_request or 1,
     )
     estimates = {e: outlook.present(e, result.estimates[e]) for e in usable}
     options = []

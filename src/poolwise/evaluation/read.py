@@ -32,30 +32,27 @@ from poolwise.engines.duckdb import DuckDB, DuckDBRows
 from poolwise.engines.parallel import KernelRows
 from poolwise.engines.spark import Spark
 from poolwise.errors import (
-    ExpressionError,
     Finding,
     LogError,
-    MissingColumnError,
     PoolwiseError,
     RefusedError,
     UsageError,
 )
-from poolwise.estimators.crossfit import CrossFitted
-from poolwise.estimators.period import PeriodBalanced
-from poolwise.evaluation.contrasts import united
 from poolwise.evaluation.per_request import refuse_split, rows_by_segment
 from poolwise.evaluation.request import BY_BUCKET, served
+from poolwise.evaluation.spread import united
 from poolwise.intervals.guarantees import (
     GUARANTEES,
     guarantee_needs,
     refuse_adaptive,
     refuse_outside,
 )
+from poolwise.intervals.student import Limits
 from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.cells import periods_of
 from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
-from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, unite
+from poolwise.moments.terms import BALANCED_WEIGHT, PERIOD_WEIGHT, WEIGHT, Needs, unite
 from poolwise.rows.guard import named_files
 from poolwise.rows.repeats import REMOTE, equal_files
 
@@ -219,9 +216,22 @@ class Answers:
             view[i] = replace(view[i], histograms=bins, tails=tails or view[i].tails)
         return view
 
+    def limits(self, target: str) -> Limits:
+        """Return the bounds on the rows of a target, for intervals without spread."""
+        asked, split = self.request, self.splits[target]
+        whole = split.whole.values()
+        weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
+        weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
+        rows = sum(m.count for m in whole)
+        return Limits(
+            rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # independent ones
+            reward_range=asked.log.reward_range,
+            largest_weight=max(m.max(w) for m in whole for w in weights),
+        )
+
     def suited(self, estimator: Estimator) -> Answers:
         """Return the answers that an estimator reads: by cell or by logger."""
-        return self.apart if self.apart and isinstance(estimator, PeriodBalanced) else self
+        return self.apart if self.apart and estimator.by_cell else self
 
     def merged(self) -> Answers:
         """Return answers by logger, which keep these, by cell, as `apart`."""
@@ -269,12 +279,11 @@ class OpenLog:
     @property
     def kernel_rows(self) -> KernelRows:
         """The rows, where they can be summed by period or by segment."""
-        return _kernel_rows(self.rows, self.request)
+        return _kernel_rows(self.rows)
 
     def strata_of(self, estimator: Estimator) -> tuple[str, ...]:
         """Return the keys of the moments that an estimator reads: cells or loggers."""
-        periodic = isinstance(estimator, PeriodBalanced)
-        return tuple(self.kernel_rows.cells if periodic else self.rows.counts)
+        return tuple(self.kernel_rows.cells if estimator.by_cell else self.rows.counts)
 
     def needs_of(self, estimator: Estimator) -> Needs:
         """Return the moments that an estimator needs of this log."""
@@ -292,8 +301,7 @@ class OpenLog:
             pairs = united(own, asked.names, crossed=asked.log.crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
-        folded = any(isinstance(e, CrossFitted) for e in asked.estimators)
-        if folded or asked.clustered or asked.method in BY_BUCKET:
+        if asked.clustered or asked.method in BY_BUCKET:
             (*parts, means), whole = _bucketed(rows, bound, pairs)
         else:
             whole = rows.moments(unite([*bound, pairs]))
@@ -327,39 +335,20 @@ class OpenLog:
 
 @contextmanager
 def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
-    """Open the log of a request; refuse what its loggers cannot serve before the pass.
-
-    The column of segments takes the role of the period, which splits the rows of each logger
-    into cells; the mixture of a row is then that of the loggers in its own segment.
-    """
-    log = asked.log if asked.by is None else replace(asked.log, period=asked.by)
-    try:
-        with open_rows(replace(asked, log=log), engine) as rows:
-            try:
-                yield _settled(asked, rows)
-            except LogError as error:  # look at the rows while they are open
-                if missing := missing_in(rows, asked.log):
-                    raise IncompleteError(missing) from error
-                raise
-    except MissingColumnError as error:
-        if asked.by is None:
+    """Open the log of a request; refuse what its loggers cannot serve before the pass."""
+    with open_rows(asked, engine) as rows:
+        try:
+            yield _settled(asked, rows)
+        except LogError as error:  # look at the rows while they are open
+            if missing := missing_in(rows, asked.log):
+                raise IncompleteError(missing) from error
             raise
-        roles = {n: "by" if role == "period" else role for n, role in error.missing.items()}
-        raise MissingColumnError(roles, error.available) from None
-    except ExpressionError as error:
-        if asked.by is None or error.role != "period":
-            raise
-        raise error.in_role("by") from None
 
 
-def _kernel_rows(rows: Rows, asked: Request) -> KernelRows:
+def _kernel_rows(rows: Rows) -> KernelRows:
     """Return rows that can be summed by period or segment; reject others."""
     if isinstance(rows, KernelRows):
         return rows
-    if asked.by is not None:
-        raise UsageError(
-            "`by` sums rows by segment, which requires rows and the DuckDB or Spark engine"
-        )
     raise UsageError(
         "`period` requires an engine that reads rows, DuckDB or Spark: leave out `engine` "
         "and `connection`, or leave out `period`"
@@ -368,14 +357,11 @@ def _kernel_rows(rows: Rows, asked: Request) -> KernelRows:
 
 def _settled(asked: Request, rows: Rows) -> OpenLog:
     """Settle which estimators the rows can serve."""
-    if asked.by is not None:
-        kernel = _kernel_rows(rows, asked)
-        rows = replace(kernel, table=replace(kernel.table, segmented=True))
     rows, log = only_crossed(rows, asked.log)
     asked, loggers = replace(asked, log=log), tuple(rows.counts)
     check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
     shaped = asked.method == "skew" and rows.shaped
-    cells = () if log.period is None else tuple(_kernel_rows(rows, asked).cells)
+    cells = () if log.period is None else tuple(_kernel_rows(rows).cells)
     usable = served(asked, loggers, cells, shaped=shaped)
     if asked.method in GUARANTEES:
         refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
@@ -414,12 +400,16 @@ def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Findi
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
     """Open the log of a request with the engine that reads it."""
     chosen, extra = as_engine(engine, asked.log), asked.extra
-    if not (extra.predicted_reward or extra.mixture):
+    if not (extra.predicted_reward or extra.mixture or extra.segment):
         return chosen.open(asked.log, asked.targets)
     if extra.learners and not isinstance(chosen, DuckDB):
         raise UsageError(
             "only the DuckDB engine learns a reward model or an estimated mixture: leave "
             "`engine` out, or write the predictions as columns of the log first"
+        )
+    if extra.segment and not isinstance(chosen, DuckDB | Spark):
+        raise UsageError(
+            "`by` sums rows by segment, which requires rows and the DuckDB or Spark engine"
         )
     if not isinstance(chosen, DuckDB | Spark):
         raise UsageError(
@@ -464,7 +454,6 @@ def _undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding
     It matters only where estimates pool the loggers, which requires cross-propensities.
     """
     declared = log.period is not None or bool(log.trained_on)
-    if declared or not log.crossed or len(moments) < 2 or not isinstance(rows, KernelRows):
+    if declared or not log.crossed or len(moments) < 2 or not isinstance(rows, DuckDBRows):
         return ()
-    times = rows.times() if isinstance(rows, DuckDBRows) else {}
-    return succession(moments, times)
+    return succession(moments, rows.times())

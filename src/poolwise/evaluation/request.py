@@ -17,7 +17,7 @@ from poolwise.diagnosis.provenance import HONEST
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import ALL, by_default
 from poolwise.estimators.model import with_mixture
-from poolwise.estimators.period import PeriodBalanced
+from poolwise.estimators.period import refuse_shared
 from poolwise.evaluation.per_request import refuse_lists
 from poolwise.intervals.guarantees import GUARANTEES, Guarantee, known_range
 from poolwise.intervals.skew import interval_needs
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
 METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
+REMOVED = {"bernstein": "betting", "likelihood": "betting"}  # and what replaces them
 BY_BUCKET = frozenset({"jackknife", "bootstrap"})
 
 
@@ -57,9 +58,8 @@ class Request:
         level: Level of the intervals.
         method: Kind of interval; never "auto".
         sides: Sides of the intervals.
-        extra: Columns that the rows get from a reward model or an estimated mixture.
+        extra: Columns that the rows get from models, and that of segments.
         findings: Reasons why a given reward model is not used.
-        by: Column or expression of segments; None without them.
     """
 
     log: Log
@@ -71,7 +71,11 @@ class Request:
     sides: Sides = "two"
     extra: Extra = NOTHING
     findings: tuple[Finding, ...] = ()
-    by: str | None = None
+
+    @property
+    def by(self) -> str | None:
+        """Column or expression of segments; None without them."""
+        return self.extra.segment
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,10 +90,9 @@ class Request:
     def needs(self, estimator: Estimator, strata: Sequence[str]) -> Needs:
         """Return the moments that an estimator needs, by cell or by logger."""
         crossed, name = self.log.crossed, estimator.name
-        if isinstance(estimator, PeriodBalanced):
-            needs = estimator.needs(strata, crossed=crossed, mixed=self.log.mixed)
-        else:
-            needs = estimator.needs(strata, crossed=crossed)
+        needs = estimator.needs(strata, crossed=crossed)
+        if estimator.by_cell and not self.log.mixed:
+            refuse_shared(name, strata)
         if needs.modelled and not self.extra.predicted_reward:
             raise RefusedError(
                 f"{name}-refused",
@@ -150,7 +153,10 @@ def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, P
 
 def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
     if interval not in METHODS:
-        raise UsageError(f"interval must be one of {', '.join(METHODS)}, got {interval!r}")
+        hint = f": use {REMOVED[interval]!r} instead" if interval in REMOVED else ""
+        raise UsageError(
+            f"interval must be one of {', '.join(METHODS)}, got {interval!r}{hint}"
+        )
     if interval == "auto":
         return "skew"
     if interval in GUARANTEES:
@@ -216,7 +222,7 @@ def segmented(asked: Request, by: str | None) -> Request:
             "`by` requires the mixture of each segment, which `propensities` of every logger "
             "give, but not one `mixture` of all rows"
         )
-    return replace(asked, by=by)
+    return replace(asked, extra=replace(asked.extra, segment=by))
 
 
 def _columns(text: PolicyLike) -> set[str]:
@@ -266,7 +272,7 @@ def served(
         needs |= interval_needs(HONEST.needs(loggers, crossed=True))
     usable: dict[str, Estimator] = {}
     for estimator in asked.estimators:
-        strata = cells if isinstance(estimator, PeriodBalanced) else loggers
+        strata = cells if estimator.by_cell else loggers
         try:
             own = asked.needs(estimator, strata)
             needs |= own | interval_needs(own, ratios) if shaped else own

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.overlap import Overlap
     from poolwise.errors import Finding
     from poolwise.evaluation.comparison import Comparison, Pairs
-    from poolwise.evaluation.output import Difference
+    from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.segments import Segments
     from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimate
@@ -47,6 +47,8 @@ class TargetResult:
         findings: Findings that limit the estimates, most serious first.
         diagnosis: Tests of agreement between the logs.
         over_time: Value in each period; None if the log has no periods.
+        recommended: Name of the estimator to rely on; empty if there is no estimate.
+        pooling: Estimators whose intervals assume policies that were fixed beforehand.
     """
 
     estimates: Mapping[str, Estimate]
@@ -56,6 +58,8 @@ class TargetResult:
     findings: tuple[Finding, ...]
     diagnosis: Diagnosis
     over_time: OverTime | None = None
+    recommended: str = ""
+    pooling: frozenset[str] = frozenset()
 
     def _grid(self) -> Grid:
         ends = {name: vars(interval) for name, interval in self.intervals.items()}
@@ -219,7 +223,12 @@ class Evaluation(Reported):
     def _target(self, name: str) -> Row:
         result = self.targets[name]
         estimates = [
-            {**self._estimate(result, e), "shares": dict(estimate.shares)}
+            {
+                **self._estimate(result, e),
+                "shares": dict(estimate.shares),
+                "recommended": e == result.recommended,
+                "assumes_fixed": e in result.pooling,
+            }
             for e, estimate in result.estimates.items()
         ]
         entry: Row = {"target": name, "estimates": estimates}

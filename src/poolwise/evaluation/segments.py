@@ -20,26 +20,27 @@ import numpy as np
 from scipy.special import ndtri
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.evaluation.output import Difference, Result, Row, of_requests, verdict_of
+from poolwise.estimators import recommend
+from poolwise.evaluation.differences import contrast_segments
+from poolwise.evaluation.output import Result, Row, of_requests
 from poolwise.evaluation.per_request import scaled
 from poolwise.evaluation.request import served
-from poolwise.intervals.simultaneous import ALONE, factor_of, max_t
-from poolwise.intervals.student import Interval
 from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.terms import Needs
 from poolwise.report.breakdown import segment_tables, segments_sentence
-from poolwise.report.sentence import preferred
 from poolwise.text import listed
 
 if TYPE_CHECKING:
     from poolwise.engines.base import Bucketed
     from poolwise.engines.parallel import KernelRows
     from poolwise.errors import Fault
+    from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.read import OpenLog
     from poolwise.evaluation.request import Request
     from poolwise.evaluation.results import Evaluation
+    from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.moments import Moments
     from poolwise.report.tables import Grid
 
 MOST_SLICES = 10_000  # sums over slices of each cell: 40 MB; without them Student's intervals
@@ -47,7 +48,6 @@ MOST_GROUPS, FEWEST_BUCKETS = 6_000, 20  # of clusters, over all cells
 SEED = 20170813  # the same rows give the same intervals
 NAMED = 5  # segments that a finding lists
 NOTHING = Needs()
-REST = "(the other segments)"
 Ask = Callable[["OpenLog"], "Evaluation"]
 
 
@@ -284,7 +284,7 @@ class SegmentRows:
 def _one_estimator(rows: OpenLog) -> Request:
     """Return the question with the recommended estimator only."""
     by_name = rows.served.estimators
-    name = preferred(by_name)
+    name = recommend(by_name)
     if not name:
         raise UsageError("`by` requires an estimator that the log can serve")
     return replace(rows.request, estimators=(by_name[name],), strict=False)
@@ -297,9 +297,9 @@ def _results(
     level, results = rows.request.level, []
     for segment, evaluation in evaluations.items():
         result, difference = evaluation[target], evaluation.differences.get(target)
-        if not result.estimates:
+        name = result.recommended
+        if not name:
             continue
-        (name,) = result.estimates
         if difference is not None:
             together = 1 - (1 - difference.adjusted) ** len(sizes)
             interval = replace(difference.interval, level=level)
@@ -327,53 +327,20 @@ def _error(difference: Difference | None, level: float, targets: int) -> float:
 def _contrasted(
     results: list[SegmentResult], level: float, targets: int, *, split: bool
 ) -> list[SegmentResult]:
-    r"""Return the results of one target with the contrasts of its differences.
-
-    $$c_s = d_s - \sum_{t \ne s} \frac{n_t}{n - n_s} d_t$$
-
-    Segments are independent, so the covariance of the contrasts follows from the errors of
-    the differences.  If they split requests, they depend on each other in an unknown way: the
-    errors add up.  Several targets are allowed for as if they were independent.
-    """
-    usable = [r for r in results if _error(r.difference, level, targets) > 0]
-    pairs = [r.difference for r in usable if r.difference is not None]
+    """Return the results of one target with the contrasts of its differences."""
+    errors = {r.segment: _error(r.difference, level, targets) for r in results}
+    usable = {r.segment: r for r in results if r.difference and errors[r.segment] > 0}
     if len(usable) < 2:
         return results
-    sizes = np.array([r.rows / (r.rows_per_request or 1) for r in usable])
-    rest = sizes / (sizes.sum() - sizes)[:, None]
-    np.fill_diagonal(rest, 0.0)
-    matrix = np.eye(len(usable)) - rest
-    errors = np.array([_error(pair, level, targets) for pair in pairs])
-    together = pairs[0].interval.level
-    covariance = (matrix * errors**2) @ matrix.T
-    if split:
-        covariance = np.diag((np.abs(matrix) @ errors) ** 2)
-    values = matrix @ np.array([pair.value for pair in pairs])
-    numbers = _together(values, covariance, together, targets)
-    contrasts = {}
-    for result, pair, (value, error, low, high, p, adjusted) in zip(
-        usable, pairs, numbers, strict=True
-    ):
-        interval = Interval(low, high, together)
-        verdict = verdict_of(interval, doubted=pair.verdict == "unreliable")
-        contrasts[result.segment] = Difference(
-            result.target, REST, value, error, interval, p, adjusted, verdict
-        )
+    contrasts = contrast_segments(
+        {segment: r.difference for segment, r in usable.items() if r.difference},
+        np.array([errors[segment] for segment in usable]),
+        np.array([r.rows / (r.rows_per_request or 1) for r in usable.values()]),
+        targets,
+        np.random.default_rng(SEED),
+        dependent=split,
+    )
     return [replace(r, contrast=contrasts.get(r.segment)) for r in results]
-
-
-def _together(
-    values: FloatArray, covariance: FloatArray, level: float, families: int
-) -> list[list[float]]:
-    """Return value, error, limits and both p-values of contrasts, which hold together."""
-    errors = np.sqrt(np.diag(covariance))
-    together = max_t(factor_of(covariance), np.random.default_rng(SEED))
-    reach = together.critical(level ** (1 / families)) * errors
-    scores = np.abs(values) / errors
-    adjusted = 1 - (1 - together.p_values(scores)) ** families
-    columns = [values, errors, values - reach, values + reach, ALONE.p_values(scores), adjusted]
-    numbers: list[list[float]] = np.column_stack(columns).tolist()
-    return numbers
 
 
 def _findings(

@@ -21,31 +21,28 @@ from poolwise.diagnosis.provenance import (
     conflicts,
     on_own,
     on_own_log,
-    pools,
     target_on_log,
 )
 from poolwise.errors import Finding, RefusedError
+from poolwise.estimators import recommend
 from poolwise.estimators.calibrated import Calibrated, uncovered
-from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced
-from poolwise.estimators.period import PeriodBalanced
 from poolwise.evaluation.comparison import Pairs
 from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.results import Evaluation, TargetResult
-from poolwise.intervals.guarantees import from_moments
+from poolwise.intervals.guarantees import known_range
 from poolwise.intervals.skew import auto_interval, shaped_interval
-from poolwise.intervals.student import Interval, Limits, one_sided, student_interval, tail_of
+from poolwise.intervals.smoothed import smoothed_interval
+from poolwise.intervals.student import Interval, one_sided, student_interval, tail_of
 from poolwise.moments.buckets import Split, bootstrap, jackknife
 from poolwise.moments.moments import selected
-from poolwise.moments.terms import BALANCED_WEIGHT, PERIOD_WEIGHT, REWARD, WEIGHT
-from poolwise.report.sentence import preferred
+from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.evaluation.read import Answers
-    from poolwise.evaluation.request import Request
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.shape import Powers, Shape
     from poolwise.moments.units import KnownColumns
@@ -111,8 +108,8 @@ def pairs_of(answers: Answers) -> Pairs:
         clusters=answers.means if asked.clustered else (),
         weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
         splits=answers.splits,
-        limits={name: limits_of(asked, split) for name, split in answers.splits.items()},
-        trained={} if isinstance(compared, PeriodBalanced) else trained,
+        limits={name: answers.limits(name) for name in answers.splits},
+        trained={} if compared.by_cell else trained,
     )
 
 
@@ -122,7 +119,7 @@ class _Target:
     def __init__(self, answers: Answers, name: str) -> None:
         self.asked, self.answers, self.name = answers.request, answers, name
         self.split, self.view = answers.splits[name], answers.view(name)
-        self.limits = limits_of(self.asked, self.split)
+        self.limits = answers.limits(name)
         self.estimates: dict[str, Estimate] = {}
         self.intervals: dict[str, Interval] = {}
         self.findings: list[Finding] = []
@@ -161,7 +158,7 @@ class _Target:
             codes.add("hausman")
         rows = {i: m.count for i, m in view.items()}
         first = next(iter(self.answers.served.estimators.values()))
-        pooled = isinstance(first, PeriodBalanced) or pools(first, tuple(view))
+        pooled = first.by_cell or first.pools
         judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed, pooled=pooled)
         findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
         if self.answers.served.uncrossed:  # one finding of the log covers these
@@ -170,19 +167,17 @@ class _Target:
         findings += course.findings() if course else ()
         ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))
         parts = (own, mixed, ordered, diagnosis)
-        return TargetResult(self.estimates, self.intervals, *parts, course)
+        used = {**self.answers.served.estimators, HONEST.name: HONEST}
+        used = {name: used[name] for name in self.estimates}
+        pooling = frozenset(name for name, estimator in used.items() if estimator.pools)
+        traits = (recommend(used), pooling)
+        return TargetResult(self.estimates, self.intervals, *parts, course, *traits)
 
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""
         asked, method = self.asked, self.asked.method
         split = self.answers.suited(estimator).splits[self.name]
-        if isinstance(estimator, CrossFitted):
-            estimate = estimator.estimate_folds(split.buckets)
-            if method == "jackknife" or asked.clustered:
-                # folds change the value a little, its error less
-                spread = jackknife(estimator, split)
-                estimate = replace(estimate, variance=spread.variance, freedom=spread.freedom)
-        elif method == "jackknife" or asked.clustered:
+        if method == "jackknife" or asked.clustered:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
@@ -211,15 +206,14 @@ class _Target:
         if not trained or not self.asked.log.crossed:
             return findings
         usable = self.answers.served.estimators
-        fixed = [n for n in self.intervals if not isinstance(usable[n], PeriodBalanced)]
-        pooling = [n for n in fixed if pools(usable[n], loggers)]
+        pooling = [n for n in self.intervals if usable[n].pools]
         try:
             notes = self._add(HONEST.name, HONEST)
         except RefusedError:
             return [*findings, on_own_log(trained, replaced=())]
         self.intervals.update(dict.fromkeys(pooling, self.intervals[HONEST.name]))
         finding = on_own_log(trained, replaced=pooling)
-        if len(fixed) < len(usable):  # estimates of periods allow for it
+        if any(usable[n].by_cell for n in self.intervals if n in usable):  # these allow for it
             finding = replace(finding, severity="note")
         return [*findings, finding, *notes]
 
@@ -229,8 +223,9 @@ class _Target:
         Running estimates have Student's interval if the evaluation has it, else the default.
         """
         asked, usable = self.asked, self.answers.served.estimators
-        of_periods = [n for n in self.estimates if isinstance(usable.get(n), PeriodBalanced)]
-        name = preferred(of_periods)
+        name = recommend(
+            {n: usable[n] for n in self.estimates if n in usable and usable[n].by_cell}
+        )
         if not name or self.answers.apart is None:
             return None
         split = self.answers.apart.splits[self.name]
@@ -248,26 +243,16 @@ class _Target:
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
         asked, interval = self.asked, bets.get(self.name)
-        if asked.method in {"bernstein", "likelihood", "smoothed"}:
-            interval, findings = from_moments(
-                asked.method, self.split.whole, asked.log, asked.level, asked.sides
+        if asked.method == "smoothed":
+            interval = smoothed_interval(
+                self.split.whole,
+                known_range(asked.log, asked.method),
+                asked.level,
+                asked.sides,
+                crossed=asked.log.crossed,
             )
-            self.findings += findings
         if interval is not None:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
-
-
-def limits_of(asked: Request, split: Split) -> Limits:
-    """Return the bounds on the rows of a target, for intervals without spread."""
-    whole = split.whole.values()
-    weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
-    weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
-    rows = sum(m.count for m in whole)
-    return Limits(
-        rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # independent ones
-        reward_range=asked.log.reward_range,
-        largest_weight=max(m.max(w) for m in whole for w in weights),
-    )
 
 
 def errors_of(split: Split) -> Errors:
@@ -289,11 +274,7 @@ def _fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
     Weights against the row's own logger do, with shares that do not depend on rewards.
     """
     usable, crossed = answers.served.estimators, answers.request.log.crossed
-    pooling = [
-        name
-        for name, estimator in usable.items()
-        if not isinstance(estimator, PeriodBalanced) and pools(estimator, answers.loggers)
-    ]
+    pooling = [name for name, estimator in usable.items() if estimator.pools]
     if answers.apart is None or not crossed or not pooling:
         return ()
     return (

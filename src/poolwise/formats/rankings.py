@@ -219,7 +219,7 @@ def _logs(table: RoleColumns) -> dict[str, str]:
         propensities = {"propensity": table.propensity}
     probs = propensities | {f"target_{k}": t for k, t in enumerate(table.targets.values())}
     texts = {name: _sql(double(prob)) for name, prob in probs.items()}
-    if table.log_probabilities:
+    if table.scale.logs:
         return texts
     # DuckDB rejects ln(0)
     log = "CASE WHEN {0} > 0e0 THEN ln({0}) ELSE CAST('-inf' AS DOUBLE) END"

@@ -1,21 +1,18 @@
 """Guarantees: intervals for the target's value, independent of the estimator.
 
-Student's interval uses the sample variance.  These do not rely on it: empirical Bernstein,
-betting and smoothing are valid for any number of rows, and the likelihood allows for large
-weights that were not observed.  All of them require the range of the rewards.
+Student's interval uses the sample variance.  These do not rely on it: betting and smoothing
+are valid for any number of rows.  Both require the range of the rewards.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from poolwise.errors import Finding, UsageError
+from poolwise.errors import UsageError
 from poolwise.intervals.betting import Bets, errors_of, interval_of
-from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
-from poolwise.intervals.smoothed import smoothed_interval, smoothed_needs
+from poolwise.intervals.smoothed import smoothed_needs
 from poolwise.intervals.student import check_level
 from poolwise.moments.blocks import Payoff
-from poolwise.moments.moments import together
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -31,16 +28,16 @@ if TYPE_CHECKING:
     from poolwise.engines.base import BlockRows
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
-    from poolwise.moments.moments import Moments, MomentsByLogger
-    from poolwise.moments.terms import Term
+    from poolwise.moments.moments import MomentsByLogger
 
-Guarantee = Literal["bernstein", "betting", "likelihood", "smoothed"]
-GUARANTEES = ("bernstein", "betting", "likelihood", "smoothed")
+Guarantee = Literal["betting", "smoothed"]
+GUARANTEES = ("betting", "smoothed")
 
 
 def guarantee_needs(log: Log, method: str, *, crossed: bool) -> Needs:
     """Return weight and weighted reward, balanced if `crossed`, and what the method adds."""
-    needs = Needs(groups=(_pair(crossed=crossed),))
+    pair = (BALANCED_REWARD, BALANCED_WEIGHT) if crossed else (WEIGHTED_REWARD, WEIGHT)
+    needs = Needs(groups=(pair,))
     if method != "smoothed":
         return needs
     return needs | smoothed_needs(known_range(log, method), crossed=crossed)
@@ -63,10 +60,6 @@ def refuse_adaptive(method: str, log: Log, trained: Collection[str]) -> None:
         f"interval={method!r} pools the rows of all loggers, and {cause}: use "
         "interval='betting' or 'auto', which remain valid in that case"
     )
-
-
-def _pair(*, crossed: bool) -> tuple[Term, Term]:
-    return (BALANCED_REWARD, BALANCED_WEIGHT) if crossed else (WEIGHTED_REWARD, WEIGHT)
 
 
 def refuse_outside(log: Log, moments: MomentsByLogger) -> None:
@@ -95,27 +88,6 @@ def known_range(log: Log, method: str) -> tuple[float, float]:
             "give reward_range=(lower, upper) (--reward-range lower,upper)"
         )
     return log.reward_range
-
-
-def from_moments(
-    method: Guarantee, view: MomentsByLogger, log: Log, level: float, sides: Sides
-) -> tuple[Interval, tuple[Finding, ...]]:
-    """Return the interval by empirical Bernstein, likelihood or smoothing, for one target."""
-    lower, upper = known_range(log, method)
-    if method == "smoothed":
-        limits = lower, upper
-        return smoothed_interval(view, limits, level, sides, crossed=log.crossed), ()
-    reward, weight = _pair(crossed=log.crossed)
-    whole = together(view)
-    if method == "likelihood":
-        sums = _sums(whole, reward, weight)
-        limits = lower, upper
-        return euclidean_likelihood(sums, level, reward_range=limits, sides=sides), ()
-    heaviest = max(m.max(weight) for m in view.values())
-    width = heaviest * max(upper, 0.0) - heaviest * min(lower, 0.0)
-    mean, variance = whole.mean(reward), whole.var(reward)
-    interval = empirical_bernstein(mean, variance, whole.count, width, level, sides)
-    return interval, (_observed_only(heaviest),)
 
 
 def by_betting(
@@ -167,28 +139,3 @@ def payoffs_of(target: str, limits: tuple[float, float]) -> tuple[Payoff, Payoff
     base, largest = min(limits[0], 0.0), limits[1]  # weighted negative rewards are unbounded
     scale = largest - base
     return Payoff(target, base, 1.0, scale), Payoff(target, largest, -1.0, scale)
-
-
-def _sums(whole: Moments, reward: Term, weight: Term) -> WeightSums:
-    """Return the six sums of the likelihood, from means and scatter."""
-    count = whole.count
-    scatter = whole.scatter_of([weight, reward])
-    w, z = whole.mean(weight), whole.mean(reward)
-    return WeightSums(
-        count=count,
-        weight=count * w,
-        squared_weight=float(scatter[0, 0]) + count * w**2,
-        weighted_reward=count * z,
-        cross=float(scatter[0, 1]) + count * w * z,
-        squared_weighted_reward=float(scatter[1, 1]) + count * z**2,
-    )
-
-
-def _observed_only(heaviest: float) -> Finding:
-    return Finding(
-        "largest-weight-seen",
-        f"Bernstein's interval uses the largest observed weight, {heaviest:.3g}, as the "
-        "largest possible one; it is valid only if no larger weight can occur.",
-        "Use interval='betting', which does not assume this.",
-        "note",
-    )

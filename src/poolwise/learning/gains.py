@@ -16,7 +16,6 @@ from scipy import stats
 from poolwise.errors import Finding, NotShownError
 from poolwise.evaluation.output import Result, Row
 from poolwise.learning.recipe import FEWEST_ROWS
-from poolwise.report.sentence import preferred
 from poolwise.report.tables import Grid, as_html
 from poolwise.text import count_text, interval_text, short, with_error
 
@@ -111,8 +110,8 @@ class Learned(Result):
     @property
     def estimate(self) -> Estimate:
         """The recommended estimate of the learned policy's value."""
-        estimates = self.evaluation[self.name].estimates
-        return estimates[preferred(estimates)]
+        result = self.evaluation[self.name]
+        return result.estimates[result.recommended]
 
     @property
     def level(self) -> float:
@@ -216,7 +215,7 @@ def _values(learned: Learned) -> Grid:
     """Recommended estimate of every policy."""
     rows = []
     for name, result in learned.evaluation.targets.items():
-        estimator = preferred(result.estimates)
+        estimator = result.recommended
         estimate, interval = result.estimates[estimator], result.intervals[estimator]
         error = estimate.std_error
         text = interval_text(interval.lower, interval.upper, error)

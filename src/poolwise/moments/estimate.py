@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError
 from poolwise.moments.linear import Linear, by_count
@@ -61,17 +61,49 @@ def student_quantile(probability: float, freedom: float) -> float:
     return float(stdtrit(freedom, probability) if freedom < math.inf else ndtri(probability))
 
 
-class Estimator(Protocol):
-    """Turns one `Moments` per logger into an `Estimate`."""
+class Estimator:
+    """Turns one `Moments` per logger into an `Estimate`.
+
+    Its properties say what the rest of the package must know about it; its name is for people
+    only.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in tables."""
+        raise NotImplementedError
+
+    @property
+    def pools(self) -> bool:
+        """True if its interval is valid only for policies that were fixed beforehand.
+
+        This is so if it divides by the mixture of all loggers, or if the shares of loggers
+        depend on the rewards of others.
+        """
+        return True
+
+    @property
+    def by_cell(self) -> bool:
+        """True if it reads the moments of cells (period and logger), not of loggers."""
+        return False
+
+    @property
+    def rank(self) -> int:
+        """Place in the recommendation: the highest is recommended, the first among equals."""
+        return 0
+
+    @property
+    def formula(self) -> str:
+        """Formula by which `plan` predicts its variance; empty for the one of naive."""
+        return ""
 
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         """Return the moments to compute; `crossed` if every logger scores every row."""
-        ...
+        raise NotImplementedError
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate: ...
+    def estimate(self, moments: MomentsByLogger) -> Estimate:
+        """Return the estimate from the moments of each logger, or of each cell."""
+        raise NotImplementedError
 
 
 def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:

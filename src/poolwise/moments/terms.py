@@ -3,34 +3,13 @@
 An estimator declares the terms whose mean, scatter or extremes it needs (`Needs`).  The
 needs of all estimators are united, bound to each target, and computed in one pass.
 
-The row columns, or factors:
-
-=================  ===========================================================
-reward             delta
-weight             target / logger of the row
-balanced_weight    target / mixture of the loggers
-period_weight      target / mixture of the loggers of the row's period
-log_gain           ln(1 + weight * gain / bound)
-balanced_log_gain  ln(1 + balanced_weight * gain / bound)
-ratio[k]           logger k / mixture
-period_ratio[k]    logger k / mixture of the loggers of the row's period
-inverse_ratio[k]   mixture / logger k; `UNSUPPORTED` if logger k is zero
-inverse_period[d]  mixture / mixture of period d; `UNSUPPORTED` if that is zero
-unsupported[k]     1 if logger k is zero, else 0
-overlap            smallest of all loggers / logger of the row
-predicted_reward   prediction of a reward model for the logged action
-predicted_value    its mean prediction under the target in this context
-residual           reward - predicted_reward
-=================  ===========================================================
-
-A balanced weight may be shrunk by a rule with a bound: "clip" cuts it at the bound,
-"switch" makes it 0 above the bound, "optimistic" turns w into
-bound * w / (w * w + bound).  A gain is the reward's distance from `zero`: above it with the
-rule "gain", below it with the rule "loss".
+The row columns are called factors.  `FACTORS` defines each of them by quantities of a row, from
+which the kernel, the queries and the enumeration compute it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
@@ -42,10 +21,90 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNSUPPORTED = 1e100  # finite stand-in for infinity, so that moments merge
-LOG_GAINS = frozenset({"log_gain", "balanced_log_gain"})
-OF_TARGET = LOG_GAINS | {"weight", "balanced_weight", "period_weight", "predicted_value"}
 MOST_CACHED = 10_000  # terms of loggers and periods, and products
-OF_MODEL = frozenset({"predicted_reward", "predicted_value", "residual"})
+
+QUANTITIES = {  # what an engine knows about a row, and what it must be told to find it
+    "reward": "row",
+    "predicted_reward": "row",  # by a reward model, for the logged action
+    "predicted_value": "target",  # mean prediction under the target in this context
+    "target": "target",  # probabilities of the logged action under the target,
+    "own": "row",  # the logger of the row,
+    "logger": "logger",  # a logger,
+    "least": "row",  # the logger that plays it least,
+    "mixture": "row",  # the loggers, mixed in proportion to their rows,
+    "period_mixture": "row",  # the loggers of the row's period,
+    "period": "period",  # the loggers of a period
+}
+SHRINKS = ("clip", "switch", "optimistic")
+GAINS = ("gain", "loss")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Formula of a factor: above / below, or above - minus, or above alone.
+
+    With bound b, the rule "clip" cuts a weight w at b, "switch" makes it 0 above b, and
+    "optimistic" turns it into b * w / (w * w + b).  The rules "gain" and "loss" turn it into
+    ln(1 + w * gain / b), where the gain is the distance of the reward above or below `zero`.
+
+    Attributes:
+        above: Quantity of the row; empty for 0.
+        below: Quantity that divides it; empty for none.
+        minus: Quantity that is subtracted from it; empty for none.
+        at_zero: Value of the factor where `below` is 0.
+        rules: Rules that a factor of this name may have.
+    """
+
+    above: str
+    below: str = ""
+    minus: str = ""
+    at_zero: float = 0.0
+    rules: tuple[str, ...] = ()
+
+    @cached_property
+    def quantities(self) -> tuple[str, ...]:
+        """Quantities of the row that the factor is computed from."""
+        reward = "reward" if self.logarithmic else ""
+        return tuple(q for q in (self.above, self.below, self.minus, reward) if q)
+
+    @cached_property
+    def scope(self) -> str:
+        """Kind of name that a factor has: "target", "logger" or "period"; "row" for none."""
+        return next((s for q in self.quantities if (s := QUANTITIES[q]) != "row"), "row")
+
+    @cached_property
+    def modelled(self) -> bool:
+        """True for factors that use predictions of a reward model."""
+        return not {"predicted_reward", "predicted_value"}.isdisjoint(self.quantities)
+
+    @property
+    def logarithmic(self) -> bool:
+        """True for logarithms of gains."""
+        return self.rules == GAINS
+
+    @cached_property
+    def degree(self) -> float:
+        """Power of the reward in the factor; infinite for a logarithm."""
+        return math.inf if self.logarithmic else float("reward" in self.quantities)
+
+
+FACTORS = {
+    "reward": Definition("reward"),
+    "weight": Definition("target", "own"),
+    "balanced_weight": Definition("target", "mixture", rules=SHRINKS),
+    "period_weight": Definition("target", "period_mixture"),
+    "log_gain": Definition("target", "own", rules=GAINS),
+    "balanced_log_gain": Definition("target", "mixture", rules=GAINS),
+    "ratio": Definition("logger", "mixture"),
+    "period_ratio": Definition("logger", "period_mixture"),
+    "inverse_ratio": Definition("mixture", "logger", at_zero=UNSUPPORTED),
+    "inverse_period": Definition("mixture", "period", at_zero=UNSUPPORTED),
+    "unsupported": Definition("", "logger", at_zero=1.0),
+    "overlap": Definition("least", "own"),
+    "predicted_reward": Definition("predicted_reward"),
+    "predicted_value": Definition("predicted_value"),
+    "residual": Definition("reward", minus="predicted_reward"),
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -53,10 +112,10 @@ class Factor:
     """One row column.
 
     Attributes:
-        name: Kind of column, from the table above.
-        logger: Logger k, or period d, of the table above, or empty.
+        name: Name of its definition in `FACTORS`.
+        logger: Logger, or period, that the definition names; or empty.
         target: Target of the column, empty until bound.
-        rule: Rule that shrinks a balanced weight, or that of a gain; or empty.
+        rule: One of the rules of the definition, or empty.
         bound: Bound of that rule.
         zero: Reward from which gains count.
     """
@@ -68,8 +127,13 @@ class Factor:
     bound: float = 0.0
     zero: float = 0.0
 
+    @property
+    def definition(self) -> Definition:
+        """Definition of the column."""
+        return FACTORS[self.name]
+
     def bind(self, target: str) -> Factor:
-        return replace(self, target=target) if self.name in OF_TARGET else self
+        return replace(self, target=target) if self.definition.scope == "target" else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +275,7 @@ class Needs:
     @property
     def modelled(self) -> bool:
         """True if a term uses predictions of a reward model."""
-        return any(f.name in OF_MODEL for t in self.terms for f in t.factors)
+        return any(f.definition.modelled for t in self.terms for f in t.factors)
 
     def bind(self, target: str) -> Needs:
         """Return the needs of one target among several."""

@@ -26,29 +26,12 @@ from poolwise.text import (
 )
 
 Facts = Mapping[str, Any]  # the dictionary of a result, or one nested in it
-RECOMMENDED = ("period-dr", "period-balanced", "calibrated")  # the first that is there
 CARRIED = 0.9  # logs carry an answer if their shares sum to this
 
 
 def recommended(target: Facts) -> Facts | None:
-    """Return the estimate to quote: see `preferred`; None if there is none.
-
-    >>> recommended({"estimates": [{"estimator": "naive"}, {"estimator": "calibrated"}]})
-    {'estimator': 'calibrated'}
-    """
-    by_name: dict[str, Facts] = {e["estimator"]: e for e in target["estimates"]}
-    return by_name.get(preferred(by_name))
-
-
-def preferred(names: Iterable[str]) -> str:
-    """Return the estimator to rely on: of periods, calibrated, else the first; "" of none.
-
-    >>> preferred(["naive", "calibrated"]), preferred(["naive", "weighted"])
-    ('calibrated', 'naive')
-    """
-    listed_names = list(names)
-    chosen = [name for name in RECOMMENDED if name in listed_names]
-    return next(iter([*chosen, *listed_names]), "")
+    """Return the estimate to quote; None if there is none."""
+    return next((e for e in target["estimates"] if e["recommended"]), None)
 
 
 def leading(evaluation: Facts) -> Facts:

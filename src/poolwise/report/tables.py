@@ -174,23 +174,16 @@ def estimates(evaluation: Facts, target: Facts) -> Grid:
         best = target["estimates"].index(recommended(target))
         rows[best][0] += " ★"
     title = f"{target['target']}: {rows_text(evaluation)}"
-    if "periods" in target and any(map(assumes_fixed, target["estimates"])):
+    if "periods" in target and any(e["assumes_fixed"] for e in target["estimates"]):
         title += "; † for policies fixed beforehand"
         for row, e in zip(rows, target["estimates"], strict=True):
-            row[0] += " †" if assumes_fixed(e) else ""
+            row[0] += " †" if e["assumes_fixed"] else ""
     if "truth" in target:
         header.append("covers truth")
         title += f"; its true value is {target['truth']:.4f}"
         for row, e in zip(rows, target["estimates"], strict=True):
             row.append("yes" if e["lower"] <= target["truth"] <= e["upper"] else "no")
     return Grid(title, header, rows)
-
-
-def assumes_fixed(estimate: Facts) -> bool:
-    """Test if an estimate is valid only for policies that were fixed before the first row."""
-    return not str(estimate["estimator"]).startswith(
-        ("period-", "naive", "weighted-reward-free")
-    )
 
 
 def logs(evaluation: Facts, target: Facts) -> Grid:

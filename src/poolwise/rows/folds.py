@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import AnyArray, FloatArray, IntArray
     from poolwise.rows.learners import Extra, Fitted
     from poolwise.rows.roles import Roles
+    from poolwise.rows.rules import RoleColumns
 
 LABEL, REWARD, UNIT = "poolwise_label", "poolwise_reward", "poolwise_unit"
 NUMBER, FOLD = "poolwise_number", "poolwise_fold"
@@ -105,11 +106,17 @@ def learn(connection: duckdb.DuckDBPyConnection, roles: Roles, extra: Extra) -> 
     return Fill(fitted, roles, Folds(folds.folds, folds.stride, periods=folds.periods))
 
 
+def _period(table: RoleColumns) -> Expression | None:
+    """Return the period of a row; models of segments are those of all rows."""
+    return table.period if table.period_kind == "period" else None
+
+
 def _periods(connection: duckdb.DuckDBPyConnection, roles: Roles) -> tuple[str, ...]:
     """Return the periods of the log as text, in the order of their values."""
-    if roles.table.period is None:
+    period = _period(roles.table)
+    if period is None:
         return ()
-    value = roles.table.period.sql(dialect="duckdb")
+    value = period.sql(dialect="duckdb")
     query = f"SELECT CAST({value} AS VARCHAR) FROM log GROUP BY {value} ORDER BY {value}"
     lines = connection.execute(query).fetchall()
     return tuple(text for (text,) in lines if text is not None)
@@ -137,8 +144,8 @@ def _batches(
     if table.cluster is not None:
         unit = exp.cast(table.cluster.copy(), "varchar")
         values[UNIT] = exp.Anonymous(this="hash", expressions=[unit])
-    if table.period is not None:
-        values[PERIOD] = exp.cast(table.period.copy(), "varchar")
+    if (period := _period(table)) is not None:
+        values[PERIOD] = exp.cast(period.copy(), "varchar")
     in_sql = {n: e for n, e in _propensities(roles).items() if n != e.name}
     values |= {name: double(e) for name, e in in_sql.items()}
     columns = roles.selected(roles.read)
@@ -193,7 +200,7 @@ def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
     table = roles.table
     names = [*_propensities(roles), *({MIXTURE} & set(rows.schema.names))]
     logs = [_floats(rows, name) for name in names]
-    if not table.log_probabilities:
+    if not table.scale.logs:
         with np.errstate(divide="ignore", invalid="ignore"):  # bad rows are reported later
             logs = [np.log(values) for values in logs]
     mixture = logs.pop() if names and names[-1] in {MIXTURE, MIXED} else None
@@ -207,10 +214,10 @@ def _learner_rows(rows: pa.RecordBatch, roles: Roles) -> LearnerRows:
         propensity=own,
         propensities=dict(zip(table.propensities, logs, strict=True)),
         number=rows.column(NUMBER).to_numpy(),
-        logs=table.log_probabilities,
+        logs=table.scale.logs,
         period=_period_numbers(rows),
         mixture=mixture,
-        densities=table.densities,
+        densities=table.scale.densities,
     )
 
 

@@ -8,7 +8,7 @@ live in it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,14 @@ from poolwise.moments.cells import Cell, periods_of
 from poolwise.moments.tallies import slots_of
 from poolwise.rows.rules import (
     EXCLUDED,
-    LARGEST_DOUBLE,
-    SMALLEST_DOUBLE,
     UNKNOWN,
+    Scale,
     column,
     count_where,
     good,
     role_text,
     rows,
+    rules,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
     from poolwise.log.policy import IntArray
-    from poolwise.rows.rules import RoleColumns
+    from poolwise.rows.rules import PeriodKind, RoleColumns
 
 NO_NAN = "Write the value, or NULL where there is none: rows with NULL can be dropped."
 MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
@@ -61,9 +61,7 @@ class Layout:
         propensity: Whether there is a column ``propensity``.
         predicted: Whether there is a column ``predicted_reward``.
         mixture: Whether there is a column ``estimated_mixture``.
-        logs: Whether probabilities are given as logarithms.
-        top: Largest probability, density or logarithm.
-        tolerance: How far ``propensity`` may be from the row's own ``p_*``.
+        scale: How probabilities are written.
         buckets: Into how many each logger's rows are split: by a column ``bucket`` or
             ``cluster``, or one by one.
         shuffled: Whether rows go to buckets by a hash of their number; there are at most
@@ -71,10 +69,10 @@ class Layout:
         clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
         excluded: Loggers whose rows are left out.
         drop: Leave bad rows out instead of raising an error.
-        periodic: Whether there is a column ``period``.
+        period: What a column ``period`` holds: periods, or segments, in which the mixture of a
+            row is that of its own segment; None without such a column.
         cells: Cells whose rows are summed apart; empty where those of a logger are summed.
         period_shares: Share of each of `crossed` in the mixture of each period.
-        segmented: Whether the mixture of a row is that of its own period.
     """
 
     loggers: tuple[str, ...]
@@ -85,18 +83,15 @@ class Layout:
     propensity: bool = True
     predicted: bool = False
     mixture: bool = False
-    logs: bool = False
-    top: float = 1.0
-    tolerance: float = 1e-6
+    scale: Scale = field(default_factory=Scale)
     buckets: int = 1
     shuffled: bool = False
     clustered: bool = False
     excluded: tuple[str, ...] = ()
     drop: bool = False
-    periodic: bool = False
+    period: PeriodKind | None = None
     cells: tuple[Cell, ...] = ()
     period_shares: tuple[tuple[float, ...], ...] = ()
-    segmented: bool = False
 
     @property
     def strata(self) -> tuple[str, ...]:
@@ -148,7 +143,7 @@ class Layout:
         """Names of all columns that a pass reads."""
         labels = {
             "cluster": self.clustered and (self.drop or self.buckets > 1),
-            "period": bool(self.cells) or (self.periodic and self.drop),
+            "period": bool(self.cells) or (self.period is not None and self.drop),
         }
         return ("logger", *self.columns, *(name for name, read in labels.items() if read))
 
@@ -158,17 +153,8 @@ class Layout:
 
     @cached_property
     def limits(self) -> dict[str, tuple[float, float]]:
-        """Least and largest value of each column: the rules of `rows.rules.good`."""
-        low, positive = (-np.inf, -LARGEST_DOUBLE) if self.logs else (0.0, SMALLEST_DOUBLE)
-        top = self.top
-        limits = {}
-        for name in self.columns:
-            if name in {"propensity", "estimated_mixture"}:
-                limits[name] = (positive, top)
-            else:
-                probability = name.startswith(("p_", "t_"))
-                limits[name] = (low, top) if probability else (-LARGEST_DOUBLE, LARGEST_DOUBLE)
-        return limits
+        """Least and largest number of each column, and of what follows from columns."""
+        return {rule.value: rule.limits[:2] for rule in rules(self.columns, self.scale)}
 
 
 def layout_of(
@@ -187,15 +173,12 @@ def layout_of(
         propensity=table.propensity is not None,
         predicted=table.predicted_reward is not None,
         mixture=table.mixture is not None,
-        logs=table.log_probabilities,
-        top=table.top,
-        tolerance=table.tolerance,
+        scale=table.scale,
         clustered=table.cluster is not None,
         drop=table.drop,
-        periodic=table.period is not None,
+        period=None if table.period is None else table.period_kind,
         cells=tuple(cells),
         period_shares=period_shares(cells, tuple(table.propensities)),
-        segmented=table.segmented and bool(cells),
     )
 
 
@@ -295,20 +278,16 @@ def cells_of(
     place = {label: k for k, label in enumerate(loggers)}
     usable = [line for line in lines if line["period"] is not None and line["logger"] in place]
     if lost := [line for line in usable if line["period_order"] != line["period_order"]]:
-        what = "segment" if table.segmented else "period"
-        raise LogError(
-            [
-                Fault(f"the {what} is NaN", i["logger"], int(i["rows"]), advice=NO_NAN)
-                for i in lost
-            ]
-        )
+        text = f"the {table.period_kind} is NaN"
+        counts = sorted((line["logger"], int(line["rows"])) for line in lost)
+        raise LogError([Fault(text, logger, n, advice=NO_NAN) for logger, n in counts])
     usable.sort(key=lambda line: (line["period_order"], place[line["logger"]]))
     periods = {d: k for k, d in enumerate(dict.fromkeys(line["period"] for line in usable))}
     cells = {
         Cell(line["period"], line["logger"], periods[line["period"]]): int(line["rows"])
         for line in usable
     }
-    if table.segmented and len(periods) > MOST_SEGMENTS:
+    if table.period_kind == "segment" and len(periods) > MOST_SEGMENTS:
         raise UsageError(
             f"`by` must have at most {MOST_SEGMENTS} segments, got {len(periods):,} values of "
             f"{role_text(table, 'period')!r}: name a coarser column or expression"

@@ -104,12 +104,13 @@ class Learner:
 
 @dataclass(frozen=True, eq=False)
 class Extra:
-    """Columns that are added to the log: a reward model, an estimated mixture.
+    """Columns that a question adds to those of the log: of models, or of segments.
 
     Attributes:
         predicted_reward: Column or SQL expression of the predicted reward, if any.
         predicted_values: Column or expression of each target's predicted value.
         mixture: Column of the estimated mixture, if it is estimated.
+        segment: Column or SQL expression of the segments, if the question has them.
         learners: Models that fill such columns.
         learning: Actions and context are read in any case, to learn from them.
     """
@@ -117,6 +118,7 @@ class Extra:
     predicted_reward: str | None = None
     predicted_values: Mapping[str, str] = field(default_factory=dict)
     mixture: str | None = None
+    segment: str | None = None
     learners: tuple[Learner, ...] = ()
     learning: bool = False
 

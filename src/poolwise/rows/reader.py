@@ -26,7 +26,7 @@ from poolwise.rows.gather import gather, joined
 from poolwise.rows.labels import coded, codes_of, constant, counts_of
 from poolwise.rows.layout import BadRowsError
 from poolwise.rows.repeats import Stamp
-from poolwise.rows.rules import EXCLUDED, LARGEST_DOUBLE, SMALLEST_DOUBLE, UNKNOWN
+from poolwise.rows.rules import EXCLUDED, GAP, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -288,13 +288,14 @@ def to_rows(
         codes = codes_of(table.column("logger"), layout.codes)
         columns = {name: _numbers(table.column(name)) for name in layout.columns}
         strata = _strata(table, codes, layout)
-        groups, used = _groups(table, strata, layout, first_row)
+        groups = _groups(table, strata, layout, first_row)
+        used = _labelled(table, strata)
         if layout.drop:
-            used &= (strata >= 0) & good_rows(codes, columns, layout)
-        elif not used.all() or (strata == UNKNOWN).any():
+            used &= good_rows(codes, columns, layout)
+        elif not used.all():
             raise BadRowsError
-        elif layout.excluded:
-            used = codes != EXCLUDED
+        if layout.excluded:
+            used &= codes != EXCLUDED
         if not used.all():
             groups = groups[used]
             columns = {name: values[used] for name, values in columns.items()}
@@ -333,44 +334,56 @@ def _numbers(column: pa.ChunkedArray) -> AnyArray:
     return values
 
 
-def _groups(
-    table: pa.Table, codes: AnyArray, layout: Layout, first_row: int
-) -> tuple[AnyArray, NDArray[np.bool]]:
-    """Return the group of each row, and True where its cluster is known."""
+def _groups(table: pa.Table, codes: AnyArray, layout: Layout, first_row: int) -> AnyArray:
+    """Return the group of each row."""
     names = table.schema.names
-    known = np.ones(len(codes), dtype=bool)
-    if "no_cluster" in names:
-        known = _numbers(table.column("no_cluster")) == 0.0
-    elif "cluster" in names and table.column("cluster").null_count:
-        known = table.column("cluster").is_valid().to_numpy()
     if layout.buckets == 1:
-        return codes, known
+        return codes
     if "bucket" in names:
         buckets = _numbers(table.column("bucket"))
     elif "cluster" in names:
         buckets = cluster_buckets(table.column("cluster"), layout.buckets)
     else:
         buckets = layout.deal(first_row + np.cumsum(codes != EXCLUDED))
-    return buckets.astype(np.int64) * len(layout.strata) + codes, known
+    return buckets.astype(np.int64) * len(layout.strata) + codes
+
+
+def _labelled(table: pa.Table, strata: AnyArray) -> NDArray[np.bool]:
+    """Return True for rows that keep the rules of labels: each one is known."""
+    known = np.asarray(strata != UNKNOWN)
+    names = table.schema.names
+    if "no_cluster" in names:
+        known &= _numbers(table.column("no_cluster")) == 0.0
+    elif "cluster" in names and table.column("cluster").null_count:
+        known &= table.column("cluster").is_valid().to_numpy()
+    return known
 
 
 def good_rows(
     codes: AnyArray, columns: Mapping[str, AnyArray], layout: Layout
 ) -> NDArray[np.bool]:
-    """Return True for rows that keep every rule of `rows.rules.good`; NaN breaks each."""
+    """Return True for rows that keep the rules of numbers; NaN breaks each."""
     good = np.ones(len(codes), dtype=bool)
     for name, (low, top) in layout.limits.items():
-        values = columns[name]
+        values = columns[name] if name in columns else _derived(name, codes, columns, layout)
         if len(values) and not (values.min() >= low and values.max() <= top):
             good &= (values >= low) & (values <= top)
-    for code, label in enumerate(layout.loggers):
-        if label in layout.crossed:
-            rows = np.flatnonzero(codes == code)
-            own = columns[f"p_{layout.crossed.index(label)}"].take(rows)
-            if layout.propensity:
-                with np.errstate(invalid="ignore"):  # inf - inf: outside of the limits
-                    gap = np.abs(own - columns["propensity"].take(rows))
-                good[rows] &= gap <= layout.tolerance
-            else:
-                good[rows] &= own >= (-LARGEST_DOUBLE if layout.logs else SMALLEST_DOUBLE)
     return good
+
+
+def _derived(
+    name: str, codes: AnyArray, columns: Mapping[str, AnyArray], layout: Layout
+) -> AnyArray:
+    """Return the probability under each row's own logger, or the logged one less it.
+
+    The gap is 0 for loggers without cross-propensities.
+    """
+    values = np.zeros(len(codes))
+    for place, label in enumerate(layout.crossed):
+        if label in layout.codes:
+            rows = np.flatnonzero(codes == layout.codes[label])
+            values[rows] = columns[f"p_{place}"].take(rows)
+            if name == GAP:
+                with np.errstate(invalid="ignore"):  # inf - inf: outside of the limits
+                    values[rows] -= columns["propensity"].take(rows)
+    return values

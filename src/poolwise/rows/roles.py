@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from poolwise.log.log import ONLY_LOGGER, PART_LOGGER, Log
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
 from poolwise.rows.learners import NOTHING
-from poolwise.rows.rules import RoleColumns, column, number, or_zero, string
+from poolwise.rows.rules import RoleColumns, Scale, column, number, or_zero, string
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -191,6 +191,9 @@ def assign(
     look = _Lookup(columns, log, extra.filled)
     table = _table(log, targets, relation, extra, look)
     taken = tuple(look.needed)  # a model that saw the reward or the logger would cheat
+    if extra.segment is not None:  # a model may see it
+        table = replace(table, period=look.value(extra.segment, "by"), period_kind="segment")
+    queried = tuple(look.needed)
     action, context = _context(log, look, extra)
     taken_too = {*(() if log.context else taken), log.eligible}
     features = tuple(c for c in context if c not in taken_too)
@@ -198,7 +201,7 @@ def assign(
         raise MissingColumnError(look.missing, [c for c in columns or () if c != PART_LOGGER])
     needed, all_columns = tuple(look.needed), tuple(columns or ())
     return Roles(
-        table, look.scored, needed, taken, action, context, features, all_columns, look.fields
+        table, look.scored, needed, queried, action, context, features, all_columns, look.fields
     )
 
 
@@ -225,14 +228,12 @@ def _table(
         labels=tuple(
             log.by_label or (map(str, log.source) if isinstance(log.source, Mapping) else ())
         ),
-        log_probabilities=log.log_probabilities,
-        densities=log.densities,
+        scale=Scale(log.log_probabilities, log.densities, log.replay_tolerance),
         cluster=look.optional(log.cluster, "cluster"),
         request=None
         if log.requests is None
         else column(look.require(log.requests.column, "requests")),
         period=look.optional(log.period, "period"),
-        tolerance=log.replay_tolerance,
         drop=log.on_fault == "drop",
         predicted_reward=look.optional(extra.predicted_reward, "predicted_reward"),
         predicted_values={

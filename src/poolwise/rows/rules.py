@@ -1,25 +1,154 @@
 """Rules: the roles of a log under fixed names, and the rules that each row must keep.
 
-One query counts how many rows of each logger break each rule.  The query of the moments
-carries the same rules as one condition, so that a good log is read once and a bad one is never
-averaged; `rows.reader` applies them to batches.
+`RULES` lists them once, by the role of a column.  One query counts the rows of each logger that
+break each rule (`check_query`).  The query of the moments carries all rules as one condition
+(`good`), so that a good log is read once and a bad one is never averaged.  A layout hands their
+limits to the kernel and to the mask over batches (`rows.reader.good_rows`).
 """
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sqlglot import exp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from sqlglot.expressions import Expr as Expression
 
 LARGEST_DOUBLE, SMALLEST_DOUBLE = sys.float_info.max, 5e-324  # both positive
 UNKNOWN, EXCLUDED = -1, -2  # codes of rows that belong to no logger or cell of a layout
+PeriodKind = Literal["period", "segment"]
+NUMBERED = re.compile(r"^([ptv])_\d+$")  # columns of a role that several policies have
+OWN, GAP = "own", "gap"  # probability under the row's own logger, and the logged one less it
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The way in which a log writes its probabilities.
+
+    Attributes:
+        logs: Probabilities are given as natural logarithms.
+        densities: Probabilities are densities, which may be above 1.
+        tolerance: How far a logged propensity may be from the cross-propensity of its logger.
+    """
+
+    logs: bool = False
+    densities: bool = False
+    tolerance: float = 1e-6
+
+    @property
+    def top(self) -> float:
+        """Largest probability, density or logarithm."""
+        return LARGEST_DOUBLE if self.densities else 0.0 if self.logs else 1.0
+
+    @property
+    def word(self) -> str:
+        """The word for one of them in messages."""
+        return f"{'log-' * self.logs}{'density' if self.densities else 'probability'}"
+
+
+class RuleLimits(NamedTuple):
+    """Least and largest value, both included, and how messages call a value outside of them.
+
+    Attributes:
+        low: Least value.
+        top: Largest value.
+        faults: Message of each way to break a rule, in the order in which they are reported;
+            `_condition` tests for it.
+    """
+
+    low: float
+    top: float
+    faults: Mapping[str, str]
+
+
+NULL, INFINITE = "is null or not a number", "is infinite or NaN"
+
+
+def _label(_: Scale) -> RuleLimits:
+    return RuleLimits(-math.inf, math.inf, {"null": "is null", "unknown": "is unknown"})
+
+
+def _finite(_: Scale) -> RuleLimits:
+    return RuleLimits(-LARGEST_DOUBLE, LARGEST_DOUBLE, {"null": NULL, "infinite": INFINITE})
+
+
+def _probability(scale: Scale) -> RuleLimits:
+    if scale.logs:  # -infinity is a probability of zero
+        low, outside = -math.inf, INFINITE if scale.densities else "is above 0 or NaN"
+    else:
+        low = 0.0
+        outside = "is negative, infinite or NaN" if scale.densities else "is outside [0, 1]"
+    return RuleLimits(low, scale.top, {"null": NULL, "outside": outside})
+
+
+def _positive(scale: Scale) -> RuleLimits:
+    """Return the limits of a divisor; each way to break them is a different mistake."""
+    low, below = SMALLEST_DOUBLE, "is 0 or negative"
+    if scale.logs:
+        low, below = -LARGEST_DOUBLE, "is -infinity"
+    faults = {"null": NULL, "infinite": INFINITE, "below": below}
+    above = {} if scale.densities else {"above": f"is above {scale.top:g}"}
+    return RuleLimits(low, scale.top, faults | above)
+
+
+def _small(scale: Scale) -> RuleLimits:
+    most = scale.tolerance
+    text = f"is not that of its logger (they differ by more than {most:g})"
+    return RuleLimits(-most, most, {"differs": text})
+
+
+# What a message calls each role, and its limits, in the order in which faults are reported.
+RULES: Mapping[str, tuple[str, Callable[[Scale], RuleLimits]]] = {
+    "logger": ("the logger", _label),
+    "period": ("the {kind}", _label),
+    "cluster": ("the cluster", _label),
+    "reward": ("the reward", _finite),
+    "propensity": ("the {log}propensity", _positive),
+    "p": ("the {scale} under logger {label!r}", _probability),
+    "t": ("the {scale} of target {label!r}", _probability),
+    GAP: ("the logged propensity", _small),
+    "estimated_mixture": ("the {scale} under the mixture", _positive),
+    "v": ("the predicted value", _finite),
+    "predicted_reward": ("the predicted reward", _finite),
+}
+LABELS = frozenset(role for role, (_, limits) in RULES.items() if limits is _label)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that each row must keep: a value is known and within limits.
+
+    Attributes:
+        value: Column of `rows`, or `OWN` or `GAP`, which follow from columns.
+        what: The value in a message, without the names that a log gives.
+        limits: Its limits.
+    """
+
+    value: str
+    what: str
+    limits: RuleLimits
+
+
+def rules(columns: Iterable[str], scale: Scale) -> list[Rule]:
+    """List the rules for rows with these columns, in the order in which they are reported."""
+    values = {name: NUMBERED.sub(r"\1", name) for name in columns}
+    if "propensity" not in values:
+        values[OWN] = "propensity"
+    elif "p" in values.values():
+        values[GAP] = GAP
+    return [
+        Rule(value, what, limits(scale))
+        for role, (what, limits) in RULES.items()
+        for value in values
+        if values[value] == role
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +166,10 @@ class RoleColumns:
         labels: Loggers that may occur; empty where any may.
         cluster: Unit whose rows belong together.
         request: Request that the row belongs to, if values are those of requests.
-        period: Period in which the row was logged, if loggers change over time.
-        segmented: The period is a segment: its mixture is that of its own rows.
+        period: Period in which the row was logged, if loggers change over time, or its segment.
+        period_kind: Which of the two; the mixture of a segment is that of its own rows.
         bucket: Integer that splits each logger's rows into groups, if wanted.
-        log_probabilities: Probabilities are given as natural logarithms.
-        densities: Probabilities are densities, which may be above 1.
-        tolerance: How far `propensity` may be from `propensities`.
+        scale: How probabilities are written.
         drop: Leave bad rows out instead of counting them.
         predicted_reward: Predicted reward of the logged action, if there is a reward model.
         predicted_values: Predicted value of each target.
@@ -62,21 +189,14 @@ class RoleColumns:
     cluster: Expression | None = None
     request: Expression | None = None
     period: Expression | None = None
-    segmented: bool = False
+    period_kind: PeriodKind = "period"
     bucket: Expression | None = None
-    log_probabilities: bool = False
-    densities: bool = False
-    tolerance: float = 1e-6
+    scale: Scale = field(default_factory=Scale)
     drop: bool = False
     predicted_reward: Expression | None = None
     predicted_values: Mapping[str, Expression] = field(default_factory=dict)
     mixture: Expression | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def top(self) -> float:
-        """Largest probability, density or logarithm."""
-        return LARGEST_DOUBLE if self.densities else 0.0 if self.log_probabilities else 1.0
 
     @property
     def predictions(self) -> dict[str, Expression]:
@@ -85,6 +205,12 @@ class RoleColumns:
         if self.predicted_reward is not None:
             values["predicted_reward"] = self.predicted_reward
         return values
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Loggers and targets, by the columns of their probabilities in `rows`."""
+        loggers = {f"p_{k}": label for k, label in enumerate(self.propensities)}
+        return loggers | {f"t_{k}": name for k, name in enumerate(self.targets)}
 
     @property
     def numbers(self) -> dict[str, Expression]:
@@ -106,20 +232,19 @@ class RoleColumns:
         return self.numbers | {name: v for name, v in labels.items() if v is not None}
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule that each row must keep.
+class Breach(NamedTuple):
+    """A way to break a rule.
 
     Attributes:
-        text: The fault of a row that breaks it.
-        broken: Condition that is true of the rows that break it.
-        role: Columns of `rows` worth showing in an example.
+        text: The fault of a row.
+        broken: Condition that is true of the rows with this fault.
+        shown: Columns of `rows` worth showing in an example.
         scaled: Number that may be on another scale, such as percentages.
     """
 
     text: str
     broken: Expression
-    role: tuple[str, ...] = field(default=())
+    shown: tuple[str, ...]
     scaled: Expression | None = None
 
 
@@ -204,158 +329,123 @@ def propensity(table: RoleColumns) -> Expression:
     return column("propensity") if table.propensity is not None else own(table)
 
 
-def rules(table: RoleColumns) -> list[Rule]:
-    """List the rules that a row must keep, in the order in which they are reported."""
-    scale = "density" if table.densities else "probability"
-    scale = f"log-{scale}" if table.log_probabilities else scale
-    own_name = "the log-propensity" if table.log_probabilities else "the propensity"
-    listed = [Rule("the logger is null", _missing("logger"), ("logger",))]
-    if table.labels:
-        unknown = exp.Not(this=column("logger").isin(*map(string, table.labels)))
-        listed.append(Rule("the logger is unknown", unknown, ("logger",)))
-    if table.period is not None:
-        text = f"the {'segment' if table.segmented else 'period'} is null"
-        listed.append(Rule(text, _missing("period"), ("period",)))
-    if table.cluster is not None:
-        lacks = column("no_cluster") > number(0.0)
-        listed.append(Rule("the cluster is null", lacks, ("cluster",)))
-    listed += _number_rules("reward", "reward")
-    listed += _probability_rules(propensity(table), own_name, "propensity", table)
-    for k, (label, crossed) in enumerate(table.propensities.items()):
-        if crossed != table.propensity:  # that of an only logger is checked above
-            listed += _range_rules(f"p_{k}", f"the {scale} under logger {label!r}", table)
-    for k, label in enumerate(table.targets):
-        listed += _range_rules(f"t_{k}", f"the {scale} of target {label!r}", table)
-    if table.propensities and table.propensity is not None:
-        listed.append(_replay_rule(table))
-    if table.mixture is not None:
-        mixture, what = column("estimated_mixture"), f"the {scale} under the mixture"
-        listed += _probability_rules(mixture, what, "estimated_mixture", table)
-    for name in table.predictions:
-        kind = "reward" if name == "predicted_reward" else "value"
-        listed += _number_rules(name, f"predicted {kind}")
+def breaches(table: RoleColumns) -> list[Breach]:
+    """List the ways to break the rules of a table, in the order in which they are reported."""
+    listed = []
+    for rule in rules(table.roles, table.scale):
+        if rule.value.startswith("p_") and table.roles[rule.value] == table.propensity:
+            continue  # that of an only logger is reported as its propensity
+        what = rule.what.format(
+            scale=table.scale.word,
+            log="log-" * table.scale.logs,
+            kind=table.period_kind,
+            label=table.policies.get(rule.value),
+        )
+        shown = {OWN: ("propensity",), GAP: ("propensity", OWN)}.get(rule.value, (rule.value,))
+        for way, text in rule.limits.faults.items():
+            if way == "unknown" and not (rule.value == "logger" and table.labels):
+                continue
+            scaled = _value(rule, table) if way in {"below", "above", "outside"} else None
+            broken = _condition(way, rule, table)
+            listed.append(Breach(f"{what} {text}", broken, shown, scaled))
     return listed
 
 
-def _missing(name: str) -> Expression:
-    return column(name).is_(exp.null())
+def _value(rule: Rule, table: RoleColumns) -> Expression:
+    if rule.value == GAP:
+        return exp.paren(column("propensity") - own(table))
+    return own(table) if rule.value == OWN else column(rule.value)
 
 
-def _not_below(value: Expression, top: float) -> Expression:
-    """Test for more, or NaN: databases order NaN above all numbers, or not at all."""
-    return exp.Not(this=exp.paren(value <= number(top)))
-
-
-def _number_rules(name: str, what: str) -> list[Rule]:
-    infinite = _not_below(exp.func("abs", column(name)), LARGEST_DOUBLE)
-    return [
-        Rule(f"the {what} is null or not a number", _missing(name), (name,)),
-        Rule(f"the {what} is infinite or NaN", infinite, (name,)),
-    ]
-
-
-def _probability_rules(
-    prob: Expression, what: str, role: str, table: RoleColumns
-) -> list[Rule]:
-    """Return rules for NULL, NaN, too small and too large: different mistakes."""
-    high, low = table.top, -LARGEST_DOUBLE if table.log_probabilities else 0.0
-    too_low = f"{what} is -infinity" if table.log_probabilities else f"{what} is 0 or negative"
-    below = prob < number(low) if table.log_probabilities else prob <= number(low)
-    nan = _not_below(exp.func("abs", prob.copy()), LARGEST_DOUBLE)
-    over = exp.and_(prob.copy() > number(high), prob.copy() <= number(LARGEST_DOUBLE))
-    is_nan = exp.and_(nan, exp.Not(this=prob.copy() < number(low)))
-    null: Expression = prob.copy().is_(exp.null())
-    if table.propensity is None:  # an unknown logger has none, and is reported as unknown
-        null = exp.and_(null, column("logger").isin(*map(string, table.labels)))
-    listed = [
-        Rule(f"{what} is null or not a number", null, (role,)),
-        Rule(f"{what} is infinite or NaN", is_nan, (role,)),
-        Rule(too_low, below, (role,), prob),
-        Rule(f"{what} is above {high:g}", over, (role,), prob),
-    ]
-    return listed[:3] if table.densities else listed
-
-
-def _range_rules(name: str, what: str, table: RoleColumns) -> list[Rule]:
-    outside = _not_below(column(name), table.top)
-    if table.log_probabilities:  # -infinity is a probability of zero
-        fault = "is infinite or NaN" if table.densities else "is above 0 or NaN"
-    else:
-        outside = exp.or_(column(name) < number(0.0), outside)
-        fault = "is negative, infinite or NaN" if table.densities else "is outside [0, 1]"
-    return [
-        Rule(f"{what} is null or not a number", _missing(name), (name,)),
-        Rule(f"{what} {fault}", outside, (name,), column(name)),
-    ]
-
-
-def _replay_rule(table: RoleColumns) -> Rule:
+def _condition(way: str, rule: Rule, table: RoleColumns) -> Expression:
+    """Return the condition of one way to break a rule."""
+    if way == "null":
+        return _missing(rule.value, table)
+    if way == "unknown":
+        return exp.Not(this=column("logger").isin(*map(string, table.labels)))
+    if way != "differs":
+        return _outside(way, _value(rule, table), rule.limits)
     mine, its_own = column("propensity"), own(table)
     # other rules report infinities and NaN; but -infinity is the logarithm of 0, which is valid
-    bounded = its_own.copy() if table.log_probabilities else exp.func("abs", its_own.copy())
-    known = [p <= number(LARGEST_DOUBLE) for p in (exp.func("abs", mine.copy()), bounded)]
-    gap = exp.func("abs", exp.paren(mine - its_own))
-    differs = exp.and_(gap > number(table.tolerance), *known)
-    return Rule(
-        f"the logged propensity is not that of its logger (they differ by more than "
-        f"{table.tolerance:g})",
-        differs,
-        ("propensity", "own"),
-    )
+    known = its_own <= number(LARGEST_DOUBLE) if table.scale.logs else _is_finite(its_own)
+    gap = exp.func("abs", _value(rule, table))
+    return exp.and_(gap > number(rule.limits.top), _is_finite(mine), known)
+
+
+def _outside(way: str, value: Expression, limits: RuleLimits) -> Expression:
+    """Return the condition of a number outside its limits, on one side or both."""
+    low, top, faults = limits
+    below = value <= number(0.0) if low == SMALLEST_DOUBLE else value < number(low)
+    if way == "below":
+        return below
+    if way == "above":
+        return exp.and_(value > number(top), value <= number(LARGEST_DOUBLE))
+    if way == "infinite":
+        infinite = exp.Not(this=exp.paren(_is_finite(value)))
+        return exp.and_(infinite, exp.Not(this=below)) if "below" in faults else infinite
+    # databases order NaN above all numbers, or not at all
+    above = exp.Not(this=exp.paren(value <= number(top)))
+    return above if low == -math.inf else exp.or_(below, above)
+
+
+def _missing(name: str, table: RoleColumns) -> Expression:
+    """Return the condition that a value is NULL."""
+    if name == "cluster":
+        return column("no_cluster") > number(0.0)
+    if name != OWN:
+        return column(name).is_(exp.null())
+    # an unknown logger has none, and is reported as unknown
+    known = column("logger").isin(*map(string, table.labels))
+    return exp.and_(own(table).is_(exp.null()), known)
+
+
+def _is_finite(value: Expression) -> Expression:
+    return exp.func("abs", value.copy()) <= number(LARGEST_DOUBLE)
 
 
 def good(table: RoleColumns) -> Expression:
-    """Return a condition that holds for rows that keep every rule."""
-    top, bottom = table.top, -LARGEST_DOUBLE if table.log_probabilities else 0.0
-    mine = propensity(table)
-    above = mine >= number(bottom) if table.log_probabilities else mine > number(bottom)
-    keep: list[Expression] = [
-        exp.func("abs", column("reward")) <= number(LARGEST_DOUBLE),
-        above,
-        mine.copy() <= number(top),
-    ]
-    for name in table.numbers:
-        if name.startswith(("p_", "t_")):
-            keep += [] if table.log_probabilities else [column(name) >= number(0.0)]
-            keep.append(column(name) <= number(top))
-    if table.propensities and table.propensity is not None:
-        gap = exp.func("abs", exp.paren(column("propensity") - own(table)))
-        keep.append(gap <= number(table.tolerance))
-    keep += [exp.func("abs", column(n)) <= number(LARGEST_DOUBLE) for n in table.predictions]
-    if table.mixture is not None:
-        mixed = column("estimated_mixture")
-        keep += [mixed > number(bottom), mixed.copy() <= number(top)]
-    if table.labels and (not table.propensities or table.mixture is not None):
-        keep.append(column("logger").isin(*map(string, table.labels)))
-    if not table.labels:
-        keep.append(exp.Not(this=column("logger").is_(exp.null())))
-    if table.cluster is not None:
-        keep.append(column("no_cluster") <= number(0.0))
-    if table.period is not None:
-        keep.append(exp.Not(this=_missing("period")))
+    """Return a condition that holds for rows that keep every rule; numbers come first."""
+    listed = rules(table.roles, table.scale)
+    listed.sort(key=lambda rule: rule.value in LABELS)
+    keep = [condition for rule in listed for condition in _kept(rule, table)]
     return exp.func("coalesce", exp.and_(*keep), exp.false())
+
+
+def _kept(rule: Rule, table: RoleColumns) -> list[Expression]:
+    """Return conditions that hold for rows that keep a rule; others are NULL or false."""
+    if rule.value == "logger" and table.labels:
+        # without an estimated mixture, an unknown logger has no cross-propensity
+        implied = bool(table.propensities) and table.mixture is None
+        return [] if implied else [column("logger").isin(*map(string, table.labels))]
+    if rule.value in LABELS:
+        return [exp.Not(this=_missing(rule.value, table))]
+    (low, top, _), value = rule.limits, _value(rule, table)
+    if low == -top:
+        return [exp.func("abs", value) <= number(top)]
+    least = value > number(0.0) if low == SMALLEST_DOUBLE else value >= number(low)
+    return [*([] if low == -math.inf else [least]), value.copy() <= number(top)]
 
 
 def check_query(table: RoleColumns) -> exp.Select:
     """Return the query that counts the rows of each logger that break each rule."""
     select = exp.select(column("logger"), exp.Count(this=exp.Star()).as_("rows", quoted=True))
-    for place, rule in enumerate(rules(table)):
-        select = select.select(count_where(rule.broken).as_(f"rule_{place}", quoted=True))
+    for place, breach in enumerate(breaches(table)):
+        select = select.select(count_where(breach.broken).as_(f"rule_{place}", quoted=True))
     query = select.from_("rows").group_by(column("logger"))
     return query.with_("rows", as_=rows(table))
 
 
-def example_query(table: RoleColumns, rule: Rule, logger: str | None) -> exp.Select:
+def example_query(table: RoleColumns, breach: Breach, logger: str | None) -> exp.Select:
     """Select one row of a logger that breaks a rule."""
-    broken = exp.func("coalesce", rule.broken.copy(), exp.false())  # docs/decisions/0012
+    broken = exp.func("coalesce", breach.broken.copy(), exp.false())  # docs/decisions/0012
     query = exp.select("*").from_("rows").where(broken).limit(1)
-    same = _missing("logger") if logger is None else column("logger").eq(string(logger))
+    same = _missing("logger", table) if logger is None else column("logger").eq(string(logger))
     select = query.where(same)
     if table.propensities:
-        select = select.select(own(table).as_("own", quoted=True))
+        select = select.select(own(table).as_(OWN, quoted=True))
     raw = [
         exp.cast(table.roles[role].copy(), "varchar").as_(f"raw_{role}", quoted=True)
-        for role in rule.role
+        for role in breach.shown
         if role in table.roles
     ]
     return select.with_("rows", as_=rows(table).select(*raw))
@@ -369,7 +459,7 @@ def range_query(table: RoleColumns, value: Expression) -> exp.Select:
 
 def role_text(table: RoleColumns, role: str) -> str:
     """Return the user's name of a column of `rows`."""
-    if role == "own":
+    if role == OWN:
         return "its logger's own"
     expression = table.roles.get(role)
     if expression is None:

@@ -77,9 +77,8 @@ class Scorer:
 
 def scorer_of(roles: Roles) -> Scorer:
     """Return the scorer of all policies in Python."""
-    logs = roles.table.log_probabilities
-    wide = roles.table.densities
-    return Scorer(dict(roles.scored), roles.action, roles.context, logs, wide)
+    scale = roles.table.scale
+    return Scorer(dict(roles.scored), roles.action, roles.context, scale.logs, scale.densities)
 
 
 def _ask(

@@ -14,6 +14,7 @@ from poolwise.rows.footers import Footers
 from poolwise.rows.frames import OddLabelsError, coded_objects
 from poolwise.rows.labels import constant
 from poolwise.rows.reader import RowGroup, Stream, in_order
+from poolwise.rows.rules import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from poolwise.rows.rules import RoleColumns
 
 PIECE = 262_144  # rows of a frame that a thread works on at once
-LABELS = frozenset({"logger", "cluster", "period"})  # columns of texts, or of whole numbers
 
 
 def plain_stream(

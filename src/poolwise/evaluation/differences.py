@@ -1,0 +1,512 @@
+"""Differences: of two targets, of a target and a baseline, of segments.
+
+One mechanism serves all of them.  A `Spread` has values and the errors that they share, a
+`Family` says how intervals and p-values hold together, and `conclude` turns both into
+differences: limits, p-values and verdicts.
+
+The baseline of an evaluation is a logger, the incumbent.  Where every logger scores every row,
+the incumbent's own policy is estimated from the same rows as the target, and the errors that
+both share cancel.  Otherwise its value is the mean reward of its own rows; these rows are in
+the estimate of the target too, and the covariance of the moments accounts for that.  The
+differences of several targets hold together (Bonferroni), because a sentence reports the
+highest of them.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.special import ndtr, ndtri
+
+from poolwise.diagnosis.provenance import on_own
+from poolwise.errors import RefusedError, UsageError, did_you_mean
+from poolwise.estimators import recommend
+from poolwise.evaluation.spread import Candidates, ErrorSource, Spread, firsts
+from poolwise.intervals.simultaneous import ALONE
+from poolwise.intervals.skew import reaching
+from poolwise.intervals.student import Interval, tail_of, within
+from poolwise.moments.buckets import Split
+from poolwise.moments.cells import Cell
+from poolwise.moments.estimate import estimated
+from poolwise.moments.linear import Linear, shares, stacked
+from poolwise.moments.moments import selected, selected_each
+from poolwise.moments.shape import weight_of
+from poolwise.moments.terms import (
+    BALANCED_WEIGHT,
+    REWARD,
+    Factor,
+    Needs,
+    Term,
+    ratio,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from poolwise.errors import Finding
+    from poolwise.evaluation.output import Row
+    from poolwise.evaluation.read import Answers, OpenLog
+    from poolwise.evaluation.results import TargetResult
+    from poolwise.intervals.simultaneous import MaxT
+    from poolwise.intervals.skew import Reaching
+    from poolwise.log.policy import FloatArray
+    from poolwise.moments.buckets import Buckets
+    from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.moments import Moments
+
+    Pair = tuple[str, str]  # a target, and what is subtracted from it
+
+Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
+Requirement = Literal["better", "not-worse"]
+FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
+DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
+TARGET, INCUMBENT = "target", "incumbent"  # names of the two sides in a contrast
+REST = "(the other segments)"
+NOTHING = Needs()
+OF_POLICY = frozenset({"reward", "ratio", "balanced_weight", "period_weight"})  # of loggers too
+RATIOS = {"balanced_weight": "ratio", "period_weight": "period_ratio"}  # of a logger's policy
+
+
+# --- one difference -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One target less another.
+
+    Attributes:
+        target: The target.
+        other: The target that is subtracted.
+        value: Estimated difference, paired by row.
+        std_error: Standard error of `value`.
+        interval: Interval that holds for all reported differences together. In a comparison
+            it includes 0 where the ranking contradicts `value`.
+        p_value: P-value of no difference, for this pair alone.
+        adjusted: P-value adjusted for all of them, by single-step max-T in a comparison and by
+            Bonferroni in an evaluation: below 1 - level if and only if the interval excludes 0.
+        verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
+            says that the probabilities of either target cannot be right.
+    """
+
+    target: str
+    other: str
+    value: float
+    std_error: float
+    interval: Interval
+    p_value: float
+    adjusted: float
+    verdict: Verdict
+
+    def against(self, baseline: str) -> Difference:
+        """Return the difference with the baseline as the target that is subtracted."""
+        if self.other == baseline:
+            return self
+        return replace(
+            self,
+            target=self.other,
+            other=self.target,
+            value=-self.value,
+            interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
+            verdict=FLIPPED.get(self.verdict, self.verdict),
+        )
+
+    def lack(self, required: Requirement, margin: float) -> str:
+        """Return the reason why a requirement does not hold; empty if it does."""
+        if self.verdict == "unreliable":
+            return f"the probabilities of {self.target!r} or {self.other!r} cannot be right"
+        if self.verdict == "identical" and required == "not-worse":
+            return ""
+        bound = margin if required == "better" else -margin
+        if self.interval.lower > bound:
+            return ""
+        start = f"the interval of {self.target!r} less {self.other!r} begins at"
+        return f"{start} {self.interval.lower:.4g}, not above {bound:g}"
+
+    def to_dict(self) -> Row:
+        """Return the difference under flat names."""
+        ends = {"lower": self.interval.lower, "upper": self.interval.upper}
+        row = {"target": self.target, "other": self.other, "difference": self.value}
+        rest = {k: getattr(self, k) for k in ("p_value", "adjusted", "verdict")}
+        return {**row, "std_error": self.std_error, **ends, **rest}
+
+
+def tie(target: str, other: str, level: float) -> Difference:
+    """Return the difference of targets that are equal on every row."""
+    nothing = Interval(0.0, 0.0, level)
+    return Difference(target, other, 0.0, 0.0, nothing, 1.0, 1.0, "identical")
+
+
+def find_doubts(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Return the codes of alarms that say that probabilities cannot be right."""
+    return tuple(sorted(DOUBTED & {finding.code for finding in findings}))
+
+
+def judge_difference(interval: Interval, *, doubted: bool) -> Verdict:
+    """Return the verdict of a difference with this interval."""
+    if doubted:
+        return "unreliable"
+    if 0.0 in interval:
+        return "undecided"
+    return "better" if interval.lower > 0 else "worse"
+
+
+# --- intervals and p-values that hold together ------------------------------------------
+
+
+class Family(Protocol):
+    """Differences whose intervals and p-values hold together."""
+
+    def critical(self, level: float) -> float:
+        """Return the normal critical value at which all intervals cover at a level."""
+
+    def p_values(self, scores: FloatArray) -> FloatArray:
+        """Return the p-value of each score, adjusted for the family."""
+
+
+@dataclass(frozen=True)
+class Bonferroni:
+    """A family of differences that may depend on each other in any way.
+
+    Attributes:
+        number: Number of differences.
+    """
+
+    number: int
+
+    def critical(self, level: float) -> float:
+        return -float(ndtri((1 - level) / self.number / 2))
+
+    def p_values(self, scores: FloatArray) -> FloatArray:
+        return np.minimum(1.0, ALONE.p_values(scores) * self.number)
+
+
+@dataclass(frozen=True)
+class Families:
+    """Several families of the same distribution, as if they were independent.
+
+    Attributes:
+        one: Distribution of the largest difference of a family.
+        number: Number of families.
+    """
+
+    one: MaxT
+    number: int
+
+    def critical(self, level: float) -> float:
+        return self.one.critical(level ** (1 / self.number))
+
+    def p_values(self, scores: FloatArray) -> FloatArray:
+        return np.asarray(1 - (1 - self.one.p_values(scores)) ** self.number)
+
+
+def conclude(
+    pairs: Sequence[Pair],
+    spread: Spread,
+    family: Family,
+    level: float,
+    *,
+    reward_range: tuple[float, float] | None = None,
+    doubted: Collection[Pair] = (),
+    agree: FloatArray | bool = True,
+) -> list[Difference]:
+    """Return differences with intervals, p-values and verdicts that hold together.
+
+    Args:
+        pairs: Names of the two sides of each difference.
+        spread: Values of the differences, and their errors.
+        family: Says how the differences hold together.
+        level: Level of the intervals.
+        reward_range: Range of the rewards, which bounds every difference.
+        doubted: Pairs with a side whose probabilities cannot be right.
+        agree: False where other evidence contradicts the sign of a difference, so that
+            nothing is shown.
+    """
+    lower, upper = spread.limits(family.critical(level))
+    # without spread, only the range of the rewards bounds a difference
+    lower = np.where(spread.errors > 0, lower, -math.inf)
+    upper = np.where(spread.errors > 0, upper, math.inf)
+    lower = np.where(agree, lower, np.minimum(lower, 0.0))
+    upper = np.where(agree, upper, np.maximum(upper, 0.0))
+    scores = np.where(agree, spread.scores(), 0.0)
+    p_values = (ALONE.p_values(scores), family.p_values(scores))
+    numbers = np.column_stack([spread.values, spread.errors, lower, upper, *p_values])
+    differences = []
+    for pair, (value, error, low, high, p, adjusted) in zip(
+        pairs, numbers.tolist(), strict=True
+    ):
+        interval = within(Interval(low, high, level), reward_range)
+        verdict = judge_difference(interval, doubted=pair in doubted)
+        differences.append(Difference(*pair, value, error, interval, p, adjusted, verdict))
+    return differences
+
+
+def contrast_segments(
+    differences: Mapping[str, Difference],
+    errors: FloatArray,
+    sizes: FloatArray,
+    targets: int,
+    rng: np.random.Generator,
+    *,
+    dependent: bool,
+) -> dict[str, Difference]:
+    r"""Return the difference in each segment less its mean over the other segments.
+
+    $$c_s = d_s - \sum_{t \ne s} \frac{n_t}{n - n_s} d_t$$
+
+    Segments are independent, so the covariance of the contrasts follows from the errors of
+    the differences.  Several targets are allowed for as if they were independent.
+
+    Args:
+        differences: Difference of one target in each segment, at least two.
+        errors: Error of each difference, which allows for skewness.
+        sizes: Requests of each segment.
+        targets: Number of targets.
+        rng: Generator of the draws behind the critical value.
+        dependent: Whether segments depend on each other in an unknown way, as parts of one
+            request do; errors of the contrasts then add up.
+    """
+    rest = sizes / (sizes.sum() - sizes)[:, None]
+    np.fill_diagonal(rest, 0.0)
+    matrix = np.eye(len(sizes)) - rest
+    source = ErrorSource(csr_array(matrix), np.diag(errors**2), math.inf)
+    if dependent:
+        added = np.diag((np.abs(matrix) @ errors) ** 2)
+        source = ErrorSource(csr_array(np.eye(len(sizes))), added, math.inf)
+    values = matrix @ np.array([d.value for d in differences.values()])
+    spread = Spread(values, [source], np.full(len(sizes), math.inf))
+    level = next(iter(differences.values())).interval.level
+    pairs = [(d.target, REST) for d in differences.values()]
+    contrasts = conclude(pairs, spread, Families(spread.together(rng), targets), level)
+    return {
+        segment: replace(c, verdict="unreliable") if d.verdict == "unreliable" else c
+        for (segment, d), c in zip(differences.items(), contrasts, strict=True)
+    }
+
+
+# --- the incumbent -----------------------------------------------------------------------
+
+
+class _Pairing(NamedTuple):
+    """The incumbent's side, which the differences of all targets share.
+
+    Attributes:
+        answers: Moments that the estimator of the differences reads.
+        own: The incumbent's own value.
+        reach: Distances from it to its limits.
+    """
+
+    answers: Answers
+    own: Estimate
+    reach: Reaching
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The logger that targets are compared with.
+
+    Attributes:
+        name: Label of the logger.
+        reason: Reason for the choice, "largest logger" for example; empty if it was named.
+        estimator: Name of the estimator of the differences.
+        joins: Whether the logger's own policy is estimated from the rows of all loggers.
+        needs: Moments of the differences, for one target.
+    """
+
+    name: str
+    reason: str
+    estimator: str
+    joins: bool = False
+    needs: Needs = NOTHING
+
+    def differences(
+        self, answers: Answers, results: Mapping[str, TargetResult]
+    ) -> dict[str, Difference]:
+        """Return each target less the incumbent; targets without an estimate have none."""
+        family, pairing = Bonferroni(len(results)), None
+        differences = {}
+        for target, result in results.items():
+            estimate = result.estimates.get(self.estimator)
+            if estimate is not None and estimate.linear.parts and self.needs.terms:
+                with suppress(RefusedError):  # a finding of the target gives the reason
+                    pairing = pairing or self._pairing(answers, target)
+                    differences[target] = self._paired(pairing, target, result, family)
+            if result.estimates and target not in differences:
+                differences[target] = self._apart(answers, target, result, family)
+        return differences
+
+    def _pairing(self, answers: Answers, target: str) -> _Pairing:
+        """Return the incumbent's own value, which the moments of any target contain."""
+        answers = answers.suited(answers.served.estimators[self.estimator])
+        own, split = self._own(answers, answers.splits[target])
+        alone = own
+        if answers.request.clustered:
+            between = own.linear.deviation_variance(split.whole, split.buckets)
+            alone = replace(own, variance=between[0], freedom=between[1])
+        reach = reaching(alone, split.whole, split.buckets, answers.limits(target))
+        return _Pairing(answers, own, reach)
+
+    def _paired(
+        self, pairing: _Pairing, target: str, result: TargetResult, family: Bonferroni
+    ) -> Difference:
+        """Return the difference with the covariance of both sides."""
+        answers, own, reach = pairing
+        estimate, level = result.estimates[self.estimator], answers.request.level
+        split, limits = answers.splits[target], answers.limits(target)
+        (whole,) = self._sides([split.whole])
+        clusters = self._sides(split.buckets) if answers.request.clustered else ()
+        sides = {TARGET: estimate, INCUMBENT: own}
+        reaches = {
+            TARGET: reaching(estimate, split.whole, split.buckets, limits),
+            INCUMBENT: reach,
+        }
+        candidates = Candidates(sides, whole, clusters, reaches)
+        spread = candidates.differences([(TARGET, INCUMBENT)])
+        first = firsts(whole, list(sides), BALANCED_WEIGHT) if self.joins else {}
+        if first.get(INCUMBENT) == TARGET:
+            return tie(target, self.name, level)
+        pair = (target, self.name)
+        doubted = [pair] if find_doubts(result.findings) else []
+        (difference,) = conclude(
+            [pair], spread, family, level, reward_range=limits.reward_range, doubted=doubted
+        )
+        return difference
+
+    def _sides(self, buckets: Buckets) -> list[dict[str, Moments]]:
+        """Return the moments of both sides, each under the terms of its own name."""
+        terms = {t.bind(TARGET): t for t in self.needs.scattered}
+        if self.joins:
+            named = {t: _of_logger(t, self.name) for t in self.needs.scattered}
+            terms |= {t.bind(INCUMBENT): own for t, own in named.items()}
+        return selected_each(buckets, terms)
+
+    def _own(self, answers: Answers, split: Split) -> tuple[Estimate, Split]:
+        """Return the incumbent's own value, and the moments behind it.
+
+        It is that of its policy, or its mean reward.
+        """
+        moments = split.whole
+        if self.joins:
+            estimator = answers.served.estimators[self.estimator]
+            strata = (
+                tuple(moments) if estimator.by_cell else answers.loggers
+            )  # not as in buckets
+            own = estimator.needs(strata, crossed=True)
+            terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
+            split = Split(selected_each(split.buckets, terms))
+            estimate = estimator.estimate(selected(moments, terms))
+        else:
+            counts = {
+                i: m.count for i, m in moments.items() if getattr(i, "logger", i) == self.name
+            }
+            parts = {i: {REWARD: share} for i, share in shares(counts).items()}
+            estimate = estimated(Linear(parts), moments)
+        return estimate, split
+
+    def _apart(
+        self, answers: Answers, target: str, result: TargetResult, family: Bonferroni
+    ) -> Difference:
+        """Return the difference from the mean reward, without a covariance.
+
+        The errors of both sides add up, which holds however they depend on each other.  The
+        variance of rewards between m and M with mean r is at most (M - r) (r - m).
+        """
+        name = (
+            self.estimator
+            if self.estimator in result.estimates
+            else next(iter(result.estimates))
+        )
+        estimate, interval = result.estimates[name], result.intervals[name]
+        own = answers.splits[target].whole[self.name]
+        mean = own.mean(REWARD)
+        bound = (own.max(REWARD) - mean) * (mean - own.min(REWARD))
+        error = math.sqrt(max(0.0, bound) / (own.count - 1)) if own.count > 1 else math.inf
+        if answers.request.clustered:
+            error = max(error, _clustered_error(answers.splits[target].buckets, self.name))
+        value, both = estimate.value - mean, estimate.std_error + error
+        normal = -float(ndtri(tail_of(interval.level, answers.request.sides)))
+        below = (estimate.value - interval.lower) / normal + error  # at a critical value of 1
+        above = (interval.upper - estimate.value) / normal + error
+        reach = below if value >= 0 else above
+        p_value = 2 * float(ndtr(-abs(value) / reach)) if 0 < reach < math.inf else 1.0
+        level = answers.request.level
+        critical = family.critical(level)
+        ends = Interval(value - critical * below, value + critical * above, level)
+        ends = within(ends, answers.request.log.reward_range)
+        verdict = judge_difference(ends, doubted=bool(find_doubts(result.findings)))
+        adjusted = min(1.0, p_value * family.number)
+        return Difference(target, self.name, value, both, ends, p_value, adjusted, verdict)
+
+
+def _clustered_error(buckets: Buckets, logger: str) -> float:
+    """Return the error of a logger's mean reward, from buckets of clusters."""
+    present, counts, means = stacked(buckets, logger, (REWARD,))
+    if len(present) < 2:
+        return math.inf
+    total = counts.sum()
+    sums = counts * (means[:, 0] - counts @ means[:, 0] / total)
+    return math.sqrt(len(present) / (len(present) - 1) * float(sums @ sums)) / float(total)
+
+
+def _of_logger(term: Term, logger: str) -> Term:
+    """Return the term with the logger's policy in place of the target's."""
+    ratios = {weight: Factor(name, logger) for weight, name in RATIOS.items()}
+    return Term(tuple(sorted(ratios.get(f.name, f) for f in term.factors)))
+
+
+def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
+    """Return the logger to compare with: the named one, or the one with the most rows."""
+    asked, counts = rows.request, rows.rows.counts
+    if baseline is not None and baseline not in counts:
+        names = [*asked.names, *counts]
+        hint = did_you_mean(baseline, names)
+        raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
+    name = max(counts, key=lambda i: counts[i]) if baseline is None else baseline
+    largest = sum(count == max(counts.values()) for count in counts.values())
+    default = "largest logger" if largest == 1 else "first of the largest loggers"
+    default = default if len(counts) > 1 else "only logger"
+    usable = rows.served.estimators
+    estimator = recommend(usable)
+    incumbent = Incumbent(name, "" if baseline else default, estimator)
+    trained = asked.log.crossed and on_own(asked.log.trained_on, tuple(counts))
+    if not estimator or trained or rows.rows.saved:
+        return incumbent
+    return _with_needs(incumbent, rows, usable[estimator])
+
+
+def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> Incumbent:
+    """Return the incumbent with the moments of its differences."""
+    asked, wanted = rows.request, rows.needs_of(estimator)
+    own, means = wanted.scattered, wanted.means
+    factors = [factor for term in own for factor in term.factors]
+    joins = (
+        asked.log.crossed
+        and not asked.extra.mixture
+        and all(f.name in OF_POLICY and not f.rule for f in factors)
+        and incumbent.name in _at_first(rows.strata_of(estimator))
+    )
+    if joins:
+        weights = (BALANCED_WEIGHT, ratio(incumbent.name))
+        terms = {*own, *weights, *(_of_logger(t, incumbent.name) for t in own)}
+    else:
+        terms = {*own, REWARD, *(w for t in own if (w := weight_of(t)) is not None)}
+    group = tuple(sorted(terms))
+    shaped = asked.method == "skew" and rows.rows.shaped
+    crossed = tuple(_of_logger(t, incumbent.name) for t in means) if joins else ()
+    needs = Needs(crossed, (group,), slices=group if shaped else ())
+    return replace(incumbent, joins=joins, needs=needs)
+
+
+def _at_first(strata: Sequence[str]) -> set[str]:
+    """Return the loggers that were live in the first period: no row of the log trained them.
+
+    All loggers, if the strata are not cells.
+    """
+    cells = [i for i in strata if isinstance(i, Cell)]
+    if not cells:
+        return set(strata)
+    return {cell.logger for cell in cells if cell.period == cells[0].period}
