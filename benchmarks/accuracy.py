@@ -49,7 +49,7 @@ START, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 
 @dataclass(frozen=True)
-class PooledBootstrap:
+class PooledBootstrap(Estimator):
     """Interval of Open Bandit Pipeline around one of the paper's estimates, in the limit."""
 
     inner: Naive | Balanced | Weighted

@@ -26,7 +26,7 @@ from benchmarks.draws import Array, Drawing, draw, draw_clustered
 from benchmarks.families import FAMILIES, draw_problem
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.evaluation.contrasts import Candidates, united
+from poolwise.evaluation.spread import Candidates, united
 from poolwise.intervals.simultaneous import SYMMETRIC
 from poolwise.intervals.skew import auto_interval, interval_needs, reaching
 from poolwise.intervals.student import Limits, student

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from poolwise.moments.moments import Moments
 from poolwise.moments.tallies import POWERS, SLICES
-from poolwise.moments.terms import OF_MODEL, OF_TARGET, UNSUPPORTED, Factor, Needs
+from poolwise.moments.terms import UNSUPPORTED, Factor, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,9 +58,8 @@ class Writer:
             reward *= np.exp(self.tail * noise - self.tail**2 / 2)
         drawn = {f: column[cells] for f, column in self.columns.items()}
         drawn[Factor("reward")] = reward
-        for name in OF_MODEL & {f.name for t in self.needs.terms for f in t.factors}:
-            if name == "residual":
-                drawn[Factor(name)] = reward - drawn[Factor("predicted_reward")]
+        if any(f.name == "residual" for t in self.needs.terms for f in t.factors):
+            drawn[Factor("residual")] = reward - drawn[Factor("predicted_reward")]
         return np.array([np.prod([drawn[f] for f in t.factors], 0) for t in self.needs.terms])
 
     def draw(self, rng: np.random.Generator) -> Moments:
@@ -162,9 +161,8 @@ class Drawing:
         """A row column in each cell; cells that are never played hold anything finite."""
         problem = self.problem
         own, mixture = problem.loggers[logger], problem.mixture
-        bound = factor.target and factor.name in OF_TARGET
-        target = self.targets[factor.target] if bound else problem.target
-        if factor.name in OF_MODEL:
+        target = self.targets[factor.target] if factor.target else problem.target
+        if factor.definition.modelled:
             return self._predicted(factor, target)
         with np.errstate(divide="ignore", invalid="ignore"):
             if factor.name == "overlap":

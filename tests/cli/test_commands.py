@@ -105,6 +105,7 @@ def test_json_has_the_shape_that_is_promised(run: Run, path: str) -> None:
         for estimate in target["estimates"]:
             assert set(estimate) == {
                 "estimator", "value", "std_error", "lower", "upper", "level", "shares",
+                "recommended", "assumes_fixed",
             }  # fmt: skip
             assert set(estimate["shares"]) == {"a", "b"}
             assert sum(estimate["shares"].values()) == pytest.approx(1, rel=1e-12)

@@ -47,6 +47,7 @@ from poolwise.moments.terms import (
 from poolwise.rows import reader
 from poolwise.rows.layout import BadRowsError, Layout
 from poolwise.rows.reader import cut
+from poolwise.rows.rules import Scale
 from poolwise.rows.streams import file_stream
 from tests.support.messages import refused
 from tests.support.reference import (
@@ -300,7 +301,9 @@ def test_histograms_count_every_row_once(table: pa.Table) -> None:
 def test_bins_hold_what_their_edges_say() -> None:
     rng = np.random.default_rng(1)
     values = np.concatenate([2.0 ** rng.uniform(-70, 70, 1_000), edges(), [5e-324, 1e300]])
-    of = layout(loggers=("a",), crossed=(), shares=(), targets=("t",), top=1.7e308)
+    of = layout(
+        loggers=("a",), crossed=(), shares=(), targets=("t",), scale=Scale(densities=True)
+    )
     ones = np.ones(len(values) + 1)
     columns = {"reward": ones, "t_0": np.append(values, 1e300), "propensity": ones.copy()}
     columns["propensity"][-1] = 1e-300  # a weight beyond doubles
@@ -413,10 +416,11 @@ def test_evaluate_is_the_same_by_every_way(table: pa.Table, tmp_path: Path) -> N
 # Each kind of column, compared row by row.
 
 TARGETS = ("t", "u")
+LOGS = Scale(logs=True)
 
 
 def layout(**more: object) -> Layout:
-    plain = Layout(LOGGERS, LOGGERS, (0.5, 0.3, 0.2), TARGETS, tolerance=1e-6)
+    plain = Layout(LOGGERS, LOGGERS, (0.5, 0.3, 0.2), TARGETS)
     return Layout(**(plain.__dict__ | more))
 
 
@@ -426,9 +430,9 @@ LAYOUTS = {
     "a logger that is not crossed": layout(crossed=("a", "c"), shares=(0.6, 0.4)),
     "given mixture": layout(mixture=True),
     "reward model": layout(valued=TARGETS, predicted=True),
-    "logarithms": layout(logs=True),
-    "logarithms without propensity": layout(logs=True, propensity=False),
-    "logarithms with a mixture": layout(logs=True, mixture=True),
+    "logarithms": layout(scale=LOGS),
+    "logarithms without propensity": layout(scale=LOGS, propensity=False),
+    "logarithms with a mixture": layout(scale=LOGS, mixture=True),
 }
 
 
@@ -551,12 +555,12 @@ def test_each_layout_has_the_moments_of_its_rows(name: str, size: int) -> None:
         for g, label in enumerate(of.loggers)
     }
     assert max(expected["a"].means) > UNSUPPORTED / 1e3  # a logger is zero in a row
-    given = in_logs(columns) if of.logs else columns
+    given = in_logs(columns) if of.scale.logs else columns
     found = kernel_moments(of, needs, codes, given, size)
     for label, moments in found.items():
         judge = expected[label]
         # a logarithm near -800 has 13 digits after the point
-        rtol = 1e-11 if of.logs else 1e-12
+        rtol = 1e-11 if of.scale.logs else 1e-12
         np.testing.assert_allclose(moments.means, judge.means, rtol=rtol)
         spread = np.sqrt(np.diag(judge.scatter))
         error = np.abs(moments.scatter - judge.scatter) / np.outer(spread, spread)
@@ -676,7 +680,7 @@ def test_each_wanted_pair_is_multiplied_once(name: str) -> None:
 
 
 def test_a_logarithm_too_small_for_a_double_is_a_logger_that_does_not_play() -> None:
-    of = layout(logs=True, loggers=("a",), crossed=("a", "b"), shares=(1.0, 0.0))
+    of = layout(scale=LOGS, loggers=("a",), crossed=("a", "b"), shares=(1.0, 0.0))
     needs = Needs(means=(unsupported_weight("b"), weight_moment("b"))).bind("t")
     columns = {name: np.array([0.0 if name != "p_1" else -1000.0]) for name in of.columns}
     found = kernel_moments(of, needs, np.zeros(1, dtype=np.uint8), columns)["a"]

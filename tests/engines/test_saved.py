@@ -97,20 +97,6 @@ def numbers_of(evaluation: Evaluation, target: str) -> list[float]:
     return [e.value for e in evaluation[target].estimates.values()]
 
 
-@pytest.mark.parametrize("interval", ["bernstein", "likelihood"])
-def test_guarantees_come_from_moments_too(interval: Any) -> None:  # noqa: ANN401 - a literal
-    bounded = log(reward_range=(-9.0, 9.0))
-    direct = evaluate(bounded, TARGETS, interval=interval, which_logs=False)
-    saved = evaluate(
-        bounded,
-        TARGETS,
-        interval=interval,
-        engine=summarise(bounded, TARGETS),
-        which_logs=False,
-    )
-    assert_same(saved, direct, rel=1e-15)
-
-
 def test_estimators_beyond_the_default_must_be_named_beforehand() -> None:
     clipped = Balanced(Shrink("clip", 2.0))
     with refused(RefusedError):

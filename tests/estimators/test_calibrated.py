@@ -33,11 +33,10 @@ from poolwise.estimators.calibrated import (
     supported_columns,
     uncovered,
 )
-from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.divergences import FLOOR
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import BALANCED_RESIDUAL, OWN_SCORE, DirectMethod, DoublyRobust
-from poolwise.estimators.shrink import Shrink, shrunk_weight, tuned
+from poolwise.estimators.shrink import Shrink, shrunk_weight
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
@@ -266,7 +265,6 @@ DIVERGENCES = Needs(
                 groups=((*BOTH, ratio("a"), ratio("b"), BALANCED_PREDICTION, PREDICTED_VALUE),)
             ),
         ),
-        (CrossFitted(), Needs(groups=((*BOTH, ratio("a"), ratio("b")),))),
         (DirectMethod(), Needs(groups=((PREDICTED_VALUE,),))),
         (DoublyRobust("naive"), Needs(groups=(OWN_SCORE,))),
         (
@@ -286,11 +284,6 @@ DIVERGENCES = Needs(
                 (BALANCED_WEIGHT, CLIPPED),
                 ((PREDICTED_VALUE, CLIPPED * RESIDUAL), (BALANCED_WEIGHT,)),
             ),
-        ),
-        (
-            tuned(Balanced(), "clip", [3]),
-            Needs((), ((BALANCED_REWARD,),))
-            | Needs((BALANCED_WEIGHT, CLIPPED), ((REWARD * CLIPPED,),)),
         ),
     ],
     ids=repr,

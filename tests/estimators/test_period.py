@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,13 @@ from sklearn.dummy import DummyRegressor
 
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators import BY_NAME, WITH_MODEL, by_default, recommended_for
+from poolwise.estimators import BY_NAME, WITH_MODEL, by_default, recommend
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.period import (
     PeriodBalanced,
     PeriodDoublyRobust,
     earlier_means,
+    refuse_shared,
     second_moments,
 )
 from poolwise.evaluation.evaluate import compare, evaluate
@@ -459,22 +459,27 @@ def test_the_needs_of_periods_are_those_of_their_terms() -> None:
     alone = Needs((), (both, weight), weight)
     crossed = PeriodBalanced().needs(cells, crossed=True)
     assert crossed == Needs(moments, (both, weight, (BALANCED_WEIGHT,)), weight)
-    assert PeriodBalanced().needs(cells, crossed=False, mixed=True) == alone
+    assert PeriodBalanced().needs(cells, crossed=False) == alone
     assert PeriodBalanced().needs((FIRST_A, SECOND_B), crossed=False) == alone
-    uncentred = PeriodBalanced(centred=False).needs(cells, crossed=False, mixed=True)
+    uncentred = PeriodBalanced(centred=False).needs(cells, crossed=False)
     assert uncentred == Needs((), ((PERIOD_REWARD,), weight), weight)
-    for other in (cells, ("a", "b")):
-        with refused(RefusedError) as refusal:
-            PeriodBalanced().needs(other, crossed=False)
-        assert refusal.value.code == "period-balanced-refused"
+    with refused(RefusedError) as refusal:
+        refuse_shared("period-balanced", cells)
+    assert refusal.value.code == "period-balanced-refused"
+    with refused(RefusedError) as refusal:
+        PeriodBalanced().needs(("a", "b"), crossed=False)
+    assert refusal.value.code == "period-balanced-refused"
 
 
 def test_estimators_of_periods_come_first_where_there_are_periods() -> None:
-    log = daily_log(daily())
-    assert recommended_for(log, modelled=False) == "period-balanced"
-    assert recommended_for(log, modelled=True) == "period-dr"
-    fixed = replace(log, period=None)
-    assert {recommended_for(fixed, modelled=m) for m in (False, True)} == {"calibrated"}
+    for with_model, with_periods, name in (
+        (False, True, "period-balanced"),
+        (True, True, "period-dr"),
+        (False, False, "calibrated"),
+        (True, False, "calibrated"),
+    ):
+        usual = by_default(modelled=with_model, periods=with_periods)
+        assert recommend({n: make() for n, make in usual.items()}) == name
     balanced = {"period-balanced": PeriodBalanced}
     robust = {"period-dr": PeriodDoublyRobust}
     assert by_default(modelled=False, periods=False) == BY_NAME

@@ -9,10 +9,9 @@ import pytest
 
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised, supported_columns
-from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Weighted, with_divergences
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Shrink, Tuned, shrink_findings, tuned
+from poolwise.estimators.shrink import Shrink, shrink_findings
 from poolwise.moments.estimate import require_crossed
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -44,12 +43,10 @@ if TYPE_CHECKING:
         lambda: Weighted("known", {"b": 0.0}).needs(("a", "b", "c"), crossed=True),
         lambda: Calibrated(columns=("loggers", "contexts")),  # type: ignore[arg-type]
         lambda: Calibrated(columns=["target"]),  # type: ignore[arg-type]
-        lambda: CrossFitted(folds=1),
         lambda: DoublyRobust("own"),  # type: ignore[arg-type]
         lambda: DoublyRobust("weighted", Shrink("clip", 2)),
         lambda: Shrink("cut", 2),  # type: ignore[arg-type]
         lambda: Shrink("clip", math.inf),
-        lambda: Tuned(()),
     ],
 )
 def test_arguments_without_meaning_are_refused(call: Callable[[], object]) -> None:
@@ -59,8 +56,6 @@ def test_arguments_without_meaning_are_refused(call: Callable[[], object]) -> No
 
 def test_arguments_at_the_edge_of_their_meaning_are_taken() -> None:
     assert Weighted("known", {"a": 0.0}).known == {"a": 0.0}
-    assert CrossFitted(folds=2).folds == 2
-    assert CrossFitted().folds == 5
     assert Shrink("clip", 5e-324).bound == 5e-324
     assert DoublyRobust("weighted").shrink is None
     assert [Weighted(d).divergence for d in ("auto", "pooled", "own", "reward-free")]
@@ -93,20 +88,6 @@ def test_an_estimator_says_that_it_needs_cross_propensities(
     with refused(RefusedError) as caught:
         call()
     assert caught.value.code == f"{name}-refused"
-
-
-def test_cross_fitted_says_that_it_needs_cross_propensities() -> None:
-    with refused(RefusedError) as caught:
-        CrossFitted().needs(("a", "b"), crossed=False)
-    assert caught.value.code == "cross-fitted-refused"
-
-
-def test_a_log_that_is_missing_in_a_fold_is_named_with_its_rows() -> None:
-    rows = group({BALANCED_REWARD: [1.0] * 1500, BALANCED_WEIGHT: [1.0] * 1500})
-    full, short = {"a": rows, "b": rows, "c": rows}, {"c": rows}
-    with refused(RefusedError) as caught:
-        CrossFitted(folds=2).estimate_folds([full, short])
-    assert caught.value.code == "too-few-for-folds"
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 0.0]])
@@ -216,16 +197,3 @@ def test_doubly_robust_says_both_that_the_model_guesses_and_that_weights_are_hel
     }
     found = DoublyRobust(shrink=Shrink("clip", 0.5)).estimate({"a": group(rows)})
     assert [f.code for f in found.findings] == ["target-uncovered", "shrunk-weights"]
-
-
-def test_a_chosen_estimate_says_among_how_many_and_keeps_its_findings() -> None:
-    clipped = Term((Factor("balanced_weight", rule="clip", bound=1.5),))
-    rows: dict[Term, Sequence[float]] = {
-        BALANCED_WEIGHT: [1.0, 3.0] * 8,
-        BALANCED_REWARD: [1.0, 3.0] * 8,
-        clipped: [1.0, 1.5] * 8,
-        Term((Factor("balanced_weight", rule="clip", bound=1.5), Factor("reward"))): [2.0] * 16,
-    }
-    found = tuned(Balanced(), "clip", [1.5]).estimate({"a": group(rows)})
-    assert found.value == 2.0
-    check_findings(found.findings, "selected-estimator", "shrunk-weights")

@@ -21,8 +21,8 @@ from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
-from poolwise.evaluation.contrasts import MANY, Candidates, ErrorSource, Spread, united
 from poolwise.evaluation.evaluate import MOST, compare, evaluate
+from poolwise.evaluation.spread import MANY, Candidates, ErrorSource, Spread, united
 from poolwise.log.log import Log
 from poolwise.moments.moments import Moments
 from tests.support.messages import refused
@@ -481,7 +481,7 @@ def clustered(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
         ({"propensities": None}, {}),
         ({"cluster": "user"}, {}),
         ({}, {"interval": "jackknife"}),
-        ({"reward_range": (-100.0, 100.0)}, {"interval": "bernstein"}),
+        ({"reward_range": (-100.0, 100.0)}, {"interval": "smoothed"}),
     ],
     ids=["rows", "own", "clusters", "jackknife", "guaranteed"],
 )

@@ -17,7 +17,7 @@ from tests.support.messages import refused
 from tests.support.periods import daily, daily_log
 
 if TYPE_CHECKING:
-    from poolwise.evaluation.output import Difference
+    from poolwise.evaluation.differences import Difference
 
 SEEDS = 200
 NUMBERS = (2, 5, 10, 30, 50)  # of loggers

@@ -652,7 +652,7 @@ def test_ranges_contain_the_exact_numbers_of_rows() -> None:
 
 
 def test_an_engine_without_slices_gives_no_range() -> None:
-    outlook = Outlook({}, {}, None, 0.1, 0.95, crossed=False)
+    outlook = Outlook({}, {"naive": Naive()}, {}, None, 0.1, 0.95, crossed=False)
     bare = {i: replace(m, slices={}) for i, m in moments_of(LOG).items()}
     estimate = Naive().estimate(bare)
     split = Split([bare])

@@ -56,7 +56,7 @@ def test_the_nested_dictionary_has_the_promised_names(evaluation: Evaluation) ->
     for target in targets:
         assert [e["estimator"] for e in target["estimates"]] == list(PAPER)
         for estimate in target["estimates"]:
-            assert set(estimate) == ESTIMATE | {"shares"}
+            assert set(estimate) == ESTIMATE | {"shares", "recommended", "assumes_fixed"}
             assert set(estimate["shares"]) == {"a", "b"}
             assert estimate["level"] == 0.9
             assert estimate["lower"] < estimate["value"] < estimate["upper"]

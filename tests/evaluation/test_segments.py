@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from sklearn.linear_model import LinearRegression
 from typer.testing import CliRunner
 
 import poolwise as pw
@@ -73,6 +74,17 @@ def rows() -> pa.Table:
 @pytest.fixture(scope="module")
 def segments(rows: pa.Table) -> Segments:
     return by_country(rows)
+
+
+def test_a_reward_model_is_the_same_with_and_without_segments(rows: pa.Table) -> None:
+    """The model of a segment was fitted to the segments before it, as if they were periods."""
+    actions = pc.multiply(rows["p_v1"], 10).cast(pa.int64())
+    log = log_of(rows.append_column("action", actions), action="action")
+    options: dict[str, Any] = {"model": LinearRegression(), "estimators": "doubly-robust"}
+    targets = {"new": pw.Table({5: 0.1, 3: 0.2, 2: 0.7})}
+    plain = pw.evaluate(log, targets, **options)
+    found = pw.evaluate(log, targets, by="country", **options)
+    assert found["new"].estimates == plain["new"].estimates
 
 
 @pytest.mark.parametrize(

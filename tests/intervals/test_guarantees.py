@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -13,16 +13,14 @@ import pytest
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.betting import Bets
-from poolwise.intervals.bounds import WeightSums, empirical_bernstein, euclidean_likelihood
 from poolwise.intervals.guarantees import (
     by_betting,
-    from_moments,
     guarantee_needs,
     payoffs_of,
     refuse_adaptive,
     refuse_outside,
 )
-from poolwise.intervals.smoothed import smoothed_interval, smoothed_needs
+from poolwise.intervals.smoothed import smoothed_needs
 from poolwise.moments.blocks import Blocks, BlockSums, Payoff, Settled
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -31,7 +29,7 @@ from poolwise.moments.terms import (
     WEIGHT,
     WEIGHTED_REWARD,
 )
-from tests.support.messages import check_findings, refused
+from tests.support.messages import refused
 from tests.support.small import group
 from tests.support.toys import toy
 
@@ -40,9 +38,9 @@ if TYPE_CHECKING:
 
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
-    from poolwise.moments.moments import Moments
 
 LEVEL = 0.9
+OWN, POOLED = (WEIGHTED_REWARD, WEIGHT), (BALANCED_REWARD, BALANCED_WEIGHT)
 
 
 def drawn(seed: int = 1) -> Log:
@@ -60,15 +58,6 @@ def interval(log: Log, method: str, sides: str = "two") -> Interval:
     )["target"]
     assert found.intervals["naive"] == found.intervals["balanced"]
     return found.intervals["naive"]
-
-
-def columns(log: Log) -> dict[str, np.typing.NDArray[np.float64]]:
-    table: Any = log.source
-    own = np.array(table["target_prob"]) / np.array(table["propensity"])
-    p = np.column_stack([table["propensity_0"], table["propensity_1"]])
-    balanced = np.array(table["target_prob"]) / (p @ [0.4, 0.6])
-    logger = (np.array(table["logger"]) == "2").astype(np.int64)
-    return {"own": own, "balanced": balanced, "reward": np.array(table["reward"]), "i": logger}
 
 
 @pytest.mark.parametrize("sides", ["lower", "upper"])
@@ -92,30 +81,7 @@ def test_betting_on_shifted_rewards_shifts_where_all_weights_have_mean_one() -> 
     assert 0.0 <= plain.lower < plain.upper <= 1.0
 
 
-def test_bernstein_is_made_of_the_balanced_rows() -> None:
-    log = drawn()
-    c = columns(log)
-    rows = c["balanced"] * c["reward"]
-    expected = empirical_bernstein(
-        rows.mean(), rows.var(ddof=1), len(rows), c["balanced"].max(), LEVEL
-    )
-    found = interval(log, "bernstein")
-    assert found.lower == pytest.approx(expected.lower)
-    assert found.upper == pytest.approx(expected.upper)
-
-
-def test_likelihood_is_made_of_six_sums() -> None:
-    log = drawn()
-    c = columns(log)
-    w, z = c["balanced"], c["balanced"] * c["reward"]
-    sums = WeightSums(len(w), w.sum(), (w**2).sum(), z.sum(), float(w @ z), float(z @ z))
-    expected = euclidean_likelihood(sums, LEVEL, reward_range=(0.0, 1.0))
-    found = interval(log, "likelihood")
-    assert found.lower == pytest.approx(expected.lower)
-    assert found.upper == pytest.approx(expected.upper)
-
-
-@pytest.mark.parametrize("method", ["betting", "bernstein", "likelihood"])
+@pytest.mark.parametrize("method", ["betting", "smoothed"])
 def test_without_a_range_of_rewards_nothing_can_be_guaranteed(method: str) -> None:
     with refused(UsageError):
         interval(replace(drawn(), reward_range=None), method)
@@ -136,72 +102,13 @@ def plain_log(**fields: object) -> Log:
     return cast("Log", SimpleNamespace(**(usual | fields)))
 
 
-ROWS = {"a": ([2.0, 0.5, 1.0], [1.0, 2.0, -1.0]), "b": ([0.5, 1.5], [4.0, 0.0])}
-
-
-def view_of(*, crossed: bool) -> dict[str, Moments]:
-    """Moments of weights and weighted rewards, with their extremes."""
-    terms = (BALANCED_WEIGHT, BALANCED_REWARD) if crossed else (WEIGHT, WEIGHTED_REWARD)
-    view = {}
-    for i, (weight, reward) in ROWS.items():
-        columns = (np.array(weight), np.array(weight) * np.array(reward))
-        moments = group(dict(zip(terms, map(np.ndarray.tolist, columns), strict=True)))
-        largest = np.array([columns[terms.index(t)].max() for t in moments.terms])
-        view[i] = replace(moments, largest=largest)
-    return view
-
-
-@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
-@pytest.mark.parametrize("crossed", [True, False])
-def test_bernstein_and_likelihood_take_the_sums_of_the_rows(
-    sides: Sides, *, crossed: bool
-) -> None:
-    log, view = plain_log(crossed=crossed), view_of(crossed=crossed)
-    w, r = (np.concatenate([ROWS[i][k] for i in ROWS]) for k in (0, 1))
-    interval, findings = from_moments("bernstein", view, log, 0.9, sides)
-    # the largest weight is 2, and the rewards have a range of 5
-    expected = empirical_bernstein((w * r).mean(), (w * r).var(ddof=1), 5, 10.0, 0.9, sides)
-    assert (interval.lower, interval.upper) == pytest.approx((expected.lower, expected.upper))
-    assert interval.level == 0.9
-    check_findings(findings, "largest-weight-seen")
-    six = (5, w.sum(), (w**2).sum(), (w * r).sum(), (w**2 * r).sum(), ((w * r) ** 2).sum())
-    interval, findings = from_moments("likelihood", view, log, 0.9, sides)
-    expected = euclidean_likelihood(WeightSums(*six), 0.9, reward_range=(-1, 4), sides=sides)
-    assert (interval.lower, interval.upper) == pytest.approx((expected.lower, expected.upper))
-    assert (interval.level, findings) == (0.9, ())
-
-
-@pytest.mark.parametrize("crossed", [True, False])
-def test_smoothing_takes_the_weights_of_the_log(*, crossed: bool) -> None:
-    needs = guarantee_needs(plain_log(), "smoothed", crossed=crossed)
-    assert needs.means == smoothed_needs((-1.0, 4.0), crossed=crossed).means
-    view = {"a": group({t: [4 + k / 8, 4 + k / 4] * 3 for k, t in enumerate(needs.means)})}
-    log = plain_log(crossed=crossed)
-    interval = smoothed_interval(view, (-1.0, 4.0), 0.9, "lower", crossed=crossed)
-    assert from_moments("smoothed", view, log, 0.9, "lower") == (interval, ())
-    assert interval.lower > -1.0
-
-
-@pytest.mark.parametrize(
-    ("limits", "width"), [((1.0, 4.0), 8.0), ((-3.0, -1.0), 6.0), ((-1.0, 4.0), 10.0)]
-)
-def test_weighted_rewards_are_as_wide_as_the_range_with_0(
-    limits: tuple[float, float], width: float
-) -> None:
-    view = view_of(crossed=True)
-    interval, _ = from_moments("bernstein", view, plain_log(reward_range=limits), 0.9, "two")
-    together = view["a"] + view["b"]
-    mean, variance = together.mean(BALANCED_REWARD), together.var(BALANCED_REWARD)
-    assert interval.upper == empirical_bernstein(mean, variance, 5, width, 0.9).upper
-
-
 @pytest.mark.parametrize(
     ("method", "period", "trained", "crossed", "forbidden"),
     [
-        ("likelihood", None, (), True, False),
-        ("likelihood", "day", (), False, True),
-        ("likelihood", None, ("b",), True, True),
-        ("likelihood", None, ("b",), False, False),  # own weights do not pool loggers
+        ("smoothed", None, (), True, False),
+        ("smoothed", "day", (), False, True),
+        ("smoothed", None, ("b",), True, True),
+        ("smoothed", None, ("b",), False, False),  # own weights do not pool loggers
         ("betting", "day", ("b",), True, False),
     ],
 )
@@ -289,21 +196,21 @@ def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
     assert positive == (Payoff("t", 0.0, 1.0, 5.0), Payoff("t", 5.0, -1.0, 5.0))
 
 
-def test_guarantees_need_the_range_and_one_pair_of_terms() -> None:
+def test_guarantees_need_the_range() -> None:
     log, without = plain_log(), plain_log(reward_range=None)
-    needs = {
-        crossed: guarantee_needs(log, "likelihood", crossed=crossed)
-        for crossed in (False, True)
-    }
-    assert needs[False].groups == ((WEIGHTED_REWARD, WEIGHT),)
-    assert needs[True].groups == ((BALANCED_REWARD, BALANCED_WEIGHT),)
-    for crossed in (False, True):
+    for crossed, pair in ((False, OWN), (True, POOLED)):
+        betting = guarantee_needs(log, "betting", crossed=crossed)
+        assert betting.groups == (pair,)
         smoothed = guarantee_needs(log, "smoothed", crossed=crossed)
-        assert smoothed.groups == needs[crossed].groups
+        assert smoothed == betting | smoothed_needs((-1.0, 4.0), crossed=crossed)
         assert len(smoothed.means) == 20  # gains and losses, of ten scales
     with refused(UsageError):
         guarantee_needs(without, "smoothed", crossed=True)
     with refused(UsageError):
-        from_moments("likelihood", view_of(crossed=True), without, 0.9, "two")
-    with refused(UsageError):
         by_betting(Rows(), ["t", "u"], without, 0.9, "two")
+
+
+@pytest.mark.parametrize("method", ["bernstein", "likelihood", "normal"])
+def test_other_intervals_are_refused_with_those_that_exist(method: str) -> None:
+    with refused(UsageError):
+        interval(drawn(), method)

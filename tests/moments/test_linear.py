@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from poolwise.estimators import WITH_MODEL
 from poolwise.estimators.calibrated import SelfNormalised
-from poolwise.estimators.crossfit import CrossFitted
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.model import DoublyRobust
-from poolwise.estimators.shrink import Shrink, tuned
+from poolwise.estimators.shrink import Shrink
 from poolwise.moments.estimate import value_of
 from poolwise.moments.linear import Deviation, Fit, Linear, Score, added_freedom, deviation
 from poolwise.moments.moments import Moments
@@ -224,7 +223,7 @@ WEIGHTED: dict[str, Estimator] = {
     "weighted-reward-free": Weighted("reward-free"),
     "doubly-robust-weighted": DoublyRobust("weighted"),
 }
-ESTIMATORS = {**SIMPLE, **WEIGHTED, "weighted-own": Weighted("own"), "tuned": tuned(Balanced())}
+ESTIMATORS = {**SIMPLE, **WEIGHTED, "weighted-own": Weighted("own")}
 # no logger of T3 covers the target, which weighted requires
 CASES = [(p, name) for p in TOYS for name in ESTIMATORS if p != "T3" or name not in WEIGHTED]
 
@@ -261,20 +260,6 @@ def test_the_combination_of_a_simple_estimator_has_its_variance(
     estimate = ESTIMATORS[name].estimate(moments)
     expected = (estimate.variance, estimate.freedom)
     assert estimate.linear.variance(moments) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_combination_of_cross_fitted_folds_has_their_value() -> None:
-    rng = np.random.default_rng(3)
-    terms = (BALANCED_REWARD, BALANCED_WEIGHT, ratio("a"))
-    buckets = [
-        {i: group({t: rng.uniform(0, 2, 40).tolist() for t in terms}) for i in "ab"}
-        for _ in range(10)
-    ]
-    estimator = CrossFitted()
-    estimate = estimator.estimate_folds(buckets)
-    whole = {i: sum((b[i] for b in buckets[1:]), buckets[0][i]) for i in "ab"}
-    assert estimate.linear.value(whole) == pytest.approx(estimate.value, rel=1e-12)
-    assert estimate.value != pytest.approx(estimator.estimate(whole).value, rel=1e-9)
 
 
 def test_a_logger_without_terms_adds_nothing_to_a_bucket() -> None:

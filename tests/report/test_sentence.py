@@ -37,7 +37,10 @@ def estimate(value: float, error: float = 0.1, name: str = "calibrated") -> dict
 def result(*estimates: dict[str, Any], name: str = "new", **more: object) -> dict[str, Any]:
     shares = {"a": 0.06, "b": 0.94}
     loggers = [{"logger": i, "best_share": s} for i, s in shares.items()]
-    return {"target": name, "estimates": list(estimates), "loggers": loggers, **more}
+    names = [e["estimator"] for e in estimates]
+    best = names.index("calibrated") if "calibrated" in names else 0
+    marked = [{**e, "recommended": k == best} for k, e in enumerate(estimates)]
+    return {"target": name, "estimates": marked, "loggers": loggers, **more}
 
 
 def evaluation(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -301,7 +301,7 @@ def test_a_file_nobody_may_read(run: Run, tmp_path: Path) -> None:
         ["--reward-range", "0,inf"],
         ["--cluster", "nobody"],
         ["--target", "=t"],
-        ["--reward-range", "-1e308,1e308", "--interval", "likelihood"],
+        ["--reward-range", "-1e308,1e308", "--interval", "betting"],
         ["--trained-on", "zzz=a"],
         ["--html", "/dev/null/x.html"],
     ],
