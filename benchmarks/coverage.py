@@ -4,9 +4,9 @@ Each cell draws logs of one problem and counts how often an interval covers the 
 Rows are drawn as arrays (`benchmarks.draws`) and go through the package's own estimators,
 intervals and comparisons.
 
-Run: python -m benchmarks.coverage [logs per cell, 4000]
+Run: python -m benchmarks.coverage [logs per cell, 4000] [GROUP ...]
 Prints the cells, writes docs/figures/coverage.csv, coverage.svg and the table of
-docs/which-estimator.md.  Easy problems have four times as many logs, for a standard error
+docs/which-estimator.md; with groups, such as "paired", it replaces the lines of these only.  Easy problems have four times as many logs, for a standard error
 below 0.002; logs with twenty targets are a quarter.
 """
 
@@ -314,15 +314,24 @@ def _work(job: tuple[Cell, int]) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Measure all cells, print and write them."""
+    """Measure the cells, print and write them."""
     logs = int(sys.argv[1]) if len(sys.argv) > 1 else LOGS
-    lines: list[dict[str, object]] = []
+    groups = sys.argv[2:] or [cell.group for cell in CELLS]
+    cells = [cell for cell in CELLS if cell.group in groups]
+    lines = [row for row in kept() if row["group"] not in groups]
     with ProcessPoolExecutor(2) as pool:
-        for found in pool.map(_work, [(cell, logs_of(cell, logs)) for cell in CELLS]):
+        for found in pool.map(_work, [(cell, logs_of(cell, logs)) for cell in cells]):
             for row in found:
                 print("  ".join(f"{value!s:>10}" for value in row.values()), flush=True)
             lines += found
-    write(lines)
+    order = [cell.group for cell in CELLS]
+    write(sorted(lines, key=lambda row: order.index(str(row["group"]))))
+
+
+def kept() -> list[dict[str, object]]:
+    """Read the lines of an earlier run."""
+    with (FIGURES / "coverage.csv").open(newline="", encoding="utf-8") as file:
+        return [dict(row) for row in csv.DictReader(file)]
 
 
 if __name__ == "__main__":
