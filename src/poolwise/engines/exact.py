@@ -77,9 +77,9 @@ class FiniteProblem:
         reward_variance: Variance of the reward given context and action, shape (X, Y).
         predicted_reward: Prediction of a reward model for each context and action, shape
             (X, Y); None without a model.
-        periods: Rows that each logger writes in each period, which add up to `counts`; empty
-            without periods.  With them, moments are those of a logger in a period, as
-            estimators of periods read them.
+        periods: Rows that each logger writes in each period, which add up to `counts`;
+            empty without periods. With periods, there are moments for each logger in each
+            period, as estimators of periods need them.
 
     Examples:
         >>> from poolwise.estimators.ips import Balanced
@@ -283,9 +283,9 @@ class FiniteProblem:
         """Draw one log, with all cross-propensities and the target's probability.
 
         With a reward model the log has the columns ``predicted_reward`` and
-        ``predicted_value``, with periods the column ``period``.  Rewards are Bernoulli where
-        the variance is that of a Bernoulli variable, and otherwise one standard deviation
-        below or above the mean, at even odds.
+        ``predicted_value``, with periods the column ``period``. Rewards are Bernoulli if
+        they have the variance of a Bernoulli variable; otherwise they are one standard
+        deviation below or above the mean, with equal probability.
         """
         import pyarrow as pa
 

@@ -72,15 +72,15 @@ PARTITION_ROWS = 2**33  # more than a partition has: numbers its rows after the 
 class Spark:
     """Evaluates files, tables and DataFrames on a cluster.
 
-    A session that is passed, or that is running, is left as it is: settings that change
-    results, such as its time zone, are restored. One that had to be started is stopped when
-    the log is closed.
+    poolwise leaves a session that you pass, or that is running, as it was: it restores
+    settings that change results, such as the time zone. If poolwise had to start a session,
+    it stops the session when it closes the log.
 
     Attributes:
-        session: Your session, classic or of Spark Connect; by default the one that is running,
-            or a new one.
+        session: Your session, classic or of Spark Connect; by default the running session,
+            or a new session.
         master: Address of a new session, such as "spark://host:7077", "local[4]" or, of a
-            Spark Connect server, "sc://host:15002"; empty for the one that Spark is
+            Spark Connect server, "sc://host:15002"; empty for the address that Spark is
             configured for.
         task_rows: Fewest rows that a task reads, where tasks read files.
     """

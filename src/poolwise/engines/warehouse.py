@@ -342,9 +342,9 @@ def _values(rows: Sequence[Any]) -> list[Sequence[Any]]:
 class Warehouse:
     """Evaluates a table in its database, over a DB-API or ADBC connection.
 
-    ``Log(table="logs", connection=connection, ...)`` names both.  The connection is neither
-    closed nor left in a transaction, and its time zone is restored.  PostgreSQL reads in a
-    transaction that cannot write.
+    ``Log(table="logs", connection=connection, ...)`` names both. poolwise neither closes
+    the connection nor leaves it in a new transaction, and restores its time zone. It reads
+    PostgreSQL in a transaction that cannot write.
 
     Attributes:
         dialect: The SQL dialect, such as "postgres" or "bigquery"; empty means that the

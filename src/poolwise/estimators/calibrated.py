@@ -60,9 +60,10 @@ class SelfNormalised(Estimator):
 
     $$\hat U = \sum w \delta \Big/ \sum w$$
 
-    Adding a constant to the rewards adds it to the estimate, which lies between the
-    smallest and the largest reward; the bias is $O(1/n)$.  Requires *strict* support: it is
-    inconsistent if the target plays actions that no logger plays, even unrewarded ones.
+    If a constant is added to all rewards, the estimate grows by the same constant. It lies
+    between the smallest and the largest reward; the bias is $O(1/n)$. The estimator
+    requires *strict* support: it is inconsistent if the target plays actions that no logger
+    plays, even unrewarded actions.
     """
 
     weights: Literal["balanced", "own"] = "balanced"
@@ -110,12 +111,12 @@ class Calibrated(Estimator):
     $$\hat U = \frac1n \sum_{rows} \Big( w \delta - \sum_k b_k
       \big(\tfrac{\pi_k}{\pi_{avg}} - 1\big) - b_0 (w - 1) \Big)$$
 
-    with $w$ the balanced weight and $b$ by least squares over all rows.  Its asymptotic
-    variance is at most that of naive, balanced, weighted and any single log, and adding a log
-    never raises it.  With a reward model, the column "dr" is
-    $w \hat q - \sum_y \bar\pi \hat q$, and the variance is at most that of doubly robust.  The
-    columns "target" and "dr" require strict support; they are left out, with a finding, if
-    the mean weight is significantly below 1.
+    where $w$ is the balanced weight, and $b$ comes from least squares over all rows. The
+    asymptotic variance is never larger than the variance of naive, balanced, weighted or
+    any single log, and another log never raises it. With a reward model, the column "dr" is
+    $w \hat q - \sum_y \bar\pi \hat q$, and the variance is never larger than the variance
+    of doubly robust. The columns "target" and "dr" require strict support; if the mean
+    weight is significantly below 1, the estimator leaves them out and reports a finding.
 
     Attributes:
         columns: Columns to use.

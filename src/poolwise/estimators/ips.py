@@ -59,7 +59,8 @@ class Naive(Estimator):
 
     $$\hat U = \frac1n \sum_i \sum_j \delta_{ij} \frac{\bar\pi(y_{ij}|x_{ij})}{p_{ij}}$$
 
-    Unbiased only if every logger supports the target; adding a log can raise the variance.
+    It is unbiased only if every logger supports the target; another log can raise the
+    variance.
     """
 
     @property
@@ -93,8 +94,8 @@ class Balanced(Estimator):
       \frac{\bar\pi(y_{ij}|x_{ij})}{\pi_{avg}(y_{ij}|x_{ij})},
       \qquad \pi_{avg} = \sum_i \frac{n_i}{n} \pi_i$$
 
-    Unbiased if the mixture supports the target, with a variance never above that of
-    `Naive`.  Requires the probability of every row under every logger.
+    It is unbiased if the mixture supports the target, and its variance is never larger than
+    the variance of `Naive`. It requires the probability of every row under every logger.
 
     Attributes:
         shrink: Rule that shrinks the weights: less variance, more bias.
@@ -137,15 +138,15 @@ class Weighted(Estimator):
 
     - "pooled" estimates it from the rows of all loggers, the default if there are
       cross-propensities;
-    - "own" is the paper's plug-in from the logger's own rows, biased down and unreliable
-      with heavy weights;
+    - "own" estimates it from the logger's own rows, as in the paper; the estimate is biased
+      down, and unreliable with heavy weights;
     - "known" takes the numbers in `known`;
-    - "reward-free" replaces it by $E_i[w_i^2]$, from the rows of all loggers.  These shares
+    - "reward-free" replaces it by $E_i[w_i^2]$, from the rows of all loggers. These shares
       do not depend on rewards, so they stay valid if a logger was trained on these logs
-      (Zhan et al., 2021), with a variance higher by a few percent; the variance is computed
-      from pooled divergences.
+      (Zhan et al., 2021), but the variance is a few percent higher. The variance is
+      computed from pooled divergences.
 
-    "auto" without cross-propensities falls back on the shares of `Naive`, with a finding.
+    Without cross-propensities, "auto" uses the shares of `Naive` and reports a finding.
 
     Examples:
         >>> Weighted(divergence="known", known={"a": 252.81, "b": 4.2711}).name

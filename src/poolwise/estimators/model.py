@@ -88,10 +88,10 @@ class DoublyRobust(Estimator):
     $$\hat U = \frac1n \sum_{rows} \Big( \sum_y \bar\pi(y|x) \hat q(x, y)
       + w (\delta - \hat q(x, y)) \Big)$$
 
-    Unbiased for every model that was not trained on the row it predicts, if the loggers
-    together can play all actions of the target, rewarded or not.  "balanced" divides by the
-    mixture and is efficient; "naive" divides by the row's own logger; "weighted" also
-    combines the logs with the shares that minimise the variance.
+    It is unbiased for every model that was not trained on the row that it predicts, if the
+    loggers together can play all actions of the target, rewarded or not. "balanced" divides
+    by the mixture and is efficient; "naive" divides by the row's own logger; "weighted"
+    also combines the logs with the shares that minimise the variance.
 
     Attributes:
         weights: Weight of the residuals.

@@ -50,16 +50,17 @@ class PeriodBalanced(Estimator):
       \pi_d = \sum_i \frac{n_{di}}{n_d} \pi_i, \qquad g_d = \frac{n_d}{\sqrt{v_d}}$$
 
     with $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ from the rows of all periods, and $b_d$ the
-    self-normalised mean reward of all earlier periods, 0 in the first.  Valid if policies
-    that are live in a period are fixed before it, however they depend on earlier periods.
-    Where the probabilities of a row are known only for policies of its own period, $v_d$
-    cannot be estimated without the weights that it combines, and $g_d = n_d$.
+    self-normalised mean reward of all earlier periods, 0 in the first. The estimate is
+    valid if the policies of a period are fixed before the period begins; they may depend on
+    earlier periods in any way. If the probabilities of a row are known only for the
+    policies of its own period, $v_d$ could only be estimated from the weights that it
+    combines, so $g_d = n_d$.
 
     Attributes:
         across: "stable" is the above; "minimum" is $g_d = n_d / v_d$, better where concurrent
             control traffic keeps the $v_d$ comparable.
-        centred: Whether rewards are centred at $b_d$.  Given the past the weights average
-            to 1, so that any $b_d$ from earlier periods leaves the expectation as it is.
+        centred: Whether rewards are centred at $b_d$. Given the past, the weights average
+            to 1, so a $b_d$ from earlier periods does not change the expectation.
 
     Examples:
         >>> PeriodBalanced().name, PeriodBalanced("minimum").name
@@ -159,8 +160,8 @@ class PeriodDoublyRobust(PeriodBalanced):
       \bar\pi(y|x_j) \hat q_{d-1}(x_j, y) + \frac{\bar\pi(y_j|x_j)}{\pi_d(y_j|x_j)}
       \big(\delta_j - \hat q_{d-1}(x_j, y_j)\big) \Big)$$
 
-    The model of a period is fitted to the rows of earlier periods only; that of the first
-    period predicts 0.  It takes the place of the centre.
+    The model of a period is fitted to the rows of earlier periods only; the model of the
+    first period predicts 0. The model replaces the centre.
     """
 
     centred: bool = field(default=False, init=False)

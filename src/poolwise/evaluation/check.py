@@ -118,8 +118,8 @@ def score_log(
 ) -> ScoredLog:
     """Write a Parquet file with the log's columns and one column per Python policy.
 
-    Columns of loggers are named ``p_`` and the label, those of targets ``t_`` and the name.
-    An error leaves no file behind.
+    The column of a logger is named ``p_`` and its label, the column of a target ``t_`` and
+    its name. An error leaves no file behind.
 
     Args:
         log: The rows; `propensities` may be policies.

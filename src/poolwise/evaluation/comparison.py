@@ -76,16 +76,16 @@ class Comparison(Reported):
 
     Attributes:
         ranking: Targets, the highest estimate first.
-        differences: Each target less the baseline; empty without one.
-        pairs: Each target less each one ranked below it.
-        baseline: Name of the baseline; empty without one.
+        differences: Each target minus the baseline; empty without a baseline.
+        pairs: Each target minus each target ranked below it.
+        baseline: Name of the baseline, or empty.
         estimator: Name of the estimator.
         level: Simultaneous level of the intervals.
         rows: Usable rows of each logger.
         findings: Findings of the log and of every target.
         doubted: Alarms of targets whose probabilities cannot be right, by target.
         evaluation: The estimates and findings of each target, for the report.
-        rows_per_request: Rows of a request; None if values are those of rows.
+        rows_per_request: Rows per request of a ranking log; None if values are per row.
     """
 
     kind = "comparison"
@@ -105,7 +105,7 @@ class Comparison(Reported):
         return {r.target: r for r in self.ranking}[target]
 
     def difference(self, target: str, other: str = "") -> Difference:
-        """Return one target less another, or less the baseline."""
+        """Return the difference of one target from another, or from the baseline."""
         by_names = {(d.target, d.other): d for d in (*self.pairs, *self.differences)}
         return by_names[target, other or self.baseline]
 
@@ -119,7 +119,7 @@ class Comparison(Reported):
         Args:
             verdict: "better": the interval of the difference is above `margin`;
                 "not-worse": it is above -`margin`.
-            target: Target that the requirement holds for; by default each but the baseline.
+            target: Target that must meet the requirement; by default all but the baseline.
             margin: Smallest difference that matters, 0 or more.
         """
         pairs = [d for d in self.differences if target in {None, d.target}]

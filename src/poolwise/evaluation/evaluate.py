@@ -57,11 +57,11 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
 
     Args:
         log: The rows and what their columns mean.
-        targets: Probability of the logged action under each new policy, by name: a
-            column, a SQL expression or a `Policy`. A single one is called "target".
-        estimators: Names or objects. By default calibrated and the estimators it is compared
-            with; one that the log cannot serve becomes a finding. An estimator named here
-            that the log cannot serve is an error.
+        targets: Probability of the logged action under each new policy, by name: a column,
+            a SQL expression or a `Policy`. A single policy gets the name "target".
+        estimators: Names or objects. By default calibrated and the estimators that it is
+            compared with; a finding names those that the log does not support. If you name
+            an estimator that the log does not support, it is an error.
         level: Level of the intervals.
         interval: "auto" is "skew", which allows for few effective rows, rare and heavy
             rewards, and clusters if the log names a `cluster`. "student" is symmetric
@@ -78,8 +78,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             scikit-learn regressor or classifier, a `RewardModel`, or a `GivenModel`.
         baseline: Label of a logger, or name of a target, that the headline compares with. By
             default the logger with the most rows.
-        by: Column or SQL expression of segments, such as a country: the same question for
-            each, with intervals that hold together, in one more pass over the rows.
+        by: Column or SQL expression of segments, such as a country: one answer for each
+            segment, with simultaneous intervals, in one more pass over the rows.
     """
 
     def ask(log: Log) -> Evaluation:
@@ -102,21 +102,21 @@ def compare(
     engine: EngineLike = None,
     model: ModelLike | None = None,
 ) -> Comparison:
-    """Rank targets, and say which differences between them are real.
+    """Rank targets, and report which differences between them are significant.
 
-    Intervals of the estimates cover all targets together, and those of the differences cover
-    all pairs together, those with the baseline among them.  Every finding of `evaluate`
-    appears here as well; a target whose probabilities cannot be right is neither better nor
-    worse than another.
+    The intervals of the estimates hold simultaneously for all targets. The intervals of the
+    differences hold simultaneously for all pairs, including pairs with the baseline. Every
+    finding of `evaluate` appears here as well; a target whose probabilities cannot be right
+    is neither better nor worse than another.
 
     Args:
         log: The rows and what their columns mean.
         targets: Probability of the logged action under each new policy, by name.
         baseline: Name of a target, or label of a logger, whose policy then joins the
             targets. Without one, targets are compared with each other only.
-        estimator: Name of an estimator, or an estimator; by default calibrated, or that of
-            periods if the log has a `period`.
-        level: Level of the intervals of all targets, and of those of all pairs.
+        estimator: Name of an estimator, or an estimator; by default calibrated, or an
+            estimator of periods if the log has a `period`.
+        level: Simultaneous level of the intervals of all targets, and of all pairs.
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
     """

@@ -61,21 +61,24 @@ def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
     level: float = 0.95,
     engine: EngineLike = None,
 ) -> Plan:
-    """Return how many rows bring an interval to a half-width, or show a lift.
+    """Return how many rows reach a half-width of the interval, or show a lift.
 
-    For a half-width, for each estimator: with new rows from the loggers as now, from one
-    logger alone, or in the best split over the loggers.  For a lift: rows of the loggers as
-    now, so that the interval of the difference from the baseline excludes 0.
+    For a half-width, the plan has a number for each estimator and each source of new rows:
+    the loggers mixed as now, one logger alone, or the best split over the loggers. For a
+    lift, it has the number of rows, of loggers mixed as now, with which the interval of the
+    difference from the baseline excludes 0.
 
     Args:
         log: The rows and what their columns mean.
-        target: Probability of the logged action under the new policy, or one such by name.
+        target: Probability of the logged action under the new policy, or a mapping of one
+            name to it.
         half_width: Wanted distance from the estimate to either end of its interval.
         lift: True difference from the baseline that the rows must show.
         power: Probability of showing it.
-        baseline: Label of the logger to compare with; by default the one with the most rows.
-        estimators: Names among calibrated, balanced, weighted and naive, and period-balanced
-            if the log has a `period`; by default all that the log can serve.
+        baseline: Label of the logger to compare with; by default the logger with the most
+            rows.
+        estimators: Names among calibrated, balanced, weighted and naive, and
+            period-balanced if the log has a `period`; by default all that the log supports.
         level: Level of the interval.
         engine: As for `evaluate`.
     """
@@ -262,7 +265,7 @@ class Plan(Result):
         assumptions: Assumptions of the plan, as sentences.
         findings: Findings of the log and of the target.
         detection: Rows that show a lift; None without one.
-        rows_per_request: Rows of a request; None if values are those of rows.
+        rows_per_request: Rows per request of a ranking log; None if values are per row.
     """
 
     kind = "plan"
@@ -282,7 +285,7 @@ class Plan(Result):
         return {(o.estimator, o.source): o for o in self.options}[estimator, source]
 
     def half_width_now(self, estimator: str) -> float:
-        """Return the present half-width; infinite where rows show no spread."""
+        """Return the present half-width; infinite if the rows have no variance."""
         estimate = self.estimates[estimator]
         if not 0 < estimate.variance < math.inf:
             return math.inf

@@ -90,13 +90,14 @@ class Evaluation(Reported):
         findings: Findings about the log as a whole.
         truth: True values, where they are known.
         baseline: Label of the logger, or name of the target, that the headline compares with.
-        baseline_reason: Reason for it, "largest logger" for example; empty if it was named.
-        differences: Each target less the baseline, with simultaneous intervals.
+        baseline_reason: Reason for this baseline, such as "largest logger"; empty if you
+            named it.
+        differences: Each target minus the baseline, with simultaneous intervals.
         fingerprint: Hash of the rows, independent of the engine and of their order.
-        pairs: Moments for the comparison; None for one target, for more than 30, and where
-            the engine would have to read more for it.
+        pairs: Moments for the comparison; None for one target, for more than 30 targets,
+            and if the engine would have to read more.
         segments: Results by segment; None without `by`.
-        rows_per_request: Rows of a request; None if values are those of rows.
+        rows_per_request: Rows per request of a ranking log; None if values are per row.
     """
 
     kind = "evaluation"
@@ -135,7 +136,7 @@ class Evaluation(Reported):
         return answer(self._uncompared())
 
     def rows_to_detect(self, target: str, lift: float, *, power: float = 0.8) -> float:
-        r"""Return the rows, of loggers mixed as now, that show a lift over the baseline.
+        r"""Return how many rows, of loggers mixed as now, show a lift over the baseline.
 
         $$n \left(\frac{(z_{(1 + level) / 2} + z_{power}) \, s}{lift}\right)^2$$
 
@@ -159,7 +160,7 @@ class Evaluation(Reported):
 
     @property
     def warnings(self) -> list[Row]:
-        """All findings, most serious first, those of the log before those of targets."""
+        """All findings, most serious first, the log's before the targets'."""
         findings, several = [*self.findings], len(self.targets) > 1
         findings += self.segments.findings if self.segments else ()
         for name, result in self.targets.items():
@@ -168,7 +169,7 @@ class Evaluation(Reported):
 
     @property
     def target_findings(self) -> list[Finding]:
-        """Findings of all targets; one that every target has appears once."""
+        """Findings of all targets; a finding that all targets share appears once."""
         results = self.targets.values()
         shared = set.intersection(*(set(result.findings) for result in results))
         own = [

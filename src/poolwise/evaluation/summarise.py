@@ -56,11 +56,11 @@ def summarise(
         log: The rows and their roles: the whole log, or one part (a day, a shard).
         targets: As for `evaluate`.
         counts: Rows of each logger in *all* parts together, which fix the mixture. By
-            default the rows of this log do, and only terms without the mixture can be added
-            to those of other parts.
+            default, the rows of this log fix the mixture, and only terms without the
+            mixture can be added to other parts.
         also: Estimators besides the default ones.
         interval: "smoothed" adds the sums of that interval for the log's `reward_range`;
-            those of the other intervals are saved in any case.
+            the sums of the other intervals are always saved.
         engine: The engine that reads the rows, as for `evaluate`.
     """
     if log.estimate_mixture:
@@ -157,13 +157,13 @@ def from_result(
     also: Sequence[Estimator] = (),
     interval: IntervalMethod = "auto",
 ) -> Summary:
-    """Read the exported answer of the query that `poolwise sql` printed.
+    """Read the exported result of the query that `poolwise sql` printed.
 
-    A database adds no checksum to it, as `Summary.save` does: a number that was damaged on the
-    way is noticed only if no rows can have it.
+    Unlike the file of `Summary.save`, the result has no checksum: poolwise detects a
+    damaged number only if no rows could have produced it.
 
     Args:
-        path: The answer, as Parquet, CSV or JSON.
+        path: The result, as Parquet, CSV or JSON.
         log: The log as passed to `poolwise sql`; only its roles are read.
         targets: The targets passed to `poolwise sql`.
         also: Estimators besides the default ones that the query was printed for.

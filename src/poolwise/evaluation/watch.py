@@ -67,8 +67,8 @@ class Watched(Result):
 
     Attributes:
         target: Name of the target.
-        other: Policy that it is compared with, or empty.
-        level: Probability with which all bounds hold, at all block ends together.
+        other: Policy that the target is compared with, or empty.
+        level: Probability that all bounds hold, at all block ends simultaneously.
         blocks: All blocks, with the bounds at their ends.
         claims: Claims, each with the answer.
         findings: Findings about the rows that were added last, and about the order of blocks.
@@ -184,20 +184,21 @@ def watch(
     """Add rows to a state; return bounds that hold however often one looks.
 
     Args:
-        state: File of the state, ending in ``.npz``. It is created with the first rows, and
-            replaced as a whole after later ones.
-        log: Rows to add, with `reward_range`. Each of its periods is a block, or all rows are
-            one if it names no `period`. Policies may have learned from earlier blocks. Without
-            a log the state is only looked at.
-        target: Probability of the logged action under the new policy; a mapping of one name to
-            it, or of two names if `better_than` is one of them.
+        state: File of the state, ending in ``.npz``. `watch` creates it with the first
+            rows, and replaces the whole file when it adds rows.
+        log: Rows to add, with `reward_range`. Each of its periods is a block; without a
+            `period`, all rows are one block. Policies may have learned from earlier blocks.
+            Without a log, `watch` returns the bounds of the state.
+        target: Probability of the logged action under the new policy, or a mapping of its
+            name to it. The mapping has two names if `better_than` is one of them.
         above: Claim that the value is above this number.
-        better_than: Claim that the value is above that of a logger, or of the other target.
-            Part of the question: it is the same for all rows of a state.
-        level: Probability with which all bounds of the value hold, at all block ends
-            together; likewise those of the difference.
-        planned: Rows that will be added in all, if known: bets are sized for them. By default
-            bets are sized for several numbers.
+        better_than: Logger, or other target; the claim is that the target's value is above
+            its value. It is part of the question, so it must be the same whenever rows are
+            added.
+        level: Probability that all bounds of the value hold, at all block ends
+            simultaneously; the same for all bounds of the difference.
+        planned: Total number of rows that will be added, if known, to size the bets. By
+            default, bets are sized for several numbers.
         engine: As for `evaluate`.
     """
     path = Path(state)

@@ -56,10 +56,11 @@ def from_obp(
 ) -> Log:
     """Turn the `bandit_feedback` of Open Bandit Pipeline into a log.
 
-    Loggers are labelled by `stratum_idx`; without it there is one, "log".  Their
-    cross-propensities come from `behavior`; or, with two loggers, from `pscore_avg`, since
-    the mixture and one of two parts give the other.  With more, `pscore_avg` becomes the
-    log's `mixture`; without it only own propensities are known, and balanced is rejected.
+    `stratum_idx` labels the loggers; without it there is one logger, "log". The
+    cross-propensities come from `behavior` or, with two loggers, from `pscore_avg`, since
+    the mixture and the probability under one logger determine the other. With more loggers,
+    `pscore_avg` becomes the log's `mixture`; without it, only own propensities are known,
+    and balanced is rejected.
 
     Args:
         bandit_feedback: The dictionary, of one logger or several.
@@ -272,9 +273,9 @@ def from_obd(
 ) -> Log:
     """Read the Open Bandit Dataset, as published, into a log.
 
-    Loggers have the names of their folders: ``random``, ``bts``.  Only own propensities are
-    known; those of ``random`` are the same for every item, so that `estimate_mixture`
-    estimates only those of the other logger.
+    Loggers have the names of their folders: ``random``, ``bts``. Only own propensities are
+    known. But ``random`` plays every item with the same probability, so `estimate_mixture`
+    estimates only the probabilities of the other logger.
 
     Args:
         path: The folder that holds ``random`` and ``bts``, or one CSV file within it.

@@ -59,24 +59,26 @@ def ranking_log(  # noqa: PLR0913 - roles are keyword-only, most with a default
 ) -> RankingLog:
     """Read a table with one row per request and position as a log of rankings.
 
-    The value of a target is that of a request: the sum over its positions.  A mixture of
-    loggers has products over positions, with shares of requests.  Each evaluation reads Parquet
-    files and queries again (call this again when they have changed); others stay in memory.
-    Other columns are kept, for `by` of an evaluation.
+    The value of a target is the expected reward of a request, the sum over its positions.
+    The mixture of the loggers consists of products over positions, in proportion to the
+    loggers' requests. Each evaluation reads Parquet files and queries again (if they
+    change, call `ranking_log` again); other sources stay in memory. The log keeps the other
+    columns, for `by` of an evaluation.
 
     Args:
         source: Rows, as for `Log`; requests must be complete.
         targets: Probability of the logged item at its position under each new policy, by
-            name: a column or a SQL expression. A single one gets the name "target".
+            name: a column or a SQL expression. A single target gets the name "target".
         request: Column or SQL expression of the request; unique over all loggers.
         position: Position in the list: 1, 2, 3, ... or 0, 1, 2, ..., without a gap.
         reward: Reward of the position.
         logger: The policy that wrote the row, as for `Log`.
         propensity: Probability of the logged item at its position, under its own logger.
         propensities: The same under every logger, by label, or a pattern, as for `Log`.
-        model: Items that a reward may depend on: those up to its position ("cascade"), only
-            the one at its position ("independent", which needs marginal probabilities), or
-            the "whole" list. The other two models need probabilities given the items above.
+        model: Items that a reward may depend on: the items up to its position ("cascade"),
+            only the item at its position ("independent"), or the "whole" list.
+            "independent" needs marginal probabilities, the other two models need
+            probabilities given the items above.
         cluster: Column that groups dependent requests, such as a user; by default the request.
         trained_on: Policies that were trained on logs of others, as for `Log`.
         log_probabilities: All probabilities are natural logarithms.

@@ -136,11 +136,11 @@ def from_dsjson(
 
     The log has the columns logger, action (counted from 1), reward (minus the cost),
     propensity, event_id, probabilities (of every action, in the order of their numbers),
-    action_count, time and pdrop.  Only own propensities are known: naive works as it is,
-    balanced needs `estimate_mixture`, and that needs the `context` the models saw.
+    action_count, time and pdrop. Only own propensities are known: naive works directly, but
+    balanced needs `estimate_mixture`, which needs the `context` that the models saw.
 
-    Where `pdrop` differs between the lines of a logger, the reward of each line counts for
-    the decisions it represents.  That is valid where thinning depended on neither the action
+    If `pdrop` differs between the lines of a logger, each line counts as often as the
+    decisions that it represents. This is valid if thinning depended on neither the action
     nor its reward.
 
     Args:

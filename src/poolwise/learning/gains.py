@@ -73,15 +73,15 @@ class Learned(Result):
     """A learned policy, and its value on rows that it was not learned from.
 
     Attributes:
-        policy: The policy: evaluate it, compare it, save it, ask it to decide.
+        policy: The policy; you can evaluate, compare and save it, and it can decide.
         evaluation: Values of the learned policy, of the greedy anchor and of every logger.
         comparison: The same policies in pairs; None without cross-propensities.
-        gains: The learned policy less each logger, with one-sided bounds.
+        gains: The learned policy minus each logger, with one-sided bounds.
         name: Name of the learned policy in the evaluation.
         choices: Setting that each part chose.
         candidates: All settings that were tried, with their values on validation rows.
-        more_rows: New rows, in the present mixture, that would show a gain; None if the
-            policy is better already, or if no number is known.
+        more_rows: New rows, of loggers mixed as now, that would show a gain; None if the
+            policy is already shown to be better, or if no number is known.
         findings: Findings about learning, the log and every target.
     """
 

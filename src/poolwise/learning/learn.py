@@ -119,28 +119,30 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
     """Learn a policy from all logs, and estimate its value on rows that it has not seen.
 
     Args:
-        log: The rows, with an `action` and, best, `propensities` under every logger.
-        features: Columns to learn from: numbers as they are, text one column per label. By
-            default the log's `context`.
+        log: The rows, with an `action` and preferably `propensities` under every logger.
+        features: Columns to learn from. Numbers stay as they are; text becomes one column
+            per label. By default the log's `context`.
         actions: Actions to learn over; by default all that were logged.
-        anchor: Policy to start at and to stay near to: "best" (the best logger), the label of
-            a logger, a policy with a list of actions, or None for uniform.
-        folds: Number of folds, 5 by default. The learned policy is a mixture of as many, each
-            learned without one fold.
-        holdout: Share of the rows to hold out, in place of folds: one policy to explain,
-            from fewer rows and with wider intervals.
-        strengths: Strengths of the penalty for leaving the anchor, of which the best is
-            chosen.
-        smoothing: Exponents of the propensity in the doubly robust correction, of which the
-            best is chosen.
-        trees: Add gradient-boosted trees to the anchor's scores, in place of linear ones. The
-            number of rounds takes the place of `strengths`. Needs `poolwise[trees]`.
-        epsilon: Share of the rows on which the policy explores, all actions alike.
+        anchor: Policy to start from and to stay near: "best" (the best logger), the label
+            of a logger, a policy with a list of actions, or None for uniform.
+        folds: Number of folds, 5 by default. The learned policy is a mixture of that many
+            policies, each learned without one fold.
+        holdout: Fraction of the rows to hold out, in place of folds. The result is a single
+            policy, from fewer rows and with wider intervals.
+        strengths: Strengths of the penalty for leaving the anchor; `learn` chooses the
+            best.
+        smoothing: Exponents of the propensity in the doubly robust correction; `learn`
+            chooses the best.
+        trees: Add gradient-boosted trees to the anchor's scores, in place of linear scores.
+            The number of rounds replaces `strengths`. Needs `poolwise[trees]`.
+        epsilon: Fraction of the rows on which the policy plays any action, with equal
+            probability.
         level: Level of the intervals, and of the one-sided bounds against each logger.
         seed: Seed of the folds and of the sample.
-        rows: Learn from a sample of at most about so many rows; all unseen ones are evaluated.
-        engine: Engine that has the rows, by default that of the log. Those of Spark and of
-            warehouses are copied to local files first: the columns that are needed.
+        rows: Learn from a sample of about this many rows at most; the evaluation uses all
+            unseen rows.
+        engine: Engine that has the rows, by default the log's engine. If they are on Spark
+            or in a warehouse, `learn` first copies the necessary columns to local files.
     """
     log = with_loggers(log, engine)
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))

@@ -106,8 +106,9 @@ class LinearPolicy(Deciding):
         actions: Labels in the order of the coefficients.
         encoding: Turns columns of the log into features.
         coefficients: Shape (features, actions).
-        greedy: Play the best action always; ties are split evenly.
-        epsilon: Share of the rows that explore: they play any action, all alike.
+        greedy: Always play the best action; ties are split evenly.
+        epsilon: Fraction of the rows on which the policy plays any action, with equal
+            probability.
         anchor: Name of the logger that learning started at.
         base: Policy whose log-probabilities $b$ are added to the scores, if any.
         trees: Trees whose scores $f$ are added, if any.
@@ -232,9 +233,10 @@ def load_policy(
 
     Args:
         path: The file.
-        loggers: Loggers by label. A policy whose anchor is a policy in Python adds to the
-            scores of that one, which a file cannot hold.
-        trust: Load trees too. LightGBM reads them, and is not made for files of strangers.
+        loggers: Loggers by label. They are needed if the anchor is a policy in Python,
+            which a file cannot hold.
+        trust: Load trees too. LightGBM reads them, and does not protect against malicious
+            files.
     """
     try:
         content = Path(path).read_bytes()

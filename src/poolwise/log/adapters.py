@@ -205,7 +205,7 @@ class Softmax:
     Attributes:
         scores: One column per action, or a function that returns shape (n, actions).
         actions: Labels in the order of the scores.
-        temperature: The tau above; the lower, the nearer to always playing the best.
+        temperature: The tau above; the lower, the more often the best action is played.
     """
 
     scores: Sequence[str] | BatchFunction

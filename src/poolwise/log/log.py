@@ -79,15 +79,16 @@ class Log:
         action: Column of the logged action; policies in Python require it.
         context: Columns that policies in Python see; empty means all other columns.
         eligible: Column with the list of actions that could be played in the row. Policies
-            with a list of actions play only these; columns and functions are unchanged.
+            with a list of actions play only these; poolwise does not change columns and
+            functions.
         cluster: Column that groups dependent rows (a user, a session).
         period: Column or SQL expression of the period in which a row was logged (a day, a
             version's life), if policies may have been trained on earlier periods. Periods are
             ordered by value: dates, times and numbers by size, text by its characters.
-        timezone: Time zone in which SQL expressions and casts see a time with a zone, such as
-            "Europe/Berlin"; the zone of the machine or of a session is never used.
-        trained_on: Loggers (or targets) whose policy was trained on the logs of others, as
-            ``{"v2": ["v1"]}``: their weights depend on rewards of those rows.
+        timezone: Time zone, such as "Europe/Berlin", that SQL expressions and casts use for
+            times with a zone. The zone of the machine or of a session is never used.
+        trained_on: Loggers (or targets) whose policy was trained on the logs of others,
+            such as ``{"v2": ["v1"]}``: the weights of these logs depend on their rewards.
         estimate_mixture: Estimate the mixture if `propensities` are missing: True, or a
             scikit-learn classifier of the logger that wrote a row. Estimates that depend
             on it are marked.
@@ -97,9 +98,10 @@ class Log:
         densities: All probabilities are densities of a continuous action (a price, a bid):
             any positive, finite number.
         reward_range: Smallest and largest possible reward, if known.
-        requests: Requests that the rows belong to, if values are those of requests and not
-            of rows; `ranking_log` sets them.
-        replay_tolerance: Largest difference between a logged propensity and the logger's own.
+        requests: Requests that the rows belong to, if values are per request and not per
+            row; `ranking_log` sets them.
+        replay_tolerance: Largest difference between a logged `propensity` and the
+            probability in `propensities`.
         on_fault: Reject a log with bad rows ("raise"), or drop and count them ("drop").
         reader_options: Options for DuckDB's file reader, such as ``{"delim": ";"}``.
         table: Name of a table, or a SELECT, in the database behind `connection`; or in

@@ -29,7 +29,7 @@ class Estimate:
     Attributes:
         value: Estimated mean reward of the target.
         variance: Variance of `value` (not of one row); infinite if rows are too few.
-        shares: Share of each logger in `value`; they sum to 1.
+        shares: Share of each logger in `value`; the shares sum to 1.
         freedom: Degrees of freedom of `variance` (Satterthwaite); infinite if exact.
         findings: Findings that limit the value.
         linear: Combination of term means that gives `value`, for differences of estimates.

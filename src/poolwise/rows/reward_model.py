@@ -76,7 +76,7 @@ class GivenModel:
         predicted_reward: Column or SQL expression of the predicted reward of the logged
             action.
         predicted_value: Column or expression of each target's predicted value, by name: the
-            mean prediction over the target's actions. One alone is for a single target.
+            mean prediction over the target's actions. Without a name, for a single target.
     """
 
     predicted_reward: str
@@ -93,7 +93,7 @@ class RewardModel:
         rows: Largest number of rows to fit to; more are sampled evenly.
         interactions: Add the product of every context column with every action, which
             linear models need.
-        draws: Actions of each row that a target with a density is averaged over.
+        draws: Number of actions per row to average over, for a target with a density.
         seed: Seed of these draws.
     """
 
