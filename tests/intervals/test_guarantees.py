@@ -12,6 +12,7 @@ import pytest
 
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.evaluation.request import REMOVED
 from poolwise.intervals.betting import Bets
 from poolwise.intervals.guarantees import (
     by_betting,
@@ -210,7 +211,7 @@ def test_guarantees_need_the_range() -> None:
         by_betting(Rows(), ["t", "u"], without, 0.9, "two")
 
 
-@pytest.mark.parametrize("method", ["bernstein", "likelihood", "normal"])
+@pytest.mark.parametrize("method", [*REMOVED, "normal"])
 def test_other_intervals_are_refused_with_those_that_exist(method: str) -> None:
     with refused(UsageError):
         interval(drawn(), method)

@@ -24,8 +24,6 @@ IntervalMethod = Literal[
     "auto",
     "skew",
     "student",
-    "jackknife",
-    "bootstrap",
     "betting",
     "smoothed",
 ]

@@ -336,11 +336,10 @@ def cluster_findings(number: int, method: str) -> Iterator[Finding]:
             "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
         )
     elif number < FEW_CLUSTERS:
-        narrow = " The bootstrap's interval is then too narrow."
         yield Finding(
             "few-clusters",
             f"The rows belong to only {number} clusters, so the standard error is itself "
-            f"uncertain.{narrow if method == 'bootstrap' else ''}",
+            "uncertain.",
             "Collect rows of more clusters, or name a finer unit.",
         )
 

@@ -65,9 +65,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         level: Level of the intervals.
         interval: "auto" is "skew", which allows for few effective rows, rare and heavy
             rewards, and clusters if the log names a `cluster`. "student" is symmetric
-            (stratified, Satterthwaite); "jackknife" and "bootstrap" resample buckets.
-            "betting" and "smoothed" bound the value itself, the same for every estimator;
-            they need the log's `reward_range`.
+            (stratified, Satterthwaite). "betting" and "smoothed" bound the value itself, the
+            same for every estimator; they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
         engine: "duckdb" (the default, in this process), "spark", a SparkSession, or an
             object such as ``DuckDB(threads=4)``.

@@ -39,7 +39,7 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.evaluation.per_request import refuse_split, rows_by_segment
-from poolwise.evaluation.request import BY_BUCKET, served
+from poolwise.evaluation.request import served
 from poolwise.evaluation.spread import united
 from poolwise.intervals.guarantees import (
     GUARANTEES,
@@ -301,7 +301,7 @@ class OpenLog:
             pairs = united(own, asked.names, crossed=asked.log.crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
-        if asked.clustered or asked.method in BY_BUCKET:
+        if asked.clustered:
             (*parts, means), whole = _bucketed(rows, bound, pairs)
         else:
             whole = rows.moments(unite([*bound, pairs]))

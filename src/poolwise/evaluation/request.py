@@ -39,10 +39,15 @@ if TYPE_CHECKING:
     from poolwise.rows.learners import Extra
     from poolwise.rows.reward_model import ModelLike
 
-IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
-METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
-REMOVED = {"bernstein": "betting", "likelihood": "betting"}  # and what replaces them
-BY_BUCKET = frozenset({"jackknife", "bootstrap"})
+IntervalMethod = Literal["auto", "skew", "student"] | Guarantee
+METHODS = ("auto", "skew", "student", *GUARANTEES)
+CLUSTERED = "'auto' instead, with `cluster` if rows depend on each other"
+REMOVED = {  # and what replaces them
+    "bernstein": "'betting' instead",
+    "likelihood": "'betting' instead",
+    "jackknife": CLUSTERED,
+    "bootstrap": CLUSTERED,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +90,7 @@ class Request:
     @property
     def clustered(self) -> bool:
         """True if buckets hold whole clusters, and errors are those between buckets."""
-        return self.log.cluster is not None and self.method in {"skew", "betting", *BY_BUCKET}
+        return self.log.cluster is not None and self.method in {"skew", "betting"}
 
     def needs(self, estimator: Estimator, strata: Sequence[str]) -> Needs:
         """Return the moments that an estimator needs, by cell or by logger."""
@@ -153,7 +158,7 @@ def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, P
 
 def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
     if interval not in METHODS:
-        hint = f": use {REMOVED[interval]!r} instead" if interval in REMOVED else ""
+        hint = f": use {REMOVED[interval]}" if interval in REMOVED else ""
         raise UsageError(
             f"interval must be one of {', '.join(METHODS)}, got {interval!r}{hint}"
         )

@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from poolwise.diagnosis.agreement import diagnose
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
 from poolwise.diagnosis.over_time import over_time
@@ -33,8 +31,8 @@ from poolwise.evaluation.results import Evaluation, TargetResult
 from poolwise.intervals.guarantees import known_range
 from poolwise.intervals.skew import auto_interval, shaped_interval
 from poolwise.intervals.smoothed import smoothed_interval
-from poolwise.intervals.student import Interval, one_sided, student_interval, tail_of
-from poolwise.moments.buckets import Split, bootstrap, jackknife
+from poolwise.intervals.student import student_interval
+from poolwise.moments.buckets import jackknife
 from poolwise.moments.moments import selected
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 
@@ -43,11 +41,12 @@ if TYPE_CHECKING:
 
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.evaluation.read import Answers
+    from poolwise.intervals.student import Interval
+    from poolwise.moments.buckets import Split
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.shape import Powers, Shape
     from poolwise.moments.units import KnownColumns
 
-BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
 Errors = dict[str, float]
 NONE: Mapping[str, Any] = {}
@@ -175,25 +174,19 @@ class _Target:
 
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""
-        asked, method = self.asked, self.asked.method
+        asked, limits = self.asked, self.limits
         split = self.answers.suited(estimator).splits[self.name]
-        if method == "jackknife" or asked.clustered:
+        if asked.clustered:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
-        limits = self.limits
-        if method == "skew":
+        if asked.method == "skew":
             rows = split.whole, split.buckets
             interval, notes = auto_interval(
                 estimate, *rows, asked.level, limits, asked.sides, self._columns
             )
         else:
             interval, notes = student_interval(estimate, asked.level, limits, asked.sides)
-        if method == "bootstrap" and not notes:
-            values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
-            tail = tail_of(asked.level, asked.sides)
-            lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
-            interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
         self.estimates[name], self.intervals[name] = estimate, interval
         return notes
 

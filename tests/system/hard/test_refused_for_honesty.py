@@ -149,15 +149,6 @@ def test_an_interval_that_ignores_clusters_says_so() -> None:
     assert "few-clusters" in {f.code for f in few.findings}
 
 
-def test_the_error_beside_a_bootstrap_is_that_of_clusters() -> None:
-    users = [f"u{k % 25}" for k in range(100)]
-    by_bootstrap, by_user = (
-        evaluate(with_users(users), {"target": "t"}, interval=i) for i in ("bootstrap", "auto")
-    )
-    for name, estimate in by_user["target"].estimates.items():
-        assert by_bootstrap["target"].estimates[name].std_error == estimate.std_error
-
-
 def test_equal_rows_of_few_clusters_leave_everything_open() -> None:
     rows = 3000
     table = pa.table(
