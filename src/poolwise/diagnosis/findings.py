@@ -322,14 +322,14 @@ def few_rewarded(
     return [Finding("few-rewarded-rows", few, advice, severity)]
 
 
-def cluster_findings(number: int, method: str) -> Iterator[Finding]:
+def cluster_findings(number: int, *, ignored: bool) -> Iterator[Finding]:
     """Yield findings about rows that belong to so many clusters.
 
     Args:
         number: Number of clusters, or of their buckets.
-        method: Kind of interval.
+        ignored: Whether the intervals treat rows as independent.
     """
-    if method == "student":
+    if ignored:
         yield Finding(
             "clusters-ignored",
             "These intervals treat rows as independent, though the log names a `cluster`.",

@@ -28,10 +28,7 @@ from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.comparison import Pairs
 from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.results import Evaluation, TargetResult
-from poolwise.intervals.guarantees import known_range
-from poolwise.intervals.skew import auto_interval, shaped_interval
-from poolwise.intervals.smoothed import smoothed_interval
-from poolwise.intervals.student import student_interval
+from poolwise.intervals.skew import shaped_interval
 from poolwise.moments.buckets import jackknife
 from poolwise.moments.moments import selected
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
@@ -128,7 +125,7 @@ class _Target:
     def skewed(self) -> bool:
         """True if intervals are skew-score ones: the pass has clusters or slices."""
         shaped = self.asked.clustered or all(m.slices for m in self.view.values())
-        return self.asked.method == "skew" and shaped
+        return self.asked.interval.shaped and shaped
 
     def result(
         self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
@@ -180,13 +177,10 @@ class _Target:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
-        if asked.method == "skew":
-            rows = split.whole, split.buckets
-            interval, notes = auto_interval(
-                estimate, *rows, asked.level, limits, asked.sides, self._columns
-            )
-        else:
-            interval, notes = student_interval(estimate, asked.level, limits, asked.sides)
+        rows = split.whole, split.buckets
+        interval, notes = asked.interval.surround(
+            estimate, *rows, asked.level, limits, asked.sides, self._columns
+        )
         self.estimates[name], self.intervals[name] = estimate, interval
         return notes
 
@@ -224,7 +218,7 @@ class _Target:
         split = self.answers.apart.splits[self.name]
 
         def rule(estimate: Estimate, shape: Shape | None, powers: Powers | None) -> Interval:
-            of_shape = shape if asked.method == "skew" else None
+            of_shape = shape if asked.interval.shaped else None
             return shaped_interval(
                 estimate, of_shape, powers, asked.level, self.limits, asked.sides
             )[0]
@@ -235,15 +229,10 @@ class _Target:
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
-        asked, interval = self.asked, bets.get(self.name)
-        if asked.method == "smoothed":
-            interval = smoothed_interval(
-                self.split.whole,
-                known_range(asked.log, asked.method),
-                asked.level,
-                asked.sides,
-                crossed=asked.log.crossed,
-            )
+        asked = self.asked
+        interval = bets.get(self.name) or asked.interval.bound(
+            self.split.whole, asked.log, asked.level, asked.sides
+        )
         if interval is not None:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
 

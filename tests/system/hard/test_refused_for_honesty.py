@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from poolwise.evaluation.request import IntervalMethod
+    from poolwise.intervals.base import IntervalName
 
 TABLE: pa.Table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
 
@@ -187,7 +187,7 @@ def test_bets_do_not_hang_on_the_order_of_the_rows(order: str) -> None:
 @pytest.mark.parametrize(("rewarded", "told"), [(4, True), (19, True), (25, False)])
 @pytest.mark.parametrize(("interval", "severity"), [("skew", "note"), ("student", "warning")])
 def test_few_rewarded_rows_are_told(
-    rewarded: int, interval: IntervalMethod, severity: str, *, told: bool
+    rewarded: int, interval: IntervalName, severity: str, *, told: bool
 ) -> None:
     """The skew-score interval guards against rare rewards; Student's does not."""
     rewards = np.zeros(5000)
