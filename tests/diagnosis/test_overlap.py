@@ -478,13 +478,13 @@ def test_every_weight_is_counted_in_its_bin() -> None:
             "reward": [1.0] * 8,
             "p": [0.25] * 8,
             "t": [0.25 * w for w in weights],
+            "user": range(8),
         }
     )
     own = {"a": "p"}
-    log = Log(table, logger="logger", reward="reward", propensities=own)
-    options: list[dict[str, str]] = [{}, {"interval": "jackknife"}]
-    for option in options:
-        found = evaluate(log, {"target": "t / 3"}, "naive", **option)["target"]  # type: ignore[arg-type]
+    for cluster in (None, "user"):
+        log = Log(table, logger="logger", reward="reward", propensities=own, cluster=cluster)
+        found = evaluate(log, {"target": "t / 3"}, "naive")["target"]
         expected = [(0.0, 0.0, 2), (0.0, 1.5 * 2.0**-64, 1), (0.0625, 0.09375, 1)]
         expected += [(0.25, 0.375, 1), (0.375, 0.5, 1), (0.5, 0.75, 1), (1.0, 1.5, 1)]
         assert found.mixture is not None

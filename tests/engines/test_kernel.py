@@ -186,9 +186,8 @@ def test_dropped_rows_leave_the_same_rows_by_every_way(
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.int32(), pa.dictionary(pa.int16(), pa.string())]
 )
-@pytest.mark.parametrize("clustered", [True, False])
 def test_buckets_are_the_same_by_every_way(
-    table: pa.Table, tmp_path: Path, kind: pa.DataType, *, clustered: bool
+    table: pa.Table, tmp_path: Path, kind: pa.DataType
 ) -> None:
     users = pa.array([str(k % 41) for k in range(table.num_rows)])
     typed = users.dictionary_encode() if pa.types.is_dictionary(kind) else users.cast(kind)
@@ -197,7 +196,7 @@ def test_buckets_are_the_same_by_every_way(
     needs = [Needs(means=(BALANCED_REWARD,)).bind("t")]
     answers = []
     for source in (path, plain, f"FROM '{path}'"):
-        log = log_of(source, LOGGERS, **({"cluster": "user"} if clustered else {}))
+        log = log_of(source, LOGGERS, cluster="user")
         with DuckDB().open(log, {"t": "t"}) as rows:
             for open_rows in (rows, rows.without("b")):
                 (buckets,) = open_rows.bucketed(needs, 7)

@@ -109,7 +109,6 @@ def test_estimators_beyond_the_default_must_be_named_beforehand() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda s: evaluate(log(), TARGETS, engine=s, interval="jackknife"),
         lambda s: evaluate(log(), TARGETS, engine=s, which_logs=True),
         lambda s: evaluate(log(cluster="t"), TARGETS, engine=s, which_logs=False),
         lambda s: check(log(), TARGETS, engine=s),

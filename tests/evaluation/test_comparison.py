@@ -480,10 +480,10 @@ def clustered(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
         ({}, {}),
         ({"propensities": None}, {}),
         ({"cluster": "user"}, {}),
-        ({}, {"interval": "jackknife"}),
+        ({}, {"interval": "student"}),
         ({"reward_range": (-100.0, 100.0)}, {"interval": "smoothed"}),
     ],
-    ids=["rows", "own", "clusters", "jackknife", "guaranteed"],
+    ids=["rows", "own", "clusters", "student", "guaranteed"],
 )
 def test_an_evaluation_compares_its_targets_as_compare_does(
     roles: dict[str, Any], options: dict[str, Any]

@@ -221,7 +221,7 @@ def test_neither_order_nor_engine_nor_threads_nor_estimators_change_it() -> None
         (TABLE, {"engine": Reference()}),
         (TABLE, {"engine": DuckDB(threads=1)}),
         (TABLE, {"estimators": "naive"}),
-        (TABLE, {"interval": "jackknife", "level": 0.9}),
+        (TABLE, {"interval": "student", "level": 0.9}),
     ]
     for table, options in others:
         assert fingerprint_of(table, **options) == expected

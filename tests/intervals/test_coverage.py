@@ -33,7 +33,7 @@ from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.engines.exact import FiniteProblem
-    from poolwise.evaluation.request import IntervalMethod
+    from poolwise.intervals.base import IntervalName
     from poolwise.moments.estimate import Estimator
 
 LOGS = 4_000
@@ -131,7 +131,7 @@ def test_calibrated_beats_balanced_by_a_margin(family: str, most: float) -> None
 @pytest.mark.parametrize(("name", "seed"), [("B mixed", 6), ("F floor", 6), ("B mixed", 2)])
 @pytest.mark.parametrize(("interval", "least"), [("auto", 45), ("student", 100)])
 def test_a_log_whose_interval_is_optimistic_says_so(
-    name: str, seed: int, interval: IntervalMethod, least: int
+    name: str, seed: int, interval: IntervalName, least: int
 ) -> None:
     """The hard problems of benchmarks/coverage.py: uneven weights worth 60 of 300 rows."""
     chosen = draw_problem(FAMILIES[name], 300, np.random.default_rng(seed))
@@ -159,7 +159,7 @@ EFFECTIVE = [
 @pytest.mark.parametrize(("effective", "rows", "warned"), EFFECTIVE)
 @pytest.mark.parametrize("interval", ["auto", "student"])
 def test_effective_rows_from_which_coverage_is_claimed(
-    effective: int, rows: int, warned: set[str], interval: IntervalMethod
+    effective: int, rows: int, warned: set[str], interval: IntervalName
 ) -> None:
     table = pa.table(
         {

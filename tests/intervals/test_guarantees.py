@@ -12,10 +12,10 @@ import pytest
 
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
+from poolwise.intervals.base import KINDS, REMOVED
 from poolwise.intervals.betting import Bets
 from poolwise.intervals.guarantees import (
     by_betting,
-    guarantee_needs,
     payoffs_of,
     refuse_adaptive,
     refuse_outside,
@@ -117,7 +117,7 @@ def test_bounds_for_fixed_policies_are_refused_where_they_learned(
 ) -> None:
     log = plain_log(period=period, crossed=crossed)
     with refused(UsageError) if forbidden else nullcontext():
-        refuse_adaptive(method, log, trained)
+        refuse_adaptive(KINDS[method], log, trained)
 
 
 @pytest.mark.parametrize(
@@ -199,18 +199,18 @@ def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
 def test_guarantees_need_the_range() -> None:
     log, without = plain_log(), plain_log(reward_range=None)
     for crossed, pair in ((False, OWN), (True, POOLED)):
-        betting = guarantee_needs(log, "betting", crossed=crossed)
+        betting = KINDS["betting"].needs(log, crossed=crossed)
         assert betting.groups == (pair,)
-        smoothed = guarantee_needs(log, "smoothed", crossed=crossed)
+        smoothed = KINDS["smoothed"].needs(log, crossed=crossed)
         assert smoothed == betting | smoothed_needs((-1.0, 4.0), crossed=crossed)
         assert len(smoothed.means) == 20  # gains and losses, of ten scales
     with refused(UsageError):
-        guarantee_needs(without, "smoothed", crossed=True)
+        KINDS["smoothed"].needs(without, crossed=True)
     with refused(UsageError):
         by_betting(Rows(), ["t", "u"], without, 0.9, "two")
 
 
-@pytest.mark.parametrize("method", ["bernstein", "likelihood", "normal"])
+@pytest.mark.parametrize("method", [*REMOVED, "normal"])
 def test_other_intervals_are_refused_with_those_that_exist(method: str) -> None:
     with refused(UsageError):
         interval(drawn(), method)

@@ -20,13 +20,13 @@ from poolwise.estimators.ips import Balanced
 from poolwise.intervals.student import student
 from poolwise.moments.buckets import (
     Split,
-    bootstrap,
     jackknife,
     jackknife_freedom,
     resampled,
 )
 from poolwise.moments.estimate import stratified, value_of
 from poolwise.moments.moments import Moments, pooled, together
+from poolwise.moments.tallies import slots_of
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -148,14 +148,6 @@ def test_rows_that_are_all_alike_have_no_spread_in_any_sample() -> None:
         np.testing.assert_array_equal(sample["a"].scatter, np.zeros((2, 2)))
 
 
-def test_bootstrap_draws_buckets_and_not_rows() -> None:
-    """Equal buckets: nothing changes however they are drawn, though rows differ."""
-    values = drawn(8)[2]
-    same = {"a": balanced(moments(values))}
-    found = bootstrap(Balanced(), Split([same] * 9), np.random.default_rng(1), replicates=20)
-    np.testing.assert_allclose(found, values[:, 0].mean(), rtol=1e-12)
-
-
 def balanced(found: Moments) -> Moments:
     """The same numbers as terms that the balanced estimator reads."""
     return found.select({BALANCED_REWARD: WEIGHTED_REWARD, BALANCED_WEIGHT: WEIGHT})
@@ -186,7 +178,7 @@ NEEDS = Needs(
 def dealt(table: pa.Table, *, clustered: bool) -> IntArray:
     """The bucket of each row, as DuckDB deals them."""
     if not clustered:
-        return (np.arange(len(table)) + 1) % BUCKETS
+        return slots_of(np.arange(len(table)) + 1) % BUCKETS
     with duckdb.connect() as connection:
         connection.register("log", table)
         query = f'SELECT hash(CAST("user" AS VARCHAR)) % {BUCKETS} FROM log'
@@ -243,10 +235,10 @@ def test_a_bad_row_is_refused_where_rows_are_split() -> None:
 
 def test_weights_are_judged_the_same_whether_rows_are_split_or_not() -> None:
     table = random_table(np.random.default_rng(63), {"a": 700, "b": 500}, orders=2)
+    table = table.append_column("user", pa.array(np.arange(1_200) // 3))
     targets = {"target": "t", "other": "p_a"}
-    plain, split = (
-        evaluate(log_of(table), targets, interval=i) for i in ("student", "jackknife")
-    )
+    log = log_of(table, cluster="user")
+    plain, split = (evaluate(log, targets, interval=i) for i in ("student", "auto"))
     for name in targets:
         for found, expected in (
             (split[name].mixture, plain[name].mixture),

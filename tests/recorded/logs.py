@@ -36,7 +36,6 @@ class Case:
         baseline: Baseline of a second comparison; the first has none.
         model: A reward model for the doubly robust estimators.
         asked: First words of the questions; empty means all.
-        resampled: True to include intervals from resampled rows, which take long.
     """
 
     log: pw.Log
@@ -44,7 +43,6 @@ class Case:
     baseline: str = "a"
     model: Any = None
     asked: tuple[str, ...] = ()
-    resampled: bool = False
 
 
 def softmax(scores: FloatArray) -> FloatArray:
@@ -115,7 +113,7 @@ def roles(counts: Mapping[str, int], **more: Any) -> dict[str, Any]:  # noqa: AN
 def plain() -> Case:
     """Three loggers that cover two targets."""
     log = pw.Log(pa.table(rows(1, COUNTS)), **roles(COUNTS, reward_range=(0.0, 1.0)))
-    return Case(log, {"t": "t", "v": "v"}, resampled=True)
+    return Case(log, {"t": "t", "v": "v"})
 
 
 def real() -> Case:
@@ -129,7 +127,7 @@ def uncrossed() -> Case:
     """Only the row's own propensity is known."""
     own: dict[str, Any] = {"logger": "logger", "reward": "reward", "propensity": "p"}
     log = pw.Log(pa.table(rows(3, COUNTS)), **own, reward_range=(0.0, 1.0))
-    return Case(log, {"t": "t", "u": "u"}, "t", resampled=True)
+    return Case(log, {"t": "t", "u": "u"}, "t")
 
 
 def single() -> Case:
@@ -137,13 +135,13 @@ def single() -> Case:
     log = pw.Log(
         pa.table(rows(4, {"b": 300})), reward="reward", propensity="p", reward_range=(0.0, 1.0)
     )
-    return Case(log, {"t": "t", "v": "v"}, "v", resampled=True)
+    return Case(log, {"t": "t", "v": "v"}, "v")
 
 
 def clusters() -> Case:
     """Rows of users that belong together."""
     found = pw.Log(pa.table(rows(5, COUNTS)), **roles(COUNTS, cluster="user"))
-    return Case(found, {"t": "t", "v": "v"}, resampled=True)
+    return Case(found, {"t": "t", "v": "v"})
 
 
 def few_clusters() -> Case:
@@ -268,9 +266,7 @@ def tiny() -> Case:
     """Thirty rows of four loggers, of which one wrote a single row."""
     counts = {"a": 16, "b": 10, "c": 3, "d": 1}
     given = roles(counts, reward_range=(0.0, 1.0))
-    return Case(
-        pw.Log(pa.table(rows(19, counts)), **given), {"t": "t", "v": "v"}, resampled=True
-    )
+    return Case(pw.Log(pa.table(rows(19, counts)), **given), {"t": "t", "v": "v"})
 
 
 def given_mixture() -> Case:

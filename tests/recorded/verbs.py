@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Values = dict[str, Any]  # numbers, strings and None, nested
 METHODS = ("student", "betting")
-RESAMPLED = ("jackknife", "bootstrap")
 COMPARED = ("calibrated", "balanced", "naive", "self-normalised")
 WORDS = {"histogram", "message", "name", "reason", "sentence", "assumptions", "source"}
 WORDS |= {"recommended", "assumes_fixed"}
@@ -171,7 +170,7 @@ class Questions:
     def all(self) -> Iterator[Question]:
         """All questions."""
         yield from self.main()
-        for method in (*METHODS, *(RESAMPLED if self.case.resampled else ())):
+        for method in METHODS:
             yield f"interval {method}", partial(self.bounded, method, "two")
         for method in ("auto", "betting"):
             yield f"lower {method}", partial(self.bounded, method, "lower")

@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.main import get_command
@@ -24,7 +24,6 @@ from poolwise.cli.options import (
     CompareOptions,
     EngineOptions,
     EvaluateOptions,
-    IntervalMethod,
     LearnOptions,
     OnFaultOption,
     OptionalSources,
@@ -56,6 +55,7 @@ from poolwise.cli.terminal import (
     scored_command,
 )
 from poolwise.errors import LogError, UsageError
+from poolwise.intervals.base import IntervalName
 from poolwise.log.problems import UTC
 
 app = typer.Typer(
@@ -115,8 +115,7 @@ def evaluate(
         from poolwise.engines import with_loggers
         from poolwise.evaluation.summarise import from_files
 
-        printed: IntervalMethod = "smoothed" if wanted.interval == "smoothed" else "auto"
-        reader = summary = from_files(moments, log, targets, interval=printed)
+        reader = summary = from_files(moments, log, targets, interval=wanted.interval)
         log = with_loggers(log, summary)
         log = log if summary.crossed else summary.narrowed(log)
     options = asdict(wanted)
@@ -275,7 +274,7 @@ def sql(
     on_fault: OnFaultOption = "raise",
     timezone: Timezone = UTC,
     interval: Annotated[
-        Literal["auto", "smoothed"],
+        IntervalName,
         typer.Option(help="smoothed adds the sums of that interval; needs --reward-range."),
     ] = "auto",
     reward_range: RewardRange = None,

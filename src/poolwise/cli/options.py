@@ -16,20 +16,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from poolwise.errors import UsageError
+from poolwise.intervals.base import DEFAULT, IntervalName
+from poolwise.intervals.student import Sides
 from poolwise.log.log import OnFault
 from poolwise.log.problems import UTC
 
 EngineLike = Any  # as `poolwise.engines` defines it; importing that would import DuckDB
-IntervalMethod = Literal[
-    "auto",
-    "skew",
-    "student",
-    "jackknife",
-    "bootstrap",
-    "betting",
-    "smoothed",
-]
-Sides = Literal["two", "lower", "upper"]
 EngineName = Literal["duckdb", "spark"]
 
 FILES = "Paths or globs (Parquet, CSV, JSON lines), file.duckdb::table, or one SELECT."
@@ -204,7 +196,7 @@ class EvaluateOptions:
     ] = None
     level: Level = 0.95
     interval: Annotated[
-        IntervalMethod, typer.Option(help="Method of the intervals; auto means skew.")
+        IntervalName, typer.Option(help=f"Kind of interval; auto means {DEFAULT.name}.")
     ] = "auto"
     sides: Annotated[Sides, typer.Option(help="Two-sided interval, lower or upper bound.")] = (
         "two"

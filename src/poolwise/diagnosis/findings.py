@@ -322,25 +322,24 @@ def few_rewarded(
     return [Finding("few-rewarded-rows", few, advice, severity)]
 
 
-def cluster_findings(number: int, method: str) -> Iterator[Finding]:
+def cluster_findings(number: int, *, ignored: bool) -> Iterator[Finding]:
     """Yield findings about rows that belong to so many clusters.
 
     Args:
         number: Number of clusters, or of their buckets.
-        method: Kind of interval.
+        ignored: Whether the intervals treat rows as independent.
     """
-    if method == "student":
+    if ignored:
         yield Finding(
             "clusters-ignored",
             "These intervals treat rows as independent, though the log names a `cluster`.",
             "Use interval='auto' (--interval auto), which leaves out clusters in turn.",
         )
     elif number < FEW_CLUSTERS:
-        narrow = " The bootstrap's interval is then too narrow."
         yield Finding(
             "few-clusters",
             f"The rows belong to only {number} clusters, so the standard error is itself "
-            f"uncertain.{narrow if method == 'bootstrap' else ''}",
+            "uncertain.",
             "Collect rows of more clusters, or name a finer unit.",
         )
 

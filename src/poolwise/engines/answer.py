@@ -217,6 +217,8 @@ class WarehouseRows(QueryRows):
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
         """Return moments of each bucket and logger, for each of several needs."""
+        if self.table.cluster is None:
+            raise UsageError("a database has buckets of clusters only: name a `cluster`")
         bucket = self.session.bucket(self.table.cluster, buckets)
         answer = self._answer(replace(self.table, bucket=bucket), unite(needs))
         names = [{term: term for term in one.terms} for one in needs]
@@ -251,12 +253,6 @@ class WarehouseRows(QueryRows):
     def _buckets(self, request: MomentsRequest) -> list[dict[str, Moments]]:
         """Run the query, cut where it is too wide; return moments by bucket and logger."""
         parts = cut(request.needs, self.widest)
-        if len(parts) > 1 and request.table.bucket is not None and self.table.cluster is None:
-            raise UsageError(  # each query would number the rows anew
-                f"{len(self.table.targets)} targets are too many for buckets of single rows in "
-                "a database: pass a `cluster` column, such as the row's ID, or evaluate fewer "
-                "targets at a time"
-            )
         answers = [self._groups(replace(request, needs=part)) for part in parts]
         self._refuse_changed(answers)
         if any(group.bad for group in answers[0].values()):

@@ -174,7 +174,7 @@ def slot_layout(layout: Layout) -> Layout:
     slots = SLOTS
     while slots > FEWEST_SLOTS and slots * len(layout.strata) > MOST_COUNTS:
         slots //= 2
-    return replace(layout, buckets=slots, shuffled=not layout.clustered)
+    return replace(layout, buckets=slots)
 
 
 def counting_layout(layout: Layout) -> Layout:

@@ -107,7 +107,7 @@ class Pass:
         total = sum(piece.num_rows for piece in stream.pieces) if known else None
         held = not known or len(parts) > 1  # rows of a query, or of several kernels
         most = GATHERED if held else MOST_GATHERED
-        pieces = gather(numbered(stream, self.layout, workers(self.threads)), most, total)
+        pieces = gather(numbered(stream), most, total)
         for each, rows in in_order(work, pieces, workers(self.threads)):
             self.on_rows(rows)
             for k, (sums, kernel) in enumerate(zip(each, of_parts, strict=True)):
@@ -143,7 +143,7 @@ def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterat
         piece, first_row = item
         return list(to_rows(reader.value([piece], layout.names), layout, first_row, size))
 
-    for batches in in_order(read, numbered(stream, layout, threads), threads):
+    for batches in in_order(read, numbered(stream), threads):
         yield from batches
 
 
@@ -192,7 +192,7 @@ def fold(stream: Stream, work: Folding[Added], layout: Layout, threads: int) -> 
         return work.together(to_rows(tables, layout, first_row, work.rows))
 
     total = work.together(())
-    for more in in_order(part, numbered(stream, layout, threads), threads):
+    for more in in_order(part, numbered(stream), threads):
         total = total + more
     return total
 

@@ -108,7 +108,7 @@ class SavedRows:
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> NoReturn:
         """Refuse: buckets are computed from rows."""
         del needs, buckets
-        _needs_rows("resampling (intervals by jackknife or bootstrap, clusters)")
+        _needs_rows("the error between clusters")
 
     def without(self, logger: str) -> NoReturn:
         """Refuse: without a logger every row has another weight."""

@@ -158,15 +158,8 @@ def relation_of(table: str, dialect: str = "duckdb") -> Expression:
     return exp.Subquery(this=statements[0], alias=exp.to_identifier("source"))
 
 
-def bucket_of(cluster: Expression | None, buckets: int, dialect: str) -> Expression:
-    """Return a number below `buckets`, equal for all rows of a cluster and on every day.
-
-    Without a cluster it is that of the row's number.
-    """
-    if cluster is None:
-        order = exp.Order(expressions=[exp.null()]) if dialect == "snowflake" else None
-        row_number = exp.Window(this=exp.RowNumber(), order=order)
-        return exp.cast(exp.Mod(this=row_number, expression=exp.convert(buckets)), "int")
+def bucket_of(cluster: Expression, buckets: int, dialect: str) -> Expression:
+    """Return a number below `buckets`, equal for all rows of a cluster and on every day."""
     if dialect not in HASHES:
         raise UsageError(
             f"clusters need a hash function, and none is defined for "
@@ -224,7 +217,7 @@ class Session:
         with self._running(query.sql(dialect=self.dialect)) as cursor:
             return {str(c[0]): KINDS.get(str(c[1]).lower(), "") for c in cursor.description}
 
-    def bucket(self, cluster: Expression | None, buckets: int) -> Expression:
+    def bucket(self, cluster: Expression, buckets: int) -> Expression:
         """Return a number below `buckets`, equal for all rows of a cluster."""
         return bucket_of(cluster, buckets, self.dialect)
 

@@ -495,7 +495,7 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     else:
         terms = {*own, REWARD, *(w for t in own if (w := weight_of(t)) is not None)}
     group = tuple(sorted(terms))
-    shaped = asked.method == "skew" and rows.rows.shaped
+    shaped = asked.interval.shaped and rows.rows.shaped
     crossed = tuple(_of_logger(t, incumbent.name) for t in means) if joins else ()
     needs = Needs(crossed, (group,), slices=group if shaped else ())
     return replace(incumbent, joins=joins, needs=needs)

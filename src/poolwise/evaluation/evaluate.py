@@ -15,6 +15,7 @@ from poolwise.evaluation.read import answered, opened, split_of
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
 from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
+from poolwise.intervals.base import lack_blocks
 from poolwise.intervals.guarantees import by_betting
 from poolwise.moments.buckets import BUCKETS
 from poolwise.moments.terms import WEIGHT, Needs, unite
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.differences import Incumbent
     from poolwise.evaluation.read import OpenLog
-    from poolwise.evaluation.request import IntervalMethod
     from poolwise.evaluation.results import Evaluation
     from poolwise.evaluation.target import Errors
+    from poolwise.intervals.base import IntervalName
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -44,7 +45,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     estimators: Sequence[str | Estimator] | str | Estimator | None = None,
     *,
     level: float = 0.95,
-    interval: IntervalMethod = "auto",
+    interval: IntervalName = "auto",
     sides: Sides = "two",
     engine: EngineLike = None,
     truth: Mapping[str, float] | None = None,
@@ -65,9 +66,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         level: Level of the intervals.
         interval: "auto" is "skew", which allows for few effective rows, rare and heavy
             rewards, and clusters if the log names a `cluster`. "student" is symmetric
-            (stratified, Satterthwaite); "jackknife" and "bootstrap" resample buckets.
-            "betting" and "smoothed" bound the value itself, the same for every estimator;
-            they need the log's `reward_range`.
+            (stratified, Satterthwaite). "betting" and "smoothed" bound the value itself, the
+            same for every estimator; they need the log's `reward_range`.
         sides: "two", or "lower" or "upper" for a one-sided bound.
         engine: "duckdb" (the default, in this process), "spark", a SparkSession, or an
             object such as ``DuckDB(threads=4)``.
@@ -143,7 +143,7 @@ def _evaluated(rows: OpenLog, baseline: str | None, *, which_logs: bool) -> Eval
     incumbent = incumbent_of(rows, None if among else baseline)
     answer = partial(_answered, incumbent=incumbent, among=among)
     compared = _compared(rows, always=bool(among))
-    bets = partial(_bets, rows) if asked.method == "betting" else dict
+    bets = partial(_bets, rows) if asked.interval.by_block else dict
     without = partial(_without_each, rows) if which_logs and asked.log.crossed else dict
     evaluation = answer(rows, compared, bets, without)
     if asked.by is None:
@@ -195,10 +195,7 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
     """Return the betting interval of each target, from histograms of the rows."""
     asked = rows.request
     if not isinstance(rows.rows, BlockRows):
-        raise UsageError(
-            "interval='betting' reads the rows in blocks, which requires the DuckDB or the "
-            "Spark engine; saved moments and databases have interval='smoothed'"
-        )
+        raise lack_blocks(asked.interval)
     learned = on_own(asked.log.trained_on, tuple(rows.rows.counts))
     trained = bool(learned) and asked.log.period is None
     return by_betting(

@@ -39,14 +39,9 @@ from poolwise.errors import (
     UsageError,
 )
 from poolwise.evaluation.per_request import refuse_split, rows_by_segment
-from poolwise.evaluation.request import BY_BUCKET, served
+from poolwise.evaluation.request import served
 from poolwise.evaluation.spread import united
-from poolwise.intervals.guarantees import (
-    GUARANTEES,
-    guarantee_needs,
-    refuse_adaptive,
-    refuse_outside,
-)
+from poolwise.intervals.guarantees import refuse_adaptive, refuse_outside
 from poolwise.intervals.student import Limits
 from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
@@ -301,7 +296,7 @@ class OpenLog:
             pairs = united(own, asked.names, crossed=asked.log.crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
-        if asked.clustered or asked.method in BY_BUCKET:
+        if asked.clustered:
             (*parts, means), whole = _bucketed(rows, bound, pairs)
         else:
             whole = rows.moments(unite([*bound, pairs]))
@@ -314,9 +309,10 @@ class OpenLog:
         _refuse_unlogged(splits)
         dropped = rows.check() if asked.log.on_fault == "drop" else ()
         clusters = max(len(split.buckets) for split in splits.values())
-        clustered = asked.log.cluster is not None
+        ignored = asked.interval.clusters == "ignored"
+        named = asked.log.cluster is not None
         findings = (
-            *(cluster_findings(clusters, asked.method) if clustered else ()),
+            *(cluster_findings(clusters, ignored=ignored) if named else ()),
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *getattr(rows, "notes", ()),
@@ -360,13 +356,12 @@ def _settled(asked: Request, rows: Rows) -> OpenLog:
     rows, log = only_crossed(rows, asked.log)
     asked, loggers = replace(asked, log=log), tuple(rows.counts)
     check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
-    shaped = asked.method == "skew" and rows.shaped
+    shaped = asked.interval.shaped and rows.shaped
     cells = () if log.period is None else tuple(_kernel_rows(rows).cells)
     usable = served(asked, loggers, cells, shaped=shaped)
-    if asked.method in GUARANTEES:
-        refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
-        needs = guarantee_needs(log, asked.method, crossed=log.crossed)
-        usable = replace(usable, needs=usable.needs | needs)
+    refuse_adaptive(asked.interval, log, on_own(log.trained_on, loggers))
+    needs = usable.needs | asked.interval.needs(log, crossed=log.crossed)
+    usable = replace(usable, needs=needs)
     settled = OpenLog(asked, rows, usable)
     if log.requests is not None and log.period is not None:
         refuse_split(settled.kernel_rows, log.requests)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
@@ -19,7 +19,7 @@ from poolwise.estimators import ALL, by_default
 from poolwise.estimators.model import with_mixture
 from poolwise.estimators.period import refuse_shared
 from poolwise.evaluation.per_request import refuse_lists
-from poolwise.intervals.guarantees import GUARANTEES, Guarantee, known_range
+from poolwise.intervals.base import DEFAULT, check_kind, find_kind
 from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.log.adapters import as_policy
@@ -32,17 +32,13 @@ from poolwise.rows.reward_model import model_extra
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poolwise.intervals.base import IntervalKind, IntervalName
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Needs
     from poolwise.rows.learners import Extra
     from poolwise.rows.reward_model import ModelLike
-
-IntervalMethod = Literal["auto", "skew", "student", "jackknife", "bootstrap"] | Guarantee
-METHODS = ("auto", "skew", "student", "jackknife", "bootstrap", *GUARANTEES)
-REMOVED = {"bernstein": "betting", "likelihood": "betting"}  # and what replaces them
-BY_BUCKET = frozenset({"jackknife", "bootstrap"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +52,7 @@ class Request:
         strict: Whether the caller named the estimators: one that the log cannot serve is
             then an error, otherwise a finding.
         level: Level of the intervals.
-        method: Kind of interval; never "auto".
+        interval: Kind of interval.
         sides: Sides of the intervals.
         extra: Columns that the rows get from models, and that of segments.
         findings: Reasons why a given reward model is not used.
@@ -67,7 +63,7 @@ class Request:
     estimators: tuple[Estimator, ...] = ()
     strict: bool = True
     level: float = 0.95
-    method: IntervalMethod = "student"
+    interval: IntervalKind = DEFAULT
     sides: Sides = "two"
     extra: Extra = NOTHING
     findings: tuple[Finding, ...] = ()
@@ -85,7 +81,7 @@ class Request:
     @property
     def clustered(self) -> bool:
         """True if buckets hold whole clusters, and errors are those between buckets."""
-        return self.log.cluster is not None and self.method in {"skew", "betting", *BY_BUCKET}
+        return self.log.cluster is not None and self.interval.clusters == "whole"
 
     def needs(self, estimator: Estimator, strata: Sequence[str]) -> Needs:
         """Return the moments that an estimator needs, by cell or by logger."""
@@ -108,7 +104,7 @@ def request(
     estimators: Sequence[str | Estimator] | str | Estimator | None = None,
     *,
     level: float = 0.95,
-    interval: IntervalMethod = "auto",
+    interval: IntervalName = "auto",
     sides: Sides = "two",
     model: ModelLike | None = None,
 ) -> Request:
@@ -116,7 +112,8 @@ def request(
     check_level(level)
     if sides not in SIDES:
         raise UsageError(f"sides must be one of {', '.join(map(repr, SIDES))}, got {sides!r}")
-    method = _method(interval, log)
+    kind = find_kind(interval)
+    check_kind(kind, log)
     named = named_targets(targets)
     strict = estimators is not None
     extra, findings = _extra(log, named, model, strict=strict)
@@ -131,7 +128,7 @@ def request(
     chosen = tuple(_estimator(e, by_name) for e in estimators)
     if extra.mixture:
         chosen = tuple(with_mixture(e, log) for e in chosen)
-    return Request(log, named, chosen, strict, level, method, sides, extra, findings)
+    return Request(log, named, chosen, strict, level, kind, sides, extra, findings)
 
 
 def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
@@ -149,25 +146,6 @@ def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, P
             "{'candidate': pw.Table({...})}"
         )
     return {str(name): policy for name, policy in targets.items()}
-
-
-def _method(interval: IntervalMethod, log: Log) -> IntervalMethod:
-    if interval not in METHODS:
-        hint = f": use {REMOVED[interval]!r} instead" if interval in REMOVED else ""
-        raise UsageError(
-            f"interval must be one of {', '.join(METHODS)}, got {interval!r}{hint}"
-        )
-    if interval == "auto":
-        return "skew"
-    if interval in GUARANTEES:
-        known_range(log, interval)
-        if log.cluster is not None and interval != "betting":
-            raise UsageError(
-                f"interval={interval!r} requires independent rows, and rows of a `cluster` are "
-                "not: use interval='auto', which leaves out clusters in turn, 'betting', or no "
-                "`cluster` if rows are independent"
-            )
-    return interval
 
 
 def _estimator(
@@ -213,9 +191,9 @@ def segmented(asked: Request, by: str | None) -> Request:
         )
     if log.period is not None:
         raise UsageError("`by` must be left out if the log has a `period`")
-    if asked.method in GUARANTEES:
+    if asked.interval.guaranteed:
         raise UsageError(
-            f"interval={asked.method!r} has no segments: use interval='auto' with `by`"
+            f"interval={asked.interval.name!r} has no segments: use interval='auto' with `by`"
         )
     if log.mixture is not None or (log.estimate_mixture is not False and not log.crossed):
         raise UsageError(

@@ -26,7 +26,7 @@ from poolwise.errors import SourceError, UsageError
 from poolwise.estimators import BY_NAME
 from poolwise.evaluation.read import open_rows
 from poolwise.evaluation.request import Request, named_targets, served
-from poolwise.intervals.guarantees import guarantee_needs
+from poolwise.intervals.base import find_kind, lack_blocks, pair_needs
 from poolwise.intervals.skew import interval_needs
 from poolwise.moments.terms import unite
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from poolwise.engines.base import EngineLike, Rows
-    from poolwise.evaluation.request import IntervalMethod
+    from poolwise.intervals.base import IntervalName
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
@@ -47,7 +47,7 @@ def summarise(
     *,
     counts: Mapping[str, float] | None = None,
     also: Sequence[Estimator] = (),
-    interval: IntervalMethod = "auto",
+    interval: IntervalName = "auto",
     engine: EngineLike = None,
 ) -> Summary:
     """Reduce a log to moments that can be saved, added and evaluated without its rows.
@@ -110,7 +110,7 @@ def query_text(
     table: str,
     targets: Mapping[str, PolicyLike],
     dialect: str,
-    interval: str = "auto",
+    interval: IntervalName = "auto",
 ) -> str:
     """Return the query whose result an evaluation of a table can use instead of the rows.
 
@@ -130,20 +130,22 @@ def needs_of(
     also: Sequence[Estimator] = (),
     *,
     shaped: bool = False,
-    interval: str = "auto",
+    interval: IntervalName = "auto",
 ) -> Needs:
     """Return what evaluations with the default and some other estimators need.
 
     Slices and powers of skewed intervals are among it if `shaped`, the sums of
     interval="smoothed" if that is the interval.
     """
-    loggers = tuple(log.by_label)
+    kind, loggers = find_kind(interval), tuple(log.by_label)
+    if kind.by_block:
+        raise lack_blocks(kind)
     estimators = (*(make() for make in BY_NAME.values()), *also)
     request = Request(log, {}, estimators, strict=False)
     usable = served(request, loggers, shaped=shaped)
     needs = usable.needs
     for crossed in {log.crossed, False}:
-        needs |= guarantee_needs(log, interval, crossed=crossed)
+        needs |= pair_needs(crossed=crossed) | kind.needs(log, crossed=crossed)
     if shaped:  # a sum of parts may keep only what does not depend on the mixture
         needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
     return unite(needs.bind(name) for name in targets)
@@ -155,7 +157,7 @@ def from_result(
     targets: Mapping[str, PolicyLike] | PolicyLike,
     *,
     also: Sequence[Estimator] = (),
-    interval: IntervalMethod = "auto",
+    interval: IntervalName = "auto",
 ) -> Summary:
     """Read the exported result of the query that `poolwise sql` printed.
 
@@ -181,7 +183,7 @@ def from_files(
     log: Log,
     targets: Mapping[str, PolicyLike] | PolicyLike,
     *,
-    interval: IntervalMethod = "auto",
+    interval: IntervalName = "auto",
 ) -> Summary:
     """Read saved summaries and answers of warehouses, and add them up.
 

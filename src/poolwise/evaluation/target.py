@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from poolwise.diagnosis.agreement import diagnose
 from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
 from poolwise.diagnosis.over_time import over_time
@@ -30,11 +28,8 @@ from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.comparison import Pairs
 from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.results import Evaluation, TargetResult
-from poolwise.intervals.guarantees import known_range
-from poolwise.intervals.skew import auto_interval, shaped_interval
-from poolwise.intervals.smoothed import smoothed_interval
-from poolwise.intervals.student import Interval, one_sided, student_interval, tail_of
-from poolwise.moments.buckets import Split, bootstrap, jackknife
+from poolwise.intervals.skew import shaped_interval
+from poolwise.moments.buckets import jackknife
 from poolwise.moments.moments import selected
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 
@@ -43,11 +38,12 @@ if TYPE_CHECKING:
 
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.evaluation.read import Answers
+    from poolwise.intervals.student import Interval
+    from poolwise.moments.buckets import Split
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.shape import Powers, Shape
     from poolwise.moments.units import KnownColumns
 
-BOOTSTRAP_SEED = 20170813  # the same rows give the same interval
 LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
 Errors = dict[str, float]
 NONE: Mapping[str, Any] = {}
@@ -129,7 +125,7 @@ class _Target:
     def skewed(self) -> bool:
         """True if intervals are skew-score ones: the pass has clusters or slices."""
         shaped = self.asked.clustered or all(m.slices for m in self.view.values())
-        return self.asked.method == "skew" and shaped
+        return self.asked.interval.shaped and shaped
 
     def result(
         self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
@@ -175,25 +171,16 @@ class _Target:
 
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""
-        asked, method = self.asked, self.asked.method
+        asked, limits = self.asked, self.limits
         split = self.answers.suited(estimator).splits[self.name]
-        if method == "jackknife" or asked.clustered:
+        if asked.clustered:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
-        limits = self.limits
-        if method == "skew":
-            rows = split.whole, split.buckets
-            interval, notes = auto_interval(
-                estimate, *rows, asked.level, limits, asked.sides, self._columns
-            )
-        else:
-            interval, notes = student_interval(estimate, asked.level, limits, asked.sides)
-        if method == "bootstrap" and not notes:
-            values = bootstrap(estimator, split, np.random.default_rng(BOOTSTRAP_SEED))
-            tail = tail_of(asked.level, asked.sides)
-            lower, upper = np.quantile(values, [tail, 1 - tail]).tolist()
-            interval = one_sided(Interval(lower, upper, asked.level), asked.sides)
+        rows = split.whole, split.buckets
+        interval, notes = asked.interval.surround(
+            estimate, *rows, asked.level, limits, asked.sides, self._columns
+        )
         self.estimates[name], self.intervals[name] = estimate, interval
         return notes
 
@@ -231,7 +218,7 @@ class _Target:
         split = self.answers.apart.splits[self.name]
 
         def rule(estimate: Estimate, shape: Shape | None, powers: Powers | None) -> Interval:
-            of_shape = shape if asked.method == "skew" else None
+            of_shape = shape if asked.interval.shaped else None
             return shaped_interval(
                 estimate, of_shape, powers, asked.level, self.limits, asked.sides
             )[0]
@@ -242,15 +229,10 @@ class _Target:
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
-        asked, interval = self.asked, bets.get(self.name)
-        if asked.method == "smoothed":
-            interval = smoothed_interval(
-                self.split.whole,
-                known_range(asked.log, asked.method),
-                asked.level,
-                asked.sides,
-                crossed=asked.log.crossed,
-            )
+        asked = self.asked
+        interval = bets.get(self.name) or asked.interval.bound(
+            self.split.whole, asked.log, asked.level, asked.sides
+        )
         if interval is not None:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
 

@@ -1,64 +1,49 @@
-"""Guarantees: intervals for the target's value, independent of the estimator.
+"""Guarantees: intervals of the target's value, which do not depend on the estimator.
 
-Student's interval uses the sample variance.  These do not rely on it: betting and smoothing
-are valid for any number of rows.  Both require the range of the rewards.
+Student's interval uses the sample variance.  Betting and smoothing do not: they are valid for
+any number of rows, and require the range of the rewards.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from poolwise.errors import UsageError
+from poolwise.intervals.base import KINDS, known_range
 from poolwise.intervals.betting import Bets, errors_of, interval_of
-from poolwise.intervals.smoothed import smoothed_needs
 from poolwise.intervals.student import check_level
 from poolwise.moments.blocks import Payoff
-from poolwise.moments.terms import (
-    BALANCED_REWARD,
-    BALANCED_WEIGHT,
-    REWARD,
-    WEIGHT,
-    WEIGHTED_REWARD,
-    Needs,
-)
+from poolwise.moments.terms import REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from poolwise.engines.base import BlockRows
+    from poolwise.intervals.base import IntervalKind
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.moments.moments import MomentsByLogger
 
-Guarantee = Literal["betting", "smoothed"]
-GUARANTEES = ("betting", "smoothed")
 
-
-def guarantee_needs(log: Log, method: str, *, crossed: bool) -> Needs:
-    """Return weight and weighted reward, balanced if `crossed`, and what the method adds."""
-    pair = (BALANCED_REWARD, BALANCED_WEIGHT) if crossed else (WEIGHTED_REWARD, WEIGHT)
-    needs = Needs(groups=(pair,))
-    if method != "smoothed":
-        return needs
-    return needs | smoothed_needs(known_range(log, method), crossed=crossed)
-
-
-def refuse_adaptive(method: str, log: Log, trained: Collection[str]) -> None:
+def refuse_adaptive(kind: IntervalKind, log: Log, trained: Collection[str]) -> None:
     """Raise UsageError if a bound for fixed policies is requested of policies that learned.
 
     Args:
-        method: Kind of interval.
+        kind: Kind of interval.
         log: The log.
         trained: Loggers that were trained on rows of this log.
     """
-    if method == "betting" or not (log.period or (trained and log.crossed)):
+    if not kind.guaranteed or kind.learning:
+        return
+    if not (log.period or (trained and log.crossed)):
         return
     cause = "`period` says that policies learned from earlier rows"
     if not log.period:
         cause = f"{next(iter(trained))!r} was trained on a log of these"
+    others = [repr(other.name) for other in KINDS.values() if other.learning]
     raise UsageError(
-        f"interval={method!r} pools the rows of all loggers, and {cause}: use "
-        "interval='betting' or 'auto', which remain valid in that case"
+        f"interval={kind.name!r} pools the rows of all loggers, and {cause}: use "
+        f"interval={', '.join(others)} or 'auto', which remain valid in that case"
     )
 
 
@@ -78,16 +63,6 @@ def refuse_outside(log: Log, moments: MomentsByLogger) -> None:
             f"rewards must lie within reward_range ({lower:g}, {upper:g}), but {outside}. Give "
             "the smallest and largest possible reward, or correct the rows."
         )
-
-
-def known_range(log: Log, method: str) -> tuple[float, float]:
-    """Return the range of the rewards; raise UsageError if it is not given."""
-    if log.reward_range is None:
-        raise UsageError(
-            f"interval={method!r} requires the smallest and largest possible reward: "
-            "give reward_range=(lower, upper) (--reward-range lower,upper)"
-        )
-    return log.reward_range
 
 
 def by_betting(

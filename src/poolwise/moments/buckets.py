@@ -1,8 +1,8 @@
-"""Buckets: jackknife and bootstrap variances for rows that are not independent.
+"""Buckets: jackknife variances for rows that are not independent.
 
-Rows are split into buckets by a hash of their unit (a user, a session; by default the row
-itself), and the pass that computes the moments also computes them per bucket.  Leaving out
-or resampling buckets then needs no further pass.  The number of rows per logger is part of
+Rows are split into buckets by a hash of their cluster (a user, a session), and the pass that
+computes the moments also computes them per bucket.  Leaving out buckets then needs no further
+pass.  The number of rows per logger is part of
 the design and stays fixed.
 """
 
@@ -130,12 +130,6 @@ class Split:
                 shifts[present, k] = share[:, None] * (whole.means_of(terms) - means)
         return shifts.reshape(len(self.buckets), -1)
 
-    def drawn(self, rng: np.random.Generator, samples: int) -> Iterator[PooledLoggers]:
-        """Yield the moments of buckets drawn with replacement."""
-        size = len(self.buckets)
-        times = rng.multinomial(size, np.full(size, 1 / size), size=samples)
-        return resampled(self.buckets, times.astype(np.float64), self.whole)
-
 
 def jackknife(estimator: Estimator, split: Split) -> Estimate:
     r"""Return the estimate with its jackknife variance.
@@ -214,10 +208,3 @@ def refuse_lone(split: Split) -> None:
             "variance between its clusters cannot be estimated. Name a finer unit, or leave "
             "the logger out.",
         )
-
-
-def bootstrap(
-    estimator: Estimator, split: Split, rng: np.random.Generator, *, replicates: int = 400
-) -> FloatArray:
-    """Return estimates from buckets drawn with replacement, shape (replicates,)."""
-    return np.array([value_of(estimator, s) for s in split.drawn(rng, replicates)])

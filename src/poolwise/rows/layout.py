@@ -63,9 +63,7 @@ class Layout:
         mixture: Whether there is a column ``estimated_mixture``.
         scale: How probabilities are written.
         buckets: Into how many each logger's rows are split: by a column ``bucket`` or
-            ``cluster``, or one by one.
-        shuffled: Whether rows go to buckets by a hash of their number; there are at most
-            `moments.tallies.SLOTS` of them.
+            ``cluster``, or by a hash of the row's number, at most `moments.tallies.SLOTS`.
         clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
         excluded: Loggers whose rows are left out.
         drop: Leave bad rows out instead of raising an error.
@@ -85,7 +83,6 @@ class Layout:
     mixture: bool = False
     scale: Scale = field(default_factory=Scale)
     buckets: int = 1
-    shuffled: bool = False
     clustered: bool = False
     excluded: tuple[str, ...] = ()
     drop: bool = False
@@ -149,7 +146,7 @@ class Layout:
 
     def deal(self, numbers: IntArray) -> IntArray:
         """Return the buckets of rows with these numbers."""
-        return (slots_of(numbers) if self.shuffled else numbers) % self.buckets
+        return slots_of(numbers) % self.buckets
 
     @cached_property
     def limits(self) -> dict[str, tuple[float, float]]:

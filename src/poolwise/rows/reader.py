@@ -206,10 +206,8 @@ def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> p
 # Passes.
 
 
-def label_counts(
-    stream: Stream, threads: int, rows: int = LABELLED
-) -> list[Counter[str | None]]:
-    """Count the rows of each label, and of none, in pieces of so many rows together."""
+def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
+    """Count the rows of each label, and of none, in pieces of `LABELLED` rows together."""
     own = PerThread(stream.reader)
 
     def count(pieces: Sequence[Piece]) -> Counter[str | None]:
@@ -225,17 +223,12 @@ def label_counts(
     pieces = list(stream.pieces)
     sizes = [piece.num_rows for piece in pieces]
     placed = zip(pieces, accumulate(sizes, initial=0), strict=False)
-    gathered = gather(placed, rows, sum(sizes) if rows > 1 else None)
+    gathered = gather(placed, LABELLED, sum(sizes))
     return list(in_order(count, (together for together, _ in gathered), threads))
 
 
-def numbered(stream: Stream, layout: Layout, threads: int) -> Iterator[tuple[Piece, int]]:
-    """Yield pieces with the number of rows before each, without those of excluded loggers."""
-    if layout.buckets > 1 and layout.excluded:
-        counts = label_counts(stream, threads, rows=1)
-        sizes = [sum(n for i, n in c.items() if i not in layout.excluded) for c in counts]
-        yield from zip(stream.pieces, accumulate(sizes, initial=0), strict=False)
-        return
+def numbered(stream: Stream) -> Iterator[tuple[Piece, int]]:
+    """Yield pieces with the number of rows before each."""
     first_row = 0
     for piece in stream.pieces:
         yield piece, first_row
@@ -281,7 +274,7 @@ def to_rows(
         tables: Columns of the layout, and ``logger``; with buckets ``bucket`` or ``cluster``,
             unless rows are dealt out one by one.
         layout: The columns, and the rows to leave out.
-        first_row: Number of rows before the first table, without those of excluded loggers.
+        first_row: Number of rows before the first table.
         size: Rows of one result.
     """
     for table in tables:
@@ -344,7 +337,7 @@ def _groups(table: pa.Table, codes: AnyArray, layout: Layout, first_row: int) ->
     elif "cluster" in names:
         buckets = cluster_buckets(table.column("cluster"), layout.buckets)
     else:
-        buckets = layout.deal(first_row + np.cumsum(codes != EXCLUDED))
+        buckets = layout.deal(first_row + 1 + np.arange(len(codes)))
     return buckets.astype(np.int64) * len(layout.strata) + codes
 
 

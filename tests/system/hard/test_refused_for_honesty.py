@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from poolwise.evaluation.request import IntervalMethod
+    from poolwise.intervals.base import IntervalName
 
 TABLE: pa.Table = random_table(np.random.default_rng(70), {"a": 60, "b": 40})
 
@@ -149,15 +149,6 @@ def test_an_interval_that_ignores_clusters_says_so() -> None:
     assert "few-clusters" in {f.code for f in few.findings}
 
 
-def test_the_error_beside_a_bootstrap_is_that_of_clusters() -> None:
-    users = [f"u{k % 25}" for k in range(100)]
-    by_bootstrap, by_user = (
-        evaluate(with_users(users), {"target": "t"}, interval=i) for i in ("bootstrap", "auto")
-    )
-    for name, estimate in by_user["target"].estimates.items():
-        assert by_bootstrap["target"].estimates[name].std_error == estimate.std_error
-
-
 def test_equal_rows_of_few_clusters_leave_everything_open() -> None:
     rows = 3000
     table = pa.table(
@@ -196,7 +187,7 @@ def test_bets_do_not_hang_on_the_order_of_the_rows(order: str) -> None:
 @pytest.mark.parametrize(("rewarded", "told"), [(4, True), (19, True), (25, False)])
 @pytest.mark.parametrize(("interval", "severity"), [("skew", "note"), ("student", "warning")])
 def test_few_rewarded_rows_are_told(
-    rewarded: int, interval: IntervalMethod, severity: str, *, told: bool
+    rewarded: int, interval: IntervalName, severity: str, *, told: bool
 ) -> None:
     """The skew-score interval guards against rare rewards; Student's does not."""
     rewards = np.zeros(5000)

@@ -351,15 +351,12 @@ def test_columns_of_a_mixture_and_of_a_model_are_read(
     assert check(replace(log, mixture="mix + 1"), TARGETS, engine=spark).faults
 
 
-def test_segments_of_resampled_rows_need_nothing_but_counts(
-    spark: Spark, table: pa.Table
-) -> None:
+def test_segments_of_clusters_need_nothing_but_counts(spark: Spark, table: pa.Table) -> None:
     """Some needs of a segment are empty: its rows are counted even so."""
     targets = {"target": "t", "half": "t / 2"}
     log = log_of(table, cluster="user")
-    options: Any = {"interval": "bootstrap", "by": "item"}
-    expected = evaluate(log, targets, engine=DuckDB(), **options)
-    assert_same(evaluate(log, targets, engine=spark, **options), expected)
+    expected = evaluate(log, targets, engine=DuckDB(), by="item")
+    assert_same(evaluate(log, targets, engine=spark, by="item"), expected)
 
 
 def test_leaving_loggers_out_hides_no_fault(spark: Spark, table: pa.Table) -> None:
