@@ -33,7 +33,7 @@ POLICIES = {
     "c": np.array([[0.375, 0.25, 0.375], [0.25, 0.125, 0.625]]),
 }
 ROWS = {"a": 3_200, "b": 6_400, "c": 9_600}
-THREE = {"propensities": {i: f"p_{i}" for i in "abc"}}
+THREE: dict[str, Any] = {"propensities": {i: f"p_{i}" for i in "abc"}}
 KEYS = {
     "logger", "rows", "supported", "effective_rows", "predicted", "predicted_error", "earned",
     "earned_error", "z", "p_value", "adjusted", "p_without", "lower", "upper", "fits",
@@ -152,7 +152,7 @@ def test_densities_are_predicted_too() -> None:
         parts.append(pa.table(columns | {"p_a": density[0], "p_b": density[1]}))
     crossed = {"a": "p_a", "b": "p_b"}
     table = pa.concat_tables(parts)
-    roles = {"logger": "logger", "reward": "reward", "densities": True}
+    roles: dict[str, Any] = {"logger": "logger", "reward": "reward", "densities": True}
     found = pw.backtest(pw.Log(table, propensities=crossed, **roles))
     assert found.fits
     assert found["a"].predicted == pytest.approx(0.5, abs=0.1)
@@ -161,7 +161,7 @@ def test_densities_are_predicted_too() -> None:
 def test_users_with_rows_of_several_loggers_widen_the_errors() -> None:
     shape = replace(SHAPES["users"], rows=(500,) * 3)
     log = shape.log(0)
-    doubled = pa.concat_tables([log.source, log.source])  # type: ignore[list-item]
+    doubled = pa.concat_tables([log.source, log.source])
     plain = pw.backtest(replace(log, cluster=None))
     copied = pw.backtest(replace(log, source=doubled, cluster="user"))
     for logger, p in plain.loggers.items():

@@ -237,7 +237,6 @@ def backtest(log: Log, *, level: float = 0.95, engine: EngineLike = None) -> Bac
         level: Level at which all predictions hold together.
         engine: As for `evaluate`.
     """
-
     if isinstance(engine, Summary):
         raise UsageError(SAVED)
 
