@@ -177,7 +177,7 @@ class ReferenceRows:
         own = {label: str(name) for label, name in self.log.by_label.items()}
         return np.array([row[own[str(row[str(self.log.logger)])]] for row in rows])
 
-    def _mixture(self, rows: Sequence[Row], without: str = "") -> FloatArray:
+    def _mixture(self, rows: Sequence[Row], without: str | None = None) -> FloatArray:
         counts = {label: count for label, count in self.counts.items() if label != without}
         total = sum(counts.values())
         shares = {label: count / total for label, count in counts.items()}
