@@ -19,6 +19,8 @@ from .estimators.model import DoublyRobust as DoublyRobust
 from .estimators.period import PeriodBalanced as PeriodBalanced
 from .estimators.period import PeriodDoublyRobust as PeriodDoublyRobust
 from .estimators.shrink import Shrink as Shrink
+from .evaluation.backtest import Backtest as Backtest
+from .evaluation.backtest import backtest as backtest
 from .evaluation.check import check as check
 from .evaluation.check import score_log as score_log
 from .evaluation.comparison import Comparison as Comparison

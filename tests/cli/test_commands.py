@@ -294,8 +294,12 @@ ENGINE_OPTIONS = ["engine", "master"]
 OPTIONS = {
     "evaluate": [
         *ROLE_OPTIONS, "estimator", "baseline", "by", "level", "interval", "sides",
-        "which-logs", "moments", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts",
-        "verbose", "json",
+        "which-logs", "backtest", "moments", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS,
+        "html", "charts", "verbose", "json",
+    ],
+    "backtest": [
+        *ROLE_OPTIONS, "level", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts",
+        "json",
     ],
     "compare": [
         *ROLE_OPTIONS, "baseline", "require", "margin", "estimator", "level", *ROW_OPTIONS,
@@ -437,3 +441,21 @@ def test_options_of_the_reader_and_of_engines_are_read(run: Run, tmp_path: Path)
     assert (lost.status, "--engine spark" in lost.err) == (2, True)
     nothing = run("evaluate", *roles)
     assert (nothing.status, "LOGS" in nothing.err) == (2, True)
+
+
+def test_backtest_prints_and_writes_its_report(run: Run, path: str, tmp_path: Path) -> None:
+    found = run("backtest", path, *CROSSED, "--level", "0.9", "--json")
+    assert (found.status, found.err) == (0, "")
+    text = json.loads(found.out)
+    assert (text["result"], text["level"]) == ("backtest", 0.9)
+    assert [entry["logger"] for entry in text["loggers"]] == ["a", "b"]
+    html, charts = tmp_path / "report.html", tmp_path / "charts"
+    shown = run("backtest", path, *CROSSED, "--html", str(html), "--charts", str(charts))
+    assert shown.status == 0
+    assert "Predicted from the other logs" in shown.out
+    assert "poolwise backtest" in html.read_text("utf-8")
+    assert sorted(p.name for p in charts.iterdir()) == ["backtest.png", "backtest.svg"]
+    tested = run("evaluate", path, *CROSSED, *TARGET, "--backtest")
+    assert "Predicted from the other logs" in tested.out
+    own = run("backtest", path, "--logger", "logger", "--reward", "reward", "--propensity", "p")
+    assert (own.status, "--propensities" in own.err) == (2, True)

@@ -235,3 +235,14 @@ def test_a_pattern_names_one_column_for_each_logger(file: Path, pattern: str) ->
         "--estimator", "balanced", "--json",
     )  # fmt: skip
     assert values(outcome.stdout)["new"] == pytest.approx(balanced()["new"], rel=1e-12)
+
+
+def test_a_backtest_reads_the_log_of_a_question_file(file: Path) -> None:
+    found = pw.Question.read(file).backtest()
+    assert found.level == 0.9
+    assert list(found.loggers) == ["a", "b"]
+    printed = json.loads(run("backtest", file, "--json").output)
+    assert [e["predicted"] for e in printed["loggers"]] == [
+        p.predicted for p in found.loggers.values()
+    ]
+    assert pw.Question.read(file).backtest(level=0.5).level == 0.5

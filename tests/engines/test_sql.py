@@ -27,6 +27,8 @@ from poolwise.moments.terms import (
     WEIGHT,
     WEIGHTED_REWARD,
     Needs,
+    others_play,
+    others_weight,
     ratio,
     second_moment,
 )
@@ -47,6 +49,12 @@ NEEDS = Needs(
     ((WEIGHT,), (WEIGHTED_REWARD, BALANCED_REWARD, BALANCED_WEIGHT, ratio("a"))),
     (WEIGHT,),
 ).bind("target")
+OTHERS = Needs(
+    groups=(
+        (others_weight("a", 1.5), others_weight("a", 1.5) * REWARD, others_play("a", 1.5)),
+        (others_weight("b", 2.5), others_weight("b", 2.5) * REWARD, others_play("b", 2.5)),
+    )
+)
 SCRIPT = """
 from poolwise import Log
 from poolwise.evaluation.summarise import query_text
@@ -105,7 +113,7 @@ def test_the_printed_query_is_the_reviewed_one(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", RUNS)
-@pytest.mark.parametrize("needs", [NEEDS, queries.NEEDS], ids=["few", "all"])
+@pytest.mark.parametrize("needs", [NEEDS, queries.NEEDS, OTHERS], ids=["few", "all", "others"])
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_the_printed_query_gives_the_moments_of_the_engine(
     offset: float, needs: Needs, dialect: str

@@ -336,3 +336,13 @@ def test_whole_lists_can_be_watched(table: pa.Table, tmp_path: Path) -> None:
     assert watched.rows == 256
     assert float(value(of_items_above)) in watched.interval
     assert pw.check(log, targets).rows == {"new": 192, "old": 64}
+
+
+@pytest.mark.parametrize("model", ["cascade", "whole"])
+def test_a_backtest_predicts_the_rewards_of_requests(model: Model) -> None:
+    """Both sides are the same expectation, where the other logger supports it."""
+    found = pw.backtest(read(exact_log(of_items_above), model).log)
+    for p in found.loggers.values():
+        assert 0 < p.supported <= 1
+        assert p.earned > 0
+        assert p.predicted == pytest.approx(p.earned, rel=1e-9)

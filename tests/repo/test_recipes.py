@@ -226,6 +226,10 @@ def test_the_schema_describes_every_result(tmp_path: Path) -> None:
     validate(evaluation.to_json())
     validate(pw.evaluate(log, targets, baseline="old").to_json())
     validate(pw.compare(log, targets, baseline="large").to_json())
+    validate(pw.evaluate(log, TARGETS, "calibrated", backtest=True).to_json())
+    spoilt = replace(log, reward=f"{log.reward} + 0.1 * (policy = 'large')::INT")
+    for tested in (pw.backtest(log), pw.backtest(spoilt)):
+        validate(tested.to_json())
     validate(pw.compare(log, targets).to_json())
     by_half = pw.evaluate(log, targets, "calibrated", by="pixels[29] > 8")
     validate(by_half.to_json())
@@ -242,7 +246,7 @@ def test_the_schema_describes_every_result(tmp_path: Path) -> None:
 
 
 def test_the_schema_describes_what_a_command_prints(folder: Path) -> None:
-    for verb in ("evaluate", "compare", "check", "plan --half-width 0.01"):
+    for verb in ("evaluate", "compare", "check", "backtest", "plan --half-width 0.01"):
         done = run(f"poolwise {verb} question.toml --json", folder)
         result = validate(done.stdout)
         assert result["result"] == {"compare": "comparison", "evaluate": "evaluation"}.get(

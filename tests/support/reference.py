@@ -155,6 +155,10 @@ class ReferenceRows:
         if factor.name == "ratio":
             return self._ratio(policy, self._mixture(rows))
         nowhere = -math.inf if self.log.log_probabilities else 0.0
+        if factor.name == "others_weight":
+            others = self._mixture(rows, without=factor.logger)
+            ratio = self._ratio(policy, np.where(others > nowhere, others, 1.0))
+            return _shrunk(np.where(others > nowhere, ratio, 0.0), factor)
         if factor.name == "unsupported":
             return np.where(policy > nowhere, 0.0, 1.0)
         safe = np.where(policy > nowhere, policy, 1.0)
@@ -173,9 +177,10 @@ class ReferenceRows:
         own = {label: str(name) for label, name in self.log.by_label.items()}
         return np.array([row[own[str(row[str(self.log.logger)])]] for row in rows])
 
-    def _mixture(self, rows: Sequence[Row]) -> FloatArray:
-        total = sum(self.counts.values())
-        shares = {label: count / total for label, count in self.counts.items()}
+    def _mixture(self, rows: Sequence[Row], without: str | None = None) -> FloatArray:
+        counts = {label: count for label, count in self.counts.items() if label != without}
+        total = sum(counts.values())
+        shares = {label: count / total for label, count in counts.items()}
         if not self.log.log_probabilities:
             parts = [shares[label] * self._policy(label, rows) for label in shares]
             return np.array([math.fsum(row) for row in zip(*parts, strict=True)])
@@ -233,6 +238,8 @@ def _shrunk(weight: FloatArray, factor: Factor) -> FloatArray:
         return np.minimum(weight, factor.bound)
     if factor.rule == "switch":
         return np.where(weight <= factor.bound, weight, 0.0)
+    if factor.rule == "within":
+        return np.where((weight > 0) & (weight <= factor.bound), 1.0, 0.0)
     if factor.rule == "optimistic":
         return factor.bound * weight / (weight**2 + factor.bound)
     return weight

@@ -25,6 +25,7 @@ from poolwise.cli.options import (
     EngineOptions,
     EvaluateOptions,
     LearnOptions,
+    Level,
     OnFaultOption,
     OptionalSources,
     PlanOptions,
@@ -156,6 +157,30 @@ def compare(
     print_result(comparison, as_json=as_json, question=question)
     if require:
         gate(partial(comparison.require, require, margin=margin))
+
+
+@app.command(cls=QuestionCommand)
+@grouped
+def backtest(
+    *,
+    command: typer.Context,
+    logs: Sources,
+    roles: RoleOptions,
+    level: Level = 0.95,
+    source: SourceOptions,
+    report: ReportOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Predict what each logger earned from the other logs, and compare."""
+    log = build_log(logs, roles, source)
+    check_outputs(log, **asdict(report))
+    from poolwise.evaluation.backtest import backtest as run
+
+    with progress():
+        found = run(log, level=level, engine=source.start())
+    question = asked(command, log, {})
+    save_report(found, report, question)
+    print_result(found, as_json=as_json, question=question)
 
 
 @app.command(cls=QuestionCommand)

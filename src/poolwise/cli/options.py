@@ -205,6 +205,10 @@ class EvaluateOptions:
         bool,
         typer.Option("--which-logs", help="Report standard errors with each log left out."),
     ] = False
+    backtest: Annotated[
+        bool,
+        typer.Option("--backtest", help="Predict what each logger earned from the other logs."),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

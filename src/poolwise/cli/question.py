@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     import typer
 
+    from poolwise.evaluation.backtest import Backtest
     from poolwise.evaluation.check import CheckReport
     from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.plan import Plan
@@ -102,6 +103,13 @@ class Question:
         from poolwise.evaluation.evaluate import compare
 
         return self._call(compare, options)
+
+    def backtest(self, **options: Any) -> Backtest:  # noqa: ANN401 - any option of `backtest`
+        """Call `backtest`; an argument here replaces that of the file."""
+        from poolwise.evaluation.backtest import backtest
+
+        own = {name: self.options[name] for name in ("level", "engine") if name in self.options}
+        return backtest(self.log, **own | options)
 
     def plan(self, **options: object) -> Plan:
         """Call `plan`; an argument here replaces that of the file."""

@@ -255,11 +255,12 @@ class FiniteProblem:
         if name in {"period", "period_mixture"}:
             return self._mixture_of(factor.logger if name == "period" else period)
         policies = {"target": self.target, "own": self.loggers[logger], "mixture": self.mixture}
-        if name in policies:
-            return policies[name]
         if name == "logger":
-            return self.loggers[factor.logger]
-        return self._predictions[name]
+            policies[name] = self.loggers[factor.logger]
+        elif name == "others":
+            rest = {i: p for i, p in self.loggers.items() if i != factor.logger}
+            policies[name] = _mix(rest, {i: self.counts[i] for i in rest})
+        return policies[name] if name in policies else self._predictions[name]
 
     def _mixture_of(self, period: str) -> FloatArray:
         """Return the loggers of a period mixed in proportion to their rows in it."""
@@ -335,6 +336,8 @@ def compute_factor(factor: Factor, quantity: Callable[[str], FloatArray]) -> Flo
         np.minimum(quotient, bound, out=quotient)
     elif factor.rule == "switch":
         quotient[quotient > bound] = 0.0
+    elif factor.rule == "within":
+        return np.where((quotient > 0) & (quotient <= bound), 1.0, 0.0)
     elif factor.rule == "optimistic":
         quotient *= bound / (quotient * quotient + bound)
     elif made.logarithmic:

@@ -57,6 +57,7 @@ class Writer:
         self.lines: dict[Term, int] = {}
         self.inverses: dict[int, int] = {}
         self.periods = {period: k for k, period in enumerate(periods_of(layout.cells))}
+        self.mixes = [*layout.period_shares]  # shares of the loggers in each mixture of a step
 
     def line(self, term: Term) -> int:
         """Return the line of a term; write the steps that compute it at first."""
@@ -116,7 +117,13 @@ class Writer:
         out = None if last in self.given.values() else last
         if made.at_zero:
             return self._step("inverse", above, below, out, made.at_zero)
-        out = self._divide(above, below, out)
+        if made.below == "others":  # which may be 0
+            out = self._step("inverse", above, below, out)
+        else:
+            out = self._divide(above, below, out)
+        if factor.rule == "within":
+            small = self._step("switch", out, out, bound=factor.bound)
+            return self._step("inverse", small, out, small)
         if factor.rule:
             right = self.columns["reward"] if made.logarithmic else out
             self._step(factor.rule, out, right, out, factor.bound, factor.zero)
@@ -129,6 +136,9 @@ class Writer:
             return self._step("least", 0, 0)
         if name == "period":
             return self._step("mix", self.periods[factor.logger], 0)
+        if name == "others":
+            self.mixes.append(_shares_of_others(layout, factor.logger))
+            return self._step("mix", len(self.mixes) - 1, 0)
         if name == "target":
             name = f"t_{layout.targets.index(factor.target)}"
         elif name == "predicted_value":
@@ -136,6 +146,15 @@ class Writer:
         elif name == "logger":
             name = f"p_{layout.crossed.index(factor.logger)}"
         return self.given[name]
+
+
+def _shares_of_others(layout: Layout, logger: str) -> tuple[float, ...]:
+    """Return the share of each logger in the mixture of all loggers except one."""
+    left = [
+        0.0 if i == logger else s for i, s in zip(layout.crossed, layout.shares, strict=True)
+    ]
+    total = sum(left) or 1.0  # there are no others
+    return tuple(share / total for share in left)
 
 
 def program_of(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:
@@ -211,8 +230,8 @@ def _set_layout(program: Program, writer: Writer) -> None:
     none = -np.inf, np.inf  # of a value that follows from no column
     crossed = {label: k for k, label in enumerate(layout.crossed)}
     strata = layout.groups[: len(layout.strata)]
-    periods = np.array(layout.period_shares, dtype=np.float64)
-    own_period = periods[[writer.periods[cell.period] for cell in layout.cells]]
+    mixes = np.array(writer.mixes, dtype=np.float64)
+    own_period = mixes[[writer.periods[cell.period] for cell in layout.cells]]
     shares = np.tile(np.array(layout.shares, dtype=np.float64), (len(strata), 1))
     logged = [k for name, k in columns.items() if name.startswith(("p_", "t_"))]
     program.set(
@@ -234,7 +253,7 @@ def _set_layout(program: Program, writer: Writer) -> None:
         place=np.array([crossed.get(label, -1) for label in strata], dtype=np.int64),
         shares=own_period if layout.cells and layout.period == "segment" else shares,
         own_period=own_period,
-        periods=periods,
+        periods=mixes,
     )
 
 

@@ -133,20 +133,20 @@ def _carried(table: RoleColumns, *names: str) -> list[exp.Column]:
     return [column(name) for name in ("logger", *names, *bucket)]
 
 
-def _mixture(request: MomentsRequest) -> Expression:
-    """The loggers mixed in proportion to their rows."""
+def _mixture(request: MomentsRequest, without: str | None = None) -> Expression:
+    """The loggers, perhaps without one of them, mixed in proportion to their rows."""
     if request.table.mixture is not None:
         return column("estimated_mixture")
-    labels = list(request.table.propensities)
+    labels = {k: i for k, i in enumerate(request.table.propensities) if i != without}
     counts = request.table.shares or request.counts
     if counts is not None:
-        total = sum(counts.values())
-        shares = [number(counts.get(label, 0) / total) for label in labels]
-        parts = [share * column(f"p_{k}") for k, share in enumerate(shares)]
+        total = sum(rows for label, rows in counts.items() if label != without)
+        shares = {k: number(counts.get(label, 0) / total) for k, label in labels.items()}
+        parts = [share * column(f"p_{k}") for k, share in shares.items()]
         return exp.paren(reduce(add, parts))
-    sizes = [exp.cast(column(f"n_{k}", "totals"), "double") for k in range(len(labels))]
-    parts = [size.copy() * column(f"p_{k}") for k, size in enumerate(sizes)]
-    return exp.paren(exp.paren(reduce(add, parts)) / _not_zero(reduce(add, sizes)))
+    sizes = {k: exp.cast(column(f"n_{k}", "totals"), "double") for k in labels}
+    parts = [size.copy() * column(f"p_{k}") for k, size in sizes.items()]
+    return exp.paren(exp.paren(reduce(add, parts)) / _not_zero(reduce(add, sizes.values())))
 
 
 def _ratios(request: MomentsRequest) -> exp.Select:
@@ -161,6 +161,12 @@ def _ratios(request: MomentsRequest) -> exp.Select:
     probs: list[Expression] = [exp.Star()]
     if table.propensities or table.mixture is not None:
         probs.append(_mixture(request).as_("mixture", quoted=True))
+    labels = list(table.propensities)
+    parted = {f.logger for f in factors if "others" in f.definition.quantities}
+    probs += [
+        _mixture(request, label).as_(f"others_{labels.index(label)}", quoted=True)
+        for label in sorted(parted, key=labels.index)
+    ]
     inner = exp.select(*probs).from_("probs")
     if request.counts is None and table.propensities:
         inner = inner.join("totals", join_type="cross")
@@ -180,7 +186,9 @@ def _factor(factor: Factor, table: RoleColumns) -> Expression:
     if made.at_zero:
         known = above / _not_zero(below.copy()) if made.above else above
         return case(below > number(0.0), known, number(made.at_zero))
-    quotient = above / _not_zero(below)
+    quotient: Expression = above / _not_zero(below)
+    if made.below == "others":  # which may be 0
+        quotient = exp.func("coalesce", quotient, number(0.0))
     return (_smoothed if made.logarithmic else _shrunk)(quotient, factor)
 
 
@@ -196,11 +204,13 @@ def _quantity(name: str, factor: Factor, table: RoleColumns) -> Expression:
         name = f"v_{list(table.predicted_values).index(factor.target)}"
     elif name == "logger":
         name = f"p_{list(table.propensities).index(factor.logger)}"
+    elif name == "others":
+        name = f"others_{list(table.propensities).index(factor.logger)}"
     return column(name)
 
 
 def _shrunk(weight: Expression, factor: Factor) -> Expression:
-    """Apply the factor's rule (clip, switch, optimistic) to its weight."""
+    """Apply the factor's rule (clip, switch, within, optimistic) to its weight."""
     if not factor.rule:
         return weight
     weight, bound = exp.paren(weight), number(factor.bound)
@@ -208,6 +218,9 @@ def _shrunk(weight: Expression, factor: Factor) -> Expression:
         return exp.func("least", weight, bound)
     if factor.rule == "switch":
         return case(weight <= bound, weight.copy(), number(0.0))
+    if factor.rule == "within":
+        inside = exp.and_(weight > number(0.0), weight.copy() <= bound)
+        return case(inside, number(1.0), number(0.0))
     square = exp.paren(weight.copy() * weight.copy() + bound.copy())
     return bound * weight / square
 
@@ -232,13 +245,13 @@ def _not_zero(divisor: Expression) -> Expression:
 def factor_name(factor: Factor, table: RoleColumns) -> str:
     """Name a factor's column by numbers: labels may hold any character."""
     made = factor.definition
+    rule = f"_{factor.rule}_{factor.bound!r}" if factor.rule else ""
     if made.scope == "row":
         return factor.name
     if made.scope == "target":
-        rule = f"_{factor.rule}_{factor.bound!r}" if factor.rule else ""
         rule += f"_{factor.zero!r}" if made.logarithmic else ""
         return f"{factor.name}_{list(table.targets).index(factor.target)}{rule}"
-    return f"{factor.name}_{list(table.propensities).index(factor.logger)}"
+    return f"{factor.name}_{list(table.propensities).index(factor.logger)}{rule}"
 
 
 def _stems(request: MomentsRequest) -> dict[tuple[Factor, ...], str]:

@@ -10,8 +10,9 @@ from poolwise.diagnosis.provenance import on_own
 from poolwise.engines.base import BlockRows
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators import by_default, recommend
+from poolwise.evaluation.backtest import backtest_needs, compute_backtest
 from poolwise.evaluation.differences import incumbent_of
-from poolwise.evaluation.read import answered, opened, split_of
+from poolwise.evaluation.read import NOTHING, answered, opened, split_of
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
 from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
@@ -53,6 +54,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     model: ModelLike | None = None,
     baseline: str | None = None,
     by: str | None = None,
+    backtest: bool = False,
 ) -> Evaluation:
     """Estimate the value of each target with each estimator, in one pass over the log.
 
@@ -80,6 +82,8 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             default the logger with the most rows.
         by: Column or SQL expression of segments, such as a country: one answer for each
             segment, with simultaneous intervals, in one more pass over the rows.
+        backtest: Also predict what each logger earned from the other logs, in the same pass;
+            if a prediction fails, the log is read once more for each logger.
     """
 
     def ask(log: Log) -> Evaluation:
@@ -87,7 +91,7 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
             log, targets, estimators, level=level, interval=interval, sides=sides, model=model
         )
         with opened(segmented(asked, by), engine) as rows:
-            return _evaluated(rows, baseline, which_logs=which_logs)
+            return _evaluated(rows, baseline, which_logs=which_logs, backtest=backtest)
 
     return replace(answered(log, engine, ask), truth=truth or {})
 
@@ -136,7 +140,9 @@ def compare(
     return answered(log, engine, ask)
 
 
-def _evaluated(rows: OpenLog, baseline: str | None, *, which_logs: bool) -> Evaluation:
+def _evaluated(
+    rows: OpenLog, baseline: str | None, *, which_logs: bool, backtest: bool
+) -> Evaluation:
     """Make the pass over all rows and over segments, and estimate."""
     asked = rows.request
     among = baseline if baseline in asked.names else ""
@@ -145,7 +151,8 @@ def _evaluated(rows: OpenLog, baseline: str | None, *, which_logs: bool) -> Eval
     compared = _compared(rows, always=bool(among))
     bets = partial(_bets, rows) if asked.interval.by_block else dict
     without = partial(_without_each, rows) if which_logs and asked.log.crossed else dict
-    evaluation = answer(rows, compared, bets, without)
+    tested = backtest_needs(rows) if backtest else Needs()
+    evaluation = answer(rows, compared, bets, without, tested)
     if asked.by is None:
         return evaluation
     ask = partial(answer, compared=compared if among else "")
@@ -157,21 +164,27 @@ def _answered(
     compared: str,
     bets: Callable[[], Mapping[str, Interval]] = dict,
     without: Callable[[], Mapping[str, Mapping[str, Errors]]] = dict,
+    tested: Needs = NOTHING,
     *,
     incumbent: Incumbent,
     among: str,
 ) -> Evaluation:
     """Make the pass over rows and estimate; `among` is the target that is the baseline.
 
-    Bets are placed and loggers left out after the pass, which rejects rows that break a rule.
+    Loggers are backtested if `tested` has the needs of that.  Bets are placed and loggers left
+    out after the pass, which rejects rows that break a rule.
     """
-    answers = rows.read(compared, Needs() if among else incumbent.needs)
+    answers = rows.read(compared, tested if among else incumbent.needs | tested)
     evaluation = replace(
         results_of(answers, bets(), without()),
         pairs=pairs_of(answers) if answers.compared else None,
         baseline=among or incumbent.name,
         baseline_reason="" if among else incumbent.reason,
     )
+    if tested.terms:
+        found = compute_backtest(rows, answers)
+        findings = (*evaluation.findings, *found.findings)
+        evaluation = replace(evaluation, backtest=found, findings=findings)
     if among:
         return evaluation.against(among)
     if incumbent.name not in answers.loggers:  # of a segment

@@ -144,13 +144,17 @@ class Reported(Result):
             command: Command that reproduces the numbers, shown in the report.
             question: Date, log and targets for an audit, from `Question.record`.
         """
-        from poolwise.report.page import page
         from poolwise.rows.output import HTML, refuse_output, write_whole
 
         refuse_output(path, HTML)
+        write_whole(Path(path), self.page_text(command, question).encode())
+
+    def page_text(self, command: str = "", question: Mapping[str, object] | None = None) -> str:
+        """Return the report as HTML; the arguments are those of `save`."""
+        from poolwise.report.page import page
+
         opening = self.page_opening()
-        text = page(self.facts(), command=command, question=question, opening=opening)
-        write_whole(Path(path), text.encode())
+        return page(self.facts(), command=command, question=question, opening=opening)
 
 
 def json_text(kind: str, whole: Row, *, indent: int | None = 2) -> str:

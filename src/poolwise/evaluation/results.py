@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.diagnosis.overlap import Overlap
     from poolwise.errors import Finding
+    from poolwise.evaluation.backtest import Backtest
     from poolwise.evaluation.comparison import Comparison, Pairs
     from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.segments import Segments
@@ -97,6 +98,7 @@ class Evaluation(Reported):
         pairs: Moments for the comparison; None for one target, for more than 30 targets,
             and if the engine would have to read more.
         segments: Results by segment; None without `by`.
+        backtest: Predictions of each logger from the others; None if not requested.
         rows_per_request: Rows per request of a ranking log; None if values are per row.
     """
 
@@ -113,6 +115,7 @@ class Evaluation(Reported):
     differences: Mapping[str, Difference] = field(default_factory=dict)
     pairs: Pairs | None = field(default=None, compare=False)
     segments: Segments | None = field(default=None, compare=False)
+    backtest: Backtest | None = field(default=None, compare=False)
     rows_per_request: int | None = None
 
     @cached_property
@@ -203,6 +206,7 @@ class Evaluation(Reported):
         """Return the whole result, nested; the names are public."""
         row = {"headline": self.headline, **self._uncompared()}
         row |= {"segments": self.segments.to_dict()} if self.segments else {}
+        row |= {"backtest": self.backtest.to_dict()} if self.backtest else {}
         return (
             row if self.comparison is None else row | {"comparison": self.comparison.to_dict()}
         )
@@ -253,14 +257,16 @@ class Evaluation(Reported):
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         facts = self._uncompared()
-        return [*evaluation_tables(facts), *period_tables(facts), *self._by_segment()]
+        return [*evaluation_tables(facts), *period_tables(facts), *self._parts()]
 
     def brief(self) -> list[Grid]:
         """Return the table of the estimates."""
-        return [main_table(self._uncompared()), *self._by_segment()]
+        return [main_table(self._uncompared()), *self._parts()]
 
-    def _by_segment(self) -> list[Grid]:
-        return self.segments.grids() if self.segments else []
+    def _parts(self) -> list[Grid]:
+        """Return the tables of what was asked for besides estimates."""
+        parts = [part for part in (self.backtest, self.segments) if part is not None]
+        return [grid for part in parts for grid in part.grids()]
 
     @property
     def sentences(self) -> Sequence[str]:

@@ -32,10 +32,12 @@ QUANTITIES = {  # what an engine knows about a row, and what it must be told to 
     "logger": "logger",  # a logger,
     "least": "row",  # the logger that plays it least,
     "mixture": "row",  # the loggers, mixed in proportion to their rows,
+    "others": "logger",  # the loggers except one, mixed likewise,
     "period_mixture": "row",  # the loggers of the row's period,
     "period": "period",  # the loggers of a period
 }
 SHRINKS = ("clip", "switch", "optimistic")
+WITHIN = ("switch", "within")
 GAINS = ("gain", "loss")
 
 
@@ -44,7 +46,8 @@ class Definition:
     """Formula of a factor: above / below, or above - minus, or above alone.
 
     With bound b, the rule "clip" cuts a weight w at b, "switch" makes it 0 above b, and
-    "optimistic" turns it into b * w / (w * w + b).  The rules "gain" and "loss" turn it into
+    "optimistic" turns it into b * w / (w * w + b).  The rule "within" turns it into 1 where
+    0 < w <= b and into 0 elsewhere.  The rules "gain" and "loss" turn it into
     ln(1 + w * gain / b), where the gain is the distance of the reward above or below `zero`.
 
     Attributes:
@@ -96,6 +99,7 @@ FACTORS = {
     "log_gain": Definition("target", "own", rules=GAINS),
     "balanced_log_gain": Definition("target", "mixture", rules=GAINS),
     "ratio": Definition("logger", "mixture"),
+    "others_weight": Definition("logger", "others", rules=WITHIN),
     "period_ratio": Definition("logger", "period_mixture"),
     "inverse_ratio": Definition("mixture", "logger", at_zero=UNSUPPORTED),
     "inverse_period": Definition("mixture", "period", at_zero=UNSUPPORTED),
@@ -211,6 +215,18 @@ PERIOD_RESIDUAL = PERIOD_WEIGHT * RESIDUAL
 def ratio(logger: str) -> Term:
     """Return logger / mixture, whose expectation over all rows is 1."""
     return Term((Factor("ratio", logger),))
+
+
+@lru_cache(MOST_CACHED)
+def others_weight(logger: str, bound: float) -> Term:
+    """Return logger / mixture of the others where at most a bound, elsewhere 0."""
+    return Term((Factor("others_weight", logger, rule="switch", bound=bound),))
+
+
+@lru_cache(MOST_CACHED)
+def others_play(logger: str, bound: float) -> Term:
+    """Return 1 where the others play the action at least 1 / bound as often, elsewhere 0."""
+    return Term((Factor("others_weight", logger, rule="within", bound=bound),))
 
 
 @lru_cache(MOST_CACHED)

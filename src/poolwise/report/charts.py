@@ -49,7 +49,7 @@ def estimates(evaluation: Facts) -> Chart:
         for row in ([t["target"]] if several else rows)
     ]
     height = (13 * len(names) + 8) * len(rows) if several else 30 * len(rows)
-    return _forest(
+    return forest(
         points,
         ends_of(best) + [number_of(t["x"]) for t in truths],
         title=value_title(evaluation.get("rows_per_request")),
@@ -68,14 +68,14 @@ def side_by_side(evaluation: Facts) -> Chart:
     if "comparison" in evaluation:
         ends: list[Facts] = evaluation["comparison"]["targets"]
         name = _paired(evaluation)
-        points = [_point(r["target"], name, r["value"], r) for r in ends]
+        points = [forest_point(r["target"], name, r["value"], r) for r in ends]
     else:
         best = [(t, e) for t in evaluation["targets"] if (e := recommended(t)) is not None]
         best.sort(key=lambda pair: -pair[1]["value"])
         ends = [e for _, e in best]
         points = [_estimate(t, e, several=True) for t, e in best]
     title = value_title(evaluation.get("rows_per_request"))
-    return _forest(points, ends_of(ends), title=title, height=24 * max(len(points), 2))
+    return forest(points, ends_of(ends), title=title, height=24 * max(len(points), 2))
 
 
 def differences(evaluation: Facts) -> Chart:
@@ -90,10 +90,10 @@ def forest_of(
 ) -> Chart:
     """Draw differences, each with its label; significant ones are coloured."""
     points = [
-        _point(row, name, d["difference"], d, strong=d["verdict"] in {"better", "worse"})
+        forest_point(row, name, d["difference"], d, strong=d["verdict"] in {"better", "worse"})
         for row, d in entries
     ]
-    return _forest(
+    return forest(
         points,
         [*ends_of({**d, "value": d["difference"]} for _, d in entries), 0.0],
         height=24 * max(len(points), 2),
@@ -147,7 +147,7 @@ def agreement(target: Facts, per_request: int | None = None) -> Chart:
     core = [number_of(p["x"]) for p in points if p["x"] is not None]
     core += ends_of([best]) if best is not None else []
     title = value_title(per_request)
-    return _forest(points, core, title=title, height=height_of(points, 32))
+    return forest(points, core, title=title, height=height_of(points, 32))
 
 
 def height_of(rows: Sequence[object], tall: int) -> int:
@@ -159,7 +159,7 @@ def _single_log(entry: Facts) -> Point:
     """Build the point of one log; its bar is two standard errors to each side."""
     value, error = entry["value"], entry["std_error"]
     bounds = {"lower": value - 2 * error, "upper": value + 2 * error, "std_error": error}
-    return _point(entry["logger"], "this log alone", value, bounds, strong=False)
+    return forest_point(entry["logger"], "this log alone", value, bounds, strong=False)
 
 
 def _estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
@@ -167,11 +167,11 @@ def _estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
     strong = estimate is recommended(target)
     label = f"{name} ★" if strong and len(target["estimates"]) > 1 else name
     row = target["target"] if several else label
-    point = _point(row, name, estimate["value"], estimate, strong=strong)
+    point = forest_point(row, name, estimate["value"], estimate, strong=strong)
     return {**point, "label": label}
 
 
-def _point(
+def forest_point(
     row: object, estimator: str, value: float, bounds: Facts, *, strong: bool = True
 ) -> Point:
     """Build one dot of a forest with its bar, which ends at the dot where it is unbounded."""
@@ -193,7 +193,7 @@ def _finite(number: float, otherwise: float | None = None) -> float | None:
     return number if math.isfinite(number) else otherwise
 
 
-def _forest(
+def forest(
     points: Sequence[Point],
     core: Sequence[float],
     *,
@@ -252,12 +252,12 @@ def _ended(point: Point, edge: float) -> Point:
 
 
 def _truth(truths: Sequence[Point], rows: Sequence[str], height: int) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
-    """Draw true values as ticks."""
+    """Draw true values, or what was earned, as ticks."""
     import altair as alt
 
     size = max(height / len(rows), 12)
     ticks = alt.Chart(inline(truths)).mark_tick(color=SECOND, thickness=2, size=size, clip=True)
-    tips = [alt.Tooltip("row:N"), alt.Tooltip("true value:N")]
+    tips = [alt.Tooltip(f"{name}:N") for name in truths[0] if name != "x"]
     return ticks.encode(x=alt.X("x:Q"), y=rows_axis(rows), tooltip=tips)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolwise.errors import UsageError
 from poolwise.report import charts, tables
+from poolwise.report.backtest import backtest_chart, backtest_table
 from poolwise.report.breakdown import (
     periods,
     periods_chart,
@@ -97,16 +98,40 @@ def page(
         targets=_targets(evaluation),
         comparison=_comparison(evaluation),
         segments=_segments(evaluation),
+        backtest=_backtest(evaluation["backtest"]) if "backtest" in evaluation else None,
         side_by_side=tables.comparison_tables(evaluation["comparison"])
         if "comparison" in evaluation
         else [tables.side_by_side(evaluation)],
         findings=_findings(evaluation["warnings"], shown),
         formulas=formulas(names),
         fingerprint=evaluation["fingerprint"],
-        versions=[f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")],
+        versions=_versions(),
         command=command,
         question=question,
         specs={name: _spec(chart) for name, chart in all_charts(evaluation).items()},
+        vega=_vega(),
+    )
+
+
+def backtest_page(
+    backtest: Facts,
+    *,
+    command: str = "",
+    question: Mapping[str, object] | None = None,
+    shown: int = 2,
+) -> str:
+    """Return the report of a backtest as HTML; the arguments are those of `page`."""
+    severities = {w["severity"] for w in backtest["warnings"]}
+    template = tables.templates().get_template("backtest.html")
+    return template.render(
+        title=f"{len(backtest['loggers'])} loggers: backtest",
+        severity=next((s for s in ("alarm", "warning") if s in severities), "sound"),
+        backtest=_backtest(backtest),
+        findings=_findings(backtest["warnings"], shown),
+        versions=_versions(),
+        command=command,
+        question=question,
+        specs={"backtest": _spec(backtest_chart(backtest))},
         vega=_vega(),
     )
 
@@ -178,6 +203,12 @@ def _segments(evaluation: Facts) -> dict[str, object] | None:
     return {**segments, "level": level, "grids": grids}
 
 
+def _backtest(backtest: Facts) -> dict[str, object]:
+    """Return the sentence and the table of a backtest."""
+    level = f"{100 * backtest['level']:g}%"
+    return {"sentence": backtest["sentence"], "level": level, "grid": backtest_table(backtest)}
+
+
 def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
     """Group findings of one kind; of many, most are folded away."""
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -196,6 +227,10 @@ def formulas(estimators: Iterable[str]) -> list[tuple[str, str]]:
     [('self-normalised', 'The balanced estimate over the mean of the balanced weights.')]
     """
     return [(name, FORMULAS[name]) for name in estimators if name in FORMULAS]
+
+
+def _versions() -> list[str]:
+    return [f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")]
 
 
 def _version(name: str) -> str:
@@ -228,6 +263,8 @@ def all_charts(evaluation: Facts) -> Charts:
         by_name["targets"] = charts.side_by_side(evaluation)
     if "segments" in evaluation:
         by_name["segments"] = segments_chart(evaluation["segments"])
+    if "backtest" in evaluation:
+        by_name["backtest"] = backtest_chart(evaluation["backtest"])
     if "comparison" in evaluation:
         by_name["differences"] = charts.differences(evaluation)
     for number, target in enumerate(targets, 1):
