@@ -7,9 +7,11 @@ catch these only.  A message names the fault, the rows and the remedy.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
+
+from poolwise.text import name_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -238,21 +240,24 @@ class Finding:
         message: The observation, in a sentence.
         advice: Remedy.
         severity: "note" explains, "warning" limits, "alarm" invalidates the estimate.
+        target: Name of the target that it concerns; empty if it concerns all of them.
     """
 
     code: str
     message: str
     advice: str = ""
     severity: Severity = "warning"
+    target: str = ""
 
     @property
     def rank(self) -> int:
         """Sort key that puts the gravest findings first."""
         return GRAVEST_FIRST.index(self.severity)
 
-    def of_target(self, name: str) -> Finding:
-        """Return the finding with the target that it concerns."""
-        return replace(self, message=f"Target {name!r}: {self.message}")
+    @property
+    def text(self) -> str:
+        """The observation and its remedy, without the name of the target."""
+        return f"{self.message} {self.advice}".strip()
 
     def __str__(self) -> str:
-        return f"{self.message} {self.advice}".strip()
+        return name_target(self.text, self.target)

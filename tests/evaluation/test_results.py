@@ -155,9 +155,13 @@ def test_warnings_name_their_target_where_there_are_several(hostile: Evaluation)
     assert [w["code"] for w in hostile.warnings] == ["few-effective-rows", "no-spread"]
     table = random_table(np.random.default_rng(71), {"a": 1})
     both = evaluate(log_of(table, ["a"]), {"one": "t", "two": "p"})
-    messages = [str(w["message"]) for w in both.warnings]
-    assert any(m.startswith("Target 'one': ") for m in messages)
-    assert any(m.startswith("Target 'two': ") for m in messages)
+    assert {w.get("target") for w in both.warnings} >= {"one", "two"}
+    assert not any("Target" in str(w["message"]) for w in both.warnings)
+    shown = both.to_text(), both._repr_html_()
+    assert all(
+        f"): Target {name!r}: " in html.unescape(s) for s in shown for name in both.targets
+    )
+    assert not any("target" in w for w in hostile.warnings)  # one target needs no name
 
 
 def test_one_target_alone_is_called_target() -> None:

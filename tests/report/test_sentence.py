@@ -157,7 +157,7 @@ def test_an_unknown_error_leaves_nothing_to_compare() -> None:
 def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() -> None:
     facts = evaluation(result(estimate(1.0), name="low"), result(estimate(1.5), name="high"))
     facts["warnings"] = [
-        {"code": "x", "severity": "alarm", "message": "Target 'low': bad"},
+        {"code": "x", "severity": "alarm", "message": "bad", "target": "low"},
         {"code": "y", "severity": "warning", "message": "All logs: odd"},
     ]
     sentence = answer(facts)

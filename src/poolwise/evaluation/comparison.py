@@ -362,7 +362,7 @@ class _Targets:
             rows = (split.whole, split.buckets)
             interval, findings = auto_interval(estimate, *rows, one, limits)
             interval = replace(interval, level=level)
-            notes += [finding.of_target(name) for finding in findings]
+            notes += [replace(finding, target=name) for finding in findings]
             # a pair is in order: its second target is never shown to be better
             shown = [p for p in pairs if p.verdict == "better" and name in {p.target, p.other}]
             worse = tuple(p.target for p in shown if p.other == name)

@@ -180,11 +180,16 @@ def of_requests(rows: int | None) -> Row:
 
 
 def listed_findings(findings: Sequence[Finding]) -> list[Row]:
-    """Return findings as dictionaries, most serious first."""
-    return [
-        {"code": finding.code, "severity": finding.severity, "message": str(finding)}
-        for finding in sorted(findings, key=lambda f: f.rank)
-    ]
+    """Return findings as dictionaries, most serious first.
+
+    A finding of one target among several has its name.
+    """
+    rows: list[Row] = []
+    for finding in sorted(findings, key=lambda f: f.rank):
+        row: Row = {"code": finding.code, "severity": finding.severity}
+        row |= {"target": finding.target} if finding.target else {}
+        rows.append(row | {"message": finding.text})
+    return rows
 
 
 def fingerprint(

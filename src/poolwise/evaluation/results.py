@@ -167,7 +167,8 @@ class Evaluation(Reported):
         findings, several = [*self.findings], len(self.targets) > 1
         findings += self.segments.findings if self.segments else ()
         for name, result in self.targets.items():
-            findings += [f.of_target(name) if several else f for f in result.findings]
+            own = name if several else ""
+            findings += [replace(f, target=own) for f in result.findings]
         return listed_findings(findings)
 
     @property
@@ -176,7 +177,7 @@ class Evaluation(Reported):
         results = self.targets.values()
         shared = set.intersection(*(set(result.findings) for result in results))
         own = [
-            finding.of_target(name)
+            replace(finding, target=name)
             for name, result in self.targets.items()
             for finding in result.findings
             if finding not in shared

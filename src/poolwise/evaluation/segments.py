@@ -346,17 +346,16 @@ def _contrasted(
 def _findings(
     evaluations: Mapping[str, Evaluation], refused: Mapping[str, Finding]
 ) -> tuple[Finding, ...]:
-    """Return the warnings and alarms of segments, one for each code."""
-    by_code: dict[str, tuple[Finding, list[str]]] = {}
-    for segment, evaluation in evaluations.items():
-        for finding in evaluation.target_findings:
-            if finding.severity != "note":
-                by_code.setdefault(finding.code, (finding, []))[1].append(segment)
-    for segment, finding in refused.items():
-        by_code.setdefault(finding.code, (finding, []))[1].append(segment)
+    """Return the warnings and alarms of segments, one for each code and target."""
+    by_kind: dict[tuple[str, str], tuple[Finding, list[str]]] = {}
+    found = [(s, f) for s, e in evaluations.items() for f in e.target_findings]
+    for segment, finding in (*found, *refused.items()):
+        if finding.severity != "note":
+            kind = finding.code, finding.target
+            by_kind.setdefault(kind, (finding, []))[1].append(segment)
     return tuple(
         replace(finding, message=f"In {_named(list(dict.fromkeys(names)))}: {finding.message}")
-        for finding, names in by_code.values()
+        for finding, names in by_kind.values()
     )
 
 

@@ -31,6 +31,7 @@ from poolwise.report.sentence import (
     rows_text,
     truth_text,
 )
+from poolwise.report.tables import finding_text
 from poolwise.report.weights_chart import has_panels, weights
 from poolwise.rows.output import write_whole
 
@@ -183,13 +184,18 @@ def _comparison(evaluation: Facts) -> dict[str, object] | None:
     if "comparison" not in evaluation:
         return None
     comparison = evaluation["comparison"]
-    alarms = [str(w["message"]) for w in comparison["warnings"] if w["severity"] == "alarm"]
-    findings = [str(w["message"]) for w in evaluation["warnings"]]  # perhaps "Target 'x': ..."
+    told = {(w["message"], w.get("target")) for w in evaluation["warnings"]}
+    told |= {(message, None) for message, _ in told}  # one that all targets have appears once
+    alarms = [
+        finding_text(w)
+        for w in comparison["warnings"]
+        if w["severity"] == "alarm" and (w["message"], w.get("target")) not in told
+    ]
     return {
         "sentence": comparison["sentence"],
         "level": f"{100 * comparison['level']:g}%",
         "other": repr(comparison["baseline"] or comparison["targets"][0]["target"]),
-        "alarms": [a for a in alarms if not any(finding.endswith(a) for finding in findings)],
+        "alarms": alarms,
     }
 
 
@@ -213,7 +219,7 @@ def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
     """Group findings of one kind; of many, most are folded away."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for w in warnings:
-        kinds.setdefault((str(w["severity"]), str(w["code"])), []).append(str(w["message"]))
+        kinds.setdefault((str(w["severity"]), str(w["code"])), []).append(finding_text(w))
     return [
         {"severity": s, "code": code, "shown": texts[:shown], "folded": texts[shown:]}
         for (s, code), texts in kinds.items()

@@ -48,15 +48,7 @@ def leading(evaluation: Facts) -> Facts:
 
 def findings_of(evaluation: Facts, target: str) -> list[Facts]:
     """Return the findings of one target and of the log, most serious first."""
-    if len(evaluation["targets"]) == 1:
-        return list(evaluation["warnings"])
-    prefix = f"Target {target!r}: "
-    prefixes = tuple(f"Target {t['target']!r}: " for t in evaluation["targets"])
-    return [
-        w
-        for w in evaluation["warnings"]
-        if str(w["message"]).startswith(prefix) or not str(w["message"]).startswith(prefixes)
-    ]
+    return [w for w in evaluation["warnings"] if w.get("target", target) == target]
 
 
 def carriers(target: Facts) -> list[str]:

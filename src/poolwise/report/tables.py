@@ -18,6 +18,7 @@ from poolwise.text import (
     count_text,
     in_units,
     interval_text,
+    name_target,
     p_text,
     percent,
     short,
@@ -102,6 +103,11 @@ def _short_labels(labels: Sequence[str]) -> list[str]:
     return cut if len(set(cut)) == len(set(labels)) else list(labels)
 
 
+def finding_text(warning: Facts) -> str:
+    """Return the text of a finding, which names the target that it concerns."""
+    return name_target(str(warning["message"]), str(warning.get("target", "")))
+
+
 def show(grids: Sequence[Grid], warnings: Sequence[Facts], console: Console) -> None:
     """Print tables, then findings."""
     from rich.text import Text
@@ -111,7 +117,7 @@ def show(grids: Sequence[Grid], warnings: Sequence[Facts], console: Console) -> 
     for warning in warnings:
         severity = str(warning["severity"])
         label = (f"{severity} ({warning['code']}): ", STYLES[severity])
-        console.print(Text.assemble(label, str(warning["message"])))
+        console.print(Text.assemble(label, finding_text(warning)))
 
 
 def as_text(
@@ -141,7 +147,8 @@ def as_html(
 ) -> str:
     """Return sentences, tables and findings as HTML for a notebook."""
     template = templates().get_template("notebook.html")
-    return template.render(opening=opening, grids=grids, warnings=warnings, sentences=sentences)
+    texts = [{**warning, "message": finding_text(warning)} for warning in warnings]
+    return template.render(opening=opening, grids=grids, warnings=texts, sentences=sentences)
 
 
 def evaluation_tables(evaluation: Facts) -> list[Grid]:
