@@ -175,7 +175,7 @@ def _seldom(tests: Sequence[ActionTest]) -> Iterator[Finding]:
         f"Actions are played less often than their propensities say: {_parts(tests)}. Either "
         "they could be played in only some of the rows, or the propensities are wrong.",
         "Name `eligible` (--eligible), the column with the actions that could be played in "
-        "each row: the audit then tells the two apart.",
+        "each row: the audit then distinguishes the two.",
         "note",
     )
 

@@ -76,7 +76,7 @@ class ActionSums(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditSums:
-    """What the audit reads from the rows.
+    """Sums of the rows that the audit reads.
 
     Attributes:
         counts: Rows of each logger.
