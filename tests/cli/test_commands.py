@@ -232,10 +232,11 @@ def test_bad_rows_can_be_dropped(run: Run, path: str) -> None:
 def test_checking_a_good_log(run: Run, path: str) -> None:
     found = run("check", path, *CROSSED, *TARGET)
     assert found.status == 0
-    assert found.out == "no faults in 100 rows ('a' 60, 'b' 40)\n"
+    assert found.out.startswith("no faults in 100 rows ('a' 60, 'b' 40)\nnote (no-audit): ")
     text = json.loads(run("check", path, *CROSSED, *TARGET, "--json").out)
-    numbers = {"faults": [], "rows": {"a": 60, "b": 40}, "warnings": []}
+    numbers = {"faults": [], "rows": {"a": 60, "b": 40}, "warnings": text["warnings"]}
     assert text == {"schema_version": 1, "result": "check", **numbers}
+    assert [w["code"] for w in text["warnings"]] == ["no-audit"]
 
 
 def test_checking_a_bad_log_reports_and_fails(run: Run, path: str) -> None:

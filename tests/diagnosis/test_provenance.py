@@ -90,15 +90,15 @@ def test_the_bound_is_that_of_poisson_counts() -> None:
 def table(rows: int) -> pa.Table:
     rng = np.random.default_rng(2)
     half = np.full(rows, 0.5)
-    return pa.table(
-        {"r": rng.integers(2, size=rows), "x": rng.random(rows), "p": half, "t": half}
-    )
+    action = np.arange(rows) % 2
+    columns = {"r": rng.integers(2, size=rows), "x": rng.random(rows), "p": half, "t": half}
+    return pa.table(columns | {"a": action})
 
 
 def test_check_reports_a_log_that_was_loaded_twice(tmp_path: Path) -> None:
     once = table(200)
     twice = pa.concat_tables([once, once])
-    roles: dict[str, Any] = {"reward": "r", "propensity": "p"}
+    roles: dict[str, Any] = {"reward": "r", "propensity": "p", "action": "a"}
     assert pw.check(pw.Log(once, **roles), {"new": "t"}).findings == ()
     report = pw.check(pw.Log(twice, **roles), {"new": "t"})
     check_findings(report.findings, "doubled-rows")

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
+from poolwise.errors import NO_ROWS, EngineError, Fault, LogError, UsageError, nearest
+from poolwise.rows.actions import (
+    ActionSums,
+    AuditSums,
+    eligible_query,
+    grid_query,
+    rounded_loggers,
+    sums_query,
+)
 from poolwise.rows.layout import cells_of, cells_query, counts_query
 from poolwise.rows.rules import (
     RoleColumns,
@@ -124,6 +132,10 @@ class Rows(Protocol):
 
     def without(self, logger: str) -> Rows:
         """Exclude one logger from the rows and from the mixture."""
+        ...
+
+    def action_sums(self) -> AuditSums | None:
+        """Return sums of inverse propensities by logger and action; None if not audited."""
         ...
 
 
@@ -294,6 +306,43 @@ class QueryRows(ABC):
         if least < 0 or not ROUNDED < most < math.inf:
             return AT_SOURCE
         return PERCENTAGES + DENSITIES if most <= 100 else DENSITIES
+
+    def action_sums(self) -> AuditSums | None:
+        """Return sums of inverse propensities by logger and action; None if not audited."""
+        table = self.table
+        if table.action is None:
+            return None
+        lists = {} if table.eligible is None else self._eligible_rows()
+        actions = tuple(
+            ActionSums(
+                str(line["logger"]),
+                str(line["action"]),
+                int(line["rows"]),
+                float(line["inverse"]),
+                float(line["squares"]),
+                float(line["spreads"]),
+                int(line["on_grid"]),
+                lists.get((line["logger"], line["action"]), 0) if table.eligible else None,
+            )
+            for line in self._lines(sums_query(table))
+            if line["action"] is not None and line["logger"] in self.counts
+        )
+        grids: dict[str, set[int]] = {logger: set() for logger in rounded_loggers(actions)}
+        for line in self._lines(grid_query(table, grids)) if grids else ():
+            grids[line["logger"]].add(int(line["step"]))
+        steps = {logger: tuple(sorted(values)) for logger, values in grids.items()}
+        actions = tuple(sorted(actions, key=lambda s: (-s.rows, s.logger, s.action)))
+        return AuditSums(self.counts, actions, steps)
+
+    def _eligible_rows(self) -> dict[tuple[str, str], int]:
+        """Return the rows of each logger that list each action as eligible."""
+        try:
+            lines = self._lines(eligible_query(self.table))
+        except EngineError as reason:
+            raise UsageError(
+                f"`eligible` must name a column of lists of actions: {reason}"
+            ) from reason
+        return {(line["logger"], line["action"]): int(line["rows"]) for line in lines}
 
     def without(self, logger: str) -> Self:
         """Exclude one logger from the rows and from the mixture."""

@@ -34,6 +34,7 @@ from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError
 from poolwise.log.log import CleanLog
 from poolwise.moments.terms import Needs
+from poolwise.rows.actions import rows_query, sample_sums, sum_batches
 from poolwise.rows.append import append_scores, fix_order, scored_batches, write_batches
 from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
+    from poolwise.rows.actions import AuditSums
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Files, RowArrays
     from poolwise.rows.rules import RoleColumns
@@ -327,6 +329,19 @@ class DuckDBRows(KernelRows):
             if all(self.footers.lists_no_null(path, columns) for path, _ in self.source):
                 return ()
         return super().missing
+
+    def action_sums(self) -> AuditSums | None:
+        table = self.table
+        if table.action is None:
+            return None
+        with _reading():
+            place = self.source, self.counts, self.footers, self._threads
+            sample = sample_sums(table, *place)
+        if sample is not None:
+            return sample
+        query = rows_query(table, sum(self.all_counts.values())).sql(dialect="duckdb")
+        batches = self._batches(query, QUERY_ROWS)
+        return sum_batches(batches, self.counts, lists=table.eligible is not None)
 
     def copies(self, part: int = 1) -> dict[int, int]:
         """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.

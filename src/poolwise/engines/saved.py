@@ -110,6 +110,9 @@ class SavedRows:
         del needs, buckets
         _needs_rows("the error between clusters")
 
+    def action_sums(self) -> None:
+        """Return None: actions are not saved."""
+
     def without(self, logger: str) -> NoReturn:
         """Refuse: without a logger every row has another weight."""
         _needs_rows(f"leaving out logger {logger!r} (which_logs)")

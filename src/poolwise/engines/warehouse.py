@@ -90,7 +90,7 @@ KINDS = {
     **dict.fromkeys(("25", "1042", "1043", "string", "large_string"), "text"),
     **dict.fromkeys(("16", "bool", "boolean"), "flag"),
 }
-TEXTS = LABELS | {"relation"}  # fields of a table that are not numbers
+TEXTS = LABELS | {"relation", "action", "eligible"}  # fields of a table that are not numbers
 LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
 # Text that PostgreSQL can cast to a double.
 NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
@@ -377,6 +377,7 @@ class Warehouse:
                     "table first"
                 )
             table = _readable(roles.table, columns, dialect)
+            table = replace(table, eligible=None)  # databases have no type of lists in common
             yield WarehouseRows(table, session, self.widest)
 
     def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlglot import exp
 
+from poolwise.diagnosis.audit import unaudited
 from poolwise.engines import as_engine, with_loggers
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.output import json_text, listed_findings
-from poolwise.evaluation.read import copy_findings, live_in, named_log, open_rows
+from poolwise.evaluation.read import audit_rows, copy_findings, live_in, named_log, open_rows
 from poolwise.evaluation.request import Request, named_targets
 from poolwise.log.log import PART_LOGGER
 from poolwise.report.tables import Grid, as_html
@@ -43,7 +44,8 @@ class CheckReport:
     Attributes:
         faults: The rules that rows break, by logger.
         rows: Rows of each logger, bad ones included.
-        findings: Findings about the rows as a whole: copies.
+        findings: Findings about the rows as a whole: copies, and propensities that the
+            frequencies of actions contradict.
     """
 
     faults: tuple[Fault, ...]
@@ -99,7 +101,8 @@ def check(
         faults = rows.check()
         if faults and (live := live_in(rows, log)):
             return check(live, targets, engine=engine)
-        return CheckReport(faults, rows.all_counts, copy_findings(rows, log))
+        audit = () if faults else (*unaudited(log), *audit_rows(rows, log))
+        return CheckReport(faults, rows.all_counts, (*copy_findings(rows, log), *audit))
 
 
 class ScoredLog(NamedTuple):

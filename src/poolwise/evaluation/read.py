@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from poolwise.diagnosis.audit import audit_findings
 from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.provenance import (
     check_names,
@@ -318,6 +319,7 @@ class OpenLog:
             *getattr(rows, "notes", ()),
             *_undeclared(asked.log, rows, next(iter(splits.values())).whole),
             *copy_findings(rows, asked.log, sampled=True),
+            *audit_rows(rows, asked.log),
             *(
                 ()
                 if asked.log.period is None
@@ -390,6 +392,12 @@ def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Findi
     if doubled_rows(contents):
         return doubled_rows(rows.copies(1 + sum(rows.counts.values()) // MOST_COMPARED))
     return hidden_copies(contents, CHECKED) if rows.copied.watched else ()
+
+
+def audit_rows(rows: Rows, log: Log) -> tuple[Finding, ...]:
+    """Return findings about propensities that the frequencies of actions contradict."""
+    sums = rows.action_sums()
+    return () if sums is None else audit_findings(sums, clustered=log.cluster is not None)
 
 
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:

@@ -269,6 +269,9 @@ class SegmentRows:
         own = [[self._own(bucket) for bucket in buckets_of] for buckets_of in parts]
         return [[b for b in buckets_of if b] for buckets_of in own], self._own(whole)
 
+    def action_sums(self) -> None:
+        """Return None: the log is audited as a whole."""
+
     def without(self, logger: str) -> SegmentRows:
         """Reject the call: leaving a logger out reads all rows."""
         raise NotImplementedError(logger)

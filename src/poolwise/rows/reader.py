@@ -59,12 +59,14 @@ class RowGroup:
         group: Number of the row group.
         num_rows: Its rows.
         logger: Label of all rows, where the file has no column of labels.
+        head: Rows to read from its beginning; 0 for all.
     """
 
     path: str
     group: int
     num_rows: int
     logger: str | None = None
+    head: int = 0
 
 
 Piece = RowGroup | Any  # rows that one thread reads at once: a row group or an Arrow table
@@ -168,6 +170,12 @@ class Reader:
         self._path, self._stamp = path, footer.stamp
 
     def _columns_of(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
+        if piece.head:
+            batches = self._file.iter_batches(
+                piece.head, [piece.group], names, use_threads=False
+            )
+            yield pa.Table.from_batches([next(batches)])
+            return
         if piece.num_rows * len(names) <= LARGE_GROUP:
             yield self._file.read_row_group(piece.group, columns=names, use_threads=False)
             return

@@ -158,6 +158,13 @@ class _Lookup:
         self.needed[name] = None
         return name
 
+    def label(self, name: str | None, role: str) -> Expression | None:
+        """Return a column or the field of a struct, as a query reads it."""
+        if name is None:
+            return None
+        spelled = self.named(name, role)
+        return self.fields[spelled] if spelled in self.fields else column(spelled)
+
     def _fields(self, name: str) -> Expression | None:
         """Return a column whose name has dots, or a field of a struct; None without either."""
         if name in (self.columns or ()):
@@ -241,7 +248,17 @@ def _table(
             for k, v in extra.predicted_values.items()
         },
         mixture=look.optional(extra.mixture, "mixture"),
+        action=look.label(log.action, "action") if is_audited(log) else None,
+        eligible=look.label(log.eligible, "eligible") if is_audited(log) else None,
     )
+
+
+def is_audited(log: Log) -> bool:
+    """Test if the propensities of a log can be compared with frequencies of its actions.
+
+    A density has no frequency, and the rows of a request share one draw.
+    """
+    return log.action is not None and not log.densities and log.requests is None
 
 
 def _logarithm(policy: Policy) -> Expression | None:

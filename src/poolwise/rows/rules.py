@@ -175,6 +175,8 @@ class RoleColumns:
         predicted_values: Predicted value of each target.
         mixture: Probability under the mixture where it was estimated; None where it
             follows from `propensities`.
+        action: Logged action, if its propensities are audited.
+        eligible: List of the actions that the row could play, likewise.
         shares: Parts of the loggers in the mixture, of any sum; empty where their rows
             decide.
     """
@@ -196,6 +198,8 @@ class RoleColumns:
     predicted_reward: Expression | None = None
     predicted_values: Mapping[str, Expression] = field(default_factory=dict)
     mixture: Expression | None = None
+    action: Expression | None = None
+    eligible: Expression | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,218 @@
+"""The audit blames wrong propensities, and only these."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import poolwise as pw
+from benchmarks import audit as benchmark
+from poolwise.diagnosis.audit import (
+    LEVEL,
+    audit_findings,
+    compare_frequency,
+    find_wrong_actions,
+    rounding_cost,
+)
+from poolwise.rows.actions import ActionSums, AuditSums, array_sums
+from tests.support.messages import check_findings
+
+HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
+# Probability of each context, and of each action in it: "c" can be played in the first only.
+CONTEXTS = [(Fraction(1, 4), {"a": HALF, "b": THIRD, "c": 1 - HALF - THIRD})]
+CONTEXTS += [(Fraction(3, 4), {"a": Fraction(1, 10), "b": Fraction(9, 10)})]
+
+
+def enumerate_mean(
+    action: str, power: int, logged: dict[str, Fraction] | None = None
+) -> Fraction:
+    """Return the mean of (1{a = k} / p)**power over contexts and actions."""
+    return sum(
+        (
+            share * prob / (logged or probs)[action] ** power
+            for share, probs in CONTEXTS
+            for played, prob in probs.items()
+            if played == action
+        ),
+        Fraction(0),
+    )
+
+
+def exact_sums(action: str, rows: int, **more: Any) -> ActionSums:  # noqa: ANN401 - fields
+    """Return the expected sums of a number of rows: no chance is in them."""
+    w, w2, w3, w4 = (rows * enumerate_mean(action, power) for power in (1, 2, 3, 4))
+    played = sum(share * probs.get(action, 0) for share, probs in CONTEXTS)
+    spreads = float(w4 - 2 * w3 + w2)
+    return ActionSums("v1", action, int(rows * played), float(w), float(w2), spreads, 0, **more)
+
+
+def test_the_mean_is_the_share_of_rows_in_which_the_action_can_be_played() -> None:
+    means = {action: enumerate_mean(action, 1) for action in "abc"}
+    assert means == {"a": 1, "b": 1, "c": Fraction(1, 4)}
+
+
+def test_the_variance_given_the_context_is_estimated_without_bias() -> None:
+    for action in "abc":
+        conditional = sum(
+            share * (1 / probs[action] - 1) for share, probs in CONTEXTS if action in probs
+        )
+        assert enumerate_mean(action, 2) - enumerate_mean(action, 1) == conditional
+
+
+def test_right_propensities_have_factor_one_exactly() -> None:
+    for action in "ab":
+        test = compare_frequency(exact_sums(action, 1_200), 1_200)
+        assert test.factor == pytest.approx(1, abs=1e-15)
+        assert test.z == pytest.approx(0, abs=1e-12)
+    rare = compare_frequency(exact_sums("c", 1_200), 1_200)
+    assert rare.factor == pytest.approx(0.25)
+    listed = compare_frequency(exact_sums("c", 1_200, eligible=300), 1_200)
+    assert listed.factor == pytest.approx(1, abs=1e-15)
+
+
+def test_a_binomial_count_has_its_own_z() -> None:
+    """With one propensity p, z = (c - np) / sqrt(c (1 - p)) above 1."""
+    for count, prob in ((700, 1 / 3), (340, 1 / 3), (60, 0.01)):
+        w = 1 / prob
+        one = ActionSums("v1", "a", count, count * w, count * w**2, count * (w**2 - w) ** 2, 0)
+        test = compare_frequency(one, 1_000)
+        assert test.z == pytest.approx((count - 1_000 * prob) / math.sqrt(count * (1 - prob)))
+        assert test.resting == pytest.approx(count)
+
+
+def test_actions_that_are_always_played_are_right() -> None:
+    certain = ActionSums("v1", "a", 1_000, 1_000.0, 1_000.0, 0.0, 1_000)
+    assert compare_frequency(certain, 1_000).z == 0
+    prob = 1 - 1e-6  # no row happened to play another action
+    w = 1 / prob
+    nearly = ActionSums("v1", "a", 1_000, 1e3 * w, 1e3 * w**2, 1e3 * (w**2 - w) ** 2, 0)
+    assert abs(compare_frequency(nearly, 1_000).z) < 0.1
+    half = ActionSums("v1", "a", 1_000, 2_000.0, 4_000.0, 4_000.0, 1_000)
+    assert compare_frequency(half, 1_000).z > 20
+
+
+def test_the_level_is_shared_by_loggers_and_actions() -> None:
+    def of(count: int, actions: int) -> AuditSums:
+        one = ActionSums("v1", "a", count, 2.0 * count, 4.0 * count, 4.0 * count, count)
+        others = [exact_sums("a", 1_200)._replace(action=str(k)) for k in range(actions)]
+        counts = {"v1": 1_000}
+        calm = [o._replace(inverse=1_000.0, squares=1e6, spreads=1e10) for o in others]
+        return AuditSums(counts, (one, *calm))
+
+    (alone,) = find_wrong_actions(of(560, 0))
+    assert alone.p_value < LEVEL
+    assert find_wrong_actions(of(560, 99)) == []
+    assert len(find_wrong_actions(of(600, 99))) == 1
+
+
+def log_of(logged: str, **more: Any) -> pw.Log:  # noqa: ANN401 - arguments of a log
+    """20,000 rows of one logger that plays three actions with .7, .2 and .1."""
+    rng = np.random.default_rng(0)
+    action = rng.choice(3, 20_000, p=[0.7, 0.2, 0.1])
+    right = np.array([0.7, 0.2, 0.1])[action]
+    table = {
+        "a": np.array(["x", "y", "z"])[action],
+        "r": (rng.random(20_000) < np.array([0.5, 0.2, 0.1])[action]).astype(float),
+        "third": np.full(20_000, 1 / 3),
+        "best": np.full(20_000, 0.7),
+        "right": right,
+        "id": np.arange(20_000),
+        "lists": pa.array([["x", "y", "z"]] * 20_000),
+    }
+    return pw.Log(pa.table(table), reward="r", propensity=logged, action="a", **more)
+
+
+def audited(findings: tuple[Any, ...]) -> list[Any]:
+    return [f for f in findings if f.code.startswith("action-") or "rounded" in f.code]
+
+
+def test_one_over_the_number_of_actions_is_an_alarm_of_every_verb() -> None:
+    log = log_of("third")
+    check_findings(audited(pw.check(log).findings), "action-too-often")
+    found = pw.evaluate(log, {"t": "third"})
+    assert [f.severity for f in audited(found.findings)] == ["alarm"]
+    pair = pw.compare(log, {"t": "third", "u": "right"})
+    assert pair.evaluation is not None
+    assert [f.code for f in audited(pair.evaluation.findings)] == ["action-too-often"]
+
+
+def test_right_propensities_are_not_blamed() -> None:
+    for more in ({}, {"eligible": "lists"}, {"cluster": "id"}):
+        assert audited(pw.check(log_of("right", **more)).findings) == []
+
+
+def test_the_best_actions_probability_is_an_alarm_if_lists_say_what_could_be_played() -> None:
+    check_findings(audited(pw.check(log_of("best")).findings), "action-seldom")
+    listed = audited(pw.check(log_of("best", eligible="lists")).findings)
+    check_findings(listed, "action-too-seldom")
+
+
+def test_rows_of_clusters_may_repeat_an_action() -> None:
+    (finding,) = audited(pw.check(log_of("third", cluster="id")).findings)
+    assert finding.severity == "warning"
+
+
+def test_why_a_log_is_not_audited() -> None:
+    table = pa.table({"x": [1.0, 2.0], "r": [0.0, 1.0], "p": [0.5, 0.7]})
+    none = pw.check(pw.Log(table, reward="r", propensity="p"))
+    dense = pw.check(pw.Log(table, reward="r", propensity="p", action="x", densities=True))
+    check_findings([*none.findings, *dense.findings], "no-audit", "no-audit")
+
+
+@pytest.mark.parametrize("kind", benchmark.KINDS)
+def test_right_logs_have_no_alarm(kind: str) -> None:
+    found = benchmark.replicate(kind, None, 5_000, 15, first=10_000)
+    assert found["action-too-often"] == found["action-too-seldom"] == 0
+    assert found["propensities-rounded"] == 0
+
+
+FOUND = {
+    "1/K for a softmax": "action-too-often",
+    "the best action's probability": "action-seldom",
+    "another version's probabilities": "action-too-often",
+    "rows shifted by one": "action-too-often",
+    "rounded to two decimals": "propensities-rounded",
+    "shares of 100 draws": "propensities-rounded",
+}
+
+
+@pytest.mark.parametrize("mistake", benchmark.MISTAKES)
+def test_wrong_logs_are_found(mistake: str) -> None:
+    found = benchmark.replicate("softmax", mistake, 20_000, 5, first=10_000)
+    assert found[FOUND[mistake]] == 5
+
+
+def rounded(decimals: int) -> AuditSums:
+    rng = np.random.default_rng(1)
+    prob = np.round(rng.uniform(0.05, 0.6, 2_000), decimals)
+    action = pa.chunked_array([np.where(rng.random(2_000) < 0.5, "x", "y")])
+    return array_sums(["v1"], np.zeros(2_000, dtype=np.int64), prob, action)
+
+
+def test_rounded_propensities_get_a_note_with_what_it_costs() -> None:
+    sums = rounded(2)
+    found = [f for f in audit_findings(sums) if f.code == "propensities-rounded"]
+    check_findings(found, "propensities-rounded")
+    w, w2 = (sum(getattr(s, n) for s in sums.actions) for n in ("inverse", "squares"))
+    assert rounding_cost(sums, "v1", 100) == pytest.approx(0.005 * w2 / w)
+
+
+def test_fine_or_designed_grids_get_none() -> None:
+    assert rounded(6).grids == {}
+    few = rounded(1)  # at most ten values
+    assert few.grids
+    codes = {f.code for sums in (rounded(6), few) for f in audit_findings(sums)}
+    assert "propensities-rounded" not in codes
+
+
+def test_the_benchmark_writes_one_line_for_each_kind_and_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(benchmark, "SIZES", (500,))
+    lines = benchmark.table(1).splitlines()
+    assert len(lines) == 2 + len(benchmark.KINDS) + len(benchmark.MISTAKES)
