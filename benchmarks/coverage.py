@@ -6,8 +6,9 @@ intervals and comparisons.
 
 Run: python -m benchmarks.coverage [logs per cell, 4000] [GROUP ...]
 Prints the cells, writes docs/figures/coverage.csv, coverage.svg and the table of
-docs/which-estimator.md; with groups, such as "paired", it replaces the lines of these only.  Easy problems have four times as many logs, for a standard error
-below 0.002; logs with twenty targets are a quarter.
+docs/which-estimator.md; with groups, such as "paired", it replaces the lines of these only.
+Easy problems have four times as many logs, for a standard error below 0.002; logs with twenty
+targets are a quarter.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def backtest_needs(rows: OpenLog) -> Needs:
             f"a backtest takes at most {MOST_COLUMNS} loggers, got {len(rows.rows.counts):,}: "
             "merge loggers, or take the rows of some of them"
         )
-    shaped = rows.request.method == "skew" and rows.rows.shaped
+    shaped = rows.request.interval.shaped and rows.rows.shaped
     return _needs(rows.rows.counts, shaped=shaped)
 
 
@@ -321,7 +321,7 @@ def _agreement(rows: OpenLog, logger: str, level: float) -> float:
     """Return the p-value that the loggers except one agree."""
     rest: Rows = rows.rows.without(logger)
     clustered = rows.request.clustered
-    shaped = rows.request.method == "skew" and rows.rows.shaped
+    shaped = rows.request.interval.shaped and rows.rows.shaped
     needs = _needs(rest.counts, shaped=shaped and not clustered)
     buckets = rest.bucketed([needs], BUCKETS)[0] if clustered else [rest.moments(needs)]
     whole = Split(buckets).whole
