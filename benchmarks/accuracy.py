@@ -34,7 +34,7 @@ from poolwise.estimators.model import DirectMethod, DoublyRobust
 from poolwise.intervals.student import student
 from poolwise.moments.estimate import Estimate, Estimator
 from poolwise.moments.linear import by_count
-from poolwise.moments.moments import MomentsByLogger, pooled
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, Term
 
 if TYPE_CHECKING:
@@ -62,15 +62,17 @@ class PooledBootstrap(Estimator):
     def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
         return self.inner.needs(loggers, crossed=crossed) | Needs(groups=((self.term,),))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
+    def estimate(self, moments: Pool) -> Estimate:
         """Return the same estimate, with the variance of rows resampled across loggers."""
         found = self.inner.estimate(moments)
-        together = pooled(moments.values())
-        rows = together.count
+        rows = moments.rows
         share = by_count(moments)
-        scale = {i: found.shares[i] / share[i] for i in moments}  # of a row's contribution
+        scale = {
+            i: found.shares[i] / share[i] for i in moments.loggers
+        }  # of a row's contribution
         square = sum(
-            share[i] * scale[i] ** 2 * m.mean_square(self.term) for i, m in moments.items()
+            share[i] * scale[i] ** 2 * moments[i].mean_square(self.term)
+            for i in moments.loggers
         )
         return Estimate(found.value, max(0.0, square - found.value**2) / rows, found.shares)
 
@@ -184,7 +186,7 @@ def judged(problem: FiniteProblem, logs: int, seed: int) -> dict[str, dict[str, 
     for _ in range(logs):
         moments = draw(cells, rng)
         for name, estimator in ESTIMATORS.items():
-            found = estimator.estimate(moments)
+            found = estimator.estimate(Pool(moments))
             gaps[name].append(found.value - problem.value)
             covered[name] += problem.value in student(found, LEVEL)
     return {

@@ -31,8 +31,8 @@ from poolwise.evaluation.spread import Candidates, united
 from poolwise.intervals.simultaneous import SYMMETRIC
 from poolwise.intervals.skew import auto_interval, interval_needs, reaching
 from poolwise.intervals.student import Limits, student
-from poolwise.moments.buckets import Split, jackknife
-from poolwise.moments.moments import pooled
+from poolwise.moments.buckets import jackknife
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT, unite
 
 if TYPE_CHECKING:
@@ -134,18 +134,17 @@ def measured(cell: Cell, logs: int) -> Iterator[dict[str, object]]:
     effective, used = 0.0, 0
     while used < logs:
         if cell.users:
-            split = Split(draw_clustered(writers, rng, cell.users, effect=0.3))
+            pool = Pool(None, draw_clustered(writers, rng, cell.users, effect=0.3))
         else:
-            split = Split([draw(writers, rng)])
-        whole = split.whole
+            pool = Pool(draw(writers, rng))
         used += 1
-        effective += pooled(whole.values()).effective(BALANCED_WEIGHT)
+        effective += pool.together.effective(BALANCED_WEIGHT)
         for estimator in estimators:
-            estimate = jackknife(estimator, split) if cell.users else estimator.estimate(whole)
+            estimate = jackknife(estimator, pool) if cell.users else estimator.estimate(pool)
             if not estimate.variance > 0:  # no reward was drawn: nothing can be said
                 used -= 1
                 break
-            skewed, _ = auto_interval(estimate, whole, split.buckets, LEVEL, FREE)
+            skewed, _ = auto_interval(estimate, pool, LEVEL, FREE)
             for k, interval in enumerate((student(estimate, LEVEL), skewed)):
                 totals[estimator.name][k] += outcome(interval, problem.value)
     for name, (by_student, by_skew) in totals.items():
@@ -200,14 +199,14 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
     rng = np.random.default_rng([20170813, cell.seed, cell.rows, cell.targets])
     totals, effective = np.zeros((2, 4)), 0.0
     for _ in range(logs):
-        moments = draw(writers, rng)
+        moments = Pool(draw(writers, rng))
         estimates, reaches = {}, {}
         for name in targets:
             terms = {t: t.bind(name) for t in own.terms}
-            view = {i: m.select(terms) for i, m in moments.items()}
+            view = moments.select(terms)
             estimates[name] = estimator.estimate(view)
-            reaches[name] = reaching(estimates[name], view, (), FREE)
-        effective += pooled(moments.values()).effective(BALANCED_WEIGHT.bind("t0")) / logs
+            reaches[name] = reaching(estimates[name], view, FREE)
+        effective += moments.together.effective(BALANCED_WEIGHT.bind("t0")) / logs
         spread = Candidates(estimates, moments, reaches=reaches).differences(pairs)
         critical = spread.together(rng, DIRECTIONS).critical(LEVEL)
         plain = replace(spread, shape=SYMMETRIC, stretch=np.ones(()), sides=())

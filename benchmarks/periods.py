@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +33,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.skew import auto_interval, interval_needs
 from poolwise.intervals.student import Limits
 from poolwise.log.log import Log
-from poolwise.moments.cells import Cell
-from poolwise.moments.moments import by_logger, selected
+from poolwise.moments.pool import Cell, Pool
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.layout import Layout, period_shares
 
@@ -196,7 +195,7 @@ class Prepared:
 def prepared(setting: Setting) -> Prepared:
     """Return the layout of the logs of a setting, and the kernel that sums them."""
     labels, days = tuple(setting.labels), range(setting.periods)
-    counts = {Cell(str(d), i): n for d in days for i, n in setting.live(d).items()}
+    counts = {Cell(str(d), i, d): n for d in days for i, n in setting.live(d).items()}
     rows = {i: sum(n for c, n in counts.items() if c.logger == i) for i in labels}
     layout = Layout(
         loggers=labels,
@@ -207,8 +206,9 @@ def prepared(setting: Setting) -> Prepared:
         cells=tuple(counts),
         period_shares=period_shares(counts, labels),
     )
+    cells: tuple[Any, ...] = tuple(counts)
     own = [
-        e.needs(tuple(counts) if name.startswith("period") else labels, crossed=True)
+        e.needs(cells if name.startswith("period") else labels, crossed=True)
         for name, e in ESTIMATORS.items()
     ]
     needs = unite(n | interval_needs(n, labels) for n in own)
@@ -231,15 +231,16 @@ def intervals_of(setting: Setting, seed: int) -> Outcomes:
     codes = np.array([number[str(d), i] for d, i in pairs])
     sums = shared.kernel.together([(codes, {k: columns[v] for k, v in names.items()})])
     moments = to_moments(sums, shared.workspace, shared.cells)
+    pool = Pool(moments, loggers=setting.labels)
     limits = Limits(rows=len(codes), reward_range=None, largest_weight=1.0)
     results = {}
     for target in TARGETS:
-        view = selected(moments, {term: term.bind(target) for term in shared.needs.terms})
-        views = {True: view, False: by_logger(view, setting.labels)}
+        view = pool.select({term: term.bind(target) for term in shared.needs.terms})
+        views = {True: view, False: view.by_logger}
         for name, estimator in ESTIMATORS.items():
             mine = views[name.startswith("period")]
             estimate = estimator.estimate(mine)
-            interval, _ = auto_interval(estimate, mine, (), 0.95, limits)
+            interval, _ = auto_interval(estimate, mine, 0.95, limits)
             results[target, name] = estimate, interval
     return results
 

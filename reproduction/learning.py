@@ -16,6 +16,7 @@ from scipy.special import expit
 from threadpoolctl import threadpool_limits
 
 from poolwise.learning.objectives import Regression
+from poolwise.moments.pool import Pool
 from poolwise.report.tables import Grid
 from poolwise.text import with_error
 from reproduction.enumeration import LabelProblem, Mix, exact_moments
@@ -179,7 +180,7 @@ def learning_cells(
     logs: int = LOGS,
 ) -> list[CsvRow]:
     """Return the values of learned CRFs for one first logger, by ratio and rule."""
-    exact = divergences(exact_moments(problem, [build_mix(1.0)])[0])
+    exact = divergences(Pool(exact_moments(problem, [build_mix(1.0)])[0]))
     learning = LabelLearning.of(data, fraction)
     best = max(learning.value(crf) for crf in learning.crfs.values())
     cells: list[CsvRow] = []

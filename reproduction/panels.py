@@ -16,6 +16,7 @@ import numpy as np
 
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Balanced, Naive, Weighted
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import WEIGHTED_REWARD
 from reproduction.crf import PairwiseCRF, UnaryCRF
 from reproduction.enumeration import LabelProblem, Mix, Scored, exact_moments
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import MomentsByLogger
     from reproduction.datasets import Dataset, Labelled
     from reproduction.figures import CsvRow
 
@@ -72,9 +72,9 @@ def train(data: Dataset, fraction: float, structure: Structure) -> Scored:
     return Scored(policy, policy.scores(data.test.contexts))
 
 
-def divergences(moments: MomentsByLogger) -> dict[str, float]:
+def divergences(moments: Pool) -> dict[str, float]:
     """Return the exact divergence of the target from each logger."""
-    return {logger: m.var(WEIGHTED_REWARD) for logger, m in moments.items()}
+    return {logger: moments[logger].var(WEIGHTED_REWARD) for logger in moments.loggers}
 
 
 def estimators(exact: Mapping[str, float]) -> dict[str, Estimator]:
@@ -104,17 +104,17 @@ def panel(problem: LabelProblem, fraction: float) -> list[CsvRow]:
     """Return the cells of one first logger, one for each ratio of the log sizes."""
     by_ratio = exact_moments(problem, [build_mix(ratio) for ratio in RATIOS])
     return [
-        {"fraction": fraction, "r": ratio, **cell(moments, ratio)}
+        {"fraction": fraction, "r": ratio, **cell(Pool(moments), ratio)}
         for ratio, moments in zip(RATIOS, by_ratio, strict=True)
     ]
 
 
-def cell(moments: MomentsByLogger, ratio: float) -> CsvRow:
+def cell(moments: Pool, ratio: float) -> CsvRow:
     """Return the variances of one cell, and the ratios that the figures show."""
     divergence = divergences(moments)
     exact = {name: e.estimate(moments) for name, e in estimators(divergence).items()}
     var = {name: estimate.variance for name, estimate in exact.items()}
-    alone = {i: Naive().estimate({i: m}).variance for i, m in moments.items()}
+    alone = {i: Naive().estimate(Pool({i: m})).variance for i, m in moments.items()}
     best = min(*(var[name] for name in ("naive", "balanced", "weighted")), *alone.values())
     v = divergence[FIRST] / divergence[SECOND]
     return {

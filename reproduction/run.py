@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import UsageError, did_you_mean
+from poolwise.moments.pool import Pool
 from poolwise.report.tables import Grid, show
 from poolwise.rows.output import write_whole
 from reproduction import toy
@@ -191,7 +192,7 @@ class Bench:
 
     def _weighted(self, key: str, fraction: float, size: int) -> list[CsvRow]:
         problem, count = self._problem(fraction), self.effort.weight_replications
-        exact = divergences(self._exact(fraction)[0].moments)
+        exact = divergences(Pool(self._exact(fraction)[0].moments))
         rows = estimated_weights(problem, exact, size, _rng(key), replications=count)
         cell: CsvRow = {"fraction": fraction, "v": _v(exact)}
         return [cell | row for row in rows]
@@ -213,7 +214,7 @@ class Bench:
         rows = simulate_cell(problem, exact, _rng(key), replications=count)
         first, second = exact.mix.counts.values()
         cell: CsvRow = {"fraction": fraction, "r": RATIOS[index]}
-        cell |= {"v": _v(divergences(exact.moments)), "n1": first, "n2": second}
+        cell |= {"v": _v(divergences(Pool(exact.moments))), "n1": first, "n2": second}
         return [cell | row for row in rows]
 
     def _learning(self) -> Iterator[Job]:

@@ -16,6 +16,7 @@ from poolwise.estimators.calibrated import least_squares, logger_columns
 from poolwise.estimators.ips import Weighted
 from poolwise.moments.linear import Score, row_variance
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import MomentsByLogger
     from reproduction.figures import CsvRow
 
 DRAWN_ROWS = 1 << 16  # of all replications drawn at once
@@ -160,7 +160,7 @@ def estimated_weights(
     count = replications or replications_for(size)
     for moments in Simulator(problem).moments(mix, needs.terms, count, rng):
         for name, rule in rules.items():
-            estimate = rule.estimate(moments)
+            estimate = rule.estimate(Pool(moments))
             drawn[name].append((estimate.shares[FIRST], estimate.value))
     best = np.array(drawn.pop("optimal"))[:, 1] - value
     return [
@@ -215,7 +215,7 @@ def mix_for(ratio: float) -> Mix:
     return Mix({FIRST: times * round(second * ratio), SECOND: times * second})
 
 
-def optimal(moments: MomentsByLogger, columns: Sequence[Score]) -> Score:
+def optimal(moments: Pool, columns: Sequence[Score]) -> Score:
     """Return the balanced reward less columns, with the slopes that exact moments give.
 
     Slopes that are given numbers make it a plain mean, so it is exactly unbiased.
@@ -252,7 +252,7 @@ class ExactCell:
     @cached_property
     def fixed(self) -> dict[str, Score]:
         """A row of each estimator, see `row_scores`."""
-        return row_scores(self.moments)
+        return row_scores(Pool(self.moments))
 
 
 def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
@@ -264,8 +264,8 @@ def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
     its rows.
     """
     estimates = {
-        name: e.estimate(exact.moments)
-        for name, e in estimators(divergences(exact.moments)).items()
+        name: e.estimate(Pool(exact.moments))
+        for name, e in estimators(divergences(Pool(exact.moments))).items()
     }
     worst = max(exact.excess(n, e.shares) / e.variance**2 for n, e in estimates.items())
     times = min(MOST_TIMES, max(1, math.ceil(worst / most_excess)))
@@ -276,7 +276,7 @@ def enlarged(exact: ExactCell, most_excess: float = MOST_EXCESS) -> ExactCell:
     )
 
 
-def row_scores(moments: MomentsByLogger) -> dict[str, Score]:
+def row_scores(moments: Pool) -> dict[str, Score]:
     """Return a row of each estimator; control variates have their optimal slopes."""
     own, loggers = Score({WEIGHTED_REWARD: 1.0}), list(logger_columns(moments).values())
     return {
@@ -292,7 +292,9 @@ def exact_cells(problem: LabelProblem, ratios: Sequence[float] = RATIOS) -> list
     """Return all cells of one first logger."""
     mixes = [mix_for(ratio) for ratio in ratios]
     moments = exact_moments(problem, mixes)
-    parts = [[scores[name].parts for name in MIXED] for scores in map(row_scores, moments)]
+    parts = [
+        [scores[name].parts for name in MIXED] for scores in map(row_scores, map(Pool, moments))
+    ]
     mixed, own = exact_fourth(problem, mixes, parts, moments)
     by_logger = dict(zip(problem.loggers, own.tolist(), strict=True))
     alone = {"naive": by_logger, "weighted": by_logger}
@@ -312,18 +314,20 @@ def simulate_cell(
     replications: int = REPLICATIONS,
 ) -> list[CsvRow]:
     """Return one row per estimator: simulated mean and variance against the exact ones."""
-    chosen = estimators(divergences(exact.moments))
+    chosen = estimators(divergences(Pool(exact.moments)))
     needs = reduce(or_, (e.needs(tuple(exact.moments), crossed=True) for e in chosen.values()))
     values: dict[str, list[float]] = {name: [] for name in (*chosen, *ESTIMATED.values())}
     for moments in Simulator(problem).moments(exact.mix, needs.terms, replications, rng):
         for name, estimator in chosen.items():
             if name not in ESTIMATED:
-                values[name].append(estimator.estimate(moments).value)
+                values[name].append(estimator.estimate(Pool(moments)).value)
             elif len(values[ESTIMATED[name]]) < WITH_ESTIMATED:
-                values[ESTIMATED[name]].append(estimator.estimate(moments).value)
+                values[ESTIMATED[name]].append(estimator.estimate(Pool(moments)).value)
         for name in ESTIMATED:
-            values[name].append(exact.fixed[name].over(moments).value(moments))
-    truths = {name: estimator.estimate(exact.moments) for name, estimator in chosen.items()}
+            values[name].append(exact.fixed[name].over(Pool(moments)).value(Pool(moments)))
+    truths = {
+        name: estimator.estimate(Pool(exact.moments)) for name, estimator in chosen.items()
+    }
     rows = [compared(name, np.array(values[name]), e, exact) for name, e in truths.items()]
     return rows + [
         _unscored(e, np.array(values[e]), truths[name]) for name, e in ESTIMATED.items()

@@ -14,6 +14,7 @@ from poolwise.diagnosis.overlap import mixed_overlap, own_overlap, shown
 from poolwise.engines.exact import TARGET, FiniteProblem
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Weighted
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import Term, ratio
 from tests.support.reference import exact_moments, frame_of
 from tests.support.small import group
@@ -22,19 +23,18 @@ from tests.support.toys import GOLDEN, toy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poolwise.moments.moments import Moments
 
 LARGE = {"1": 400, "2": 600}
 
 
-def exact_view(problem: FiniteProblem) -> dict[str, Moments]:
+def exact_view(problem: FiniteProblem) -> Pool:
     """Return the diagnostics in the limit of infinitely many rows."""
     return problem.moments(shown(tuple(problem.loggers), crossed=True))
 
 
-def diagnosed(view: dict[str, Moments]) -> Diagnosis:
-    own = own_overlap(view, [view], crossed=True)
-    return diagnose(view, [view], own, mixed_overlap(view, [view]), 0.95)
+def diagnosed(view: Pool) -> Diagnosis:
+    own = own_overlap(view, crossed=True)
+    return diagnose(view, own, mixed_overlap(view), 0.95)
 
 
 @pytest.mark.parametrize("name", ["T2", "T4"])
@@ -66,7 +66,7 @@ def test_gamma_and_the_best_shares_are_exact(name: str, expected: float) -> None
 
 def test_gamma_is_unknown_without_support() -> None:
     view = exact_view(toy("T3"))
-    assert gamma(view, {"1": math.inf, "2": 1.0}) == math.inf
+    assert gamma(Pool(view), {"1": math.inf, "2": 1.0}) == math.inf
 
 
 @pytest.mark.parametrize("name", ["T2", "T4"])
@@ -74,14 +74,14 @@ def test_the_variance_of_a_hausman_difference_is_that_of_the_variances(name: str
     # calibrated is the best of a family that weighted belongs to, so that their difference
     # is unrelated to it: Var(weighted - calibrated) = Var(weighted) - Var(calibrated)
     view = exact_view(toy(name))
-    calibrated = Calibrated(guard=False).estimate(view)
-    weighted = Weighted(divergence="reward-free").estimate(view)
-    alone = calibrated.linear.variance(view)[0]
+    calibrated = Calibrated(guard=False).estimate(Pool(view))
+    weighted = Weighted(divergence="reward-free").estimate(Pool(view))
+    alone = calibrated.linear.variance(Pool(view))[0]
     exact = toy(name).exact(Calibrated())
     assert calibrated.value == pytest.approx(exact.value, rel=1e-12)
     assert alone == pytest.approx(exact.variance, rel=1e-9)
     difference = calibrated.linear.plain - weighted.linear.plain
-    found = difference.variance(view)[0]
+    found = difference.variance(Pool(view))[0]
     assert found == pytest.approx(weighted.variance - alone, rel=1e-9)
 
 
@@ -98,7 +98,7 @@ def test_p_values_of_good_logs_are_spread_evenly() -> None:
     assert all(1 <= count <= 22 for count in small.values()), small
 
 
-def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> dict[str, Moments]:
+def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> Pool:
     """Moments of one drawn log, in plain NumPy."""
     table = frame_of(problem.draw(rng))
     rows = {name: table[name].to_numpy() for name in table.column_names}
@@ -132,7 +132,7 @@ def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> dict[str, Mo
     for i in loggers:
         mine = rows["logger"] == i
         found[i] = exact_moments({t: v[mine] for t, v in every.items()}, needs)
-    return found
+    return Pool(found)
 
 
 def test_each_logger_has_its_own_column_in_any_order() -> None:
@@ -140,7 +140,7 @@ def test_each_logger_has_its_own_column_in_any_order() -> None:
     a, b = ratio("a"), ratio("b")
     two = {a: [1.0, 3.0], b: [0.0, 1.0]}
     four = {a: [1.0, 3.0, 1.0, 3.0], b: [0.0, 1.0, 0.0, 1.0]}
-    means, _ = columns({"c": group(four), "a": group(two), "b": group(two)}, ())
+    means, _ = columns(Pool({"c": group(four), "a": group(two), "b": group(two)}))
     values = {logger: mean.value for logger, mean in means.items()}
     # c / mixture = (1 - a / 4 - b / 4) / (1 / 2)
     assert values == pytest.approx({"c": 0.75, "a": 2.0, "b": 0.5})

@@ -23,7 +23,8 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log
 from poolwise.moments.linear import Score, deviation
-from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.moments import pooled
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs
 from poolwise.rows.reader import Reader
 from tests.support.messages import check_findings
@@ -41,7 +42,7 @@ CANDIDATE = {"target": TARGET}
 LARGE = {"1": 400, "2": 600}
 
 
-def exact_view(problem: FiniteProblem) -> dict[str, Moments]:
+def exact_view(problem: FiniteProblem) -> Pool:
     """Return the diagnostics in the limit of infinitely many rows."""
     return problem.moments(shown(tuple(problem.loggers), crossed=True))
 
@@ -72,14 +73,14 @@ def column(log: Log, name: str) -> Any:  # noqa: ANN401 - an array of the column
 
 def test_effective_rows_of_t2_are_exact() -> None:
     view = exact_view(toy("T2"))
-    own = own_overlap(view, [view], crossed=True)
+    own = own_overlap(Pool(view), crossed=True)
     # n / E[w²], since E[w] = 1: E_1[w²] = .4 (.49/.2 + .04/.3 + .01/.5)
     #   + .6 (.01/.5 + .04/.3 + .49/.2) = 2.6033...; E_2[w²] = 1.05, likewise
     assert own["1"].effective_rows == pytest.approx(40 / (781 / 300), rel=1e-12)
     assert own["2"].effective_rows == pytest.approx(60 / 1.05, rel=1e-12)
     # of the mixture, whose probabilities are (.44, .3, .26) and (.26, .3, .44)
     square = 0.49 / 0.44 + 0.04 / 0.3 + 0.01 / 0.26
-    mixed = mixed_overlap(view, [view])
+    mixed = mixed_overlap(Pool(view))
     assert mixed.effective_rows == pytest.approx(100 / square, rel=1e-12)
     shown_in_methods = [15.4, 57.1, 77.8]
     found = [*(o.effective_rows for o in own.values()), mixed.effective_rows]
@@ -88,7 +89,7 @@ def test_effective_rows_of_t2_are_exact() -> None:
 
 def test_unsupported_mass_is_exact() -> None:
     problem = toy("T3")
-    found = own_overlap(exact_view(problem), [exact_view(problem)], crossed=True)
+    found = own_overlap(exact_view(problem), crossed=True)
     for logger, policy in problem.loggers.items():
         missing = (problem.context_prob[:, None] * problem.target)[policy == 0].sum()
         assert found[logger].unsupported == pytest.approx(missing, rel=1e-12)
@@ -112,7 +113,7 @@ def test_reward_free_shares_are_exact(name: str) -> None:
     assert found.variance == pytest.approx(expected, rel=1e-12)
     assert found.variance >= problem.exact(Weighted()).variance * (1 - 1e-12)
     view = exact_view(problem)
-    assert weight_moments(view) == pytest.approx(square, rel=1e-12)
+    assert weight_moments(Pool(view)) == pytest.approx(square, rel=1e-12)
 
 
 # ------------------------------------------------------------------ quiet on good logs
@@ -283,7 +284,7 @@ def test_the_balanced_weights_of_a_logger_have_no_heavy_tail(share: float, name:
 
 def test_an_engine_without_tails_says_so() -> None:
     view = exact_view(toy("T2"))
-    assert mixed_overlap(view, [view]).tail is None
+    assert mixed_overlap(Pool(view)).tail is None
 
 
 # ------------------------------------------------------------------ single numbers
@@ -329,11 +330,11 @@ def test_rows_of_a_cluster_do_not_count_as_independent() -> None:
 def test_a_deviation_of_rows_that_do_not_vary() -> None:
     flat = exact_moments({WEIGHT: np.ones(5)}, weight_needs())
     same = Score({WEIGHT: 1.0}).of("a")
-    assert deviation(same, {"a": flat}, [{"a": flat}]).p_value == 1
+    assert deviation(same, Pool({"a": flat})).p_value == 1
     off = Score({WEIGHT: 0.5}).of("a")
-    assert deviation(off, {"a": flat}, [{"a": flat}]).z == -math.inf
+    assert deviation(off, Pool({"a": flat})).z == -math.inf
     alone = exact_moments({WEIGHT: np.ones(1)}, weight_needs())
-    assert same.deviation_variance({"a": alone}, [{"a": alone}])[0] == math.inf
+    assert same.deviation_variance(Pool({"a": alone}))[0] == math.inf
 
 
 def weight_needs() -> Needs:

@@ -17,7 +17,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.guarantees import payoffs_of
 from poolwise.log.log import Log
 from poolwise.moments.blocks import Payoff, Settled
-from poolwise.moments.cells import Cell
+from poolwise.moments.pool import Cell
 from poolwise.rows.layout import Layout
 from tests.intervals.test_betting import plain_capital
 from tests.support.messages import refused

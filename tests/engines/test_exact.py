@@ -347,11 +347,11 @@ def test_the_mixture_knows_every_divergence(problem: FiniteProblem) -> None:
     total = sum(problem.counts.values())
     for logger, divergence in problem.divergence.items():
         second = sum(
-            problem.counts[i] / total * m.mean(second_moment(logger))
-            for i, m in moments.items()
+            n / total * moments[i].mean(second_moment(logger))
+            for i, n in problem.counts.items()
         )
         assert second - problem.value**2 == pytest.approx(divergence, rel=1e-6, abs=1e-9)
     weight = sum(
-        problem.counts[i] / total * m.mean(BALANCED_WEIGHT) for i, m in moments.items()
+        n / total * moments[i].mean(BALANCED_WEIGHT) for i, n in problem.counts.items()
     )
     assert weight == pytest.approx(1, rel=1e-12)

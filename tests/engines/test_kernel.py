@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import AnyArray
     from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.pool import ByStratum, Pool
 
 COUNTS = {"a": 700, "b": 500, "c": 300}
 LOGGERS = tuple(COUNTS)
@@ -86,7 +87,7 @@ def moments(
     needs: Needs = NEEDS,
     threads: int = 0,
     batch_rows: int = 131_072,
-) -> dict[str, Moments]:
+) -> Pool:
     log = log_of(source, LOGGERS)
     with DuckDB(threads, batch_rows=batch_rows).open(log, {"t": "t"}) as rows:
         return rows.moments(needs)
@@ -97,7 +98,7 @@ def written(table: pa.Table, path: Path, group: int = 100) -> Path:
     return path
 
 
-def same(left: dict[str, Moments], right: dict[str, Moments]) -> bool:
+def same(left: ByStratum[Moments], right: ByStratum[Moments]) -> bool:
     """Test if two results have the same bits."""
     return all(
         (m.means == right[i].means).all()
@@ -157,7 +158,7 @@ def test_integer_labels_and_narrow_rewards_are_plain(
     propensities = {k: f"p_{label}" for k, label in enumerate(LOGGERS)}
     names = {label: str(k) for k, label in enumerate(LOGGERS)}
     needs = Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT),)).bind("t")
-    expected = {names[i]: m for i, m in moments(plain, needs).items()}
+    expected = {names[str(i)]: m for i, m in moments(plain, needs).items()}
     for source in (narrow, path):
         with DuckDB().open(log_of(source, propensities=propensities), {"t": "t"}) as rows:
             assert_moments_agree(rows.moments(needs), expected)
@@ -199,9 +200,9 @@ def test_buckets_are_the_same_by_every_way(
         log = log_of(source, LOGGERS, cluster="user")
         with DuckDB().open(log, {"t": "t"}) as rows:
             for open_rows in (rows, rows.without("b")):
-                (buckets,) = open_rows.bucketed(needs, 7)
+                (pool,) = open_rows.bucketed(needs, 7)
                 answers.append(
-                    [{i: (m.count, m.means[0]) for i, m in b.items()} for b in buckets]
+                    [{i: (m.count, m.means[0]) for i, m in b.items()} for b in pool.buckets]
                 )
     assert len(answers[0]) == 7
     assert all(

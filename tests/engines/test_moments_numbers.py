@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.base import Engine
     from poolwise.log.log import Log
-    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Pool
 
 pytestmark = pytest.mark.slow  # all of them together take seconds
 PILOT = 20_000  # rows that an engine may look at first
@@ -51,7 +51,7 @@ def own_needs() -> Needs:
     return Needs((REWARD,), ((WEIGHT, WEIGHTED_REWARD),), (WEIGHT,)).bind("target")
 
 
-def moments(engine: Engine, log: Log, needs: Needs) -> dict[str, Moments]:
+def moments(engine: Engine, log: Log, needs: Needs) -> Pool:
     with engine.open(log, {"target": "t"}) as rows:
         return rows.moments(needs)
 

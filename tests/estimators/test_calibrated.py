@@ -43,6 +43,7 @@ from poolwise.log.log import Log
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import Score, by_count, satterthwaite_freedom
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -333,7 +334,7 @@ def rows(count: int, *ratios: str) -> Moments:
 
 
 def test_the_last_logger_has_what_the_others_leave_of_the_mixture() -> None:
-    moments = {"c": rows(5, "a", "b"), "a": rows(1, "a", "b"), "b": rows(2, "a", "b")}
+    moments = Pool({"c": rows(5, "a", "b"), "a": rows(1, "a", "b"), "b": rows(2, "a", "b")})
     found = list(logger_columns(moments).values())
     assert found[:2] == [Score({ratio("a"): 1.0}, -1.0), Score({ratio("b"): 1.0}, -1.0)]
     (last,) = found[2:]
@@ -342,7 +343,9 @@ def test_the_last_logger_has_what_the_others_leave_of_the_mixture() -> None:
 
 
 def test_where_every_logger_has_a_column_the_last_in_order_goes_without() -> None:
-    found = list(logger_columns({"b": rows(3, "a", "b"), "a": rows(1, "a", "b")}).values())
+    found = list(
+        logger_columns(Pool({"b": rows(3, "a", "b"), "a": rows(1, "a", "b")})).values()
+    )
     assert found[0] == Score({ratio("b"): 1.0}, -1.0)
     assert found[1].parts == pytest.approx({ratio("b"): -3.0})
     assert found[1].constant == pytest.approx(3.0)
@@ -350,7 +353,7 @@ def test_where_every_logger_has_a_column_the_last_in_order_goes_without() -> Non
 
 
 def test_columns_stand_for_these_known_means() -> None:
-    moments = {"a": rows(1, "a"), "b": rows(3, "a")}
+    moments = Pool({"a": rows(1, "a"), "b": rows(3, "a")})
     target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     model = Score({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)
     assert controls_of(moments, ("dr", "target")) == [model, target]
@@ -388,15 +391,17 @@ def test_effective_rows_are_the_squared_sum_over_the_sum_of_squares() -> None:
 def test_a_mean_weight_far_below_one_is_no_accident(
     weights: list[float], *, expected: bool
 ) -> None:
-    assert uncovered({"a": group({BALANCED_WEIGHT: weights})}) is expected
+    assert uncovered(Pool({"a": group({BALANCED_WEIGHT: weights})})) is expected
 
 
 def test_the_mean_weight_is_that_of_all_rows() -> None:
     # 4 rows of 1 and 12 of 1/3: their mean is 1/2, that of the loggers 2/3
-    moments = {
-        "a": group({BALANCED_WEIGHT: [1.0] * 4}),
-        "b": group({BALANCED_WEIGHT: [1 / 3] * 12}),
-    }
+    moments = Pool(
+        {
+            "a": group({BALANCED_WEIGHT: [1.0] * 4}),
+            "b": group({BALANCED_WEIGHT: [1 / 3] * 12}),
+        }
+    )
     check_findings(supported_columns(moments, ("target",))[1], "target-uncovered")
 
 
@@ -423,7 +428,7 @@ def test_each_column_needs_ten_effective_rows(
     count: int,
     expected: tuple[str, ...],
 ) -> None:
-    moments = {"a": rows(count // 2), "b": rows(count - count // 2)}
+    moments = Pool({"a": rows(count // 2), "b": rows(count - count // 2)})
     found, findings = supported_columns(moments, columns)
     assert found == expected
     codes = [] if found == columns else ["few-effective-rows"]
@@ -431,12 +436,12 @@ def test_each_column_needs_ten_effective_rows(
 
 
 def test_exact_expectations_bear_every_column() -> None:
-    moments = {"a": group({BALANCED_WEIGHT: [0.5]}, ddof=0)}
+    moments = Pool({"a": group({BALANCED_WEIGHT: [0.5]}, ddof=0)})
     assert supported_columns(moments, ("loggers", "target")) == (("loggers", "target"), ())
 
 
 def test_the_columns_of_the_loggers_do_not_care_whether_the_target_is_covered() -> None:
-    moments = {"a": group({BALANCED_WEIGHT: [0.75] * 40})}
+    moments = Pool({"a": group({BALANCED_WEIGHT: [0.75] * 40})})
     assert supported_columns(moments, ("loggers",)) == (("loggers",), ())
     found, (finding,) = supported_columns(moments, ("target", "dr"))
     assert found == ()
@@ -444,7 +449,7 @@ def test_the_columns_of_the_loggers_do_not_care_whether_the_target_is_covered() 
 
 
 def test_a_crowd_that_is_not_covered_has_both_findings() -> None:
-    crowd = {i: group({BALANCED_WEIGHT: [0.75] * 40}) for i in CROWD}
+    crowd = Pool({i: group({BALANCED_WEIGHT: [0.75] * 40}) for i in CROWD})
     found, findings = supported_columns(crowd, ("loggers", "target"))
     assert found == ()
     assert [f.code for f in findings] == ["many-loggers", "target-uncovered"]
@@ -452,10 +457,12 @@ def test_a_crowd_that_is_not_covered_has_both_findings() -> None:
 
 
 def test_own_propensities_alone_make_calibrated_naive() -> None:
-    moments = {
-        "a": group({WEIGHTED_REWARD: [1.0, 3.0]}),
-        "b": group({WEIGHTED_REWARD: [5.0] * 6}),
-    }
+    moments = Pool(
+        {
+            "a": group({WEIGHTED_REWARD: [1.0, 3.0]}),
+            "b": group({WEIGHTED_REWARD: [5.0] * 6}),
+        }
+    )
     found = Calibrated().estimate(moments)
     plain = Naive().estimate(moments)
     assert (found.value, found.variance, found.shares) == (4.25, plain.variance, plain.shares)
@@ -473,8 +480,8 @@ ROWS: dict[str, dict[Term, Sequence[float]]] = {
     "a": {Y: [1, 2, 4, 6], X: [1, 2, 1, 0.5], W: [1, 0.5, 2, 1]},
     "b": {Y: [3, 5, 0.5], X: [0, 1, 0.25], W: [1, 0.75, 0.25]},
 }
-MOMENTS = {i: group(columns) for i, columns in ROWS.items()}
-EXACT = {i: replace(m, ddof=0) for i, m in MOMENTS.items()}
+MOMENTS = Pool({i: group(columns) for i, columns in ROWS.items()})
+EXACT = Pool({i: replace(m, ddof=0) for i, m in MOMENTS.items()})
 LUCK = Score({X: 1.0}, -1.0)
 
 
@@ -532,7 +539,9 @@ def test_of_collinear_columns_the_shortest_slopes_are_taken() -> None:
 
 
 def test_a_constant_column_has_slope_zero_and_no_rank() -> None:
-    flat = {i: group(ROWS[i] | {OVERLAP: [3.0] * m.count}) for i, m in MOMENTS.items()}
+    flat = Pool(
+        {i: group(rows | {OVERLAP: [3.0] * MOMENTS[i].count}) for i, rows in ROWS.items()}
+    )
     constant = Score({OVERLAP: 1.0}, -1.0)
     assert least_squares(flat, Score({Y: 1.0}), [constant], within=False) == ([0.0], 0)
     found, rank = least_squares(flat, Score({Y: 1.0}), [constant, LUCK], within=False)
@@ -546,7 +555,7 @@ def test_a_column_is_constant_below_a_tenth_of_a_billionth_of_its_square(
     step: float, rank: int
 ) -> None:
     # 1 ± s varies by s² of its mean square 1 + s²
-    near = {"a": group({Y: [1.0, 2.0], WEIGHT: [1 - step, 1 + step]})}
+    near = Pool({"a": group({Y: [1.0, 2.0], WEIGHT: [1 - step, 1 + step]})})
     found, seen = least_squares(
         near, Score({Y: 1.0}), [Score({WEIGHT: 1.0}, -1.0)], within=False
     )
@@ -560,7 +569,7 @@ def test_two_columns_are_collinear_below_two_billionths(eigenvalue: float, rank:
     x, z = [1.0, -1.0, 1.0, -1.0], [1.0, 1.0, -1.0, -1.0]
     step = math.sqrt(2 * eigenvalue)
     near = [a + step * b for a, b in zip(x, z, strict=True)]
-    moments = {"a": group({Y: [1.0, 2.0, 4.0, 3.0], X: x, W: near})}
+    moments = Pool({"a": group({Y: [1.0, 2.0, 4.0, 3.0], X: x, W: near})})
     _, found = least_squares(
         moments, Score({Y: 1.0}), [LUCK, Score({W: 1.0}, -1.0)], within=False
     )
@@ -601,7 +610,7 @@ def test_an_outcome_may_be_a_combination_of_terms() -> None:
 
 def test_few_effective_rows_leave_one_degree_of_freedom_at_least() -> None:
     heavy = {Y: [1.0, 2.0, 4.0], X: [1.0, 2.0, 1.0], W: [0.0, 0.0, 1.0]}
-    found = regressed({"a": group(heavy)}, Score({Y: 1.0}), [LUCK], within=False)
+    found = regressed(Pool({"a": group(heavy)}), Score({Y: 1.0}), [LUCK], within=False)
     slope = scatter(heavy[X], heavy[Y]) / scatter(heavy[X], heavy[X])
     rows = [Fraction(y) - slope * Fraction(x) for y, x in zip(heavy[Y], heavy[X], strict=True)]
     assert found.freedom == 1.0
@@ -623,12 +632,14 @@ def test_the_variance_of_a_combination_is_stratified() -> None:
 
 def test_one_row_alone_takes_the_spread_of_all_rows() -> None:
     # rows 5 | 1 3: together their variance is 4, that of the pair 2
-    moments = {"a": group({Y: [5.0]}), "b": group({Y: [1.0, 3.0]})}
+    moments = Pool({"a": group({Y: [5.0]}), "b": group({Y: [1.0, 3.0]})})
     variance, freedom = Score({Y: 1.0}).over(moments).variance(moments)
     first, second = Fraction(4, 9), Fraction(4, 9)  # (1/9)·4/1 and (4/9)·2/2
     assert variance == pytest.approx(float(first + second))
     assert freedom == pytest.approx(float((first + second) ** 2 / (first**2 / 2 + second**2)))
-    assert Score({Y: 1.0}).over({"a": moments["a"]}).variance({"a": moments["a"]}) == (
+    assert Score({Y: 1.0}).over(Pool({"a": moments["a"]})).variance(
+        Pool({"a": moments["a"]})
+    ) == (
         math.inf,
         math.inf,
     )
@@ -636,7 +647,7 @@ def test_one_row_alone_takes_the_spread_of_all_rows() -> None:
 
 def test_what_rounding_leaves_of_a_difference_is_nothing() -> None:
     rows = [0.1, 0.7, 1.3]
-    moments = {"a": group({Y: [3 * r for r in rows], X: rows})}
+    moments = Pool({"a": group({Y: [3 * r for r in rows], X: rows})})
     assert Score({Y: 1.0, X: -3.0}).over(moments).variance(moments) == (0.0, math.inf)
 
 
@@ -646,7 +657,7 @@ def test_self_normalised_is_a_ratio_of_sums(weights: str) -> None:
         (Y, W) if weights == "balanced" else SelfNormalised("own").needs((), crossed=True).terms
     )
     rewards, mass = sorted(terms, key=lambda t: len(t.factors), reverse=True)
-    moments = {i: group({rewards: r[Y], mass: r[W]}) for i, r in ROWS.items()}
+    moments = Pool({i: group({rewards: r[Y], mass: r[W]}) for i, r in ROWS.items()})
     found = SelfNormalised(weights).estimate(moments)  # type: ignore[arg-type]
     value = mean(every(Y)) / mean(every(W))
     left = {
@@ -691,7 +702,7 @@ def test_calibrated_is_the_regression_on_its_columns(
 
 def test_calibrated_uses_the_columns_of_known_loggers_alone() -> None:
     other = {"a": [0.0, 1.0, 2.0, 0.5], "b": [2.0, 1.5, 1.0]}
-    moments = {i: group(ROWS[i] | {ratio("b"): other[i]}) for i in ROWS}
+    moments = Pool({i: group(ROWS[i] | {ratio("b"): other[i]}) for i in ROWS})
     found = Calibrated(columns=("loggers",), guard=False, known=("a",)).estimate(moments)
     assert found == regressed(moments, Score({Y: 1.0}), [LUCK], within=True)
     assert found.value == pytest.approx(float(expected(Fraction(WITHIN))[0]), rel=1e-12)
@@ -761,35 +772,39 @@ def test_the_variance_of_weighted_is_unbiased_over_all_logs() -> None:
     expected = Fraction(0)
     for log in range(16):
         rewards = [float(log >> k & 1) for k in range(4)]
-        moments = {
-            i: group(
-                {
-                    WEIGHTED_REWARD: rows,
-                    BALANCED_REWARD: rows,
-                    second_moment("a"): rows,
-                    second_moment("b"): rows,
-                }
-            )
-            for i, rows in (("a", rewards[:2]), ("b", rewards[2:]))
-        }
+        moments = Pool(
+            {
+                i: group(
+                    {
+                        WEIGHTED_REWARD: rows,
+                        BALANCED_REWARD: rows,
+                        second_moment("a"): rows,
+                        second_moment("b"): rows,
+                    }
+                )
+                for i, rows in (("a", rewards[:2]), ("b", rewards[2:]))
+            }
+        )
         ones = int(sum(rewards))
         chance = p**ones * (1 - p) ** (4 - ones)
         expected += chance * Fraction(Weighted().estimate(moments).variance)
     assert float(expected) == pytest.approx(float(p * (1 - p) / 4), rel=1e-12)
 
 
-def crossed(*, floor: bool) -> dict[str, Moments]:
+def crossed(*, floor: bool) -> Pool:
     """Two loggers of which the first has next to no divergence; the value is 3."""
     second = {"a": 9.0 if floor else 16.0, "b": 11.0}
     rows = {"a": [1.0, 3.0, 8.0], "b": [2.0, 8.0]}
     balanced = {"a": [1.0, 2.0, 3.0], "b": [2.0, 7.0]}
-    return {
-        i: group(
-            {WEIGHTED_REWARD: rows[i], BALANCED_REWARD: balanced[i]}
-            | {second_moment(k): [v] * len(rows[i]) for k, v in second.items()}
-        )
-        for i in "ab"
-    }
+    return Pool(
+        {
+            i: group(
+                {WEIGHTED_REWARD: rows[i], BALANCED_REWARD: balanced[i]}
+                | {second_moment(k): [v] * len(rows[i]) for k, v in second.items()}
+            )
+            for i in "ab"
+        }
+    )
 
 
 ERROR = Fraction(3, 25) * 1 + Fraction(2, 25) * Fraction(25, 2)  # of balanced: 28/25
@@ -821,9 +836,9 @@ def test_equal_scores_say_nothing_about_the_error_of_weighted_doubly_robust() ->
         BALANCED_RESIDUAL: [0.0] * 3,
         residual_moment("a"): [0.0] * 3,
     }
-    assert DoublyRobust("weighted").estimate({"a": group(columns)}).variance == 0.0
+    assert DoublyRobust("weighted").estimate(Pool({"a": group(columns)})).variance == 0.0
     varied = columns | {PREDICTED_VALUE: [0.0, 1.0, 2.0]}
-    found = DoublyRobust("weighted").estimate({"a": group(varied)})
+    found = DoublyRobust("weighted").estimate(Pool({"a": group(varied)}))
     assert found.variance == pytest.approx(1 / 3)  # sample variance 1 over 3 rows
 
 
@@ -831,11 +846,11 @@ def test_equal_scores_say_nothing_about_the_error_of_weighted_doubly_robust() ->
 
 
 def test_loggers_of_one_row_share_the_freedom_of_one_variance() -> None:
-    alone = {i: group({WEIGHT: [float(k)]}) for k, i in enumerate("abcd")}
+    alone = Pool({i: group({WEIGHT: [float(k)]}) for k, i in enumerate("abcd")})
     assert satterthwaite_freedom(alone, dict.fromkeys("abcd", 1.0)) == pytest.approx(3.0)
-    beside = alone | {"e": group({WEIGHT: [1.0, 2.0, 4.0]})}
+    beside = {**alone, "e": group({WEIGHT: [1.0, 2.0, 4.0]})}
     # 1 + 1 of all seven rows and 3 of three rows: 25 / (4/6 + 9/2)
-    found = satterthwaite_freedom(beside, {"a": 1.0, "b": 1.0, "e": 3.0})
+    found = satterthwaite_freedom(Pool(beside), {"a": 1.0, "b": 1.0, "e": 3.0})
     assert found == pytest.approx(25 / (4 / 6 + 9 / 2))
 
 
@@ -845,12 +860,14 @@ def test_normal_rewards_of_one_row_loggers_are_covered(loggers: int) -> None:
     """The interval is Student's own: 2,000 logs have a standard error of 0.0049."""
     rng, logs, covered = np.random.default_rng(loggers), 2_000, 0
     for rewards in rng.normal(size=(logs, loggers)):
-        moments = {
-            str(k): Moments(
-                (WEIGHT,), 1, np.array([r]), np.zeros((1, 1)), np.array([r]), np.array([r])
-            )
-            for k, r in enumerate(rewards)
-        }
+        moments = Pool(
+            {
+                str(k): Moments(
+                    (WEIGHT,), 1, np.array([r]), np.zeros((1, 1)), np.array([r]), np.array([r])
+                )
+                for k, r in enumerate(rewards)
+            }
+        )
         covered += 0.0 in student(stratified(moments, WEIGHT, by_count(moments)), 0.95)
     assert abs(covered / logs - 0.95) < 4 * 0.0049
 
@@ -858,15 +875,15 @@ def test_normal_rewards_of_one_row_loggers_are_covered(loggers: int) -> None:
 # ---------------------------------------- columns of small loggers
 
 
-def rated(**count: int) -> dict[str, Moments]:
+def rated(**count: int) -> Pool:
     """Rows of weight 1 with the ratios of all loggers but "d"."""
     terms = (BALANCED_WEIGHT, BALANCED_REWARD, *map(ratio, "abc"))
-    return {i: group({t: [1.0] * n for t in terms}) for i, n in count.items()}
+    return Pool({i: group({t: [1.0] * n for t in terms}) for i, n in count.items()})
 
 
 def test_a_logger_has_few_rows_below_ten() -> None:
     assert few_rows(rated(a=9, b=10, c=1, d=80)) == ("a", "c")
-    exact = {"a": group({BALANCED_WEIGHT: [1.0]}, ddof=0)}
+    exact = Pool({"a": group({BALANCED_WEIGHT: [1.0]}, ddof=0)})
     assert few_rows(exact) == ()
 
 
@@ -878,10 +895,12 @@ def test_large_loggers_are_set_against_each_other() -> None:
 
 def test_the_last_logger_is_written_in_the_ratios_of_the_others() -> None:
     # a 2, b 20, d 20: d's ratio is 42/20 - a/10 - b, and b less the mean of both is (b - d)/2
-    moments = {
-        i: group({BALANCED_WEIGHT: [1.0] * n, ratio("a"): [1.0] * n, ratio("b"): [1.0] * n})
-        for i, n in (("a", 2), ("b", 20), ("d", 20))
-    }
+    moments = Pool(
+        {
+            i: group({BALANCED_WEIGHT: [1.0] * n, ratio("a"): [1.0] * n, ratio("b"): [1.0] * n})
+            for i, n in (("a", 2), ("b", 20), ("d", 20))
+        }
+    )
     first, last = contrast_controls(moments, ("a",))
     assert first.parts == pytest.approx({ratio("a"): 0.05, ratio("b"): 1.0})
     assert first.constant == pytest.approx(-1.05)
@@ -892,10 +911,10 @@ def test_the_last_logger_is_written_in_the_ratios_of_the_others() -> None:
 def test_small_loggers_have_no_column() -> None:
     target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     moments = rated(a=2, b=3, c=150)
-    assert controls_of(moments, ("loggers", "target"), None, ("a", "b")) == [target]
-    known = controls_of(moments, ("loggers",), ("a", "c"), ("a", "b"))
+    assert controls_of(Pool(moments), ("loggers", "target"), None, ("a", "b")) == [target]
+    known = controls_of(Pool(moments), ("loggers",), ("a", "c"), ("a", "b"))
     assert known == [Score({ratio("c"): 1.0}, -1.0)]
-    assert contrast_controls(moments, ("a", "b")) == []
+    assert contrast_controls(Pool(moments), ("a", "b")) == []
 
 
 def test_calibrated_says_which_loggers_have_no_column() -> None:
@@ -936,7 +955,7 @@ def test_intervals_cover_more_often_without_the_columns_of_small_loggers() -> No
         for _ in range(200):
             moments = draw(cells, rng)
             before, after = (
-                problem.value in student(e.estimate(moments), 0.95) for e in estimators
+                problem.value in student(e.estimate(Pool(moments)), 0.95) for e in estimators
             )
             gained.append(int(after) - int(before))
     assert np.mean(gained) > 3 * np.std(gained) / math.sqrt(len(gained))
@@ -954,7 +973,7 @@ def test_a_fit_says_where_its_slopes_come_from(
 
 
 def test_a_mean_weight_that_cannot_divide_is_refused() -> None:
-    tiny = {"a": group({BALANCED_WEIGHT: [1e-310, 0.0], BALANCED_REWARD: [1e-310, 0.0]})}
+    tiny = Pool({"a": group({BALANCED_WEIGHT: [1e-310, 0.0], BALANCED_REWARD: [1e-310, 0.0]})})
     with pytest.raises(RefusedError) as refusal:
         SelfNormalised().estimate(tiny)
     assert refusal.value.code == "no-weight"

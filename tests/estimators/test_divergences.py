@@ -26,6 +26,7 @@ from poolwise.estimators.model import (
 )
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import by_count
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -40,29 +41,30 @@ from tests.support.messages import refused
 from tests.support.small import group, mean, scatter, var
 
 if TYPE_CHECKING:
-    from poolwise.moments.moments import Moments
     from poolwise.moments.terms import Term
 
 A, B = [1.0, 3.0, 8.0], [2.0, 8.0]  # weighted rewards: means 4 and 5, variances 13 and 18
-OWN = {"a": group({WEIGHTED_REWARD: A}), "b": group({WEIGHTED_REWARD: B})}
+OWN = Pool({"a": group({WEIGHTED_REWARD: A}), "b": group({WEIGHTED_REWARD: B})})
 BALANCED = {"a": [1.0, 2.0, 3.0], "b": [2.0, 7.0]}  # mean 3, mean square 67/5
 ERROR = 28 / 25  # variance of their mean: 3/25 times 1 and 2/25 times 25/2
 DIVERGENCE = {"a": 6.0, "b": 1.0}  # precisions 3/6 and 2/1: shares 1/5 and 4/5
 
 
-def crossed(**second: float) -> dict[str, Moments]:
+def crossed(**second: float) -> Pool:
     """Five rows whose second moment under each logger is the same in every row."""
-    return {
-        i: group(
-            {WEIGHTED_REWARD: rows, BALANCED_REWARD: BALANCED[i]}
-            | {second_moment(k): [v] * len(rows) for k, v in second.items()}
-        )
-        for i, rows in (("a", A), ("b", B))
-    }
+    return Pool(
+        {
+            i: group(
+                {WEIGHTED_REWARD: rows, BALANCED_REWARD: BALANCED[i]}
+                | {second_moment(k): [v] * len(rows) for k, v in second.items()}
+            )
+            for i, rows in (("a", A), ("b", B))
+        }
+    )
 
 
-def exact(moments: dict[str, Moments]) -> dict[str, Moments]:
-    return {i: replace(m, ddof=0) for i, m in moments.items()}
+def exact(moments: Pool) -> Pool:
+    return moments.change(lambda _, m: replace(m, ddof=0))
 
 
 def test_known_divergences_give_shares_value_variance_and_freedom() -> None:
@@ -74,7 +76,7 @@ def test_known_divergences_give_shares_value_variance_and_freedom() -> None:
     assert found.findings == ()
     assert Weighted("known", DIVERGENCE).estimate(OWN) == found
     assert with_divergences(exact(OWN), DIVERGENCE).freedom == math.inf
-    assert with_divergences(exact(OWN) | {"b": OWN["b"]}, DIVERGENCE).freedom == math.inf
+    assert with_divergences(Pool({**exact(OWN), "b": OWN["b"]}), DIVERGENCE).freedom == math.inf
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_another_variance_inflates_the_combination(
     variance: float, scale: float, inflation: float
 ) -> None:
     rows = {"a": A, "b": B}
-    moments = {i: group({WEIGHTED_REWARD: [scale * r for r in rows[i]]}) for i in rows}
+    moments = Pool({i: group({WEIGHTED_REWARD: [scale * r for r in rows[i]]}) for i in rows})
     plain = stratified(moments, WEIGHTED_REWARD, {"a": 0.5, "b": 0.5})
     other = with_variance(plain, moments, variance, 7.0)
     assert (other.value, other.variance, other.freedom) == (plain.value, variance, 7.0)
@@ -99,17 +101,19 @@ def test_another_variance_inflates_the_combination(
 
 
 def test_one_row_of_each_logger_leaves_one_degree_of_freedom() -> None:
-    single = {i: group({WEIGHTED_REWARD: [1.0]}) for i in "ab"}
+    single = Pool({i: group({WEIGHTED_REWARD: [1.0]}) for i in "ab"})
     assert with_divergences(single, DIVERGENCE).freedom == 1.0
-    three = {i: group({WEIGHTED_REWARD: [1.0] * 2}) for i in "ab"}
+    three = Pool({i: group({WEIGHTED_REWARD: [1.0] * 2}) for i in "ab"})
     assert with_divergences(three, DIVERGENCE).freedom == 2.0
 
 
 def test_given_shares_are_kept_and_terms_are_added() -> None:
-    moments = {
-        i: group({PREDICTED_VALUE: rows, WEIGHTED_REWARD: [1.0, *rows[1:]]})
-        for i, rows in (("a", A), ("b", B))
-    }
+    moments = Pool(
+        {
+            i: group({PREDICTED_VALUE: rows, WEIGHTED_REWARD: [1.0, *rows[1:]]})
+            for i, rows in (("a", A), ("b", B))
+        }
+    )
     share = {"a": 0.5, "b": 0.5}
     found = with_divergences(moments, DIVERGENCE, share, (PREDICTED_VALUE, WEIGHTED_REWARD))
     assert found.value == pytest.approx(0.5 * (4 + 4) + 0.5 * (5 + 4.5))
@@ -118,8 +122,8 @@ def test_given_shares_are_kept_and_terms_are_added() -> None:
 
 
 def test_a_logger_without_error_has_the_whole_estimate() -> None:
-    three = OWN | {"c": group({WEIGHTED_REWARD: [7.0] * 6})}
-    found = with_divergences(three, {"a": 0.0, "b": 1.0, "c": 0.0})
+    three = {**OWN, "c": group({WEIGHTED_REWARD: [7.0] * 6})}
+    found = with_divergences(Pool(three), {"a": 0.0, "b": 1.0, "c": 0.0})
     assert found.shares == pytest.approx({"a": 3 / 9, "b": 0.0, "c": 6 / 9})
     assert found.value == pytest.approx(6.0)
     assert found.variance == 0.0
@@ -136,7 +140,7 @@ def test_pooled_divergences_are_second_moments_less_the_squared_value() -> None:
 
 def test_a_divergence_of_rows_has_a_floor_and_an_exact_one_has_none() -> None:
     moments = crossed(a=9.0 + 1e-6, b=11.0)
-    assert pooled_divergences(moments)["a"] == pytest.approx(FLOOR * (9 + 1e-6))
+    assert pooled_divergences(Pool(moments))["a"] == pytest.approx(FLOOR * (9 + 1e-6))
     assert pooled_divergences(exact(moments))["a"] == pytest.approx(1e-6, rel=1e-6)
     assert pooled_divergences(exact(crossed(a=8.0, b=11.0)))["a"] == 0.0
 
@@ -150,20 +154,22 @@ def test_a_logger_that_cannot_play_a_rewarded_action_is_infinitely_far(
     assert found == (math.inf if beyond else pytest.approx(edge))
 
 
-def weights(**second: float) -> dict[str, Moments]:
+def weights(**second: float) -> Pool:
     """The rows of `crossed`, with balanced weights and their second moments."""
-    return {
-        i: group(
-            {
-                WEIGHTED_REWARD: rows,
-                BALANCED_REWARD: BALANCED[i],
-                BALANCED_WEIGHT: [2.0] * len(rows),
-            }
-            | {second_moment(k): [v] * len(rows) for k, v in {"a": 16.0, "b": 11.0}.items()}
-            | {weight_moment(k): [v] * len(rows) for k, v in second.items()}
-        )
-        for i, rows in (("a", A), ("b", B))
-    }
+    return Pool(
+        {
+            i: group(
+                {
+                    WEIGHTED_REWARD: rows,
+                    BALANCED_REWARD: BALANCED[i],
+                    BALANCED_WEIGHT: [2.0] * len(rows),
+                }
+                | {second_moment(k): [v] * len(rows) for k, v in {"a": 16.0, "b": 11.0}.items()}
+                | {weight_moment(k): [v] * len(rows) for k, v in second.items()}
+            )
+            for i, rows in (("a", A), ("b", B))
+        }
+    )
 
 
 def test_weight_moments_are_means_and_infinite_beyond_support() -> None:
@@ -183,7 +189,7 @@ def test_a_target_that_is_never_played_is_at_no_distance() -> None:
         second_moment("a"): [0.0, 0.0],
         residual_moment("a"): [0.0, 0.0],
     }
-    moments = {"a": group(nothing)}
+    moments = Pool({"a": group(nothing)})
     assert weight_moments(moments) == {"a": 0.0}
     assert pooled_divergences(moments) == {"a": 0.0}
     assert score_divergences(moments) == {"a": FLOOR}  # of a second moment of 1
@@ -210,14 +216,14 @@ def test_reward_free_refuses_where_no_logger_supports_the_target() -> None:
 def test_weighted_takes_pooled_divergences_where_it_can_and_naive_where_it_cannot() -> None:
     moments = crossed(a=15.0, b=10.0)  # divergences 6 and 1
     for choice in (Weighted(), Weighted("pooled")):
-        found = choice.estimate(moments)
+        found = choice.estimate(Pool(moments))
         assert found.shares == pytest.approx({"a": 0.2, "b": 0.8}, rel=1e-9)
         assert found.findings == ()
     plain = stratified(OWN, WEIGHTED_REWARD, by_count(OWN))
     assert Weighted().estimate(OWN) == replace(plain, findings=(OWN_ONLY,))
     assert plain.value == pytest.approx(4.4)
-    half = moments | {"b": OWN["b"]}  # one log alone has what the other lacks
-    assert Weighted().estimate(half).findings == (OWN_ONLY,)
+    half = {**moments, "b": OWN["b"]}  # one log alone has what the other lacks
+    assert Weighted().estimate(Pool(half)).findings == (OWN_ONLY,)
 
 
 SHARES = {"a": Fraction(27, 40), "b": Fraction(13, 40)}  # precisions 3/13 and 2/18
@@ -235,7 +241,7 @@ def test_own_divergences_take_their_variance_from_the_pooled_ones() -> None:
 
 @pytest.mark.parametrize("far", [False, True])
 def test_own_divergences_alone_are_inflated_by_meiers_factor(*, far: bool) -> None:
-    found = Weighted("own").estimate(crossed(a=1e60, b=11.0) if far else OWN)
+    found = Weighted("own").estimate(Pool(crossed(a=1e60, b=11.0) if far else OWN))
     plain = SHARES["a"] ** 2 * Fraction(13, 3) + SHARES["b"] ** 2 * Fraction(18, 2)
     product = SHARES["a"] * SHARES["b"]
     inflation = 1 + 4 * (product / 2 + product / 1)
@@ -254,15 +260,15 @@ def test_own_divergences_of_exact_moments_are_final() -> None:
 
 @pytest.mark.parametrize("rows", [[5.0], [5.0, 5.0], [5.0, 5.0 + 1e-15 * 4]])
 def test_own_divergences_of_a_log_without_spread_are_those_of_naive(rows: list[float]) -> None:
-    found = Weighted("own").estimate(OWN | {"b": group({WEIGHTED_REWARD: rows})})
+    found = Weighted("own").estimate(Pool({**OWN, "b": group({WEIGHTED_REWARD: rows})}))
     assert [f.code for f in found.findings] == ["no-spread"]
-    assert found.shares == by_count(OWN | {"b": group({WEIGHTED_REWARD: rows})})
+    assert found.shares == by_count({**OWN, "b": group({WEIGHTED_REWARD: rows})})
 
 
 @pytest.mark.parametrize(("gap", "flat"), [(1e-7, True), (1.5e-5, False)])
 def test_rounding_grows_with_the_square_of_the_mean(gap: float, *, flat: bool) -> None:
     # variances gap²/2, compared with 1e-24 of the squared mean, which is 1e-12
-    large = {i: group({WEIGHTED_REWARD: [1e6, 1e6 + gap]}) for i in "ab"}
+    large = Pool({i: group({WEIGHTED_REWARD: [1e6, 1e6 + gap]}) for i in "ab"})
     codes = [f.code for f in Weighted("own").estimate(large).findings]
     assert codes == ["no-spread" if flat else "own-divergence"]
 
@@ -274,15 +280,17 @@ SCORED: dict[str, dict[Term, list[float]]] = {
 OWN_ROWS = {"a": [1.0, 3.0, 2.0], "b": [0.0, 4.0]}
 
 
-def scored(**second: float) -> dict[str, Moments]:
-    return {
-        i: group(
-            columns
-            | {OWN_SCORE[1]: OWN_ROWS[i]}
-            | {residual_moment(k): [v] * len(OWN_ROWS[i]) for k, v in second.items()}
-        )
-        for i, columns in SCORED.items()
-    }
+def scored(**second: float) -> Pool:
+    return Pool(
+        {
+            i: group(
+                columns
+                | {OWN_SCORE[1]: OWN_ROWS[i]}
+                | {residual_moment(k): [v] * len(OWN_ROWS[i]) for k, v in second.items()}
+            )
+            for i, columns in SCORED.items()
+        }
+    )
 
 
 def every(term: Term) -> list[float]:
@@ -323,9 +331,9 @@ def test_score_divergences_have_a_floor_and_an_edge() -> None:
 
 def test_weighted_scores_are_combined_by_their_divergences() -> None:
     moments = scored(a=5.0, b=9.0)
-    found = DoublyRobust("weighted").estimate(moments)
-    known = score_divergences(moments)
-    plain = with_divergences(moments, known, terms=OWN_SCORE)
+    found = DoublyRobust("weighted").estimate(Pool(moments))
+    known = score_divergences(Pool(moments))
+    plain = with_divergences(Pool(moments), known, terms=OWN_SCORE)
     # scores against the mixture: 2, 1, 5 and 4, 3, with variances 13/3 and 1/2
     error = float(Fraction(3, 25) * Fraction(13, 3) + Fraction(2, 25) * Fraction(1, 2))
     added = sum(s**2 * error / moments[i].count for i, s in plain.shares.items())

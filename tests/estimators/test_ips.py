@@ -23,6 +23,7 @@ from poolwise.intervals.student import (
     student_interval,
 )
 from poolwise.moments.estimate import Estimate
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, second_moment
 from tests.support.messages import refused
 from tests.support.reference import Reference, log_of, random_table
@@ -594,7 +595,7 @@ def test_many_draws_are_centred_on_the_true_value() -> None:
         with Reference().open(problem.draw(rng), {"": "target_prob"}) as rows:
             moments = rows.moments(needs)
         for name, estimator in estimators.items():
-            found = estimator.estimate(moments)
+            found = estimator.estimate(Pool(moments))
             values[name].append(found.value)
             variances[name].append(found.variance)
     for name, estimator in estimators.items():

@@ -137,7 +137,7 @@ def test_when_the_exact_target_is_the_mixture_the_weights_are_one() -> None:
     problem = toy("T2")
     mixed = replace(problem, target=problem.mixture)
     moments = mixed.moments(Needs((REWARD,), ((BALANCED_WEIGHT,),)))
-    mean = sum(mixed.counts[i] / 100 * m.mean(REWARD) for i, m in moments.items())
+    mean = sum(n / 100 * moments[i].mean(REWARD) for i, n in mixed.counts.items())
     assert mixed.exact(Balanced()).value == pytest.approx(mean, rel=1e-13)
     for m in moments.values():
         assert m.mean(BALANCED_WEIGHT) == pytest.approx(1, rel=1e-13)
@@ -299,7 +299,7 @@ def test_buckets_merge_to_the_moments_of_the_whole(cluster: str | None) -> None:
     log = log_of(table, cluster=cluster)
     needs = Needs((REWARD, second_moment("a")), ((WEIGHTED_REWARD, WEIGHT),)).bind("target")
     with DuckDB().open(log, {"target": "t"}) as rows:
-        whole, buckets = rows.moments(needs), rows.bucketed([needs], 16)[0]
+        whole, buckets = rows.moments(needs), rows.bucketed([needs], 16)[0].buckets
     assert 10 < len(buckets) <= 16
     for logger, expected in whole.items():
         merged = pooled(bucket[logger] for bucket in buckets if logger in bucket)

@@ -95,7 +95,7 @@ def test_weighted_scores_have_the_shares_of_least_variance(name: str) -> None:
     moments = problem.moments(Needs(groups=(OWN_SCORE,)))
     ones = np.ones(2)
     spread = {i: ones @ m.covariance(OWN_SCORE) @ ones for i, m in moments.items()}
-    expected = 1 / sum(problem.counts[i] / v for i, v in spread.items())
+    expected = 1 / sum(n / spread[i] for i, n in problem.counts.items())
     found = problem.exact(DoublyRobust("weighted"))
     assert found.variance == pytest.approx(expected, rel=1e-10)
     assert found.variance <= problem.exact(DoublyRobust("naive")).variance

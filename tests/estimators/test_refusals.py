@@ -13,6 +13,7 @@ from poolwise.estimators.ips import Balanced, Weighted, with_divergences
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, shrink_findings
 from poolwise.moments.estimate import require_crossed
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -29,8 +30,6 @@ from tests.support.small import group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from poolwise.moments.moments import Moments
 
 
 @pytest.mark.parametrize(
@@ -92,14 +91,14 @@ def test_an_estimator_says_that_it_needs_cross_propensities(
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 0.0]])
 def test_weights_without_mass_cannot_be_normalised(weights: list[float]) -> None:
-    moments = {"a": group({WEIGHTED_REWARD: [0.0, 0.0], WEIGHT: weights})}
+    moments = Pool({"a": group({WEIGHTED_REWARD: [0.0, 0.0], WEIGHT: weights})})
     with refused(RefusedError) as caught:
         SelfNormalised("own").estimate(moments)
     assert caught.value.code == "no-weight"
 
 
 def test_weighted_names_the_loggers_that_it_leaves_out() -> None:
-    moments = {i: group({WEIGHTED_REWARD: [1.0, 3.0]}) for i in "abc"}
+    moments = Pool({i: group({WEIGHTED_REWARD: [1.0, 3.0]}) for i in "abc"})
     found = with_divergences(moments, {"a": math.inf, "b": 2.0, "c": math.inf})
     check_findings(found.findings, "logger-unsupported")
     assert found.shares == {"a": 0.0, "b": 1.0, "c": 0.0}
@@ -107,7 +106,7 @@ def test_weighted_names_the_loggers_that_it_leaves_out() -> None:
 
 
 def test_weighted_refuses_where_no_logger_can_play_what_is_rewarded() -> None:
-    moments = {i: group({WEIGHTED_REWARD: [1.0, 3.0]}) for i in "ab"}
+    moments = Pool({i: group({WEIGHTED_REWARD: [1.0, 3.0]}) for i in "ab"})
     with refused(RefusedError) as caught:
         with_divergences(moments, dict.fromkeys("ab", math.inf))
     assert caught.value.code == "weighted-refused"
@@ -116,13 +115,13 @@ def test_weighted_refuses_where_no_logger_can_play_what_is_rewarded() -> None:
 def test_own_divergences_name_the_logs_without_spread() -> None:
     flat, spread = [2.0] * 1200, [1.0, 3.0] * 600
     rows = {"a": flat, "b": spread, "c": flat}
-    moments = {i: group({WEIGHTED_REWARD: values}) for i, values in rows.items()}
+    moments = Pool({i: group({WEIGHTED_REWARD: values}) for i, values in rows.items()})
     found = Weighted("own").estimate(moments)
     check_findings(found.findings, "no-spread")
     assert found.shares == pytest.approx(dict.fromkeys("abc", 1 / 3))
 
 
-def uncovered_log() -> dict[str, Moments]:
+def uncovered_log() -> Pool:
     """Balanced weights that average 3/4 without doubt."""
     rows = {
         BALANCED_WEIGHT: [0.75] * 40,
@@ -131,7 +130,7 @@ def uncovered_log() -> dict[str, Moments]:
         BALANCED_WEIGHT * RESIDUAL: [0.25, -0.25] * 20,
         ratio("a"): [1.0] * 40,
     }
-    return {"a": group(rows), "b": group(rows)}
+    return Pool({"a": group(rows), "b": group(rows)})
 
 
 def test_calibrated_says_that_the_target_is_not_covered() -> None:
@@ -148,11 +147,13 @@ def test_doubly_robust_says_that_the_model_must_guess() -> None:
 def test_calibrated_says_that_there_are_too_many_loggers() -> None:
     rows = group({BALANCED_WEIGHT: [1.0] * 40, BALANCED_REWARD: [1.0, 0.0] * 20})
     columns, findings = supported_columns(
-        {str(i): rows for i in range(65)}, ("loggers", "target")
+        Pool({str(i): rows for i in range(65)}), ("loggers", "target")
     )
     assert columns == ("target",)
     check_findings(findings, "many-loggers")
-    assert supported_columns({str(i): rows for i in range(64)}, ("loggers", "target")) == (
+    assert supported_columns(
+        Pool({str(i): rows for i in range(64)}), ("loggers", "target")
+    ) == (
         ("loggers", "target"),
         (),
     )
@@ -169,7 +170,7 @@ def test_calibrated_says_that_there_are_too_many_loggers() -> None:
 def test_calibrated_leaves_out_columns_that_need_more_rows(
     rows: int, columns: tuple[Any, ...], kept: tuple[str, ...]
 ) -> None:
-    moments = {i: group({BALANCED_WEIGHT: [1.0] * rows}) for i in "ab"}
+    moments = Pool({i: group({BALANCED_WEIGHT: [1.0] * rows}) for i in "ab"})
     left, findings = supported_columns(moments, columns)
     assert left == kept
     check_findings(findings, "few-effective-rows")
@@ -178,11 +179,11 @@ def test_calibrated_leaves_out_columns_that_need_more_rows(
 def test_held_back_weights_say_how_much_was_taken_away() -> None:
     clipped = Term((Factor("balanced_weight", rule="clip", bound=1.5),))
     one = group({BALANCED_WEIGHT: [1.0, 3.0], clipped: [1.0, 1.5]})
-    found = shrink_findings({"a": one + one}, Shrink("clip", 1.5))
+    found = shrink_findings(Pool({"a": one + one}), Shrink("clip", 1.5))
     check_findings(found, "shrunk-weights")
     whole = group({BALANCED_WEIGHT: [1.0, 1.0], clipped: [1.0, 1.0]})
-    assert shrink_findings({"a": whole}, Shrink("clip", 1.5)) == ()
-    assert shrink_findings({"a": whole}, None) == ()
+    assert shrink_findings(Pool({"a": whole}), Shrink("clip", 1.5)) == ()
+    assert shrink_findings(Pool({"a": whole}), None) == ()
 
 
 def test_doubly_robust_says_both_that_the_model_guesses_and_that_weights_are_held_back() -> (
@@ -195,5 +196,5 @@ def test_doubly_robust_says_both_that_the_model_guesses_and_that_weights_are_hel
         PREDICTED_VALUE: [0.5] * 40,
         clipped * RESIDUAL: [0.25, -0.25] * 20,
     }
-    found = DoublyRobust(shrink=Shrink("clip", 0.5)).estimate({"a": group(rows)})
+    found = DoublyRobust(shrink=Shrink("clip", 0.5)).estimate(Pool({"a": group(rows)}))
     assert [f.code for f in found.findings] == ["target-uncovered", "shrunk-weights"]

@@ -20,6 +20,7 @@ from poolwise.estimators.shrink import (
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import query_text
 from poolwise.moments.estimate import Estimate
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT
 from tests.support.messages import check_findings, refused
 from tests.support.small import group
@@ -91,11 +92,13 @@ def test_a_finding_has_the_share_of_the_weights_that_was_removed() -> None:
     clip = Shrink("clip", 2)
     assert shrink_means(None) == ()
     assert shrink_means(clip) == (BALANCED_WEIGHT, shrunk_weight(clip))
-    moments = {
-        i: group({BALANCED_WEIGHT: w, shrunk_weight(clip): [min(x, 2.0) for x in w]})
-        for i, w in {"a": [1.0, 4.0], "b": [3.0]}.items()
-    }
+    moments = Pool(
+        {
+            i: group({BALANCED_WEIGHT: w, shrunk_weight(clip): [min(x, 2.0) for x in w]})
+            for i, w in {"a": [1.0, 4.0], "b": [3.0]}.items()
+        }
+    )
     check_findings(shrink_findings(moments, clip), "shrunk-weights")  # 3 of 8
     assert shrink_findings(moments, None) == ()
-    light = {"a": group({BALANCED_WEIGHT: [1.0, 2.0], shrunk_weight(clip): [1.0, 2.0]})}
+    light = Pool({"a": group({BALANCED_WEIGHT: [1.0, 2.0], shrunk_weight(clip): [1.0, 2.0]})})
     assert shrink_findings(light, clip) == ()

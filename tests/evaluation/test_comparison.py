@@ -25,6 +25,7 @@ from poolwise.evaluation.evaluate import MOST, compare, evaluate
 from poolwise.evaluation.spread import MANY, Candidates, ErrorSource, Spread, united
 from poolwise.log.log import Log
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Pool
 from tests.support.messages import refused
 from tests.support.periods import daily, daily_log
 from tests.support.reference import Reference, assert_moments_agree, log_of, random_table
@@ -45,7 +46,7 @@ PAIR = {"t": T2.target, "2": T2.loggers["2"]}
 
 def united_moments(
     problem: FiniteProblem, targets: Mapping[str, FloatArray], needs: Needs
-) -> dict[str, Moments]:
+) -> Pool:
     """Exact moments of the terms of several targets; rewards are 0 or 1."""
     rewards = np.stack([np.zeros_like(problem.reward), np.ones_like(problem.reward)])
     chances = np.stack([1 - problem.reward, problem.reward])
@@ -68,7 +69,7 @@ def united_moments(
         scatter = count * np.array([[np.sum(joint * a * b) for b in centred] for a in centred])
         low, high = (np.array([f(row) for row in rows]) for f in (np.min, np.max))
         found[logger] = Moments(needs.terms, count, means, scatter, low, high, ddof=0)
-    return found
+    return Pool(found)
 
 
 def exact_candidates(
@@ -77,18 +78,18 @@ def exact_candidates(
     needs = estimator.needs(tuple(problem.loggers), crossed=True)
     names = tuple(targets)
     moments = united_moments(problem, targets, united(needs, names, crossed=True))
-    return candidates_of(estimator, needs, moments, names)
+    return candidates_of(estimator, needs, Pool(moments), names)
 
 
 def candidates_of(
-    estimator: Estimator, needs: Needs, moments: Mapping[str, Moments], names: tuple[str, ...]
+    estimator: Estimator, needs: Needs, moments: Pool, names: tuple[str, ...]
 ) -> Candidates:
     terms = dict.fromkeys(t for group in needs.groups for t in group)
     views = {
         name: {i: m.select({t: t.bind(name) for t in terms}) for i, m in moments.items()}
         for name in names
     }
-    return Candidates({n: estimator.estimate(view) for n, view in views.items()}, moments)
+    return Candidates({n: estimator.estimate(Pool(view)) for n, view in views.items()}, moments)
 
 
 def test_a_paired_difference_is_as_sure_as_the_catalogue_says() -> None:
@@ -391,7 +392,7 @@ def balanced_candidates(log: Log, policies: FloatArray) -> Candidates:
         means, low, high = mine.mean(axis=1), mine.min(axis=1), mine.max(axis=1)
         scatter = (mine - means[:, None]) @ (mine - means[:, None]).T
         moments[logger] = Moments(terms, mine.shape[1], means, scatter, low, high)
-    return candidates_of(Balanced(), needs, moments, names)
+    return candidates_of(Balanced(), needs, Pool(moments), names)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from poolwise.evaluation.output import cut, fingerprint
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 
 
@@ -44,8 +45,8 @@ def test_a_fingerprint_digests_counts_extremes_and_means() -> None:
         crossed: sha256(f"{(*line, *more)!r}\n".encode()).hexdigest()[:16]
         for crossed, more in ((False, ()), (True, (one, one, two)))
     }
-    views = {"t": {"a": described(1.0, 2.0, 1.5)}}
-    assert {crossed: fingerprint(views, crossed=crossed) for crossed in hashed} == hashed
+    pools = {"t": Pool({"a": described(1.0, 2.0, 1.5)})}
+    assert {crossed: fingerprint(pools, crossed=crossed) for crossed in hashed} == hashed
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_fingerprint_has_the_digits_that_a_sum_has(
     low: float, high: float, mean: float, gap: float, *, same: bool
 ) -> None:
     first, second = (
-        fingerprint({"t": {"a": described(low, high, m)}}, crossed=True)
+        fingerprint({"t": Pool({"a": described(low, high, m)})}, crossed=True)
         for m in (mean, mean + gap)
     )
     assert (first == second) is same

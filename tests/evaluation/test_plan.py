@@ -40,7 +40,6 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough, variance_limits
 from poolwise.evaluation.plan import plan
 from poolwise.formats.labelled import digits_log
-from poolwise.moments.buckets import Split
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
 from tests.support.messages import check_findings, refused
@@ -49,7 +48,8 @@ from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import Pool
 
 T2 = toy("T2")
 ALONE = Calibrated(columns=("loggers",))
@@ -652,18 +652,17 @@ def test_ranges_contain_the_exact_numbers_of_rows() -> None:
 
 
 def test_an_engine_without_slices_gives_no_range() -> None:
-    outlook = Outlook({}, {"naive": Naive()}, {}, None, 0.1, 0.95, crossed=False)
-    bare = {i: replace(m, slices={}) for i, m in moments_of(LOG).items()}
+    bare = moments_of(LOG).change(lambda _, m: replace(m, slices={}))
     estimate = Naive().estimate(bare)
-    split = Split([bare])
-    outlook = replace(outlook, view=bare, splits={"naive": split}, half_width=0.004)
+    naive = {"naive": Naive()}, {"naive": bare}
+    outlook = Outlook(bare, *naive, None, 0.004, 0.95, crossed=False)
     options = outlook.options("naive", estimate)
     assert {(o.lower, o.upper, o.behind) for o in options} == {(0.0, math.inf, 0.0)}
     check_findings(rough(options), "no-range")
 
 
-def moments_of(log: Log) -> dict[str, Moments]:
+def moments_of(log: Log) -> Pool:
     needs = Naive().needs(("1", "2"), crossed=False)
     with DuckDB().open(log, {"t": "target_prob"}) as rows:
         bound = rows.moments(needs.bind("t"))
-    return {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in bound.items()}
+    return bound.select({t: t.bind("t") for t in needs.terms})

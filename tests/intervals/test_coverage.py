@@ -23,10 +23,11 @@ from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
-from poolwise.moments.buckets import Split, jackknife
+from poolwise.moments.buckets import jackknife
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import by_count
-from poolwise.moments.moments import Moments, pooled_buckets
+from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD
 from tests.support.messages import check_findings
 from tests.support.toys import toy
@@ -58,7 +59,9 @@ def test_nominal_intervals_cover(name: str) -> None:
     covered = np.zeros(len(ESTIMATORS))
     for _ in range(LOGS):
         moments = draw(cells, rng)
-        covered += [chosen.value in student(e.estimate(moments), 0.95) for e in ESTIMATORS]
+        covered += [
+            chosen.value in student(e.estimate(Pool(moments)), 0.95) for e in ESTIMATORS
+        ]
     for share in covered / LOGS:
         assert 0.935 <= share <= 0.965
 
@@ -100,9 +103,9 @@ def test_rows_of_a_user_need_the_clustered_interval() -> None:
     by_row, by_user = 0, 0
     for _ in range(logs):
         buckets = users_log(rng)
-        moments = pooled_buckets(buckets)
+        moments = Pool(None, buckets)
         by_row += 1.0 in student(stratified(moments, BALANCED_REWARD, by_count(moments)), 0.95)
-        by_user += 1.0 in student(jackknife(Balanced(), Split(buckets)), 0.95)
+        by_user += 1.0 in student(jackknife(Balanced(), moments), 0.95)
     assert by_row / logs < 0.60
     # standard error 0.007: four of them below 0.95
     assert 0.92 <= by_user / logs <= 0.98
@@ -120,7 +123,7 @@ def test_calibrated_beats_balanced_by_a_margin(family: str, most: float) -> None
         needs = reduce(or_, (e.needs(loggers, crossed=True) for e in estimators))
         cells, rng = cells_of(chosen, needs), np.random.default_rng(k)
         gaps = [
-            [e.estimate(moments).value - chosen.value for e in estimators]
+            [e.estimate(Pool(moments)).value - chosen.value for e in estimators]
             for moments in (draw(cells, rng) for _ in range(200))
         ]
         ours, theirs = np.square(gaps).mean(axis=0)

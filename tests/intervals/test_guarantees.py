@@ -22,6 +22,7 @@ from poolwise.intervals.guarantees import (
 )
 from poolwise.intervals.smoothed import smoothed_needs
 from poolwise.moments.blocks import Blocks, BlockSums, Payoff, Settled
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -129,7 +130,7 @@ def test_rewards_outside_their_range_are_refused(
 ) -> None:
     both = group({REWARD: [1.0, 5.0]})
     both = replace(both, lowest=np.array([1.0]), largest=np.array([5.0]))
-    moments = {"a": both, "b": replace(both, lowest=np.array([1.25]))}
+    moments = Pool({"a": both, "b": replace(both, lowest=np.array([1.25]))})
     with refused(UsageError) if forbidden else nullcontext():
         refuse_outside(plain_log(reward_range=limits), moments)
 

@@ -31,9 +31,11 @@ from poolwise.intervals.skew import (
     without_rewards,
 )
 from poolwise.intervals.student import BOUNDED, Limits, student, student_interval
+from poolwise.moments import units
 from poolwise.moments.estimate import Estimate, student_quantile
 from poolwise.moments.linear import Fit, Linear, Score
 from poolwise.moments.moments import pooled
+from poolwise.moments.pool import Pool
 from poolwise.moments.shape import (
     Powers,
     Shape,
@@ -57,9 +59,11 @@ from poolwise.moments.terms import (
     ratio,
     unite,
 )
-from poolwise.moments.units import KnownColumns, pull_of, units_of
+from poolwise.moments.units import pull_of, units_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from poolwise.intervals.student import Sides
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import Moments
@@ -102,14 +106,14 @@ def test_limits_have_the_unit_of_the_rewards(name: str, unit: float) -> None:
         assert ends == pytest.approx(expected, rel=1e-9), of
 
 
-def moments_of(log: pw.Log, estimator: Estimator) -> dict[str, Moments]:
+def moments_of(log: pw.Log, estimator: Estimator) -> Pool:
     """Moments of a log that an estimator and its interval need, from all its batches."""
     loggers = tuple(log.by_label)
     with DuckDB().open(log, {"t": "target"}) as opened:
         needs = estimator.needs(loggers, crossed=True)
         needs |= interval_needs(needs, loggers)
         moments = opened.moments(needs.bind("t"))
-    return {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in moments.items()}
+    return moments.select({t: t.bind("t") for t in needs.terms})
 
 
 def published(log: pw.Log, estimator: Estimator, level: float) -> list[float]:
@@ -117,8 +121,8 @@ def published(log: pw.Log, estimator: Estimator, level: float) -> list[float]:
     moments = moments_of(log, estimator)
     estimate = estimator.estimate(moments)
     columns, within = known_columns(estimate.linear, moments)
-    pull = pull_of(columns, moments, (), within=within)
-    shape = shape_of(units_of(estimate.linear, moments, ()) or (), pull)
+    pull = pull_of(columns, moments, within=within)
+    shape = shape_of(units_of(estimate.linear, moments) or (), pull)
     powers = powers_of_estimate(estimate.linear, moments)
     interval, _ = shaped_interval(estimate, shape, powers, level, FREE)
     return [interval.lower, interval.upper]
@@ -185,15 +189,16 @@ def test_weights_of_rows_that_the_slopes_imply() -> None:
     estimate = estimator.estimate(moments)
     assert estimate.value == pytest.approx(24 / 17)
     known, within = known_columns(estimate.linear, moments)
-    units = units_of(estimate.linear, moments, ()) or ()
-    pull = pull_of(known, moments, (), within=within)
+    units = units_of(estimate.linear, moments) or ()
+    pull = pull_of(known, moments, within=within)
     assert 34 * (1 + pull) == pytest.approx([30, 30, 30, 35, 45])
     assert shape_of(units, pull).rise == pytest.approx(7347 / 7225)
-    squared = pull_of(known, moments, (), within=within, fitted=True)
+    squared = pull_of(known, moments, within=within, fitted=True)
     assert shape_of(units, squared).rise == pytest.approx(25686 / 24565)
+    twice = Pool(moments, (moments, moments))
     assert np.array_equal(
-        pull_of(known, moments, (moments, moments), within=within, fitted=True),
-        pull_of(known, moments, (moments, moments), within=within),
+        pull_of(known, twice, within=within, fitted=True),
+        pull_of(known, twice, within=within),
     )
 
 
@@ -206,8 +211,8 @@ def test_a_column_without_a_slope_raises_no_variance() -> None:
     moments = moments_of(log, Calibrated())
     linear = Calibrated().estimate(moments).linear
     known, within = known_columns(linear, moments)
-    assert not np.any(pull_of(known, moments, (), within=within, fitted=True))
-    assert np.abs(pull_of(known, moments, (), within=within)).max() > 1e6
+    assert not np.any(pull_of(known, moments, within=within, fitted=True))
+    assert np.abs(pull_of(known, moments, within=within)).max() > 1e6
 
 
 def test_squared_weights_of_slices_count_their_rows() -> None:
@@ -215,7 +220,7 @@ def test_squared_weights_of_slices_count_their_rows() -> None:
     moments, _ = drawn("B mixed", 6, 20_000)
     columns, within = known_columns(Calibrated().estimate(moments).linear, moments)
     plain, squared = (
-        np.asarray(pull_of(columns, moments, (), within=within, fitted=fitted))
+        np.asarray(pull_of(columns, moments, within=within, fitted=fitted))
         for fitted in (False, True)
     )
     rows = np.concatenate([slice_rows(m.count, 509) for m in moments.values()])
@@ -266,12 +271,12 @@ def test_noise_of_two_values() -> None:
 
 def drawn(
     name: str = "B mixed", seed: int = 6, rows: int = 300, log: int = 0
-) -> tuple[dict[str, Moments], float]:
+) -> tuple[Pool, float]:
     """Moments of one simulated log with slices and powers, and the true value."""
     problem = draw_problem(FAMILIES[name], rows, np.random.default_rng(seed))
     needs = unite(e.needs(tuple(problem.loggers), crossed=True) for e in ALL)
     writers = cells_of(problem, needs | interval_needs(needs))
-    return draw(writers, np.random.default_rng(log)), problem.value
+    return Pool(draw(writers, np.random.default_rng(log))), problem.value
 
 
 ALL: tuple[Estimator, ...] = (
@@ -288,9 +293,9 @@ FREE = Limits(rows=300)
 def test_one_sided_limits_are_those_of_a_wider_interval(estimator: Estimator) -> None:
     moments, _ = drawn()
     estimate = estimator.estimate(moments)
-    both, _ = auto_interval(estimate, moments, (), 0.9, FREE)
-    lower, _ = auto_interval(estimate, moments, (), 0.95, FREE, "lower")
-    upper, _ = auto_interval(estimate, moments, (), 0.95, FREE, "upper")
+    both, _ = auto_interval(estimate, moments, 0.9, FREE)
+    lower, _ = auto_interval(estimate, moments, 0.95, FREE, "lower")
+    upper, _ = auto_interval(estimate, moments, 0.95, FREE, "upper")
     assert (lower.lower, upper.upper) == pytest.approx((both.lower, both.upper))
     assert (lower.upper, upper.lower) == (math.inf, -math.inf)
 
@@ -305,44 +310,48 @@ def test_reversed_rewards_mirror_the_limits(estimator: Estimator) -> None:
     for one in (problem, mirrored):
         # two rewards of each cell: the same uniform draws give mirrored rewards
         flat = replace(one, reward_variance=np.zeros_like(one.reward))
-        moments = draw(cells_of(flat, needs), np.random.default_rng(1))
-        interval, _ = auto_interval(estimator.estimate(moments), moments, (), 0.95, FREE)
+        moments = Pool(draw(cells_of(flat, needs), np.random.default_rng(1)))
+        interval, _ = auto_interval(estimator.estimate(moments), moments, 0.95, FREE)
         ends.append((interval.lower, interval.upper))
     assert ends[1] == pytest.approx((-ends[0][1], -ends[0][0]), rel=1e-9)
 
 
-def test_estimates_of_one_target_share_their_columns() -> None:
+def test_estimates_of_one_target_share_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     moments, _ = drawn()
     estimates = [estimator.estimate(moments) for estimator in ALL]
-    cache: dict[object, KnownColumns] = {}
-    for estimate in estimates:
-        alone = auto_interval(estimate, moments, (), 0.95, FREE)
-        assert auto_interval(estimate, moments, (), 0.95, FREE, "two", cache) == alone
-    other = dict(moments)
-    assert 0 < len(cache) < len(estimates)
-    auto_interval(estimates[0], other, (), 0.95, FREE, "two", cache)
-    assert len({key[0] for key in cache if isinstance(key, tuple)}) == 2
+    read: list[object] = []
+    known = units._known_columns  # noqa: SLF001 - what is shared
+
+    def counted(columns: Sequence[Score], pool: Pool, *, within: bool) -> units.KnownColumns:
+        read.append(columns)
+        return known(columns, pool, within=within)
+
+    monkeypatch.setattr(units, "_known_columns", counted)
+    shared = Pool(moments)
+    found = [auto_interval(estimate, shared, 0.95, FREE) for estimate in estimates]
+    assert 0 < len(read) < len(estimates)
+    assert found == [auto_interval(e, Pool(moments), 0.95, FREE) for e in estimates]
 
 
 def test_the_skew_is_on_the_side_of_the_heavy_rows() -> None:
     moments, _ = drawn()
     estimate = Balanced().estimate(moments)
-    interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+    interval, _ = auto_interval(estimate, moments, 0.95, FREE)
     assert interval.upper - estimate.value > 1.3 * (estimate.value - interval.lower)
 
 
 def test_without_slices_the_interval_is_students() -> None:
     moments, _ = drawn()
-    bare = {i: replace(m, slices={}, powers={}) for i, m in moments.items()}
+    bare = Pool({i: replace(m, slices={}, powers={}) for i, m in moments.items()})
     estimate = Balanced().estimate(bare)
-    assert auto_interval(estimate, bare, (), 0.95, FREE)[0] == student(estimate, 0.95)
+    assert auto_interval(estimate, bare, 0.95, FREE)[0] == student(estimate, 0.95)
 
 
 def test_large_logs_have_students_interval() -> None:
     moments, _ = drawn("F floor", 1, 100_000)
     for estimator in ALL[:2]:
         estimate = estimator.estimate(moments)
-        interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+        interval, _ = auto_interval(estimate, moments, 0.95, FREE)
         known = student(estimate, 0.95)
         width = known.upper - known.lower
         ends = [interval.lower - known.lower, interval.upper - known.upper]
@@ -356,7 +365,7 @@ def test_slices_of_many_rows_give_the_shape_of_the_rows() -> None:
     rows = sum(m.count for m in moments.values())
     shares = {i: m.count / rows for i, m in moments.items()}
     assert set(estimate.linear.parts) == set(shares)
-    units = units_of(estimate.linear, moments, ())
+    units = units_of(estimate.linear, moments)
     assert units is not None
     assert [len(u) for u in units] == [509] * len(moments)
     shape = shape_of(units)
@@ -372,9 +381,9 @@ def test_limits_stay_in_the_range_of_the_rewards() -> None:
     moments, _ = drawn(rows=60)
     limits = replace(FREE, reward_range=(0.2, 0.6))
     estimate = Balanced().estimate(moments)
-    interval, _ = auto_interval(estimate, moments, (), 0.999, limits)
+    interval, _ = auto_interval(estimate, moments, 0.999, limits)
     assert (interval.lower, interval.upper) == (0.2, 0.6)
-    lower, _ = auto_interval(estimate, moments, (), 0.999, limits, "lower")
+    lower, _ = auto_interval(estimate, moments, 0.999, limits, "lower")
     assert lower.upper == math.inf
 
 
@@ -430,9 +439,11 @@ def test_constant_weights_raise_no_variance(first: int, second: int, third: int)
         needs = Balanced().needs("abc", crossed=True)
         needs |= interval_needs(needs, "abc")
         moments = opened.moments(needs.bind("t"))
-    view = {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in moments.items()}
+    view = Pool(
+        {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in moments.items()}
+    )
     columns_of, within = known_columns(Balanced().estimate(view).linear, view)
-    assert not np.any(pull_of(columns_of, view, (), within=within))
+    assert not np.any(pull_of(columns_of, view, within=within))
 
 
 def test_adapted_shares_keep_both_limits_at_least_as_far_as_students() -> None:
@@ -440,20 +451,22 @@ def test_adapted_shares_keep_both_limits_at_least_as_far_as_students() -> None:
     moments, _ = drawn()
     estimate = Weighted().estimate(moments)
     assert estimate.linear.adapted
-    interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+    interval, _ = auto_interval(estimate, moments, 0.95, FREE)
     fixed = replace(estimate, linear=replace(estimate.linear, adapted=False))
-    shorter, _ = auto_interval(fixed, moments, (), 0.95, FREE)
+    shorter, _ = auto_interval(fixed, moments, 0.95, FREE)
     assert interval.lower < student(estimate, 0.95).lower < shorter.lower
     assert interval.upper == shorter.upper > student(estimate, 0.95).upper
 
 
-def with_tails(moments: dict[str, Moments], factor: float) -> dict[str, Moments]:
+def with_tails(moments: Pool, factor: float) -> Pool:
     """The same moments, but with rewards whose fourth powers are larger by a factor."""
     more = np.array([1, 1, 1, 1, factor, 1])
-    return {
-        i: replace(m, powers={t: p * (more if t == REWARD else 1) for t, p in m.powers.items()})
-        for i, m in moments.items()
-    }
+
+    def grow(_: object, m: Moments) -> Moments:
+        powers = {t: p * (more if t == REWARD else 1) for t, p in m.powers.items()}
+        return replace(m, powers=powers)
+
+    return moments.change(grow)
 
 
 @pytest.mark.parametrize("tails", [1.0, 100.0])
@@ -461,15 +474,15 @@ def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero(tails: float) 
     """Fieller: at each limit u the interval of "reward - u weight" ends at 0."""
     moments = with_tails(drawn()[0], tails)
     estimate = SelfNormalised().estimate(moments)
-    interval, _ = auto_interval(estimate, moments, (), 0.95, FREE)
+    interval, _ = auto_interval(estimate, moments, 0.95, FREE)
     columns, within = known_columns(estimate.linear, moments)
-    pull = pull_of(columns, moments, (), within=within)
+    pull = pull_of(columns, moments, within=within)
     powers = powers_of_estimate(Score({BALANCED_REWARD: 1.0}).over(moments), moments)
     more = estimate.variance / estimate.linear.plain.variance(moments)[0]
     assert interval.lower < estimate.value < interval.upper
     for limit in (interval.lower, interval.upper):
         linear = Score({BALANCED_REWARD: 1.0, BALANCED_WEIGHT: -limit}).over(moments)
-        shape = shape_of(units_of(linear, moments, ()) or (), pull)
+        shape = shape_of(units_of(linear, moments) or (), pull)
         variance = more * linear.variance(moments)[0]
         reach = reach_of(replace(estimate, variance=variance), shape, powers, 0.025)
         value = linear.value(moments)
@@ -485,7 +498,7 @@ def test_a_ratio_without_limits_has_those_of_its_linearisation() -> None:
     for factor, same in ((1.0, False), (1e4, True)):
         estimate = replace(plain, variance=plain.variance * factor)
         linear = replace(estimate, linear=replace(estimate.linear, ratio=None))
-        ends = [auto_interval(e, moments, (), 0.9, FREE)[0] for e in (estimate, linear)]
+        ends = [auto_interval(e, moments, 0.9, FREE)[0] for e in (estimate, linear)]
         assert (ends[0] == ends[1]) is same
 
 
@@ -496,15 +509,13 @@ def test_the_interval_has_the_shape_of_the_slices(estimator: Estimator, sides: S
     estimate = estimator.estimate(moments)
     linear = estimate.linear
     columns, within = known_columns(linear, moments)
-    pull = pull_of(columns, moments, (), within=within, fitted=linear.fit is not None)
-    shape = shape_of(units_of(linear, moments, ()) or (), pull)
+    pull = pull_of(columns, moments, within=within, fitted=linear.fit is not None)
+    shape = shape_of(units_of(linear, moments) or (), pull)
     powers = powers_of_estimate(linear, moments)
     expected = shaped_interval(estimate, shape, powers, 0.9, FREE, sides)
-    assert auto_interval(estimate, moments, (), 0.9, FREE, sides) == expected
-    bare = {i: replace(m, slices={}) for i, m in moments.items()}
-    assert auto_interval(estimate, bare, (), 0.9, FREE, sides)[0] == student(
-        estimate, 0.9, sides
-    )
+    assert auto_interval(estimate, moments, 0.9, FREE, sides) == expected
+    bare = Pool({i: replace(m, slices={}) for i, m in moments.items()})
+    assert auto_interval(estimate, bare, 0.9, FREE, sides)[0] == student(estimate, 0.9, sides)
 
 
 # ---------------------------------------- worked out by hand
@@ -670,15 +681,15 @@ def test_columns_of_which_the_mean_is_known() -> None:
     column = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     for within in (True, False):
         fit = Fit(Score({REWARD: 1.0}), (column,), within=within)
-        assert known_columns(Linear({}, fit=fit), {}) == ((column,), within)
+        assert known_columns(Linear({}, fit=fit), Pool({})) == ((column,), within)
     for term, weight in (
         (WEIGHTED_REWARD, WEIGHT),
         (PERIOD_REWARD, PERIOD_WEIGHT),
         (PERIOD_RESIDUAL, PERIOD_WEIGHT),
     ):
         linear = Linear({"a": {PREDICTED_VALUE: 1.0}, "b": {term: 1.0}})
-        assert known_columns(linear, {}) == ((Score({weight: 1.0}, -1.0),), True)
-    assert known_columns(Linear({"a": {REWARD: 1.0}}), {}) == ((), True)
+        assert known_columns(linear, Pool({})) == ((Score({weight: 1.0}, -1.0),), True)
+    assert known_columns(Linear({"a": {REWARD: 1.0}}), Pool({})) == ((), True)
 
 
 def test_a_root_is_searched_within_fifty_starts() -> None:
@@ -708,10 +719,12 @@ def test_columns_of_loggers_need_their_slices(missing: int, *, crossed: bool) ->
     moments, _ = drawn()
     ratios = [ratio(i) for i in moments]
     kept = dict.fromkeys(ratios[: len(ratios) - missing], np.zeros(1))
-    view = {
-        i: replace(m, slices={t: s for t, s in m.slices.items() if t not in ratios} | kept)
-        for i, m in moments.items()
-    }
+    view = Pool(
+        {
+            i: replace(m, slices={t: s for t, s in m.slices.items() if t not in ratios} | kept)
+            for i, m in moments.items()
+        }
+    )
     columns, within = known_columns(Balanced().estimate(view).linear, view)
     wanted = Calibrated(("loggers", "target") if crossed else ("target",), guard=False)
     expected, of_logger, _ = wanted.controls(view)

@@ -24,6 +24,7 @@ from poolwise.intervals.smoothed import (
     smoothed_needs,
     smoothed_terms,
 )
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import Needs
 from tests.engines.test_blocks import columns, log_of
 from tests.support.messages import refused
@@ -186,7 +187,7 @@ def test_the_interval_has_the_units_of_the_rewards(sides: Sides, *, crossed: boo
     }
     assert set(smoothed_needs(limits, crossed=crossed).means) == set(values)
     first, second = ({t: v[k::2] for t, v in values.items()} for k in (0, 1))
-    view = {"a": group(first), "b": group(second)}
+    view = Pool({"a": group(first), "b": group(second)})
     interval = smoothed_interval(view, limits, 0.9, sides, crossed=crossed)
     error = 0.05 if sides == "two" else 0.1
     lower, upper = -1 + 4 * bound(scaled[0], error), 3 - 4 * bound(scaled[1], error)
@@ -199,7 +200,7 @@ def test_the_interval_has_the_units_of_the_rewards(sides: Sides, *, crossed: boo
 def test_rewards_above_0_count_from_0() -> None:
     gains, losses = smoothed_terms((0.5, 2.0), crossed=True)
     rows = {t: [math.log1p(1 / s)] * 40 for s, t in zip(SCALES, gains, strict=True)}
-    view = {"a": group(rows | dict.fromkeys(losses, [0.0] * 40))}
+    view = Pool({"a": group(rows | dict.fromkeys(losses, [0.0] * 40))})
     interval = smoothed_interval(view, (0.5, 2.0), 0.9, "lower", crossed=True)
     assert interval.lower == pytest.approx(2 * bound(np.ones(40), 0.1), rel=1e-9)
     assert interval.upper == 2.0

@@ -19,13 +19,12 @@ from poolwise.estimators import BY_NAME
 from poolwise.estimators.ips import Balanced
 from poolwise.intervals.student import student
 from poolwise.moments.buckets import (
-    Split,
     jackknife,
     jackknife_freedom,
-    resampled,
 )
 from poolwise.moments.estimate import stratified, value_of
-from poolwise.moments.moments import Moments, pooled, together
+from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.pool import Pool
 from poolwise.moments.tallies import slots_of
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -43,7 +42,7 @@ from tests.support.small import group
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import FloatArray, IntArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray, IntArray
 
 TERMS = (WEIGHTED_REWARD, WEIGHT, REWARD)
 SIZES = (5, 1, 9, 3)  # of the buckets; one bucket has a single row
@@ -98,30 +97,28 @@ def test_groups_of_different_terms_do_not_merge_among_many() -> None:
         pooled([*parts, other])
 
 
-@pytest.mark.parametrize("times", [(1, 1, 1, 0), (0, 2, 0, 3), (4, 1, 2, 1), (0, 0, 1, 0)])
-def test_a_sample_has_the_moments_of_its_rows(times: tuple[int, ...]) -> None:
+def test_a_sample_has_the_moments_of_the_rows_that_are_left() -> None:
     parts = {"a": drawn(4), "b": drawn(5, 3.0)}
     buckets = [{i: moments(p[g]) for i, p in parts.items()} for g in range(len(SIZES))]
-    (found,) = resampled(buckets, np.array([times], dtype=np.float64))
-    for logger, values in parts.items():
-        again = [v for v, n in zip(values, times, strict=True) for _ in range(n)]
-        expected = moments(np.concatenate(again)).recounted(sum(SIZES))
-        assert_close(found[logger], expected)
+    for g, found in enumerate(Pool(None, buckets).without_each):
+        for logger, values in parts.items():
+            left = np.concatenate([v for k, v in enumerate(values) if k != g])
+            assert_close(found[logger], moments(left).recounted(sum(SIZES)))
 
 
-def test_a_logger_none_of_whose_rows_are_taken_stays_as_it_is() -> None:
+def test_a_logger_none_of_whose_rows_are_left_stays_as_it_is() -> None:
     buckets = [{"a": moments(values)} for values in drawn(6)]
     buckets[2]["b"] = moments(drawn(7)[0])
-    (found,) = resampled(buckets, np.array([[1.0, 1.0, 0.0, 1.0]]))
+    found = Pool(None, buckets).without_each[2]
     assert_close(found["b"], buckets[2]["b"])
 
 
 def test_shifts_of_means_are_those_of_the_samples() -> None:
     buckets = [{"a": moments(values)} for values in drawn(8)]
     buckets[0]["b"], buckets[2]["b"], buckets[1]["c"] = (moments(v) for v in drawn(9)[:3])
-    split = Split(buckets)
+    split = Pool(None, buckets)
     terms = [REWARD, WEIGHTED_REWARD]
-    whole = np.concatenate([m.means_of(terms) for m in split.whole.values()])
+    whole = np.concatenate([m.means_of(terms) for m in split.values()])
     expected = [
         np.concatenate([m.means_of(terms) for m in sample.values()]) - whole
         for sample in split.without_each
@@ -134,16 +131,16 @@ def test_a_value_alone_is_that_of_the_estimate() -> None:
     estimators = [make() for make in BY_NAME.values()]
     needs = unite([e.needs(["a", "b"], crossed=True) for e in estimators])
     with DuckDB().open(log_of(table), {"": "t"}) as rows:
-        (buckets,) = rows.bucketed([needs], BUCKETS)
+        (pool,) = rows.bucketed([needs], BUCKETS)
     for estimator in estimators:
-        for sample in Split(buckets).without_each:
-            assert value_of(estimator, sample) == estimator.estimate({**sample}).value
+        for sample in pool.without_each:
+            assert value_of(estimator, sample) == estimator.estimate(sample).value
 
 
 def test_rows_that_are_all_alike_have_no_spread_in_any_sample() -> None:
     values = np.full((3, 3), 0.75)
     buckets = [{"a": moments(values)} for _ in range(7)]
-    for sample in Split(buckets).without_each:
+    for sample in Pool(None, buckets).without_each:
         np.testing.assert_array_equal(sample["a"].means, [0.75, 0.75, 0.75])
         np.testing.assert_array_equal(sample["a"].scatter, np.zeros((2, 2)))
 
@@ -156,7 +153,7 @@ def balanced(found: Moments) -> Moments:
 def test_jackknife_of_the_mean_is_the_familiar_variance() -> None:
     values = drawn(9)[2]
     rows = [{"a": balanced(moments(values[k : k + 1]))} for k in range(len(values))]
-    found = jackknife(Balanced(), Split(rows))
+    found = jackknife(Balanced(), Pool(None, rows))
     expected = values[:, 0].var(ddof=1) / len(values)
     assert found.variance == pytest.approx(expected, rel=1e-12)
     assert found.freedom == len(values) - 1
@@ -199,8 +196,8 @@ def test_each_bucket_has_the_moments_of_its_rows(*, clustered: bool) -> None:
     assert len(numbers) > BUCKETS / 2
     with Reference().open(log, targets) as judge:
         expected = [judge.of_rows(np.flatnonzero(of == b), NEEDS) for b in numbers]
-    assert len(whole) == len(means) == len(numbers)
-    for found, only, exact in zip(whole, means, expected, strict=True):
+    assert len(whole.buckets) == len(means.buckets) == len(numbers)
+    for found, only, exact in zip(whole.buckets, means.buckets, expected, strict=True):
         assert_moments_agree(found, exact)
         for logger, m in only.items():
             assert set(m.terms) == set(NEEDS.means)
@@ -213,10 +210,10 @@ def test_one_pass_gives_buckets_and_other_moments_of_all_rows(unit: str) -> None
     table = random_table(np.random.default_rng(60), {"a": 250, "b": 150})
     table = table.append_column("user", pa.array(np.arange(400) // 3))
     with DuckDB().open(log_of(table, cluster=unit), {"target": "t"}) as rows:
-        buckets, whole = rows.bucketed_and_tallied([NEEDS], BUCKETS, NEEDS)
+        (pool,), whole = rows.bucketed_and_tallied([NEEDS], BUCKETS, NEEDS)
         assert rows.copied.contents() == {}  # rows of a cluster may be copies
-        apart, expected = rows.bucketed([NEEDS], BUCKETS), rows.moments(NEEDS)
-    for found, exact in zip(buckets[0], apart[0], strict=True):
+        (apart,), expected = rows.bucketed([NEEDS], BUCKETS), rows.moments(NEEDS)
+    for found, exact in zip(pool.buckets, apart.buckets, strict=True):
         assert_moments_agree(found, exact)
     assert_moments_agree(whole, expected)
 
@@ -292,7 +289,7 @@ def test_intervals_of_uneven_clusters_cover(sizes: list[int], share: float) -> N
             values = np.repeat(rng.normal(size=(1, 3)), size, axis=0)
             values += rng.normal(0.0, 0.1, values.shape)
             buckets.append({"a": balanced(moments(values))})
-        found = jackknife(Balanced(), Split(buckets))
+        found = jackknife(Balanced(), Pool(None, buckets))
         covered += 0.0 in student(found, 0.95)
         before += 0.0 in student(replace(found, freedom=len(sizes) - 1.0), 0.95)
     assert before < covered - 0.02 * samples
@@ -302,15 +299,17 @@ def test_intervals_of_uneven_clusters_cover(sizes: list[int], share: float) -> N
 class Mean:
     """The mean reward of all rows."""
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
+    def estimate(self, moments: Pool) -> Estimate:
         return stratified(moments, REWARD)
 
 
 MEAN = cast("Estimator", Mean())
 
 
-def rewards(*buckets: dict[str, list[float]]) -> Split:
-    return Split([{i: group({REWARD: r}) for i, r in bucket.items()} for bucket in buckets])
+def rewards(*buckets: dict[str, list[float]]) -> Pool:
+    return Pool(
+        None, [{i: group({REWARD: r}) for i, r in bucket.items()} for bucket in buckets]
+    )
 
 
 def test_the_jackknife_of_three_buckets_is_worked_out_by_hand() -> None:
@@ -350,10 +349,9 @@ def test_a_logger_of_one_bucket_is_refused_unless_it_has_few_rows() -> None:
 
 def test_a_sample_keeps_the_divisor_of_its_rows() -> None:
     exact = [{"a": group({REWARD: r}, ddof=0)} for r in ([1.0, 2.0], [4.0, 7.0])]
-    sample = next(resampled(exact, np.array([[1.0, 0.0]])))
+    sample = Pool(None, exact).without_each[1]
     assert (sample["a"].ddof, sample["a"].count) == (0, 4)
     assert sample["a"].var(REWARD) == pytest.approx(0.25, rel=1e-13)
-    assert together(sample) is together(sample)  # pooled once
 
 
 def test_overflow_in_a_sample_is_no_warning() -> None:

@@ -20,6 +20,7 @@ from poolwise.estimators.shrink import Shrink
 from poolwise.moments.estimate import value_of
 from poolwise.moments.linear import Deviation, Fit, Linear, Score, added_freedom, deviation
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, WEIGHT, ratio
 from tests.support.small import group, mean, scatter, var
 from tests.support.toys import TOYS, toy
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 A = {REWARD: [1, 4, 7, 0], WEIGHT: [2, 1, 0, 5]}
 B = {REWARD: [3, 5, 10], WEIGHT: [1, 0, 2]}
-TWO = {"a": group(A), "b": group(B)}
+TWO = Pool({"a": group(A), "b": group(B)})
 FIRST = Linear({"a": {REWARD: 0.5, WEIGHT: -2.0}, "b": {REWARD: 0.25}}, constant=3.0)
 SECOND = Linear({"b": {REWARD: 1.25, WEIGHT: 1.0}}, constant=-1.0)
 
@@ -63,7 +64,7 @@ def test_a_sum_has_the_loggers_of_both() -> None:
 
 def test_a_logger_with_one_row_borrows_the_variance_of_all_rows() -> None:
     rows = {"a": [1, 4, 7, 0], "b": [8]}
-    moments = {i: group({REWARD: values}) for i, values in rows.items()}
+    moments = Pool({i: group({REWARD: values}) for i, values in rows.items()})
     a = Fraction(1, 4) * var(rows["a"]) / 4
     b = Fraction(9, 4) * var(rows["a"] + rows["b"])
     linear = Linear({"a": {REWARD: 0.5}, "b": {REWARD: 1.5}})
@@ -71,7 +72,7 @@ def test_a_logger_with_one_row_borrows_the_variance_of_all_rows() -> None:
     assert variance == pytest.approx(float(a + b), rel=1e-13)
     # the borrowed variance has the degrees of freedom of all five rows
     assert freedom == pytest.approx(float((a + b) ** 2 / (a**2 / 3 + b**2 / 4)), rel=1e-13)
-    assert linear.deviation_variance(moments, ())[0] == math.inf  # a test does not borrow
+    assert linear.deviation_variance(moments)[0] == math.inf  # a test does not borrow
 
 
 def test_a_logger_without_coefficients_needs_no_scatter() -> None:
@@ -121,18 +122,18 @@ def test_a_score_is_averaged_over_all_rows_or_over_those_of_one_logger() -> None
 
 def test_a_deviation_is_a_distance_in_standard_errors() -> None:
     linear = Score({REWARD: 1.0}).of("b")  # mean 6, variance 13 of 3 rows
-    test = deviation(linear, TWO, (), expected=1.0)
+    test = deviation(linear, TWO, expected=1.0)
     assert test.value == pytest.approx(6.0)
     assert test.z == pytest.approx(5 / math.sqrt(13 / 3), rel=1e-13)
     # two degrees of freedom: P(|t| > z) = 1 - z / sqrt(2 + z²)
     assert test.p_value == pytest.approx(1 - test.z / math.sqrt(2 + test.z**2), rel=1e-9)
-    assert deviation(linear, TWO, (), expected=6.0).z == 0.0
-    floor = deviation(linear, TWO, (), expected=1.0, at_least=25.0)
+    assert deviation(linear, TWO, expected=6.0).z == 0.0
+    floor = deviation(linear, TWO, expected=1.0, at_least=25.0)
     assert floor.z == pytest.approx(1.0)
 
 
 def test_a_deviation_is_from_1_without_a_lower_bound_on_the_variance() -> None:
-    tenth = deviation(Score({REWARD: 0.1}).of("b"), TWO, ())  # 0.6, variance 0.13 of 3 rows
+    tenth = deviation(Score({REWARD: 0.1}).of("b"), TWO)  # 0.6, variance 0.13 of 3 rows
     assert tenth.z == pytest.approx(-0.4 / math.sqrt(0.13 / 3), rel=1e-13)
 
 
@@ -143,7 +144,7 @@ def test_a_deviation_is_from_1_without_a_lower_bound_on_the_variance() -> None:
 def test_without_variance_any_gap_but_rounding_is_significant(
     value: float, z: float, p_value: float
 ) -> None:
-    assert deviation(Linear({}, value), TWO, ()) == Deviation(value, z, p_value)
+    assert deviation(Linear({}, value), TWO) == Deviation(value, z, p_value)
 
 
 def test_an_exact_variance_has_infinite_degrees_of_freedom() -> None:
@@ -157,15 +158,16 @@ def test_the_variance_between_buckets_is_that_of_their_sums() -> None:
     linear = Linear({i: {REWARD: float(c)} for i, c in coefficients.items()})
     for size in (2, 3):
         buckets = [{i: group({REWARD: rows[i][k]}) for i in rows} for k in range(size)]
-        whole = {i: group({REWARD: sum(rows[i][:size], [])}) for i in rows}  # noqa: RUF017
+        whole = Pool({i: group({REWARD: sum(rows[i][:size], [])}) for i in rows})  # noqa: RUF017
         sums = [Fraction(0)] * size
         for i, factor in coefficients.items():
             everything = [r for part in rows[i][:size] for r in part]
             for k in range(size):
                 gaps = [r - mean(everything) for r in rows[i][k]]
                 sums[k] += factor * sum(gaps, Fraction(0)) / len(everything)
-        assert linear.bucket_sums(buckets, whole) == pytest.approx(list(map(float, sums)))
-        variance, freedom = linear.deviation_variance(whole, buckets)
+        pool = Pool(whole, buckets)
+        assert linear.bucket_sums(pool) == pytest.approx(list(map(float, sums)))
+        variance, freedom = linear.deviation_variance(pool)
         assert variance == pytest.approx(float(size * var(sums)), rel=1e-13)
         assert freedom == size - 1
 
@@ -176,7 +178,7 @@ def test_a_variance_between_buckets_that_is_rounding_counts_as_0() -> None:
     for gap, rounding in ((1e-8, True), (1e-4, False)):
         rows = (1e6, 1e6 + gap)
         whole, *buckets = ({"a": group({REWARD: r})} for r in (rows, rows[:1], rows[1:]))
-        variance, freedom = linear.deviation_variance(whole, buckets)
+        variance, freedom = linear.deviation_variance(Pool(whole, buckets))
         assert (variance == 0.0, freedom) == (rounding, 1.0)
 
 
@@ -228,13 +230,13 @@ ESTIMATORS = {**SIMPLE, **WEIGHTED, "weighted-own": Weighted("own")}
 CASES = [(p, name) for p in TOYS for name in ESTIMATORS if p != "T3" or name not in WEIGHTED]
 
 
-def moments_of(problem: str, estimator: Estimator, ddof: int) -> dict[str, Moments]:
+def moments_of(problem: str, estimator: Estimator, ddof: int) -> Pool:
     """Return the expected moments of a toy problem with a wrong model, exact or as of rows."""
     plain = toy(problem)
     errors = np.linspace(-1, 1, plain.reward.size).reshape(plain.reward.shape)
     modelled = replace(plain, predicted_reward=plain.reward + errors)
     exact = modelled.moments(estimator.needs(tuple(plain.loggers), crossed=True))
-    return {i: replace(m, ddof=ddof) for i, m in exact.items()}
+    return exact.change(lambda _, m: replace(m, ddof=ddof))
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -243,10 +245,12 @@ def test_the_combination_of_an_estimator_has_its_value(
     problem: str, name: str, ddof: int
 ) -> None:
     moments = moments_of(problem, ESTIMATORS[name], ddof)
-    estimate = ESTIMATORS[name].estimate(moments)
+    estimate = ESTIMATORS[name].estimate(Pool(moments))
     assert estimate.linear.parts
-    assert estimate.linear.value(moments) == pytest.approx(estimate.value, rel=1e-12, abs=1e-12)
-    alone = value_of(ESTIMATORS[name], moments)  # without the variance
+    assert estimate.linear.value(Pool(moments)) == pytest.approx(
+        estimate.value, rel=1e-12, abs=1e-12
+    )
+    alone = value_of(ESTIMATORS[name], Pool(moments))  # without the variance
     assert alone == pytest.approx(estimate.value, rel=1e-12, abs=1e-12)
 
 
@@ -257,11 +261,11 @@ def test_the_combination_of_a_simple_estimator_has_its_variance(
     problem: str, name: str, ddof: int
 ) -> None:
     moments = moments_of(problem, ESTIMATORS[name], ddof)
-    estimate = ESTIMATORS[name].estimate(moments)
+    estimate = ESTIMATORS[name].estimate(Pool(moments))
     expected = (estimate.variance, estimate.freedom)
-    assert estimate.linear.variance(moments) == pytest.approx(expected, rel=1e-12)
+    assert estimate.linear.variance(Pool(moments)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_logger_without_terms_adds_nothing_to_a_bucket() -> None:
-    whole = {"a": Moments((), 4, np.empty(0), np.empty((0, 0)), np.empty(0), np.empty(0))}
-    assert Linear({"a": {}}).bucket_sums([whole, whole], whole).tolist() == [0.0, 0.0]
+    whole = Pool({"a": Moments((), 4, np.empty(0), np.empty((0, 0)), np.empty(0), np.empty(0))})
+    assert Linear({"a": {}}).bucket_sums(Pool(whole, [whole, whole])).tolist() == [0.0, 0.0]

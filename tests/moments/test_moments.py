@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from poolwise.moments.moments import (
     LONGEST_TAIL,
     Moments,
+    Selections,
     Terms,
-    means_in,
     pooled,
-    selected_each,
+    stack_means,
 )
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
@@ -384,15 +384,15 @@ def test_groups_without_rows_merge_to_the_first() -> None:
 def test_groups_with_other_orders_of_terms_are_selected_by_name() -> None:
     other = LEFT.select({WEIGHT: WEIGHT, REWARD: REWARD, OVERLAP: OVERLAP})
     assert other.terms == (WEIGHT, REWARD, OVERLAP)
-    buckets = selected_each([{"a": LEFT, "b": other}, {"a": RIGHT}], {BALANCED_WEIGHT: WEIGHT})
-    means = [{i: m.mean(BALANCED_WEIGHT) for i, m in bucket.items()} for bucket in buckets]
-    assert means == [{"a": 2.0, "b": 2.0}, {"a": 2.0}]
+    select = Selections({BALANCED_WEIGHT: WEIGHT})
+    means = [select(m).mean(BALANCED_WEIGHT) for m in (LEFT, other, RIGHT)]
+    assert means == [2.0, 2.0, 2.0]
     assert LEFT.select({}).means.tolist() == []
 
 
 def test_means_of_groups_are_a_table() -> None:
-    assert means_in([LEFT, RIGHT], [OVERLAP, REWARD]).tolist() == [[4.0, 1.0], [7.0, 5.0]]
-    assert means_in([], PAIR).shape == (0, 3)
+    assert stack_means([LEFT, RIGHT], [OVERLAP, REWARD]).tolist() == [[4.0, 1.0], [7.0, 5.0]]
+    assert stack_means([], PAIR).shape == (0, 3)
 
 
 def test_terms_are_sent_without_their_cached_hash() -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.draws import deal
 from poolwise.moments.linear import Linear, Score
 from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.pool import Pool
 from poolwise.moments.shape import (
     Powers,
     Shape,
@@ -175,23 +176,25 @@ def sliced(columns: dict[Term, list[float]], slices: int) -> Moments:
 
 # centred sums over slices of (2, 1, 1) and of (1, 1) rows, over the rows of the logger:
 #   a: rewards (1, -1, 0) / 4, weights (0, -1, 1) / 4; b: rewards (1, -1), weights (-1, 1) / 2
-MOMENTS = {
-    "a": sliced({REWARD: [1.0, 2.0, 3.0, 6.0], WEIGHT: [1.0, 0.0, 2.0, 1.0]}, 3),
-    "b": sliced({REWARD: [4.0, 0.0], WEIGHT: [1.0, 3.0]}, 3),
-}
+MOMENTS = Pool(
+    {
+        "a": sliced({REWARD: [1.0, 2.0, 3.0, 6.0], WEIGHT: [1.0, 0.0, 2.0, 1.0]}, 3),
+        "b": sliced({REWARD: [4.0, 0.0], WEIGHT: [1.0, 3.0]}, 3),
+    }
+)
 LIGHT = Score({WEIGHT: 1.0}, -1.0)  # with the mean 1/3
 
 
 def test_units_are_centred_sums_over_slices() -> None:
     linear = Linear({"a": {REWARD: 2.0, WEIGHT: -1.0}, "b": {WEIGHT: 4.0}})
-    units = units_of(linear, MOMENTS, ()) or ()
+    units = units_of(linear, MOMENTS) or ()
     assert [u.tolist() for u in units] == [[0.5, -0.25, -0.25], [-2.0, 2.0]]
     alone = Linear({"a": {REWARD: 1.0, BALANCED_WEIGHT: 0.0}})  # a coefficient of 0 is none
-    units = units_of(alone, MOMENTS, (MOMENTS,)) or ()
+    units = units_of(alone, MOMENTS) or ()
     assert [u.tolist() for u in units] == [[0.25, -0.25, 0.0], [0.0, 0.0]]
-    assert units_of(Linear({"a": {BALANCED_WEIGHT: 1.0}}), MOMENTS, ()) is None
-    without = MOMENTS | {"b": replace(MOMENTS["b"], slices={})}
-    assert units_of(alone, without, ()) is None
+    assert units_of(Linear({"a": {BALANCED_WEIGHT: 1.0}}), MOMENTS) is None
+    without = {**MOMENTS, "b": replace(MOMENTS["b"], slices={})}
+    assert units_of(alone, Pool(without)) is None
 
 
 BUCKETS = [
@@ -204,27 +207,27 @@ BUCKETS = [
 def test_buckets_are_units_of_all_loggers_together() -> None:
     # rewards of a: 1 - 3, 11 - 9, 0, over 4; weights of b: 1 - 2, 0, 3 - 2, over 2
     linear = Linear({"a": {REWARD: 2.0}, "b": {WEIGHT: 4.0}})
-    bare = {i: replace(m, slices={}) for i, m in MOMENTS.items()}
-    (units,) = units_of(linear, bare, BUCKETS) or [np.empty(0)]
+    bare = Pool({i: replace(m, slices={}) for i, m in MOMENTS.items()})
+    (units,) = units_of(linear, Pool(bare, BUCKETS)) or [np.empty(0)]
     assert units == pytest.approx([-1.0 - 2.0, 1.0, 2.0], rel=1e-13)
     two = [BUCKETS[0] | {"b": MOMENTS["b"]}, BUCKETS[1]]
-    (units,) = units_of(linear, bare, two) or [np.empty(0)]
+    (units,) = units_of(linear, Pool(bare, two)) or [np.empty(0)]
     assert units == pytest.approx([-1.0, 1.0], rel=1e-13)
-    assert units_of(linear, bare, [bare]) is None  # one bucket is none
+    assert units_of(linear, bare) is None  # one bucket is none
 
 
 def test_the_pull_is_the_slope_of_squares_on_a_column_times_its_mean() -> None:
     # weights over all six rows, centred by logger: (0, -1, 1, -1, 1) / 6, whose squares add
     # up to 1/9: the slope is (1/3) / (1/9) = 3
-    pull = pull_of([LIGHT], MOMENTS, (), within=True)
+    pull = pull_of([LIGHT], MOMENTS, within=True)
     assert pull == pytest.approx([0.0, 0.5, -0.5, 0.5, -0.5], rel=1e-13)
-    fitted = pull_of([LIGHT], MOMENTS, (), within=True, fitted=True)
+    fitted = pull_of([LIGHT], MOMENTS, within=True, fitted=True)
     assert fitted == pytest.approx([0.0, 1.25, -0.75, 1.25, -0.75], rel=1e-13)
     # centred at 4/3 over all rows: (-2, -4, 2, -1, 5) / 18, squares 50 / 324
-    pull = pull_of([LIGHT], MOMENTS, (), within=False)
+    pull = pull_of([LIGHT], MOMENTS, within=False)
     assert pull == pytest.approx([0.24, 0.48, -0.24, 0.12, -0.6], rel=1e-13)
     # 2 + pull / rows, with two rows in the first slice
-    fitted = pull_of([LIGHT], MOMENTS, (), within=False, fitted=True)
+    fitted = pull_of([LIGHT], MOMENTS, within=False, fitted=True)
     expected = [0.24 * 2.12, 0.48 * 2.48, -0.24 * 1.76, 0.12 * 2.12, -0.6 * 1.4]
     assert fitted == pytest.approx(expected, rel=1e-13)
 
@@ -232,37 +235,37 @@ def test_the_pull_is_the_slope_of_squares_on_a_column_times_its_mean() -> None:
 @pytest.mark.parametrize("fitted", [False, True])
 def test_the_pull_of_buckets(*, fitted: bool) -> None:
     # centred by logger (-1, 0, 1) / 6: squares 1/18; over all rows, at 4/3: (-2/3, -1, 5/3) / 6
-    pull = pull_of([LIGHT], MOMENTS, BUCKETS, within=True, fitted=fitted)
+    pull = pull_of([LIGHT], Pool(MOMENTS, BUCKETS), within=True, fitted=fitted)
     assert pull == pytest.approx([1.0, 0.0, -1.0], abs=1e-13)
-    pull = pull_of([LIGHT], MOMENTS, BUCKETS, within=False, fitted=fitted)
+    pull = pull_of([LIGHT], Pool(MOMENTS, BUCKETS), within=False, fitted=fitted)
     # squares 38 / 324: the slope is 108 / 38
     assert pull == pytest.approx([6 / 19, 9 / 19, -15 / 19], rel=1e-12)
     # two buckets, by logger: -1 + 1 and 1, over 6
     two = [BUCKETS[0], BUCKETS[1] | BUCKETS[2]]
-    pull = pull_of([LIGHT], MOMENTS, two, within=True, fitted=fitted)
+    pull = pull_of([LIGHT], Pool(MOMENTS, two), within=True, fitted=fitted)
     assert pull == pytest.approx([1.0, -1.0], abs=1e-13)
-    one = pull_of([LIGHT], MOMENTS, [MOMENTS], within=True, fitted=fitted)
-    assert one == pytest.approx(pull_of([LIGHT], MOMENTS, (), within=True, fitted=fitted))
+    one = pull_of([LIGHT], MOMENTS, within=True, fitted=fitted)
+    assert one == pytest.approx(pull_of([LIGHT], MOMENTS, within=True, fitted=fitted))
 
 
 def test_the_pull_of_several_columns_has_the_slopes_of_all() -> None:
     rewards = Score({REWARD: 1e3}, -2e3)  # with the mean 2000/3
-    pull = pull_of([LIGHT, rewards], MOMENTS, (), within=True)
+    pull = pull_of([LIGHT, rewards], MOMENTS, within=True)
     # rewards over all rows, centred by logger: (1, -1, 0, 2, -2) / 6; with the weights the
     # products are 4/36, 10/36 and -3/36: slopes (1/3, 2/3) have 36 / 31 · (16/3, 11/3)
     units = np.array([[0, -1, 1, -1, 1], [1, -1, 0, 2, -2]]) / 6
     assert pull == pytest.approx(-36 / 31 * np.array([16 / 3, 11 / 3]) @ units, rel=1e-12)
-    same = pull_of([LIGHT, LIGHT * 3.0], MOMENTS, (), within=True)
+    same = pull_of([LIGHT, LIGHT * 3.0], MOMENTS, within=True)
     assert same == pytest.approx([0.0, 0.5, -0.5, 0.5, -0.5], rel=1e-12)
     constant = Score({REWARD: 1.0, WEIGHT: -1.0})  # rewards are the weights of these rows
-    equal = {"a": sliced({REWARD: [1.0, 0.0, 2.0], WEIGHT: [1.0, 0.0, 2.0]}, 3)}
-    lone = pull_of([constant, LIGHT + constant], equal, (), within=True)
-    assert np.allclose(lone, pull_of([LIGHT], equal, (), within=True))
+    equal = Pool({"a": sliced({REWARD: [1.0, 0.0, 2.0], WEIGHT: [1.0, 0.0, 2.0]}, 3)})
+    lone = pull_of([constant, LIGHT + constant], equal, within=True)
+    assert np.allclose(lone, pull_of([LIGHT], equal, within=True))
     missing = Score({BALANCED_WEIGHT: 1.0}, -1.0)  # without slices
-    alone = pull_of([missing, LIGHT], MOMENTS, (), within=True)
+    alone = pull_of([missing, LIGHT], MOMENTS, within=True)
     assert alone == pytest.approx([0.0, 0.5, -0.5, 0.5, -0.5], rel=1e-12)
-    assert pull_of([missing], MOMENTS, (), within=True) == 0.0
-    assert pull_of([], MOMENTS, BUCKETS, within=True) == 0.0
+    assert pull_of([missing], MOMENTS, within=True) == 0.0
+    assert pull_of([], Pool(MOMENTS, BUCKETS), within=True) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -278,8 +281,8 @@ def test_the_pull_of_several_columns_has_the_slopes_of_all() -> None:
 def test_columns_that_hardly_vary_have_no_pull(
     step: float, *, fitted: bool, varies: bool
 ) -> None:
-    moments = {"a": sliced({WEIGHT: [1.5 + step, 1.5 - step, 1.5 + step, 1.5 - step]}, 4)}
-    pull = np.asarray(pull_of([LIGHT], moments, (), within=True, fitted=fitted))
+    moments = Pool({"a": sliced({WEIGHT: [1.5 + step, 1.5 - step, 1.5 + step, 1.5 - step]}, 4)})
+    pull = np.asarray(pull_of([LIGHT], moments, within=True, fitted=fitted))
     assert pull.shape == (4,)
     assert np.any(pull) == varies
 
@@ -290,7 +293,7 @@ def test_columns_of_correlation_near_one_are_one(gap: float, expected: float) ->
     first, second = np.array([1.0, -1.0, 1.0, -1.0]), np.array([1.0, 1.0, -1.0, -1.0])
     rows = {WEIGHT: first.tolist(), REWARD: (first + gap * second).tolist()}
     columns = [Score({WEIGHT: 1.0}), Score({REWARD: 1.0}, gap / 2)]
-    pull = pull_of(columns, {"a": sliced(rows, 4)}, (), within=True)
+    pull = pull_of(columns, Pool({"a": sliced(rows, 4)}), within=True)
     assert pull == pytest.approx(-expected * second, abs=1e-4)
 
 
@@ -310,7 +313,7 @@ A, B = ([1.0, 2.0], [3.0, -1.0]), ([0.5], [4.0])
 
 def test_powers_of_an_estimate_have_the_shares_of_its_loggers() -> None:
     # shares of 1/4 and 3/4 with 2 and 1 of 3 rows: weights times 3/8 and 9/4
-    moments = {"a": powered(*A), "b": powered(*B)}
+    moments = Pool({"a": powered(*A), "b": powered(*B)})
     linear = Linear({"a": {WEIGHTED_REWARD: -0.25, REWARD: 1.0}, "b": {WEIGHTED_REWARD: 0.75}})
     powers = powers_of_estimate(linear, moments)
     expected = powers_of([0.375, 0.75, 1.125], [3.0, -1.0, 4.0])
@@ -324,7 +327,7 @@ def test_powers_of_an_estimate_have_the_shares_of_its_loggers() -> None:
 
 
 def test_balanced_powers_take_the_place_of_missing_ones() -> None:
-    moments = {"a": powered(*A, BALANCED_WEIGHT)}
+    moments = Pool({"a": powered(*A, BALANCED_WEIGHT)})
     linear = Linear({"a": {WEIGHTED_REWARD: 1.0}})
     powers = powers_of_estimate(linear, moments)
     assert powers is not None
@@ -335,15 +338,17 @@ def test_balanced_powers_take_the_place_of_missing_ones() -> None:
     both = Linear({"a": {WEIGHTED_REWARD: 1.0, BALANCED_REWARD: 1.0}})
     assert powers_of_estimate(both, moments) is None
     assert powers_of_estimate(Linear({"a": {REWARD: 1.0}}), moments) is None
-    assert powers_of_estimate(linear, {"a": replace(moments["a"], powers={})}) is None
+    assert powers_of_estimate(linear, Pool({"a": replace(moments["a"], powers={})})) is None
     cubes = {t: t for t in (BALANCED_WEIGHT, BALANCED_REWARD)}
     without = replace(moments["a"].select(cubes), powers=moments["a"].powers)
-    assert powers_of_estimate(linear, {"a": without}) is None
+    assert powers_of_estimate(linear, Pool({"a": without})) is None
 
 
 def test_powers_out_of_range_are_no_warning() -> None:
     with np.errstate(all="raise"):
-        powers = powers_of_estimate(Linear({"a": {WEIGHTED_REWARD: 1e120}}), {"a": powered(*A)})
+        powers = powers_of_estimate(
+            Linear({"a": {WEIGHTED_REWARD: 1e120}}), Pool({"a": powered(*A)})
+        )
     assert powers is not None
     assert powers.weight[3] == math.inf
 

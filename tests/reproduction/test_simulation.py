@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from poolwise.estimators.calibrated import Calibrated
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD
 from reproduction import simulation
 from reproduction.enumeration import LabelProblem, Mix, exact_moments
@@ -44,7 +45,7 @@ def test_known_slopes_have_the_variance_of_the_calibrated_estimator(cell: ExactC
     for name, columns in (("cv_loggers", ("loggers",)), ("cv_target", ("loggers", "target"))):
         calibrated = Calibrated(columns=columns).estimate(cell.moments)  # type: ignore[arg-type]
         known = cell.fixed[name]
-        assert known.over(cell.moments).value(cell.moments) == pytest.approx(
+        assert known.over(Pool(cell.moments)).value(Pool(cell.moments)) == pytest.approx(
             calibrated.value, rel=1e-12
         )
         weights = np.array(list(known.parts.values()))
@@ -111,7 +112,7 @@ def test_replications_are_drawn_apart_and_have_the_exact_means(
 
 def test_estimated_weights_come_close_to_the_optimum(problem: LabelProblem) -> None:
     mix = Mix({FIRST: 10, SECOND: 10})
-    known = divergences(exact_moments(problem, [mix])[0])
+    known = divergences(Pool(exact_moments(problem, [mix])[0]))
     sizes = {}
     for size in (20, 500):
         rows = estimated_weights(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,7 @@ from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.moments.cells import Cell, periods_of
-from poolwise.moments.moments import by_logger, pooled
+from poolwise.moments.pool import Cell, list_periods
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     PERIOD_REWARD,
@@ -41,21 +39,6 @@ ORDERED: dict[str, list[Any]] = {
     "text": ["a", "b", "ba"],
     "doubles": [0.5, 1.0, 10.0],
 }
-
-
-def test_a_cell_survives_pickling_and_knows_its_parts() -> None:
-    cell = pickle.loads(pickle.dumps(Cell("1", "v2", 7)))  # noqa: S301 - written here
-    assert (cell.period, cell.logger, cell.number) == ("1", "v2", 7)
-    assert periods_of([cell, Cell("2", "v2", 8), Cell("1", "v3", 7)]) == ("1", "2")
-    assert periods_of([Cell("2", "v2", 8), cell]) == ("1", "2")
-
-
-def test_cells_are_the_same_if_period_and_logger_are() -> None:
-    one, other = Cell("2", "v in 1"), Cell("1 in 2", "v")
-    assert str.__eq__(one, other)
-    assert one != other
-    assert len({one, other, Cell("2", "v in 1", 3)}) == 2
-    assert one != str(one)
 
 
 def test_labels_that_name_a_period_stay_apart() -> None:
@@ -90,7 +73,7 @@ def test_periods_come_in_the_order_of_their_values(
         cells = rows.cells
         sums = rows.by_period.moments(NEEDS)
     counts = [np.count_nonzero(columns["day"] == d) for d in range(3)]
-    periods = periods_of(cells)
+    periods = list_periods(cells)
     assert [sum(n for c, n in cells.items() if c.period == p) for p in periods] == counts
     assert {c: m.count for c, m in sums.items()} == cells
 
@@ -101,12 +84,12 @@ def test_a_row_is_weighed_by_the_mixture_of_its_own_period(buckets: int) -> None
     weight = columns["t"] / period_mixture(columns)
     with DuckDB(batch_rows=64).open(daily_log(columns), TARGETS) as rows:
         if buckets == 1:
-            parts = [rows.by_period.moments(NEEDS)]
+            pool = rows.by_period.moments(NEEDS)
         else:
-            (parts,) = rows.by_period.bucketed([NEEDS], buckets)
-    for d, i in {(c.period, c.logger) for part in parts for c in part if isinstance(c, Cell)}:
-        mine = (columns["day"] == int(d)) & (columns["logger"] == i)
-        sums = pooled(part[Cell(d, i)] for part in parts if Cell(d, i) in part)
+            (pool,) = rows.by_period.bucketed([NEEDS], buckets)
+    for cell, sums in pool.items():
+        assert isinstance(cell, Cell)
+        mine = (columns["day"] == int(cell.period)) & (columns["logger"] == cell.logger)
         assert sums.count == np.count_nonzero(mine)
         values = (weight * columns["reward"])[mine]
         assert sums.mean(PERIOD_REWARD.bind("t")) == pytest.approx(values.mean(), rel=1e-12)
@@ -117,9 +100,8 @@ def test_cells_merge_into_the_moments_of_loggers() -> None:
     columns = daily()
     with DuckDB().open(daily_log(columns), TARGETS) as rows:
         needs = Needs(groups=((BALANCED_REWARD,),)).bind("t")
-        labels = list(rows.counts)[::-1]
-        merged, plain = by_logger(rows.by_period.moments(needs), labels), rows.moments(needs)
-    assert list(merged) == list(plain)[::-1]
+        merged, plain = rows.by_period.moments(needs).by_logger, rows.moments(needs)
+    assert list(merged) == list(plain)
     for i, m in plain.items():
         assert merged[i].count == m.count
         assert merged[i].means == pytest.approx(m.means, rel=1e-12)
@@ -140,7 +122,7 @@ def test_the_second_moment_of_a_period_uses_all_rows(*, logs: bool) -> None:
         probs = {k: np.log(v) for k, v in columns.items() if k == "t" or k.startswith("p")}
         columns = columns | probs
     with DuckDB().open(daily_log(columns, log_probabilities=logs), TARGETS) as rows:
-        together = pooled(rows.by_period.moments(needs).values())
+        together = rows.by_period.moments(needs).together
     values = [together.mean(period_moment(str(d)).bind("t")) for d in range(3)]
     assert values == pytest.approx(expected, rel=1e-12)
 

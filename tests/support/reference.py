@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from poolwise.errors import Fault, LogError
 from poolwise.log.log import Log
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import ByStratum, Pool
 from poolwise.moments.terms import UNSUPPORTED, Factor, Needs, Term
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ class ReferenceRows:
         )
         return tuple(Fault(rule, label, rows) for (rule, label), rows in found.items())
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         if self.log.on_fault == "raise" and self.check():
             raise LogError(self.check())
-        return {label: self._moments_of(label, needs) for label in self.counts}
+        return Pool({label: self._moments_of(label, needs) for label in self.counts})
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         """Rows of a cluster share a bucket; engines may choose different ones."""
         found: dict[int, list[Row]] = {}
         for place, row in enumerate(self._good):
@@ -103,16 +104,17 @@ class ReferenceRows:
                 else crc32(str(row[self.log.cluster]).encode())
             )
             found.setdefault(unit % buckets, []).append(row)
+        parts = [rows for _, rows in sorted(found.items())]
         return [
-            [
-                {k: self._moments_of(k, asked, rows) for k in self.counts if self._of(k, rows)}
-                for _, rows in sorted(found.items())
-            ]
+            Pool(None, [self._in_bucket(rows, asked) for rows in parts], self.counts)
             for asked in needs
         ]
 
     def action_sums(self) -> None:
         """Return None: tests/rows/test_actions.py has the reference of the audit."""
+
+    def _in_bucket(self, rows: Sequence[Row], needs: Needs) -> dict[str, Moments]:
+        return {k: self._moments_of(k, needs, rows) for k in self.counts if self._of(k, rows)}
 
     def of_rows(self, places: IntArray, needs: Needs) -> dict[str, Moments]:
         """Moments of some rows, with the mixture of all of them."""
@@ -343,7 +345,7 @@ def log_of(table: pa.Table | str, loggers: Sequence[str] = ("a", "b"), **roles: 
     return Log(table, **(named | roles))
 
 
-def assert_moments_agree(found: Mapping[str, Moments], expected: Mapping[str, Moments]) -> None:
+def assert_moments_agree(found: ByStratum[Moments], expected: ByStratum[Moments]) -> None:
     """Counts alike, means to 1e-12, scatters to 1e-9 of the variances they join."""
     assert list(found) == list(expected)
     for logger, judge in expected.items():

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from poolwise.diagnosis.overlap import Overlap, Row
     from poolwise.intervals.student import Interval
-    from poolwise.moments.buckets import Buckets
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool
 
     Estimates = Mapping[str, tuple[float, float]]  # value and variance, by logger
 
@@ -116,8 +115,7 @@ class Diagnosis:
 
 
 def diagnose(
-    view: MomentsByLogger,
-    buckets: Buckets,
+    pool: Pool,
     loggers: Mapping[str, Overlap],
     mixture: Overlap | None,
     level: float,
@@ -125,34 +123,32 @@ def diagnose(
     """Return the estimates from each log alone, and the tests of agreement.
 
     Args:
-        view: Moments of each logger.
-        buckets: Moments per bucket, if rows are clustered.
+        pool: Moments of each logger.
         loggers: Overlap of the target with each logger.
         mixture: Overlap with the mixture; None without cross-propensities.
         level: Level of the interval of a typical log.
     """
-    own = {i: Score({WEIGHTED_REWARD: 1.0}).of(i) for i in view}
+    own = {i: Score({WEIGHTED_REWARD: 1.0}).of(i) for i in pool.loggers}
     values = {
-        i: (mean.value(view), mean.deviation_variance(view, buckets)[0])
-        for i, mean in own.items()
+        i: (mean.value(pool), mean.deviation_variance(pool)[0]) for i, mean in own.items()
     }
     divergence = {i: overlap.divergence for i, overlap in loggers.items()}
     supported = {i: v for i, v in _with_error(values).items() if not loggers[i].unsupported}
     means: dict[str, Deviation] = {}
-    checks = estimates(view, supported)
+    checks = estimates(pool, supported)
     if mixture is not None:
         z, p_value = mixture.mean_weight_z, mixture.mean_weight_p
-        means, of_columns = columns(view, buckets)
+        means, of_columns = columns(pool)
         checks = {
             "mean-weight": Check("mean balanced weight is 1 (z)", z, p_value),
             **of_columns,
-            **drift(view, buckets),
+            **drift(pool),
             **checks,
-            **hausman(view, buckets),
+            **hausman(pool),
         }
     return Diagnosis(
-        alone=_alone(view, values, divergence),
-        gamma=gamma(view, divergence),
+        alone=_alone(pool, values, divergence),
+        gamma=gamma(pool, divergence),
         columns=means,
         checks=checks,
         typical=random_effects(*_unzipped(supported), level) if len(supported) > 1 else None,
@@ -167,18 +163,17 @@ def _unzipped(values: Estimates) -> tuple[list[float], list[float]]:
     return [value for value, _ in values.values()], [spread for _, spread in values.values()]
 
 
-def _alone(
-    view: MomentsByLogger, values: Estimates, divergence: Mapping[str, float]
-) -> dict[str, Alone]:
-    last = list(view)[-1]
+def _alone(pool: Pool, values: Estimates, divergence: Mapping[str, float]) -> dict[str, Alone]:
+    last = pool.loggers[-1]
     unit = divergence[last] if 0 < divergence[last] < math.inf else 0.0
-    mass = {i: m.count / divergence[i] if divergence[i] else 0.0 for i, m in view.items()}
-    best = shares(mass) if sum(mass.values()) > 0 else dict.fromkeys(view, 0.0)
+    rows = {i: pool[i].count for i in pool.loggers}
+    mass = {i: n / divergence[i] if divergence[i] else 0.0 for i, n in rows.items()}
+    best = shares(mass) if sum(mass.values()) > 0 else dict.fromkeys(rows, 0.0)
     return {
         i: Alone(
             value=value,
             std_error=math.sqrt(spread),
-            relative_rows=view[i].count / view[last].count,
+            relative_rows=rows[i] / rows[last],
             relative_divergence=divergence[i] / unit if unit else math.inf,
             best_share=best[i],
         )
@@ -186,21 +181,19 @@ def _alone(
     }
 
 
-def gamma(view: MomentsByLogger, divergence: Mapping[str, float]) -> float:
+def gamma(pool: Pool, divergence: Mapping[str, float]) -> float:
     r"""Return the variance of weighted over that of naive; infinite without divergences.
 
     $$\gamma = n^2 \Big/ \Big(\sum_i n_i \sigma_i^2 \sum_i n_i / \sigma_i^2\Big) \le 1$$
     """
     if not all(0 < d < math.inf for d in divergence.values()):
         return math.inf
-    total = sum(m.count for m in view.values())
-    spread = sum(m.count * divergence[i] for i, m in view.items())
-    return total**2 / (spread * sum(m.count / divergence[i] for i, m in view.items()))
+    rows = {i: pool[i].count for i in pool.loggers}
+    spread = sum(n * divergence[i] for i, n in rows.items())
+    return pool.rows**2 / (spread * sum(n / divergence[i] for i, n in rows.items()))
 
 
-def columns(
-    view: MomentsByLogger, buckets: Buckets
-) -> tuple[dict[str, Deviation], dict[str, Check]]:
+def columns(pool: Pool) -> tuple[dict[str, Deviation], dict[str, Check]]:
     r"""Test that the mean of each logger over the mixture is 1, and more in its *own* rows.
 
     $$E_i[\pi_i / \pi_{avg}] = E_{avg}[(\pi_i / \pi_{avg})^2] \ge 1$$
@@ -210,19 +203,19 @@ def columns(
     worst logger with Bonferroni's correction; nothing if there are too many loggers for a
     column each.
     """
-    if many(view):
+    if many(pool):
         return {}, {}
-    centred = logger_columns(view)
-    ratios = {i: centred[i] + Score({}, 1.0) for i in view}
-    means = {i: deviation(ratio.over(view), view, buckets) for i, ratio in ratios.items()}
-    if len(view) < 2:
+    centred = logger_columns(pool)
+    ratios = {i: centred[i] + Score({}, 1.0) for i in pool.loggers}
+    means = {i: deviation(ratio.over(pool), pool) for i, ratio in ratios.items()}
+    if len(pool) < 2:
         return means, {}
     worst = min(means.values(), key=lambda d: d.p_value)
     p_value = min(1.0, len(means) * worst.p_value)
     checks = {"columns": Check("logger / mixture averages 1 (worst z)", worst.z, p_value)}
-    large = [i for i, m in view.items() if m.count >= ENOUGH]
+    large = [i for i in pool.loggers if pool[i].count >= ENOUGH]
     if large:
-        own = [deviation(ratios[i].of(i), view, buckets) for i in large]
+        own = [deviation(ratios[i].of(i), pool) for i in large]
         worst = min(own, key=lambda d: d.z)
         below = worst.p_value / 2 if worst.z < 0 else 1 - worst.p_value / 2
         name, p_value = "own column is 1 or more (worst z)", min(1.0, len(own) * below)
@@ -230,26 +223,26 @@ def columns(
     return means, checks
 
 
-def drift(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
+def drift(pool: Pool) -> dict[str, Check]:
     r"""Test that the overlap policy $\propto \min_k \pi_k$ has one value in all logs.
 
     Its weights are light under every logger, so the test has more power than one on the
     target.  The estimates are self-normalised, the test is Welch's.
     """
     values = {}
-    for logger, moments in view.items():
-        if moments.effective(OVERLAP) < ENOUGH_OVERLAP:
+    for logger in pool.loggers:
+        if pool[logger].effective(OVERLAP) < ENOUGH_OVERLAP:
             continue
-        score = ratio_score(moments, OVERLAP_REWARD, OVERLAP)
-        variance, _ = score.of(logger).deviation_variance(view, buckets)
+        score = ratio_score(pool[logger], OVERLAP_REWARD, OVERLAP)
+        variance, _ = score.of(logger).deviation_variance(pool)
         values[logger] = (score.constant, variance)
-    test = _by_welch(view, values)
+    test = _by_welch(pool, values)
     return {} if test is None else {"drift": Check("overlap policy by logger (F)", *test)}
 
 
-def estimates(view: MomentsByLogger, values: Estimates) -> dict[str, Check]:
+def estimates(pool: Pool, values: Estimates) -> dict[str, Check]:
     """Test that the loggers' own estimates of the target agree, by Welch and by Cochran."""
-    test = _by_welch(view, values)
+    test = _by_welch(pool, values)
     if test is None:
         return {}
     return {
@@ -258,14 +251,14 @@ def estimates(view: MomentsByLogger, values: Estimates) -> dict[str, Check]:
     }
 
 
-def _by_welch(view: MomentsByLogger, values: Estimates) -> tuple[float, float] | None:
-    used = {i: v for i, v in _with_error(values).items() if view[i].count > 1}
+def _by_welch(pool: Pool, values: Estimates) -> tuple[float, float] | None:
+    used = {i: v for i, v in _with_error(values).items() if pool[i].count > 1}
     if len(used) < 2:
         return None
-    return welch(*_unzipped(used), [view[i].count for i in used])
+    return welch(*_unzipped(used), [pool[i].count for i in used])
 
 
-def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
+def hausman(pool: Pool) -> dict[str, Check]:
     """Test that calibrated and reward-free weighted estimate one value (Hausman, 1978).
 
     The first divides by the mixture, the second by each row's own propensity: wrong
@@ -273,19 +266,18 @@ def hausman(view: MomentsByLogger, buckets: Buckets) -> dict[str, Check]:
     of the difference comes from the rows of each logger; it is at least the difference of
     the variances, since pooled divergences include large own weights that were not observed.
     """
-    if supported_columns(view, FULL)[0] != FULL:
+    if supported_columns(pool, FULL)[0] != FULL:
         return {}
     try:
-        weighted = Weighted(divergence="reward-free").estimate(view)
+        weighted = Weighted(divergence="reward-free").estimate(pool)
     except RefusedError:
         return {}
-    calibrated = Calibrated(FULL, guard=False).estimate(view)
+    calibrated = Calibrated(FULL, guard=False).estimate(pool)
     gap = calibrated.linear.plain - weighted.linear.plain
-    own, _ = calibrated.linear.plain.deviation_variance(view, buckets)
+    own, _ = calibrated.linear.plain.deviation_variance(pool)
     test = deviation(
         replace(gap, constant=gap.constant + weighted.value),
-        view,
-        buckets,
+        pool,
         expected=weighted.value,
         at_least=weighted.variance - own,
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from poolwise.diagnosis.statistics import ENOUGH
 from poolwise.errors import Finding, Severity
 from poolwise.estimators.calibrated import few_effective_rows, target_uncovered
-from poolwise.moments.moments import together
 from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
 from poolwise.text import listed, p_text, percent, short
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.overlap import Overlap
     from poolwise.diagnosis.statistics import TailIndex
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool
 
 ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones
 DRIFTED, NOTABLE = 1e-3, 1e-2  # p-values of a drift that is an alarm, or a note
@@ -297,9 +296,7 @@ def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(map(repr, loggers))
 
 
-def few_rewarded(
-    view: MomentsByLogger, *, crossed: bool, skewed: bool = False
-) -> list[Finding]:
+def few_rewarded(pool: Pool, *, crossed: bool, skewed: bool = False) -> list[Finding]:
     """Return a finding if the effective number of rewarded rows is small.
 
     It is independent of the weights: with three rewards in a million rows, Student's 95%
@@ -307,7 +304,7 @@ def few_rewarded(
     against it where the pass returns powers, so the finding is then a note.
     """
     term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
-    whole = together(view)
+    whole = pool.together
     one_sign = whole.min(REWARD) >= 0 or whole.max(REWARD) <= 0
     effective = whole.effective(term) if one_sign and whole.has(term) else 0.0
     if not 0 < effective < RARE or 2 * effective > whole.count:
@@ -315,7 +312,7 @@ def few_rewarded(
     severity: Severity = "warning"
     consequence = NARROW
     advice = "Collect more rows, or use interval='betting' with `reward_range`."
-    if skewed and all(term in m.powers for m in view.values()):
+    if skewed and all(term in m.powers for m in pool.values()):
         severity, consequence = "note", "the interval is wide, but holds its level"
         advice = "Collect more rows for a narrower one."
     few = f"Effective rewarded rows: {effective:.1f}. With so few, {consequence}."

@@ -20,7 +20,6 @@ import numpy as np
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE, DifferenceShape, skew_scores
 from poolwise.intervals.student import Interval
-from poolwise.moments.cells import by_period
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, Score
 from poolwise.moments.shape import (
@@ -37,8 +36,8 @@ from poolwise.moments.units import NULL_SPREAD, pull_of, units_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from poolwise.moments.buckets import Buckets
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import Pool, Stratum
     from poolwise.moments.terms import Term
 
 IntervalRule = Callable[[Estimate, Shape | None, Powers | None], Interval]
@@ -115,8 +114,7 @@ class OverTime:
 def over_time(
     name: str,
     whole: tuple[Estimate, Interval],
-    moments: MomentsByLogger,
-    buckets: Buckets,
+    pool: Pool,
     rule: IntervalRule,
 ) -> OverTime:
     """Return the value of each period behind an estimate of periods.
@@ -125,23 +123,22 @@ def over_time(
         name: Name of the estimator.
         whole: Its estimate, whose combination has cells as keys, and the interval of it,
             which is also that of the last running estimate.
-        moments: Moments of each cell.
-        buckets: The same by bucket of clusters, if rows are clustered.
+        pool: Moments of each cell.
         rule: Returns the interval of an estimate with a shape and powers, if it has any.
     """
     linear = whole[0].linear
-    used = {d: c for d, c in by_period(moments).items() if _part(linear, c)[0] > 0}
-    sums = _sums(linear, used.values(), moments, buckets)
+    used = {d: c for d, c in pool.by_period.items() if _part(linear, c)[0] > 0}
+    sums = _sums(linear, used.values(), pool)
     values = []
     for period, so_far in zip(used, accumulate(sums, _PeriodSums.__add__), strict=True):
-        single, shape, powers = _alone(linear, used[period], buckets)
+        single, shape, powers = _alone(linear, used[period])
         alone = rule(single, shape, powers)
         running = so_far.estimate
         until = rule(running, so_far.shape, so_far.scaled_powers)
         values.append(
             PeriodValue(
                 period=period,
-                rows=sum(m.count for m in used[period].values()),
+                rows=used[period].rows,
                 share=_part(linear, used[period])[0],
                 value=single.value,
                 std_error=single.std_error,
@@ -154,10 +151,10 @@ def over_time(
         )
     lower, upper = whole[1].lower, whole[1].upper
     values[-1] = replace(values[-1], running_lower=lower, running_upper=upper)
-    return OverTime(name, tuple(values), drift_of(linear, moments, buckets))
+    return OverTime(name, tuple(values), drift_of(linear, pool))
 
 
-def _part(linear: Linear, cells: Iterable[str]) -> tuple[float, Linear]:
+def _part(linear: Linear, cells: Iterable[Stratum]) -> tuple[float, Linear]:
     """Return the share of some cells in an estimate, and what they add to it.
 
     The centre of a period is minus the coefficient of its weights, which average to 1.
@@ -173,15 +170,13 @@ def _largest(part: Mapping[Term, float]) -> float:
     return max((x for t, x in part.items() if t != PERIOD_WEIGHT), default=0.0)
 
 
-def _alone(
-    linear: Linear, cells: MomentsByLogger, buckets: Buckets
-) -> tuple[Estimate, Shape | None, Powers | None]:
+def _alone(linear: Linear, cells: Pool) -> tuple[Estimate, Shape | None, Powers | None]:
     """Return the estimate of one period, with its shape and its powers."""
     own = _scaled(linear, cells)
-    strata = units_of(own, cells, buckets)
-    pull = pull_of((COLUMN,), cells, buckets, within=True)
+    strata = units_of(own, cells)
+    pull = pull_of((COLUMN,), cells, within=True)
     shape = None if strata is None else shape_of(strata, pull)
-    return _estimated(own, cells, buckets), shape, powers_of_estimate(own, cells)
+    return _estimated(own, cells), shape, powers_of_estimate(own, cells)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,15 +253,13 @@ def _tallied(units: FloatArray, weights: FloatArray) -> FloatArray:
 
 def _sums(
     linear: Linear,
-    periods: Iterable[MomentsByLogger],
-    moments: MomentsByLogger,
-    buckets: Buckets,
+    periods: Iterable[Pool],
+    pool: Pool,
 ) -> Iterator[_PeriodSums]:
     """Yield the sums of each period."""
-    variances = linear.variances(moments)
+    variances = linear.variances(pool)
     error = math.sqrt(math.fsum(variances.values()))
     scale = error if 0 < error < math.inf else 1.0  # keeps cubes in range
-    clustered = len(buckets) > 1
     for cells in periods:
         share, part = _part(linear, cells)
         pairs = [(variances.get(c, 0.0), m.count) for c, m in cells.items()]
@@ -278,45 +271,45 @@ def _sums(
         numbers = np.array([rows, share, value, variance, alone, below, weight])
         powers = powers_of_estimate(part, cells)
         powers = powers and powers.scaled(1 / rows)
-        both = [units_of(x, cells, buckets) for x in (part * (1 / scale), column)]
+        both = [units_of(x, cells) for x in (part * (1 / scale), column)]
         units = None
         if both[0] is not None and both[1] is not None:
             strata = list(zip(*both, strict=True))
-            parts = [np.stack(pair) if clustered else _tallied(*pair) for pair in strata]
+            parts = [np.stack(pair) if pool.clustered else _tallied(*pair) for pair in strata]
             units = np.sum(parts, axis=0)
-        yield _PeriodSums(numbers, units, powers, scale, clustered)
+        yield _PeriodSums(numbers, units, powers, scale, pool.clustered)
 
 
-def _estimated(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> Estimate:
+def _estimated(linear: Linear, pool: Pool) -> Estimate:
     """Return the estimate of a combination; clusters give the variance, if there are any."""
-    estimate = estimated(linear, moments)
-    if len(buckets) < 2:
+    estimate = estimated(linear, pool)
+    if not pool.clustered:
         return estimate
-    variance, freedom = linear.deviation_variance(moments, buckets)
+    variance, freedom = linear.deviation_variance(pool)
     return replace(estimate, variance=variance, freedom=freedom)
 
 
-def _scaled(linear: Linear, cells: Iterable[str]) -> Linear:
+def _scaled(linear: Linear, cells: Iterable[Stratum]) -> Linear:
     """Return the estimate from some cells alone."""
     share, part = _part(linear, cells)
     return part * (1 / share)
 
 
-def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> float:
+def drift_of(linear: Linear, pool: Pool) -> float:
     """Return the p-value of the same value in the earlier and the later half of the rows.
 
     The two halves are combinations of the same estimates of periods as the whole.  The
     estimates of single periods are too skewed to be compared with each other: their errors
     are small where their values are low by chance.
     """
-    halves = _halves(linear, moments)
+    halves = _halves(linear, pool)
     if halves is None:
         return math.nan
     difference = halves[1] - halves[0]
-    estimate = _estimated(difference, moments, buckets)
+    estimate = _estimated(difference, pool)
     if not 0 < estimate.variance < math.inf:
         return math.nan
-    strata = units_of(difference, moments, buckets)
+    strata = units_of(difference, pool)
     shape = shape_of(strata) if strata is not None else Shape()
     ratio = estimate.value / estimate.std_error
     difference_shape = DifferenceShape(np.array([shape.skewness]), np.array([shape.noise]))
@@ -324,13 +317,13 @@ def drift_of(linear: Linear, moments: MomentsByLogger, buckets: Buckets) -> floa
     return float(ALONE.p_values(score)[0])
 
 
-def _halves(linear: Linear, moments: MomentsByLogger) -> tuple[Linear, Linear] | None:
+def _halves(linear: Linear, pool: Pool) -> tuple[Linear, Linear] | None:
     """Return the estimate from the earlier and from the later half of the rows."""
-    used = {c: moments[c] for c, part in linear.parts.items() if any(part.values())}
-    periods = list(by_period(used).values())
+    used = pool.keep(c for c, part in linear.parts.items() if any(part.values()))
+    periods = list(used.by_period.values())
     if len(periods) < 2:
         return None
-    ends = list(accumulate(sum(m.count for m in cells.values()) for cells in periods))
+    ends = list(accumulate(cells.rows for cells in periods))
     cut = min(range(1, len(ends)), key=lambda k: abs(2 * ends[k - 1] - ends[-1]))
     halves = (chain.from_iterable(half) for half in (periods[:cut], periods[cut:]))
     earlier, later = (_scaled(linear, half) for half in halves)

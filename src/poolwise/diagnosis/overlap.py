@@ -10,7 +10,6 @@ from poolwise.diagnosis.statistics import TailIndex, tail_index
 from poolwise.estimators.calibrated import UNCOVERED, logger_columns, many
 from poolwise.estimators.divergences import pooled_divergences
 from poolwise.moments.linear import Score, deviation, row_variance
-from poolwise.moments.moments import Moments, MomentsByLogger, together
 from poolwise.moments.tallies import edges
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -31,8 +30,9 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.buckets import Buckets
     from poolwise.moments.linear import Deviation
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Pool
 
 Row = dict[str, object]
 
@@ -117,41 +117,39 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
     return own | Needs(means, groups, extremes=mixed, tails=mixed, histograms=mixed)
 
 
-def own_overlap(
-    view: MomentsByLogger, buckets: Buckets, *, crossed: bool
-) -> dict[str, Overlap]:
+def own_overlap(pool: Pool, *, crossed: bool) -> dict[str, Overlap]:
     """Return the statistics of each logger's own weights."""
     if crossed:
-        divergence = pooled_divergences(view)
+        divergence = pooled_divergences(pool)
     else:
-        divergence = {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
-    whole = together(view)
+        divergence = {i: pool[i].var(WEIGHTED_REWARD) for i in pool.loggers}
+    whole = pool.together
     overlaps = {}
-    for i, m in view.items():
-        mean = deviation(Score({WEIGHT: 1.0}).of(i), view, buckets)
+    for i in pool.loggers:
+        mean = deviation(Score({WEIGHT: 1.0}).of(i), pool)
         missing = whole.mean(unsupported_weight(i)) if crossed else 0.0
-        overlaps[i] = _overlap(m, WEIGHT, divergence[i], mean, missing)
+        overlaps[i] = _overlap(pool[i], WEIGHT, divergence[i], mean, missing)
     return overlaps
 
 
-def mixed_overlap(view: MomentsByLogger, buckets: Buckets) -> Overlap:
+def mixed_overlap(pool: Pool) -> Overlap:
     """Return the statistics of the balanced weights.
 
     The divergence is the mean of those within loggers.  Actions that were never logged leave
     no rows; they show only in a mean weight significantly below 1.
     """
-    whole = together(view)
-    rows = sum(m.count * m.var(BALANCED_REWARD) for m in view.values() if m.count > 1)
-    mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(view), view, buckets)
+    whole = pool.together
+    rows = sum(m.count * m.var(BALANCED_REWARD) for m in pool.values() if m.count > 1)
+    mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(pool), pool)
     missing = max(0.0, 1 - mean.value) if mean.z < -UNCOVERED else 0.0
-    bounded, divergence = _is_logger(view), rows / whole.count
+    bounded, divergence = _is_logger(pool), rows / whole.count
     return _overlap(whole, BALANCED_WEIGHT, divergence, mean, missing, bounded=bounded)
 
 
-def _is_logger(view: MomentsByLogger) -> bool:
+def _is_logger(pool: Pool) -> bool:
     """Test if the target is a logger: its balanced weights are then at most $n / n_i$."""
-    whole, weight = together(view), Score({BALANCED_WEIGHT: 1.0})
-    ratios = () if many(view) else logger_columns(view).values()
+    whole, weight = pool.together, Score({BALANCED_WEIGHT: 1.0})
+    ratios = () if many(pool) else logger_columns(pool).values()
     gaps = [(weight - column).parts for column in ratios]
     return any(all(map(whole.has, g)) and row_variance(whole, g) == 0 for g in gaps)
 

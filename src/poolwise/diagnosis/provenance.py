@@ -38,7 +38,7 @@ from poolwise.estimators.ips import Weighted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool
 
     Ranges = Mapping[str, tuple[Any, Any]]  # dates or times
 
@@ -213,14 +213,14 @@ def target_on_log(target: str, logs: Sequence[str]) -> Finding:
     )
 
 
-def succession(moments: MomentsByLogger, times: Ranges) -> tuple[Finding, ...]:
+def succession(pool: Pool, times: Ranges) -> tuple[Finding, ...]:
     """Return the finding that loggers follow each other, if they do.
 
     Args:
-        moments: Moments of each logger.
+        pool: Moments of each logger.
         times: First and last time of each logger; empty without a column of times.
     """
-    labels = [i for i, m in moments.items() if m.count >= FEWEST_ROWS and i in times]
+    labels = [i for i in pool.loggers if pool[i].count >= FEWEST_ROWS and i in times]
     chain = chained({i: times[i] for i in labels})
     if len(chain) < 2 or 2 * len(chain) < len(labels):
         return ()

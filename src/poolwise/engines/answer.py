@@ -18,7 +18,8 @@ import numpy as np
 from poolwise.engines.base import CHANGED, QueryRows
 from poolwise.engines.sql import MomentsRequest, moments_query
 from poolwise.errors import LogError, UsageError
-from poolwise.moments.moments import Moments, pooled, pooled_buckets, refuse_infinite
+from poolwise.moments.moments import Moments, pooled, refuse_infinite
+from poolwise.moments.pool import Pool
 from poolwise.moments.terms import Needs, Term, unite
 
 if TYPE_CHECKING:
@@ -211,26 +212,25 @@ class WarehouseRows(QueryRows):
     def _lines(self, query: exp.Select) -> list[dict[str, Any]]:
         return self.session.lines(query)
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         """Return the moments of each logger, centred well enough to keep their digits."""
-        return self._answer(self.table, needs)[0]
+        return Pool(self._answer(self.table, needs))
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         """Return moments of each bucket and logger, for each of several needs."""
         if self.table.cluster is None:
             raise UsageError("a database has buckets of clusters only: name a `cluster`")
         bucket = self.session.bucket(self.table.cluster, buckets)
         answer = self._answer(replace(self.table, bucket=bucket), unite(needs))
-        names = [{term: term for term in one.terms} for one in needs]
-        return [[{i: m.select(n) for i, m in b.items()} for b in answer] for n in names]
+        return [answer.select({term: term for term in one.terms}) for one in needs]
 
-    def _answer(self, table: RoleColumns, needs: Needs) -> list[dict[str, Moments]]:
+    def _answer(self, table: RoleColumns, needs: Needs) -> Pool:
         """Query around centres of the first rows, and again if they are too far off."""
         request = MomentsRequest(table, needs, self.counts, self._pilot(needs))
-        buckets = self._buckets(request)
-        if any(off_centre(request, moments) for moments in pooled_buckets(buckets).values()):
-            buckets = self._buckets(replace(request, centres=None))
-        return buckets
+        pool = self._buckets(request)
+        if any(off_centre(request, moments) for moments in pool.values()):
+            pool = self._buckets(replace(request, centres=None))
+        return pool
 
     def _pilot(self, needs: Needs) -> dict[Term, float]:
         """Mean of each term with a scatter in the first rows, as its centre."""
@@ -250,7 +250,7 @@ class WarehouseRows(QueryRows):
         groups = [decode(request, line) for line in self._lines(moments_query(request, limit))]
         return {(group.logger, group.bucket): group for group in groups}
 
-    def _buckets(self, request: MomentsRequest) -> list[dict[str, Moments]]:
+    def _buckets(self, request: MomentsRequest) -> Pool:
         """Run the query, cut where it is too wide; return moments by bucket and logger."""
         parts = cut(request.needs, self.widest)
         answers = [self._groups(replace(request, needs=part)) for part in parts]
@@ -264,7 +264,7 @@ class WarehouseRows(QueryRows):
             buckets.setdefault(bucket, {})[str(logger)] = whole
         for of_loggers in buckets.values():
             refuse_infinite(of_loggers)
-        return [{i: b[i] for i in self.counts if i in b} for _, b in sorted(buckets.items())]
+        return Pool(None, [b for _, b in sorted(buckets.items())], self.counts)
 
     def _refuse_changed(self, answers: Sequence[Mapping[GroupKey, Group]]) -> None:
         """Raise LogError where an answer is not about the rows that were counted."""

@@ -44,12 +44,11 @@ if TYPE_CHECKING:
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.blocks import Payoff, Settled
-    from poolwise.moments.cells import Cell
-    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import Cell, Pool
     from poolwise.moments.terms import Needs, Term
 
-    # moments of each bucket and logger, for each of several needs; those of each logger
-    Bucketed = tuple[list[list[dict[str, Moments]]], dict[str, Moments]]
+    Bucketed = tuple[list[Pool], Pool]  # by bucket, for each of several needs; of all rows
 
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
@@ -119,11 +118,11 @@ class Rows(Protocol):
         """Count the rows that break each rule, by logger."""
         ...
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         """Return the moments of each logger; raise LogError if rows break a rule."""
         ...
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         """Return moments of each bucket and logger, for each of several needs.
 
         Rows of a cluster share a bucket. Tails and histograms may be missing.

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from poolwise.moments.blocks import NO_BLOCKS, Blocks, BlockSums, Settled, marks_of
-from poolwise.moments.cells import periods_of
+from poolwise.moments.pool import list_periods
 from poolwise.moments.tallies import SLOTS
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from poolwise.log.policy import AnyArray
     from poolwise.moments.blocks import Payoff
-    from poolwise.moments.cells import Cell
     from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.moments.pool import Cell
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import RowArrays
 
@@ -109,7 +109,7 @@ def by_slot(
         clustered: Whether slots hold clusters, which must stay whole: all rows of a slot and
             period are in one block then, and blocks are not stratified.
     """
-    names = periods_of(cells)
+    names = list_periods(cells)
     periods = np.array([names.index(cell.period) for cell in cells] or [0] * slots.shape[1])
     codes = [loggers.index(cell.logger) for cell in cells] or range(slots.shape[1])
     number = parts_of(int(slots.sum()), len(names))
@@ -145,7 +145,7 @@ def as_one(counts: Mapping[str, int]) -> Cut:
 
 def by_period(cells: Mapping[Cell, int], loggers: Sequence[str]) -> Cut:
     """Return periods as blocks; the groups of the layout are the cells, in their order."""
-    names = periods_of(cells)
+    names = list_periods(cells)
     number = {name: k for k, name in enumerate(names)}
     block = np.array([number[cell.period] for cell in cells], dtype=np.int64)
     logger = np.array([loggers.index(cell.logger) for cell in cells], dtype=np.int64)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
-from poolwise.moments.cells import Cell
 from poolwise.moments.moments import Moments
+from poolwise.moments.pool import Cell, Pool, Stratum
 from poolwise.moments.terms import WEIGHTED_REWARD, Factor, Needs
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class FiniteProblem:
         return _mix(self.loggers, self.counts)
 
     @cached_property
-    def strata(self) -> dict[str, tuple[str, str, int]]:
+    def strata(self) -> dict[Stratum, tuple[str, str, int]]:
         """Logger, period and rows of each key of `moments`: a logger, or one in a period."""
         if not self.periods:
             return {logger: (logger, "", self.counts[logger]) for logger in self.loggers}
@@ -198,7 +198,8 @@ class FiniteProblem:
         Without support the mean differs from the target's value: the estimate then has the
         finding ``biased``.
         """
-        needs = estimator.needs(tuple(self.strata), crossed=True)
+        strata: tuple[Any, ...] = tuple(self.strata)
+        needs = estimator.needs(strata, crossed=True)
         estimate = estimator.estimate(self.moments(needs))
         gap = estimate.value - self.value
         if abs(gap) <= 1e-9 * max(1.0, abs(self.value)):
@@ -206,9 +207,10 @@ class FiniteProblem:
         note = f"The mean is {estimate.value:g}; the value of the target is {self.value:g}."
         return replace(estimate, findings=(*estimate.findings, Finding("biased", note)))
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         """Return the expected moments of each stratum, for these counts."""
-        return {key: self._moments_of(*part, needs) for key, part in self.strata.items()}
+        moments = {key: self._moments_of(*part, needs) for key, part in self.strata.items()}
+        return Pool(moments, loggers=self.loggers)
 
     def _moments_of(self, logger: str, period: str, count: int, needs: Needs) -> Moments:
         """Enumerate contexts, actions and two rewards of each: exact for squares of rewards."""

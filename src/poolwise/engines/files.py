@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from poolwise.engines.base import Line
     from poolwise.log.log import Log
     from poolwise.log.policy import FloatArray, PolicyLike
-    from poolwise.moments.moments import MomentsByLogger
     from poolwise.moments.terms import Needs
     from poolwise.rows.rules import RoleColumns
 
@@ -142,7 +141,9 @@ def _hash(value: object) -> str:
     return sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def write_moments(path: Path, moments: MomentsByLogger, header: Mapping[str, Any]) -> None:
+def write_moments(
+    path: Path, moments: Mapping[str, Moments], header: Mapping[str, Any]
+) -> None:
     """Write the moments of each logger, with `header` in the file's metadata."""
     _refuse_path(path)
     first = next(iter(moments.values()))

@@ -35,7 +35,7 @@ from poolwise.engines.sums import (
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError, UsageError
-from poolwise.moments.cells import periods_of
+from poolwise.moments.pool import Pool, list_periods
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
 from poolwise.rows.layout import clusters_query, layout_of, missing_query, requests_query
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from poolwise.engines.copies import CopySample
     from poolwise.engines.sums import Sums
     from poolwise.moments.blocks import Payoff, Settled
-    from poolwise.moments.cells import Cell
-    from poolwise.moments.moments import FloatArray, IntArray, Moments
+    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.moments.pool import Cell, Stratum
     from poolwise.moments.terms import Term
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Piece, RowArrays, Stream
@@ -237,7 +237,7 @@ class KernelRows(QueryRows):
         return self._lines(requests_query(self.table))
 
     @property
-    def _strata(self) -> dict[str, int]:
+    def _strata(self) -> dict[Stratum, int]:
         """Rows of each cell or logger whose rows are summed apart."""
         return {key: count for key, count in (self.apart or self.counts).items()}  # noqa: C416
 
@@ -264,16 +264,16 @@ class KernelRows(QueryRows):
         """Largest number of rows that a thread works on at once."""
         return MOST_BATCH_ROWS
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         """Moments of each logger."""
         workspace = Workspace(needs, self.batch_rows)
         sums = self._sums(self._layout(), workspace)
         moments = moments_of(sums, workspace, self._strata)
         if moments is None:
             raise LogError([CHANGED])
-        return moments
+        return Pool(moments, loggers=self.counts)
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         """Moments of each bucket and logger, without tails and histograms."""
         apart = [replace(part, tails=(), histograms=()) for part in needs]
         return self.bucketed_and_tallied(apart, buckets)[0]
@@ -295,7 +295,8 @@ class KernelRows(QueryRows):
         for i, m in whole.items():
             t = tallies.get(i, m)
             tallies[i] = replace(m, tails=t.tails, histograms=t.histograms)
-        return moments, tallies
+        pools = [Pool(None, parts, self.counts) for parts in moments]
+        return pools, Pool(tallies, loggers=self.counts)
 
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
@@ -303,7 +304,7 @@ class KernelRows(QueryRows):
         """Return the histograms of payoffs, by block."""
         cells: Mapping[Cell, int] = {} if self.table.period is None else self.cells
         layout = layout_of(self.table, self.counts, cells)
-        if watched or parts_of(sum(self.counts.values()), len(periods_of(cells))) == 1:
+        if watched or parts_of(sum(self.counts.values()), len(list_periods(cells))) == 1:
             cut = by_period(cells, layout.loggers) if cells else as_one(self.counts)
         else:
             layout = slot_layout(layout)

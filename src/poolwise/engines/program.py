@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
-from poolwise.moments.cells import periods_of
+from poolwise.moments.pool import list_periods
 from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
 from poolwise.moments.terms import Factor, Term
 from poolwise.rows.rules import GAP, OWN
@@ -56,7 +56,7 @@ class Writer:
         self.steps: list[tuple[object, ...]] = []
         self.lines: dict[Term, int] = {}
         self.inverses: dict[int, int] = {}
-        self.periods = {period: k for k, period in enumerate(periods_of(layout.cells))}
+        self.periods = {period: k for k, period in enumerate(list_periods(layout.cells))}
         self.mixes = [*layout.period_shares]  # shares of the loggers in each mixture of a step
 
     def line(self, term: Term) -> int:

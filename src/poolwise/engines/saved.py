@@ -21,7 +21,7 @@ from poolwise.engines.files import (
     write_moments,
 )
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
-from poolwise.moments.moments import pooled_buckets
+from poolwise.moments.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poolwise.errors import Fault
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.moments import Moments
     from poolwise.moments.terms import Needs, Term
 
 SAME_SHARE = 1e-12  # shares that differ by less give the same weights
@@ -70,7 +70,7 @@ class SavedRows:
         notes: Findings about the origin of the moments.
     """
 
-    by_logger: MomentsByLogger
+    by_logger: Mapping[str, Moments]
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
     by_kernel = False
@@ -94,7 +94,7 @@ class SavedRows:
             _needs_rows("checking rows")
         return ()
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         """Return the requested moments, if they were saved."""
         if not all(_holds(m, needs) for m in self.by_logger.values()):
             raise RefusedError(
@@ -103,7 +103,7 @@ class SavedRows:
                 "the log with the same estimators and targets",
             )
         names = {term: term for term in needs.terms}
-        return {logger: m.select(names) for logger, m in self.by_logger.items()}
+        return Pool(self.by_logger).select(names)
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> NoReturn:
         """Refuse: buckets are computed from rows."""
@@ -152,7 +152,7 @@ class Summary:
             moment uses it.
     """
 
-    moments: MomentsByLogger
+    moments: Mapping[str, Moments]
     question: QuestionHashes
     manifest: Mapping[str, float]
 
@@ -245,8 +245,8 @@ class Summary:
                 "summaries must be made for the same estimators and by the same version of "
                 "poolwise to be added"
             )
-        both = pooled_buckets((ours, theirs))
-        ordered = {i: both[i] for i in self.manifest or sorted(both) if i in both}
+        both = Pool(None, (ours, theirs))
+        ordered = {i: both[i] for i in self.manifest or sorted(both.loggers) if i in both}
         mixture = self.question.mixture or other.question.mixture
         return Summary(ordered, replace(self.question, mixture=mixture), self.manifest)
 
@@ -271,7 +271,7 @@ class Summary:
         return cls(moments, hashes, manifest)
 
 
-def _without_cubes(moments: MomentsByLogger) -> MomentsByLogger:
+def _without_cubes(moments: Mapping[str, Moments]) -> Mapping[str, Moments]:
     """Drop the cubes of weights, which only skewed intervals use, together with slices."""
     return {
         i: m.select({t: t for t in m.terms if len(t.factors) != 3 or len({*t.factors}) > 1})

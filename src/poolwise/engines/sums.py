@@ -7,7 +7,7 @@ At the end they are turned into one `Moments` per logger.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.layout import Layout
 
+Key = TypeVar("Key")  # a logger or a cell
 NO_ROW = np.iinfo(np.int64).max  # first row of a group without rows
 UNDERFLOW = 1e-130  # squares of smaller values, or of their rounding, underflow
 ROUNDED = 4 * np.finfo(np.float64).eps  # relative difference of equal rows after arithmetic
@@ -152,10 +153,10 @@ def raise_floors(floors: FloatArray, sums: Sums) -> None:
 
 
 def moments_of(
-    sums: Sums | None, workspace: Workspace, counts: Mapping[str, int]
-) -> dict[str, Moments] | None:
+    sums: Sums | None, workspace: Workspace, counts: Mapping[Key, int]
+) -> dict[Key, Moments] | None:
     """Return the moments of each logger; None if the rows are not those that were counted."""
-    moments = {} if sums is None else to_moments(sums, workspace, tuple(counts))
+    moments = to_moments(sums, workspace, tuple(counts)) if sums else {}
     if {i: m.count for i, m in moments.items()} != dict(counts):
         return None
     refuse_infinite(moments)
@@ -163,8 +164,8 @@ def moments_of(
 
 
 def bucketed_moments(
-    sums: Sums | None, workspace: Workspace, needs: Sequence[Needs], counts: Mapping[str, int]
-) -> list[list[dict[str, Moments]]] | None:
+    sums: Sums | None, workspace: Workspace, needs: Sequence[Needs], counts: Mapping[Key, int]
+) -> list[list[dict[Key, Moments]]] | None:
     """Return the moments of each bucket and logger, for each of the needs.
 
     Skips empty buckets. None if the sums are not of the rows that were counted.
@@ -179,8 +180,8 @@ def bucketed_moments(
 
 
 def tallies_of(
-    sums: Sums | None, workspace: Workspace, counts: Mapping[str, int]
-) -> dict[str, Moments]:
+    sums: Sums | None, workspace: Workspace, counts: Mapping[Key, int]
+) -> dict[Key, Moments]:
     """Return the tails and histograms of each logger over all buckets, without terms."""
     needs, nothing = workspace.needs, np.empty(0)
     if sums is None or not (needs.tails or needs.histograms):
@@ -207,8 +208,8 @@ def _sorted(tail: FloatArray) -> FloatArray:
 
 
 def _by_bucket(
-    groups: Sequence[Moments | None], loggers: Sequence[str]
-) -> list[dict[str, Moments]]:
+    groups: Sequence[Moments | None], loggers: Sequence[Key]
+) -> list[dict[Key, Moments]]:
     buckets = []
     for first in range(0, len(groups), len(loggers)):
         rows = zip(loggers, groups[first : first + len(loggers)], strict=True)
@@ -217,7 +218,7 @@ def _by_bucket(
     return [bucket for bucket in buckets if bucket]
 
 
-def to_moments(sums: Sums, workspace: Workspace, loggers: Sequence[str]) -> dict[str, Moments]:
+def to_moments(sums: Sums, workspace: Workspace, loggers: Sequence[Key]) -> dict[Key, Moments]:
     """Return one `Moments` for each logger that has rows."""
     pairs = zip(loggers, grouped(sums, workspace, workspace.needs), strict=True)
     return {logger: moments for logger, moments in pairs if moments is not None}

@@ -26,7 +26,6 @@ from poolwise.moments.estimate import (
     stratified,
 )
 from poolwise.moments.linear import NULL_COLUMN, Fit, Linear, Score, by_count, ratio_score
-from poolwise.moments.moments import together
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -43,7 +42,7 @@ from poolwise.text import percent
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool, Stratum
 
 Columns = Literal["loggers", "target", "dr"]
 NULL_EIGENVALUE = 1e-9  # per column: smaller eigenvalues are collinear directions
@@ -87,21 +86,21 @@ class SelfNormalised(Estimator):
             require_crossed(self.name, loggers, crossed=crossed)
         return Needs(groups=(self._terms,))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        return estimated(self._linear(moments), moments)
+    def estimate(self, pool: Pool) -> Estimate:
+        return estimated(self._linear(pool), pool)
 
-    def value(self, moments: MomentsByLogger) -> float:
-        return self._linear(moments).value(moments)
+    def value(self, pool: Pool) -> float:
+        return self._linear(pool).value(pool)
 
-    def _linear(self, moments: MomentsByLogger) -> Linear:
+    def _linear(self, pool: Pool) -> Linear:
         reward, weight = self._terms
-        whole = together(moments)
+        whole = pool.together
         mean = whole.mean(weight)
         if mean <= 0 or math.isinf(1 / mean):
             raise RefusedError(
                 "no-weight", f"{self.name} requires a row with a positive weight"
             )
-        return replace(ratio_score(whole, reward, weight).over(moments), ratio=self._terms)
+        return replace(ratio_score(whole, reward, weight).over(pool), ratio=self._terms)
 
 
 @dataclass(frozen=True)
@@ -158,38 +157,36 @@ class Calibrated(Estimator):
         model = (BALANCED_PREDICTION, PREDICTED_VALUE) if "dr" in self.columns else ()
         return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios, *model),))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        first = next(iter(moments.values()))
+    def estimate(self, pool: Pool) -> Estimate:
+        first = next(iter(pool.values()))
         if not first.has(BALANCED_REWARD):
-            return stratified(moments, WEIGHTED_REWARD, findings=(AS_NAIVE,))
-        controls, within, findings = self.controls(moments)
+            return stratified(pool, WEIGHTED_REWARD, findings=(AS_NAIVE,))
+        controls, within, findings = self.controls(pool)
         outcome = Score({BALANCED_REWARD: 1.0})
-        estimate = regressed(moments, outcome, controls, within=within)
+        estimate = regressed(pool, outcome, controls, within=within)
         return replace(estimate, findings=findings)
 
-    def value(self, moments: MomentsByLogger) -> float:
-        if not next(iter(moments.values())).has(BALANCED_REWARD):
-            return self.estimate(moments).value
-        controls, within, _ = self.controls(moments)
+    def value(self, pool: Pool) -> float:
+        if not next(iter(pool.values())).has(BALANCED_REWARD):
+            return self.estimate(pool).value
+        controls, within, _ = self.controls(pool)
         outcome = Score({BALANCED_REWARD: 1.0})
-        return _fitted(moments, outcome, controls, within=within).value(moments)
+        return _fitted(pool, outcome, controls, within=within).value(pool)
 
-    def controls(
-        self, moments: MomentsByLogger
-    ) -> tuple[list[Score], bool, tuple[Finding, ...]]:
+    def controls(self, pool: Pool) -> tuple[list[Score], bool, tuple[Finding, ...]]:
         """Return the columns, a flag for slopes within loggers, and findings."""
         columns = self.columns
         findings: tuple[Finding, ...] = ()
         if self.guard:
-            columns, findings = supported_columns(moments, columns)
-        few = few_rows(moments) if self.guard and "loggers" in columns else ()
+            columns, findings = supported_columns(pool, columns)
+        few = few_rows(pool) if self.guard and "loggers" in columns else ()
         if few:
-            findings = (*findings, _too_small({i: moments[i].count for i in few}))
+            findings = (*findings, _too_small({i: pool[i].count for i in few}))
         within = "loggers" not in columns or self.known is not None or bool(few)
-        return controls_of(moments, columns, self.known, few), within, findings
+        return controls_of(pool, columns, self.known, few), within, findings
 
 
-def many(loggers: Collection[str]) -> bool:
+def many(loggers: Collection[Stratum]) -> bool:
     """Test if there are too many loggers for a column each.
 
     Every logger stores the scatter of all pairs of columns, so memory grows with the cube
@@ -198,13 +195,14 @@ def many(loggers: Collection[str]) -> bool:
     return len(loggers) > MOST_COLUMNS
 
 
-def few_rows(moments: MomentsByLogger) -> tuple[str, ...]:
+def few_rows(pool: Pool) -> tuple[str, ...]:
     """Return the loggers with too few rows for a slope, which would overfit them."""
-    return tuple(i for i, m in moments.items() if m.ddof and m.count < ROWS_OF_LOGGER)
+    few = (i for i in pool.loggers if pool[i].ddof and pool[i].count < ROWS_OF_LOGGER)
+    return tuple(few)
 
 
 def controls_of(
-    moments: MomentsByLogger,
+    pool: Pool,
     columns: Sequence[Columns],
     known: Sequence[str] | None = None,
     few: Collection[str] = (),
@@ -213,9 +211,9 @@ def controls_of(
     if known is not None:
         loggers = [Score({ratio(i): 1.0}, -1.0) for i in known if i not in few]
     elif few:
-        loggers = contrast_controls(moments, few)
+        loggers = contrast_controls(pool, few)
     else:
-        loggers = list(logger_columns(moments).values())
+        loggers = list(logger_columns(pool).values())
     scores = {
         "loggers": loggers,
         "target": [Score({BALANCED_WEIGHT: 1.0}, -1.0)],
@@ -225,17 +223,17 @@ def controls_of(
 
 
 def supported_columns(
-    moments: MomentsByLogger, columns: tuple[Columns, ...]
+    pool: Pool, columns: tuple[Columns, ...]
 ) -> tuple[tuple[Columns, ...], tuple[Finding, ...]]:
     """Return the columns that the rows support, and findings for those left out."""
-    if "loggers" in columns and many(moments):
+    if "loggers" in columns and many(pool):
         others = tuple(c for c in columns if c != "loggers")
-        fewer, findings = supported_columns(moments, others)
-        return fewer, (_too_many(len(moments)), *findings)
-    whole = together(moments)
+        fewer, findings = supported_columns(pool, others)
+        return fewer, (_too_many(len(pool)), *findings)
+    whole = pool.together
     if whole.ddof == 0 or not columns:
         return columns, ()
-    if columns != ("loggers",) and uncovered(moments):
+    if columns != ("loggers",) and uncovered(pool):
         finding = target_uncovered(
             whole.mean(BALANCED_WEIGHT),
             "or probabilities are wrong (or roughly estimated). Columns that use the target's "
@@ -243,7 +241,7 @@ def supported_columns(
         )
         return tuple(c for c in columns if c == "loggers"), (finding,)
     effective = whole.effective(BALANCED_WEIGHT)
-    size = ("loggers" in columns) * len(moments) + 1 + ("dr" in columns)
+    size = ("loggers" in columns) * len(pool) + 1 + ("dr" in columns)
     if effective < ROWS_PER_COLUMN:
         return (), (few_effective_rows(effective, "no column is used"),)
     if effective < ROWS_PER_COLUMN * size:  # never so for the target's column alone
@@ -255,38 +253,38 @@ def supported_columns(
     return columns, ()
 
 
-def logger_columns(moments: MomentsByLogger) -> dict[str, Score]:
+def logger_columns(pool: Pool) -> dict[str, Score]:
     """Return the column of each logger; the last follows from the others and the mixture.
 
     The last adds nothing to the span, but makes the estimate independent of the order of
     the loggers, which may come in any order.  It is the logger without a ratio.
     """
-    first = next(iter(moments.values()))
-    last = next((i for i in moments if not first.has(ratio(i))), list(moments)[-1])
-    others = [i for i in moments if i != last]
-    share = by_count(moments)
+    first = next(iter(pool.values()))
+    last = next((i for i in pool.loggers if not first.has(ratio(i))), pool.loggers[-1])
+    others = [i for i in pool.loggers if i != last]
+    share = by_count(pool)
     rest = {ratio(i): -share[i] / share[last] for i in others}
     columns = {i: Score({ratio(i): 1.0}, -1.0) for i in others}
     return {**columns, last: Score(rest, 1.0 / share[last] - 1.0)}
 
 
-def contrast_controls(moments: MomentsByLogger, few: Collection[str]) -> list[Score]:
+def contrast_controls(pool: Pool, few: Collection[str]) -> list[Score]:
     """Return the columns of the loggers with many rows, each less their mean.
 
     The mean follows from the loggers with few rows and the mixture, so that its slope would
     depend on these few rows.
     """
-    large = {i: c for i, c in logger_columns(moments).items() if i not in few}
+    large = {i: c for i, c in logger_columns(pool).items() if i not in few}
     if len(large) < 2:
         return []
-    share = by_count({i: moments[i] for i in large})
+    share = by_count({i: pool[i] for i in large})
     mean = sum((column * share[i] for i, column in large.items()), Score({}))
     return [column - mean for column in large.values()]
 
 
-def uncovered(moments: MomentsByLogger) -> bool:
+def uncovered(pool: Pool) -> bool:
     """Test if the mean balanced weight is significantly below 1."""
-    mean = stratified(moments, BALANCED_WEIGHT)
+    mean = stratified(pool, BALANCED_WEIGHT)
     if not math.isfinite(mean.variance):
         return False
     if mean.variance == 0:
@@ -295,38 +293,36 @@ def uncovered(moments: MomentsByLogger) -> bool:
 
 
 def regressed(
-    moments: MomentsByLogger, outcome: Score, columns: Sequence[Score], *, within: bool
+    pool: Pool, outcome: Score, columns: Sequence[Score], *, within: bool
 ) -> Estimate:
     """Return the mean of an outcome, adjusted by a regression on columns.
 
     With the columns of all loggers, pooled least squares is best.  Without them the
     differences *between* loggers would bias the slopes, so these use `within` scatter only.
     """
-    return estimated(_fitted(moments, outcome, columns, within=within), moments)
+    return estimated(_fitted(pool, outcome, columns, within=within), pool)
 
 
-def _fitted(
-    moments: MomentsByLogger, outcome: Score, columns: Sequence[Score], *, within: bool
-) -> Linear:
-    slopes, rank = least_squares(moments, outcome, columns, within=within)
-    whole = together(moments)
+def _fitted(pool: Pool, outcome: Score, columns: Sequence[Score], *, within: bool) -> Linear:
+    slopes, rank = least_squares(pool, outcome, columns, within=within)
+    whole = pool.together
     # a few heavy rows determine the slopes, so the effective sample size counts
     effective = whole.effective(BALANCED_WEIGHT) if whole.ddof else math.inf
     fit = Fit(outcome.less(slopes, columns), tuple(columns), effective, within)
-    return fit.linear(moments, rank)
+    return fit.linear(pool, rank)
 
 
 def least_squares(
-    moments: MomentsByLogger, outcome: Score, columns: Sequence[Score], *, within: bool
+    pool: Pool, outcome: Score, columns: Sequence[Score], *, within: bool
 ) -> tuple[list[float], int]:
     """Return the slopes of an outcome on columns, and the rank of the columns.
 
     Columns are scaled, constant columns get slope 0, and collinear ones the slopes of least
     norm; otherwise slopes from tiny logs would explode.
     """
-    whole = together(moments)
+    whole = pool.together
     terms = list(dict.fromkeys([*outcome.parts, *(t for c in columns for t in c.parts)]))
-    groups = list(moments.values()) if within else [whole]
+    groups = list(pool.values()) if within else [whole]
     scatter = sum((m.scatter_of(terms) for m in groups), np.zeros(()))
     covariance = scatter / whole.count
     mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in columns])

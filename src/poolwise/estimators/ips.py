@@ -47,7 +47,7 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool
 
 Divergence = Literal["auto", "pooled", "own", "known", "reward-free"]
 ROUNDING = 1e-24  # relative to the squared mean: a smaller variance is rounding
@@ -79,11 +79,11 @@ class Naive(Estimator):
         del loggers, crossed
         return Needs(groups=((WEIGHTED_REWARD,),))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        return stratified(moments, WEIGHTED_REWARD)
+    def estimate(self, pool: Pool) -> Estimate:
+        return stratified(pool, WEIGHTED_REWARD)
 
-    def value(self, moments: MomentsByLogger) -> float:
-        return stratified_mean(moments, WEIGHTED_REWARD)
+    def value(self, pool: Pool) -> float:
+        return stratified_mean(pool, WEIGHTED_REWARD)
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Balanced(Estimator):
         require_crossed(self.name, loggers, crossed=crossed)
         return Needs(shrink_means(self.shrink), ((self._term,),))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        estimate = stratified(moments, self._term)
-        return replace(estimate, findings=shrink_findings(moments, self.shrink))
+    def estimate(self, pool: Pool) -> Estimate:
+        estimate = stratified(pool, self._term)
+        return replace(estimate, findings=shrink_findings(pool, self.shrink))
 
-    def value(self, moments: MomentsByLogger) -> float:
-        return stratified_mean(moments, self._term)
+    def value(self, pool: Pool) -> float:
+        return stratified_mean(pool, self._term)
 
 
 @dataclass(frozen=True)
@@ -194,49 +194,49 @@ class Weighted(Estimator):
             needs |= Needs(tuple(map(weight_moment, loggers)), ((BALANCED_WEIGHT,),))
         return needs
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
+    def estimate(self, pool: Pool) -> Estimate:
         if self.known:
-            return with_divergences(moments, self.known)
+            return with_divergences(pool, self.known)
         if self.divergence == "reward-free":
-            return _reward_free(moments)
-        crossed = _crossed(moments)
+            return _reward_free(pool)
+        crossed = _crossed(pool)
         if self.divergence == "own":
-            return _own(moments, crossed=crossed)
+            return _own(pool, crossed=crossed)
         if crossed:
-            estimate = with_divergences(moments, pooled_divergences(moments))
-            return with_row_errors(moments, estimate)
-        return stratified(moments, WEIGHTED_REWARD, findings=(OWN_ONLY,))
+            estimate = with_divergences(pool, pooled_divergences(pool))
+            return with_row_errors(pool, estimate)
+        return stratified(pool, WEIGHTED_REWARD, findings=(OWN_ONLY,))
 
-    def value(self, moments: MomentsByLogger) -> float:
-        if self.divergence in {"auto", "pooled"} and _crossed(moments):
-            return with_divergences(moments, pooled_divergences(moments)).value
-        return self.estimate(moments).value
+    def value(self, pool: Pool) -> float:
+        if self.divergence in {"auto", "pooled"} and _crossed(pool):
+            return with_divergences(pool, pooled_divergences(pool)).value
+        return self.estimate(pool).value
 
 
-def _crossed(moments: MomentsByLogger) -> bool:
+def _crossed(pool: Pool) -> bool:
     """Test if every logger has the second moments of all."""
-    seconds = tuple(map(second_moment, moments))
-    return all(m.has(term) for term in seconds for m in moments.values())
+    seconds = tuple(map(second_moment, pool.loggers))
+    return all(m.has(term) for term in seconds for m in pool.values())
 
 
-def with_row_errors(moments: MomentsByLogger, estimate: Estimate) -> Estimate:
+def with_row_errors(pool: Pool, estimate: Estimate) -> Estimate:
     """Return an estimate of own weights with the variance of pooled divergences."""
-    error = stratified(moments, BALANCED_REWARD).variance
-    return differences(moments).with_errors(estimate, moments, error)
+    error = stratified(pool, BALANCED_REWARD).variance
+    return differences(pool).with_errors(estimate, pool, error)
 
 
-def _reward_free(moments: MomentsByLogger) -> Estimate:
+def _reward_free(pool: Pool) -> Estimate:
     """Return the estimate with shares from weights and variance from pooled divergences."""
-    second = weight_moments(moments)
+    second = weight_moments(pool)
     if not any(0 < v < math.inf for v in second.values()):
-        return with_divergences(moments, dict.fromkeys(moments, math.inf))
-    share = shares({i: m.count / second[i] for i, m in moments.items()})
-    estimate = with_divergences(moments, pooled_divergences(moments), share)
-    return with_row_errors(moments, estimate)
+        return with_divergences(pool, dict.fromkeys(pool.loggers, math.inf))
+    share = shares({i: pool[i].count / second[i] for i in pool.loggers})
+    estimate = with_divergences(pool, pooled_divergences(pool), share)
+    return with_row_errors(pool, estimate)
 
 
 def with_divergences(
-    moments: MomentsByLogger,
+    pool: Pool,
     divergence: Mapping[str, float],
     share: Mapping[str, float] | None = None,
     terms: Sequence[Term] = (WEIGHTED_REWARD,),
@@ -245,29 +245,27 @@ def with_divergences(
 
     The value of a logger is the sum of the means of the `terms`.
     """
-    outside = [i for i in moments if math.isinf(divergence[i])]
-    if len(outside) == len(moments):
+    outside = [i for i in pool.loggers if math.isinf(divergence[i])]
+    if len(outside) == len(pool):
         raise RefusedError(
             "weighted-refused",
             "weighted requires a logger that can play every rewarded action of the target, "
             "but each of these gives probability 0 to at least one. Use balanced.",
         )
     if share is None:
-        certain = {i for i in moments if divergence[i] == 0}  # these take all of the share
+        certain = {i for i in pool.loggers if divergence[i] == 0}  # these take all of the share
         share = shares(
             {
-                i: float(m.count) * (i in certain) if certain else m.count / divergence[i]
-                for i, m in moments.items()
+                i: float(rows) * (i in certain) if certain else rows / divergence[i]
+                for i, rows in ((i, pool[i].count) for i in pool.loggers)
             }
         )
-    linear = Linear({i: dict.fromkeys(terms, share[i]) for i in moments})
+    linear = Linear({i: dict.fromkeys(terms, share[i]) for i in pool.loggers})
     used = {i: s for i, s in share.items() if s > 0}
-    variance = sum(s**2 * divergence[i] / moments[i].count for i, s in used.items())
-    exact = any(m.ddof == 0 for m in moments.values())
-    rows = sum(m.count for m in moments.values())
-    freedom = math.inf if exact else float(max(1, rows - len(moments)))
+    variance = sum(s**2 * divergence[i] / pool[i].count for i, s in used.items())
+    freedom = math.inf if pool.exact else float(max(1, pool.rows - len(pool)))
     findings = (_unsupported(outside),) if outside else ()
-    return Estimate(linear.value(moments), variance, share, freedom, findings, linear)
+    return Estimate(linear.value(pool), variance, share, freedom, findings, linear)
 
 
 def _unsupported(loggers: Sequence[str]) -> Finding:
@@ -279,27 +277,27 @@ def _unsupported(loggers: Sequence[str]) -> Finding:
     )
 
 
-def _own(moments: MomentsByLogger, *, crossed: bool) -> Estimate:
+def _own(pool: Pool, *, crossed: bool) -> Estimate:
     """Return the paper's plug-in: shares from each log's own sample variance."""
-    own = row_variances(moments, {WEIGHTED_REWARD: 1.0})
+    own = row_variances(pool, {WEIGHTED_REWARD: 1.0})
     flat = [
         i
-        for i, m in moments.items()
+        for i, m in ((i, pool[i]) for i in pool.loggers)
         if m.count <= m.ddof or not own[i] > ROUNDING * m.mean(WEIGHTED_REWARD) ** 2
     ]
     if flat:
-        findings = (_no_spread(flat, moments),)
-        return stratified(moments, WEIGHTED_REWARD, findings=findings)
-    share = shares({i: m.count / own[i] for i, m in moments.items()})
-    plain = stratified(moments, WEIGHTED_REWARD, share)
-    if any(m.ddof == 0 for m in moments.values()):
+        findings = (_no_spread(flat, pool),)
+        return stratified(pool, WEIGHTED_REWARD, findings=findings)
+    share = shares({i: m.count / own[i] for i, m in pool.items()})
+    plain = stratified(pool, WEIGHTED_REWARD, share)
+    if pool.exact:
         return plain
-    if crossed and all(map(math.isfinite, pooled_divergences(moments).values())):
-        variance = with_row_errors(moments, plain).variance
+    if crossed and all(map(math.isfinite, pooled_divergences(pool).values())):
+        variance = with_row_errors(pool, plain).variance
     else:  # Meier (1953): estimated shares inflate the variance, even of normal rows
-        lost = sum(share[i] * (1 - share[i]) / (m.count - 1) for i, m in moments.items())
+        lost = sum(share[i] * (1 - share[i]) / (m.count - 1) for i, m in pool.items())
         variance = plain.variance * (1 + 4 * lost)
-    estimate = with_variance(plain, moments, variance, plain.freedom)
+    estimate = with_variance(plain, pool, variance, plain.freedom)
     return replace(estimate, findings=(OWN_SHARES,))
 
 
@@ -317,8 +315,8 @@ OWN_SHARES = Finding(
 )
 
 
-def _no_spread(loggers: Sequence[str], moments: MomentsByLogger) -> Finding:
-    counts = ", ".join(f"{i!r} ({moments[i].count:,} rows)" for i in loggers)
+def _no_spread(loggers: Sequence[str], pool: Pool) -> Finding:
+    counts = ", ".join(f"{i!r} ({pool[i].count:,} rows)" for i in loggers)
     return Finding(
         "no-spread",
         f"The weighted rewards do not vary within {counts}, so their variance would give such "

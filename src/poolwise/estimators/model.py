@@ -34,7 +34,6 @@ from poolwise.moments.estimate import (
     stratified,
 )
 from poolwise.moments.linear import Score
-from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PREDICTED_VALUE,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poolwise.log.log import Log
+    from poolwise.moments.pool import Pool
 
 OWN_SCORE = (PREDICTED_VALUE, WEIGHT * RESIDUAL)
 BALANCED_RESIDUAL = BALANCED_WEIGHT * RESIDUAL
@@ -77,8 +77,8 @@ class DirectMethod(Estimator):
         del loggers, crossed
         return Needs(groups=((PREDICTED_VALUE,),))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        return replace(stratified(moments, PREDICTED_VALUE), findings=(MODEL_ONLY,))
+    def estimate(self, pool: Pool) -> Estimate:
+        return replace(stratified(pool, PREDICTED_VALUE), findings=(MODEL_ONLY,))
 
 
 @dataclass(frozen=True)
@@ -136,35 +136,35 @@ class DoublyRobust(Estimator):
         require_crossed(self.name, loggers, crossed=crossed)
         return Needs(shrink_means(self.shrink), (self._score, (BALANCED_WEIGHT,)))
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
+    def estimate(self, pool: Pool) -> Estimate:
         if self.weights == "naive":
-            return _scored(moments, OWN_SCORE)
+            return _scored(pool, OWN_SCORE)
         if self.weights == "weighted":
-            return _weighted(moments)
-        findings = shrink_findings(moments, self.shrink)
-        if uncovered(moments):
-            mean = together(moments).mean(BALANCED_WEIGHT)
+            return _weighted(pool)
+        findings = shrink_findings(pool, self.shrink)
+        if uncovered(pool):
+            mean = pool.together.mean(BALANCED_WEIGHT)
             finding = target_uncovered(
                 mean, "and the estimate of their rewards comes from the reward model alone."
             )
             findings = (replace(finding, advice=LOG_FIRST), *findings)
-        return replace(_scored(moments, self._score), findings=findings)
+        return replace(_scored(pool, self._score), findings=findings)
 
 
-def _scored(moments: MomentsByLogger, score: tuple[Term, Term]) -> Estimate:
+def _scored(pool: Pool, score: tuple[Term, Term]) -> Estimate:
     """Return the mean of a sum of two terms."""
-    return estimated(Score(dict.fromkeys(score, 1.0)).over(moments), moments)
+    return estimated(Score(dict.fromkeys(score, 1.0)).over(pool), pool)
 
 
-def _weighted(moments: MomentsByLogger) -> Estimate:
-    if not all(m.has(residual_moment(i)) for i in moments for m in moments.values()):
-        return replace(_scored(moments, OWN_SCORE), findings=(OWN_ONLY,))
-    estimate = with_divergences(moments, score_divergences(moments), terms=OWN_SCORE)
-    error = _scored(moments, BALANCED_SCORE).variance
-    return _differences(moments).with_errors(estimate, moments, error, OWN_SCORE)
+def _weighted(pool: Pool) -> Estimate:
+    if not all(m.has(residual_moment(i)) for i in pool.loggers for m in pool.values()):
+        return replace(_scored(pool, OWN_SCORE), findings=(OWN_ONLY,))
+    estimate = with_divergences(pool, score_divergences(pool), terms=OWN_SCORE)
+    error = _scored(pool, BALANCED_SCORE).variance
+    return _differences(pool).with_errors(estimate, pool, error, OWN_SCORE)
 
 
-def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
+def score_divergences(pool: Pool) -> dict[str, float]:
     r"""Return the variance of a doubly robust score of each logger, from the rows of all.
 
     $$D_i = E[v^2] + 2 E[v w e] + E_{avg}[w^2 e^2 \pi_{avg} / \pi_i] - \hat U^2$$
@@ -173,18 +173,18 @@ def score_divergences(moments: MomentsByLogger) -> dict[str, float]:
     logger.  Infinite if the logger never plays an action of the target; from rows, at least
     `FLOOR` times the second moment.
     """
-    return _differences(moments).floored()
+    return _differences(pool).floored()
 
 
-def _differences(moments: MomentsByLogger) -> Differences:
-    whole = together(moments)
+def _differences(pool: Pool) -> Differences:
+    whole = pool.together
     value = whole.mean(PREDICTED_VALUE) + whole.mean(BALANCED_RESIDUAL)
     scatter = whole.scatter_of(BALANCED_SCORE)
     cross = scatter[0, 1] / whole.count
     cross += whole.mean(PREDICTED_VALUE) * whole.mean(BALANCED_RESIDUAL)
     common = float(whole.mean_square(PREDICTED_VALUE) + 2 * cross)
     square = whole.mean_square(BALANCED_RESIDUAL)
-    second = supported({i: whole.mean(residual_moment(i)) for i in moments}, square)
+    second = supported({i: whole.mean(residual_moment(i)) for i in pool.loggers}, square)
     scores = {i: s + common for i, s in second.items()}
     return Differences(scores, value, FLOOR if whole.ddof else 0.0)
 
@@ -226,8 +226,8 @@ class GivenMixture(Estimator):
         del crossed  # the column replaces the missing cross-propensities
         return self.estimator.needs(loggers, crossed=True)
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        estimate = self.estimator.estimate(moments)
+    def estimate(self, pool: Pool) -> Estimate:
+        estimate = self.estimator.estimate(pool)
         if not self.estimated:
             return estimate
         return replace(estimate, findings=(ESTIMATED, *estimate.findings))

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators.divergences import supported
-from poolwise.moments.cells import Cell, by_period, periods_of
 from poolwise.moments.estimate import Estimate, Estimator, estimated
 from poolwise.moments.linear import Linear, shares
-from poolwise.moments.moments import MomentsByLogger, together
+from poolwise.moments.pool import Cell, list_periods
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     PERIOD_RESIDUAL,
@@ -37,6 +36,8 @@ from poolwise.moments.terms import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from poolwise.moments.pool import ByStratum, Pool, Stratum
 
 Across = Literal["stable", "minimum"]
 
@@ -109,7 +110,7 @@ class PeriodBalanced(Estimator):
         Without cross-propensities the mixture of each period must be known: see
         `refuse_shared`.
         """
-        periods = periods_of(loggers)
+        periods = list_periods(loggers)
         if not periods:
             raise RefusedError(
                 f"{self.name}-refused",
@@ -122,9 +123,9 @@ class PeriodBalanced(Estimator):
             return alone | Needs(tuple(map(period_moment, periods)), ((BALANCED_WEIGHT,),))
         return alone
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
+    def estimate(self, pool: Pool) -> Estimate:
         """Return the estimate from the moments of cells."""
-        second = second_moments(moments)
+        second = second_moments(pool)
         outside = [period for period, v in second.items() if math.isinf(v)]
         if len(outside) == len(second):
             raise RefusedError(
@@ -132,16 +133,16 @@ class PeriodBalanced(Estimator):
                 f"{self.name} requires a period whose policies together can play every action "
                 "of the target, and each period lacks some. Log such actions first.",
             )
-        rows = _rows(moments)
+        rows = {d: cells.rows for d, cells in pool.by_period.items()}
         power = 0.5 if self.across == "stable" else 1.0
         across = shares({d: rows[d] * second[d] ** -power for d in second})
-        share = {c: across[_period(c)] * m.count / rows[_period(c)] for c, m in moments.items()}
-        centres = earlier_means(moments, outside) if self.centred else {}
+        share = {c: across[_period(c)] * m.count / rows[_period(c)] for c, m in pool.items()}
+        centres = earlier_means(pool, outside) if self.centred else {}
         findings = (_unsupported(outside, len(second)),) if outside else ()
         linear = self._combined(share, centres)
-        return estimated(linear, moments, _by_logger(share), findings)
+        return estimated(linear, pool, share, findings)
 
-    def _combined(self, share: Mapping[str, float], centres: Mapping[str, float]) -> Linear:
+    def _combined(self, share: ByStratum[float], centres: Mapping[str, float]) -> Linear:
         """Return the combination of cells in these shares, centred by period."""
         parts, constant = {}, 0.0
         for cell, part in share.items():
@@ -179,7 +180,7 @@ class PeriodDoublyRobust(PeriodBalanced):
         return PREDICTED_VALUE, PERIOD_RESIDUAL
 
 
-def refuse_shared(name: str, cells: Sequence[str]) -> None:
+def refuse_shared(name: str, cells: Sequence[Stratum]) -> None:
     """Raise RefusedError if a period has several loggers, without cross-propensities."""
     live = Counter(_period(cell) for cell in cells)
     shared = [period for period, loggers in live.items() if loggers > 1]
@@ -193,28 +194,28 @@ def refuse_shared(name: str, cells: Sequence[str]) -> None:
         )
 
 
-def second_moments(moments: MomentsByLogger) -> dict[str, float]:
+def second_moments(pool: Pool) -> dict[str, float]:
     r"""Return $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ of each period, from the rows of all.
 
     Infinite if the loggers of the period never play an action of the target; 1 where
     cross-propensities between periods are missing.
     """
-    periods = periods_of(moments)
-    whole = together(moments)
+    periods = tuple(pool.by_period)
+    whole = pool.together
     if not all(whole.has(period_moment(d)) for d in periods):
         return dict.fromkeys(periods, 1.0)
     square = whole.mean_square(BALANCED_WEIGHT)
     return supported({d: whole.mean(period_moment(d)) for d in periods}, square)
 
 
-def earlier_means(moments: MomentsByLogger, outside: Sequence[str] = ()) -> dict[str, float]:
+def earlier_means(pool: Pool, outside: Sequence[str] = ()) -> dict[str, float]:
     """Return the self-normalised mean reward of the periods before each period.
 
     0 in the first period.  Periods `outside`, which cannot play the target, do not count.
     """
     means: dict[str, float] = {}
     above = below = 0.0
-    for period, cells in by_period(moments).items():
+    for period, cells in pool.by_period.items():
         means[period] = above / below if below > 0 else 0.0
         if period not in outside:
             above += math.fsum(m.count * m.mean(PERIOD_REWARD) for m in cells.values())
@@ -222,23 +223,8 @@ def earlier_means(moments: MomentsByLogger, outside: Sequence[str] = ()) -> dict
     return means
 
 
-def _period(cell: str) -> str:
+def _period(cell: Stratum) -> str:
     return cell.period if isinstance(cell, Cell) else ""
-
-
-def _rows(moments: MomentsByLogger) -> Mapping[str, int]:
-    """Return the rows of each period."""
-    periods = by_period(moments)
-    return {d: sum(m.count for m in cells.values()) for d, cells in periods.items()}
-
-
-def _by_logger(share: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each logger over all periods."""
-    total: dict[str, float] = {}
-    for cell, part in share.items():
-        logger = cell.logger if isinstance(cell, Cell) else cell
-        total[logger] = total.get(logger, 0.0) + part
-    return total
 
 
 def _unsupported(periods: Sequence[str], total: int) -> Finding:

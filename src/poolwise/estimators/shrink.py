@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import Finding, UsageError
-from poolwise.moments.moments import MomentsByLogger, together
 from poolwise.moments.terms import BALANCED_WEIGHT, Factor, Term
+
+if TYPE_CHECKING:
+    from poolwise.moments.pool import Pool
 
 ShrinkRule = Literal["clip", "switch", "optimistic"]
 RULES = ("clip", "switch", "optimistic")
@@ -58,11 +60,11 @@ def shrink_means(shrink: Shrink | None) -> tuple[Term, ...]:
     return () if shrink is None else (BALANCED_WEIGHT, shrunk_weight(shrink))
 
 
-def shrink_findings(moments: MomentsByLogger, shrink: Shrink | None) -> tuple[Finding, ...]:
+def shrink_findings(pool: Pool, shrink: Shrink | None) -> tuple[Finding, ...]:
     """Return a finding if the rule removed weight."""
     if shrink is None:
         return ()
-    whole = together(moments)
+    whole = pool.together
     before, after = whole.mean(BALANCED_WEIGHT), whole.mean(shrunk_weight(shrink))
     if not after < before:
         return ()

@@ -35,10 +35,9 @@ from poolwise.evaluation.request import request
 from poolwise.evaluation.spread import Candidates
 from poolwise.intervals.simultaneous import factor_of, max_t
 from poolwise.intervals.student import Interval
-from poolwise.moments.buckets import BUCKETS, Split
+from poolwise.moments.buckets import BUCKETS
 from poolwise.moments.estimate import Estimate, estimated
 from poolwise.moments.linear import Linear, by_count
-from poolwise.moments.moments import together
 from poolwise.moments.terms import REWARD, Needs, others_play, others_weight, unite
 from poolwise.moments.units import units_of
 from poolwise.report.backtest import backtest_chart, backtest_table
@@ -54,7 +53,8 @@ if TYPE_CHECKING:
     from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.spread import Spread
     from poolwise.log.log import Log
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import Pool
     from poolwise.moments.terms import Term
     from poolwise.report.tables import Grid
 
@@ -299,9 +299,7 @@ def compute_backtest(rows: OpenLog, answers: Answers) -> Backtest:
     If one of them fails, the rows are read again without each logger in turn.
     """
     asked, target = answers.request, answers.request.names[0]
-    split = answers.splits[target]
-    buckets = split.buckets if asked.clustered else ()
-    found = _Comparison(split.whole, buckets, asked.level).predictions()
+    found = _Comparison(answers.pool(target), asked.level).predictions()
     if len(found) > 2 and not all(p.fits for p in found.values()):
         found = {
             i: replace(p, p_without=_agreement(rows, i, asked.level)) for i, p in found.items()
@@ -323,9 +321,8 @@ def _agreement(rows: OpenLog, logger: str, level: float) -> float:
     clustered = rows.request.clustered
     shaped = rows.request.interval.shaped and rows.rows.shaped
     needs = _needs(rest.counts, shaped=shaped and not clustered)
-    buckets = rest.bucketed([needs], BUCKETS)[0] if clustered else [rest.moments(needs)]
-    whole = Split(buckets).whole
-    found = _Comparison(whole, buckets if clustered else (), level)
+    pool = rest.bucketed([needs], BUCKETS)[0] if clustered else rest.moments(needs)
+    found = _Comparison(pool, level)
     return min(difference.adjusted for difference in found.differences.values())
 
 
@@ -389,18 +386,16 @@ class _Terms:
 class _Comparison:
     """Both sides of all loggers and their differences, from the moments of one pass."""
 
-    def __init__(
-        self, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger], level: float
-    ) -> None:
-        self.moments, self.buckets, self.level = moments, buckets, level
-        counts = {i: m.count for i, m in moments.items()}
-        self.terms = {i: _Terms.of(i, counts) for i in moments}
+    def __init__(self, pool: Pool, level: float) -> None:
+        self.pool, self.level = pool, level
+        counts = {i: pool[i].count for i in pool.loggers}
+        self.terms = {i: _Terms.of(i, counts) for i in pool.loggers}
         self.effective = {
-            i: together({k: m for k, m in moments.items() if k != i}).effective(t.weight)
+            i: pool.keep(k for k in pool if k != i).together.effective(t.weight)
             for i, t in self.terms.items()
         }
-        self.sides = {i: self._sides(i) for i in moments}
-        self.spreads = {i: self._spread(i) for i in moments}
+        self.sides = {i: self._sides(i) for i in pool.loggers}
+        self.spreads = {i: self._spread(i) for i in pool.loggers}
         family = self._family()
         self.differences: dict[str, Difference] = {}
         for i, spread in self.spreads.items():
@@ -408,7 +403,7 @@ class _Comparison:
 
     def predictions(self) -> dict[str, Prediction]:
         """Return the prediction of each logger."""
-        return {i: self._prediction(i) for i in self.moments}
+        return {i: self._prediction(i) for i in self.pool.loggers}
 
     def _prediction(self, logger: str) -> Prediction:
         difference, (predicted, earned) = self.differences[logger], self.sides[logger].values()
@@ -416,8 +411,8 @@ class _Comparison:
         ends = difference.interval
         return Prediction(
             logger=logger,
-            rows=self.moments[logger].count,
-            supported=self.moments[logger].mean(self.terms[logger].supported),
+            rows=self.pool[logger].count,
+            supported=self.pool[logger].mean(self.terms[logger].supported),
             effective_rows=self.effective[logger],
             predicted=predicted.value,
             predicted_error=predicted.std_error,
@@ -431,8 +426,8 @@ class _Comparison:
 
     def _sides(self, logger: str) -> dict[str, Estimate]:
         """Return what is predicted and what was earned, each with its linear combination."""
-        terms, moments = self.terms[logger], self.moments
-        share = by_count({k: m for k, m in moments.items() if k != logger})
+        terms = self.terms[logger]
+        share = by_count({k: m for k, m in self.pool.items() if k != logger})
         weighted = Linear({k: {terms.weight * REWARD: part} for k, part in share.items()})
         earned = Linear({logger: {terms.supported * REWARD: 1.0}})
         column = Linear({k: {terms.weight: part} for k, part in share.items()})
@@ -451,7 +446,7 @@ class _Comparison:
 
         With few effective rows it is the mean reward of the logger's supported rows.
         """
-        own, terms = self.moments[logger], self.terms[logger]
+        own, terms = self.pool[logger], self.terms[logger]
         spread, unit = self._variance(gap), self._variance(column)
         if self.effective[logger] >= ROWS_PER_COLUMN and 0 < spread < math.inf and unit > 0:
             scaled = column * math.sqrt(spread / unit)
@@ -461,25 +456,25 @@ class _Comparison:
         return (own.mean(terms.supported * REWARD) / supported if supported else 0.0), 0
 
     def _variance(self, linear: Linear) -> float:
-        return linear.deviation_variance(self.moments, self.buckets)[0]
+        return linear.deviation_variance(self.pool)[0]
 
     def _estimate(self, linear: Linear) -> Estimate:
-        if not self.buckets:
-            return estimated(linear, self.moments, {})
-        variance, freedom = linear.deviation_variance(self.moments, self.buckets)
-        value, freedom = linear.value(self.moments), min(freedom, linear.most_free)
+        if not self.pool.buckets:
+            return estimated(linear, self.pool, {})
+        variance, freedom = linear.deviation_variance(self.pool)
+        value, freedom = linear.value(self.pool), min(freedom, linear.most_free)
         return Estimate(value, linear.inflation * variance, {}, freedom, linear=linear)
 
     def _spread(self, logger: str) -> Spread:
         """Return the difference of both sides with its error and its shape."""
-        candidates = Candidates(self.sides[logger], self.moments, self.buckets)
+        candidates = Candidates(self.sides[logger], self.pool)
         spread = candidates.differences([(PREDICTED, EARNED)])
         return replace(spread, stretch=np.ones(()))  # weights are bounded: no rows are missing
 
     def _family(self) -> Family:
         """Return how the differences hold together: by their correlation, if units show it."""
         strata = [
-            units_of(side[PREDICTED].linear - side[EARNED].linear, self.moments, self.buckets)
+            units_of(side[PREDICTED].linear - side[EARNED].linear, self.pool)
             for side in self.sides.values()
         ]
         known = [units for units in strata if units is not None]

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.provenance import Conflicts
     from poolwise.evaluation.results import Evaluation
     from poolwise.intervals.student import Interval, Limits
-    from poolwise.moments.buckets import Buckets, Split
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool
     from poolwise.moments.terms import Term
 
 SEED = 20170813  # the same rows give the same intervals
@@ -218,19 +217,17 @@ class Pairs:
 
     Attributes:
         estimator: Name of the estimator that targets are compared in.
-        moments: Moments of the terms of all targets together.
-        clusters: Means of the same terms by bucket, where rows of a cluster share one.
+        pool: Moments of the terms of all targets together.
         weight: The weight that distinguishes targets.
-        splits: Moments of each target alone, by bucket where the pass split the rows.
+        targets: Moments of each target alone.
         limits: Bounds on the rows of each target.
         trained: Loggers that were trained on logs of this set, with these logs.
     """
 
     estimator: str
-    moments: MomentsByLogger
-    clusters: Buckets
+    pool: Pool
     weight: Term
-    splits: Mapping[str, Split]
+    targets: Mapping[str, Pool]
     limits: Mapping[str, Limits]
     trained: Conflicts
 
@@ -289,16 +286,15 @@ class _Targets:
     def candidates(self) -> Candidates:
         results, name = self.evaluation.targets, self.source.estimator
         estimates = {target: r.estimates[name] for target, r in results.items()}
-        rows = {target: (s.whole, s.buckets) for target, s in self.source.splits.items()}
-        limits = self.source.limits
-        reaches = {n: reaching(e, *rows[n], limits[n]) for n, e in estimates.items()}
-        return Candidates(estimates, self.source.moments, self.source.clusters, reaches)
+        pools, limits = self.source.targets, self.source.limits
+        reaches = {n: reaching(e, pools[n], limits[n]) for n, e in estimates.items()}
+        return Candidates(estimates, self.source.pool, reaches)
 
     @cached_property
     def first(self) -> dict[str, str]:
         """The first target that equals each one on every row, in the order of the ranking."""
         names, estimates = list(self.evaluation.targets), self.candidates.estimates
-        first = firsts(self.source.moments, names, self.source.weight)
+        first = firsts(self.source.pool, names, self.source.weight)
 
         def place(name: str) -> tuple[float, int, int]:  # equal targets are neighbours
             leader = first[name]
@@ -358,9 +354,8 @@ class _Targets:
             variance, freedom = float(spread.errors[k]) ** 2, float(spread.freedom[k])
             alone = self.candidates.estimates[name]
             estimate = replace(alone, variance=variance, freedom=freedom)
-            split, limits = self.source.splits[name], self.source.limits[name]
-            rows = (split.whole, split.buckets)
-            interval, findings = auto_interval(estimate, *rows, one, limits)
+            pool, limits = self.source.targets[name], self.source.limits[name]
+            interval, findings = auto_interval(estimate, pool, one, limits)
             interval = replace(interval, level=level)
             notes += [replace(finding, target=name) for finding in findings]
             # a pair is in order: its second target is never shown to be better

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -30,11 +30,9 @@ from poolwise.evaluation.spread import Candidates, ErrorSource, Spread, firsts
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.skew import reaching
 from poolwise.intervals.student import Interval, tail_of, within
-from poolwise.moments.buckets import Split
-from poolwise.moments.cells import Cell
 from poolwise.moments.estimate import estimated
-from poolwise.moments.linear import Linear, shares, stacked
-from poolwise.moments.moments import selected, selected_each
+from poolwise.moments.linear import Linear, shares
+from poolwise.moments.pool import Cell, find_logger
 from poolwise.moments.shape import weight_of
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
@@ -55,9 +53,8 @@ if TYPE_CHECKING:
     from poolwise.intervals.simultaneous import MaxT
     from poolwise.intervals.skew import Reaching
     from poolwise.log.policy import FloatArray
-    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Pool, Stratum
 
     Pair = tuple[str, str]  # a target, and what is subtracted from it
 
@@ -295,12 +292,10 @@ class _Pairing(NamedTuple):
     """The incumbent's side, which the differences of all targets share.
 
     Attributes:
-        answers: Moments that the estimator of the differences reads.
         own: The incumbent's own value.
         reach: Distances from it to its limits.
     """
 
-    answers: Answers
     own: Estimate
     reach: Reaching
 
@@ -334,39 +329,36 @@ class Incumbent:
             if estimate is not None and estimate.linear.parts and self.needs.terms:
                 with suppress(RefusedError):  # a finding of the target gives the reason
                     pairing = pairing or self._pairing(answers, target)
-                    differences[target] = self._paired(pairing, target, result, family)
+                    differences[target] = self._paired(pairing, answers, target, result, family)
             if result.estimates and target not in differences:
                 differences[target] = self._apart(answers, target, result, family)
         return differences
 
     def _pairing(self, answers: Answers, target: str) -> _Pairing:
         """Return the incumbent's own value, which the moments of any target contain."""
-        answers = answers.suited(answers.served.estimators[self.estimator])
-        own, split = self._own(answers, answers.splits[target])
+        own, pool = self._own(answers, target)
         alone = own
         if answers.request.clustered:
-            between = own.linear.deviation_variance(split.whole, split.buckets)
-            alone = replace(own, variance=between[0], freedom=between[1])
-        reach = reaching(alone, split.whole, split.buckets, answers.limits(target))
-        return _Pairing(answers, own, reach)
+            variance, freedom = own.linear.deviation_variance(pool)
+            alone = replace(own, variance=variance, freedom=freedom)
+        return _Pairing(own, reaching(alone, pool, answers.limits(target)))
 
     def _paired(
-        self, pairing: _Pairing, target: str, result: TargetResult, family: Bonferroni
+        self,
+        pairing: _Pairing,
+        answers: Answers,
+        target: str,
+        result: TargetResult,
+        family: Bonferroni,
     ) -> Difference:
         """Return the difference with the covariance of both sides."""
-        answers, own, reach = pairing
         estimate, level = result.estimates[self.estimator], answers.request.level
-        split, limits = answers.splits[target], answers.limits(target)
-        (whole,) = self._sides([split.whole])
-        clusters = self._sides(split.buckets) if answers.request.clustered else ()
-        sides = {TARGET: estimate, INCUMBENT: own}
-        reaches = {
-            TARGET: reaching(estimate, split.whole, split.buckets, limits),
-            INCUMBENT: reach,
-        }
-        candidates = Candidates(sides, whole, clusters, reaches)
-        spread = candidates.differences([(TARGET, INCUMBENT)])
-        first = firsts(whole, list(sides), BALANCED_WEIGHT) if self.joins else {}
+        pool, limits = self._pool(answers, target), answers.limits(target)
+        both = pool.select(self._terms())
+        sides = {TARGET: estimate, INCUMBENT: pairing.own}
+        reaches = {TARGET: reaching(estimate, pool, limits), INCUMBENT: pairing.reach}
+        spread = Candidates(sides, both, reaches).differences([(TARGET, INCUMBENT)])
+        first = firsts(both, list(sides), BALANCED_WEIGHT) if self.joins else {}
         if first.get(INCUMBENT) == TARGET:
             return tie(target, self.name, level)
         pair = (target, self.name)
@@ -376,36 +368,34 @@ class Incumbent:
         )
         return difference
 
-    def _sides(self, buckets: Buckets) -> list[dict[str, Moments]]:
-        """Return the moments of both sides, each under the terms of its own name."""
+    def _pool(self, answers: Answers, target: str) -> Pool:
+        """Return the moments that the estimator of the differences reads."""
+        return answers.pool(target, answers.served.estimators[self.estimator])
+
+    def _terms(self) -> dict[Term, Term]:
+        """Return the terms of both sides, each under its own name."""
         terms = {t.bind(TARGET): t for t in self.needs.scattered}
         if self.joins:
             named = {t: _of_logger(t, self.name) for t in self.needs.scattered}
             terms |= {t.bind(INCUMBENT): own for t, own in named.items()}
-        return selected_each(buckets, terms)
+        return terms
 
-    def _own(self, answers: Answers, split: Split) -> tuple[Estimate, Split]:
+    def _own(self, answers: Answers, target: str) -> tuple[Estimate, Pool]:
         """Return the incumbent's own value, and the moments behind it.
 
         It is that of its policy, or its mean reward.
         """
-        moments = split.whole
+        pool = self._pool(answers, target)
         if self.joins:
             estimator = answers.served.estimators[self.estimator]
-            strata = (
-                tuple(moments) if estimator.by_cell else answers.loggers
-            )  # not as in buckets
+            strata: tuple[Any, ...] = tuple(pool)
             own = estimator.needs(strata, crossed=True)
             terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
-            split = Split(selected_each(split.buckets, terms))
-            estimate = estimator.estimate(selected(moments, terms))
-        else:
-            counts = {
-                i: m.count for i, m in moments.items() if getattr(i, "logger", i) == self.name
-            }
-            parts = {i: {REWARD: share} for i, share in shares(counts).items()}
-            estimate = estimated(Linear(parts), moments)
-        return estimate, split
+            pool = pool.select(terms)
+            return estimator.estimate(pool), pool
+        counts = {i: m.count for i, m in pool.items() if find_logger(i) == self.name}
+        parts = {i: {REWARD: share} for i, share in shares(counts).items()}
+        return estimated(Linear(parts), pool), pool
 
     def _apart(
         self, answers: Answers, target: str, result: TargetResult, family: Bonferroni
@@ -421,12 +411,13 @@ class Incumbent:
             else next(iter(result.estimates))
         )
         estimate, interval = result.estimates[name], result.intervals[name]
-        own = answers.splits[target].whole[self.name]
+        pool = answers.pool(target)
+        own = pool[self.name]
         mean = own.mean(REWARD)
         bound = (own.max(REWARD) - mean) * (mean - own.min(REWARD))
         error = math.sqrt(max(0.0, bound) / (own.count - 1)) if own.count > 1 else math.inf
         if answers.request.clustered:
-            error = max(error, _clustered_error(answers.splits[target].buckets, self.name))
+            error = max(error, _clustered_error(pool, self.name))
         value, both = estimate.value - mean, estimate.std_error + error
         normal = -float(ndtri(tail_of(interval.level, answers.request.sides)))
         below = (estimate.value - interval.lower) / normal + error  # at a critical value of 1
@@ -442,9 +433,9 @@ class Incumbent:
         return Difference(target, self.name, value, both, ends, p_value, adjusted, verdict)
 
 
-def _clustered_error(buckets: Buckets, logger: str) -> float:
+def _clustered_error(pool: Pool, logger: str) -> float:
     """Return the error of a logger's mean reward, from buckets of clusters."""
-    present, counts, means = stacked(buckets, logger, (REWARD,))
+    present, counts, means = pool.bucket_means(logger, (REWARD,))
     if len(present) < 2:
         return math.inf
     total = counts.sum()
@@ -501,12 +492,12 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     return replace(incumbent, joins=joins, needs=needs)
 
 
-def _at_first(strata: Sequence[str]) -> set[str]:
+def _at_first(strata: Sequence[Stratum]) -> set[str]:
     """Return the loggers that were live in the first period: no row of the log trained them.
 
     All loggers, if the strata are not cells.
     """
     cells = [i for i in strata if isinstance(i, Cell)]
     if not cells:
-        return set(strata)
+        return set(map(find_logger, strata))
     return {cell.logger for cell in cells if cell.period == cells[0].period}

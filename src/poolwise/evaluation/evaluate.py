@@ -12,7 +12,7 @@ from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators import by_default, recommend
 from poolwise.evaluation.backtest import backtest_needs, compute_backtest
 from poolwise.evaluation.differences import incumbent_of
-from poolwise.evaluation.read import NOTHING, answered, opened, split_of
+from poolwise.evaluation.read import NOTHING, answered, opened, select_target
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
 from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
@@ -229,11 +229,11 @@ def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
         bound = [needs.bind(name) for name in targets]
         rest = rows.rows.without(logger)
         if rows.request.clustered:
-            parts = rest.bucketed(bound, BUCKETS)
+            pools = rest.bucketed(bound, BUCKETS)
         else:
-            parts = [[rest.moments(unite(bound))]] * len(targets)
-        for name, buckets in zip(targets, parts, strict=True):
-            by_target[name][logger] = errors_of(split_of(buckets, needs, name))
+            pools = [rest.moments(unite(bound))] * len(targets)
+        for name, pool in zip(targets, pools, strict=True):
+            by_target[name][logger] = errors_of(select_target(pool, needs, name))
     return by_target
 
 

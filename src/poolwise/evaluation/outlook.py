@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from poolwise.evaluation.design import RowSample, SplitFor, Variance
-    from poolwise.moments.buckets import Split
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import ByStratum, Pool
 
 AS_NOW = "(as now)"
 BEST = BEST_SPLIT
@@ -120,9 +120,9 @@ class Outlook:
     """Numbers of new rows that reach a half-width, predicted from the present log.
 
     Attributes:
-        view: Moments of the target, by logger.
+        pool: Moments of the target, by logger.
         estimators: Estimators to plan, by name.
-        splits: Moments of the target for each estimator, by bucket if rows are clustered.
+        pools: Moments of the target, with the strata that each estimator reads.
         sample: Rows of the log; None where there are none.
         half_width: Wanted half-width.
         level: Level of the interval.
@@ -130,9 +130,9 @@ class Outlook:
         together: Rows that are logged together: those of a request.
     """
 
-    view: MomentsByLogger
+    pool: Pool
     estimators: Mapping[str, Estimator]
-    splits: Mapping[str, Split]
+    pools: Mapping[str, Pool]
     sample: RowSample | None
     half_width: float
     level: float
@@ -141,7 +141,7 @@ class Outlook:
 
     @property
     def counts(self) -> FloatArray:
-        return np.array([float(m.count) for m in self.view.values()])
+        return np.array([float(m.count) for m in self.pool.values()])
 
     def present(self, name: str, estimate: Estimate) -> Estimate:
         """Return an estimate with the variance that its plan predicts for the present rows.
@@ -152,13 +152,13 @@ class Outlook:
         own_weights = self.estimators[name].formula == "naive"
         if not own_weights or not self.crossed or self._refusal(name, estimate):
             return estimate
-        own, _ = estimate.linear.plain.variance(self.view)
-        pooled = with_row_errors(self.view, estimate).variance
+        own, _ = estimate.linear.plain.variance(self.pool)
+        pooled = with_row_errors(self.pool, estimate).variance
         return replace(estimate, variance=pooled * estimate.variance / own)
 
     def options(self, name: str, estimate: Estimate) -> list[Option]:
         """Return the options of one estimator."""
-        counts, loggers = self.counts, list(self.view)
+        counts, loggers = self.counts, list(self.pool.loggers)
         refusal = self._refusal(name, estimate)
         if refusal:
             sources = (AS_NOW, *loggers, BEST)
@@ -212,7 +212,7 @@ class Outlook:
         if not 0 < estimate.variance < math.inf:
             return NO_SPREAD
         unsupported = [
-            i for i, d in zip(self.view, self._divergence, strict=True) if math.isinf(d)
+            i for i, d in zip(self.pool.loggers, self._divergence, strict=True) if math.isinf(d)
         ]
         if self.estimators[name].formula == "naive" and unsupported:
             names = ", ".join(map(repr, unsupported))
@@ -221,12 +221,12 @@ class Outlook:
 
     @property
     def _divergence(self) -> FloatArray:
-        by_logger = (
-            pooled_divergences(self.view)
+        by_logger: ByStratum[float] = (
+            pooled_divergences(self.pool)
             if self.crossed
-            else row_variances(self.view, {WEIGHTED_REWARD: 1.0})
+            else row_variances(self.pool, {WEIGHTED_REWARD: 1.0})
         )
-        return np.array([by_logger[i] for i in self.view])
+        return np.array([by_logger[i] for i in self.pool.loggers])
 
     def _model(self, name: str, estimate: Estimate) -> Model:
         """Return the variance of an estimator, and the rows that determine it."""
@@ -245,7 +245,7 @@ class Outlook:
         column: bool | None = None
         if formula == "calibrated":
             column = all(f.code != "target-uncovered" for f in estimate.findings)
-            if many(self.view):  # the estimate has no columns of the loggers either
+            if many(self.pool):  # the estimate has no columns of the loggers either
                 sample, column = less_target(sample, counts) if column else sample, None
 
         def split_for(extra: float, start: FloatArray) -> FloatArray:
@@ -269,7 +269,7 @@ class Outlook:
         Rows of a cluster are not independent: their buckets determine the variance.
         """
         sample = self.sample
-        if sample is None or any(len(split.buckets) > 1 for split in self.splits.values()):
+        if sample is None or self.pool.clustered:
             return otherwise
         part = float(self.counts.sum()) / len(sample.shares)
         return lambda counts: part * rows_behind(squares(sample, counts))
@@ -279,8 +279,7 @@ class Outlook:
 
         New rows of a logger change its part in the variance of naive.
         """
-        split = self.splits[name]
-        strata = units_of(estimate.linear, split.whole, split.buckets)
+        strata = units_of(estimate.linear, self.pools[name])
         if strata is None:
             return 0.0
         variance, _, noise = np.array([cumulants(units) for units in strata]).T

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.errors import Finding
-    from poolwise.moments.moments import Moments, MomentsByLogger
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Pool
     from poolwise.moments.terms import Term
 
 Row = dict[str, object]
@@ -192,9 +193,7 @@ def listed_findings(findings: Sequence[Finding]) -> list[Row]:
     return rows
 
 
-def fingerprint(
-    views: Mapping[str, MomentsByLogger], *, crossed: bool, timezone: str = UTC
-) -> str:
+def fingerprint(pools: Mapping[str, Pool], *, crossed: bool, timezone: str = UTC) -> str:
     """Return a hash of the rows with the probabilities of their policies.
 
     Two results with the same hash rest on the same rows, read in the same time zone.  It
@@ -202,14 +201,15 @@ def fingerprint(
     order of rows change the last digits of a sum.
 
     Args:
-        views: Moments of each logger, by target.
+        pools: Moments of each logger, by target.
         crossed: Whether the mixture is known.
         timezone: Time zone of the log.
     """
     digest = sha256(b"" if timezone == UTC else f"{timezone}\n".encode())
     terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
-    for target, view in sorted(views.items()):
-        for logger, moments in sorted(view.items()):
+    for target, pool in sorted(pools.items()):
+        for logger in sorted(pool.loggers):
+            moments = pool[logger]
             numbers = [number for term in terms for number in _numbers(moments, term)]
             line = (target, logger, moments.count, *numbers)
             digest.update(f"{line!r}\n".encode())

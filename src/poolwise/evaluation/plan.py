@@ -126,14 +126,14 @@ def _planned(
     sampled = formulas & {"calibrated", "balanced"} or isinstance(rows.rows, SingleRows)
     sample = _sample(rows.rows, name) if sampled and log.crossed and half_width else None
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
-    result, view = evaluation[name], answers.splits[name].whole
+    result, pool = evaluation[name], answers.pool(name)
     usable = {e: s for e, s in rows.served.estimators.items() if e in result.estimates}
-    splits = {e: answers.suited(s).splits[name] for e, s in usable.items()}
+    pools = {e: answers.pool(name, s) for e, s in usable.items()}
     width, per_request = half_width or math.nan, evaluation.rows_per_request
     outlook = Outlook(
-        view,
+        pool,
         usable,
-        splits,
+        pools,
         sample,
         width,
         asked.level,
@@ -158,7 +158,7 @@ def _planned(
         rows=evaluation.rows,
         estimates=estimates,
         options=tuple(options),
-        assumptions=_assumptions(log, outlook, len(view)),
+        assumptions=_assumptions(log, outlook, len(pool)),
         findings=(*evaluation.findings, *result.findings, *rough(options)),
         detection=detection,
         rows_per_request=per_request,
@@ -198,10 +198,10 @@ def _sample(rows: Rows, name: str) -> RowSample:
 def _assumptions(log: Log, outlook: Outlook, loggers: int) -> tuple[str, ...]:
     sentences = [*ALWAYS]
     if outlook.sample is not None:
-        total, taken = sum(m.count for m in outlook.view.values()), len(outlook.sample.shares)
+        total, taken = outlook.pool.rows, len(outlook.sample.shares)
         part = "all" if taken == total else f"{taken:,} of {total:,}"
         sentences.append(f"Calibrated and balanced are predicted from {part} rows.")
-        if many(outlook.view):
+        if many(outlook.pool):
             sentences.append(
                 "The best split of calibrated and balanced minimises a second moment."
             )

@@ -45,22 +45,21 @@ from poolwise.evaluation.spread import united
 from poolwise.intervals.guarantees import refuse_adaptive, refuse_outside
 from poolwise.intervals.student import Limits
 from poolwise.log.log import CleanLog, LiveLog, Log
-from poolwise.moments.buckets import BUCKETS, Split
-from poolwise.moments.cells import periods_of
-from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
+from poolwise.moments.buckets import BUCKETS
+from poolwise.moments.pool import Pool, list_periods
 from poolwise.moments.terms import BALANCED_WEIGHT, PERIOD_WEIGHT, WEIGHT, Needs, unite
 from poolwise.rows.guard import named_files
 from poolwise.rows.repeats import REMOTE, equal_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from poolwise.engines.base import EngineLike, Rows
     from poolwise.evaluation.request import Request, Served
-    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Stratum
 
 T = TypeVar("T")
 NOTHING = Needs()
@@ -180,68 +179,36 @@ class Answers:
         request: The question.
         served: Estimators that the log serves.
         loggers: Labels of the loggers, in the order in which they are shown.
-        splits: Moments of each target, by bucket where the pass split the rows.
-        whole: Moments of all rows, with tails, histograms and pairs of targets; empty where
-            the engine has none of them.
+        pools: Moments of each target, by cell if the log has periods, otherwise by logger.
         compared: Estimator that targets are compared in; empty where they are not.
-        pairs: Needs of a comparison: terms of all targets together.
-        means: Means of each bucket for these terms.
+        pairs: Moments of the terms of all targets together, where they are compared.
         findings: Findings about the rows as a whole.
-        apart: The same by period and logger, if the log has periods.
     """
 
     request: Request
     served: Served
     loggers: tuple[str, ...]
-    splits: Mapping[str, Split]
-    whole: MomentsByLogger
+    pools: Mapping[str, Pool]
     compared: str
-    pairs: Needs
-    means: Buckets
+    pairs: Pool
     findings: tuple[Finding, ...]
-    apart: Answers | None = None
 
-    def view(self, target: str) -> PooledLoggers:
-        """Return one target's moments, with the tails and histograms of its weights."""
-        view = PooledLoggers((i, self.splits[target].whole[i]) for i in self.loggers)
-        bound = {t: t.bind(target) for t in (WEIGHT, BALANCED_WEIGHT)}
-        for i in view.keys() & self.whole.keys():
-            whole = self.whole[i]
-            bins = {t: whole.histograms[b] for t, b in bound.items() if b in whole.histograms}
-            tails = {t: whole.tails[b] for t, b in bound.items() if b in whole.tails}
-            view[i] = replace(view[i], histograms=bins, tails=tails or view[i].tails)
-        return view
+    def pool(self, target: str, estimator: Estimator | None = None) -> Pool:
+        """Return the moments of a target, with the strata that an estimator reads."""
+        pool = self.pools[target]
+        return pool if estimator is not None and estimator.by_cell else pool.by_logger
 
     def limits(self, target: str) -> Limits:
         """Return the bounds on the rows of a target, for intervals without spread."""
-        asked, split = self.request, self.splits[target]
-        whole = split.whole.values()
+        asked, pool = self.request, self.pools[target]
+        moments = pool.values()
         weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
-        weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
-        rows = sum(m.count for m in whole)
+        weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in moments) else []
+        rows = pool.rows
         return Limits(
-            rows=min(rows, len(split.buckets)) if asked.clustered else rows,  # independent ones
+            rows=min(rows, len(pool.buckets)) if asked.clustered else rows,  # independent ones
             reward_range=asked.log.reward_range,
-            largest_weight=max(m.max(w) for m in whole for w in weights),
-        )
-
-    def suited(self, estimator: Estimator) -> Answers:
-        """Return the answers that an estimator reads: by cell or by logger."""
-        return self.apart if self.apart and estimator.by_cell else self
-
-    def merged(self) -> Answers:
-        """Return answers by logger, which keep these, by cell, as `apart`."""
-        return replace(
-            self,
-            splits={
-                name: Split(
-                    [by_logger(bucket, self.loggers) for bucket in split.buckets], self.loggers
-                )
-                for name, split in self.splits.items()
-            },
-            whole=by_logger(self.whole, self.loggers),
-            means=[by_logger(bucket, self.loggers) for bucket in self.means],
-            apart=self,
+            largest_weight=max(m.max(w) for m in moments for w in weights),
         )
 
 
@@ -277,7 +244,7 @@ class OpenLog:
         """The rows, where they can be summed by period or by segment."""
         return _kernel_rows(self.rows)
 
-    def strata_of(self, estimator: Estimator) -> tuple[str, ...]:
+    def strata_of(self, estimator: Estimator) -> tuple[Any, ...]:
         """Return the keys of the moments that an estimator reads: cells or loggers."""
         return tuple(self.kernel_rows.cells if estimator.by_cell else self.rows.counts)
 
@@ -295,21 +262,19 @@ class OpenLog:
         if compared:
             own = self.needs_of(self.served.estimators[compared])
             pairs = united(own, asked.names, crossed=asked.log.crossed)
-        bound = [needs.bind(name) for name in asked.names]
-        means: Buckets = ()
+        bound = {name: needs.bind(name) for name in asked.names}
         if asked.clustered:
-            (*parts, means), whole = _bucketed(rows, bound, pairs)
+            pools, of_pairs = _read_buckets(rows, bound, pairs)
         else:
-            whole = rows.moments(unite([*bound, pairs]))
-            parts = [[whole]] * len(bound)
-        splits = {
-            name: split_of(buckets, needs, name)
-            for name, buckets in zip(asked.names, parts, strict=True)
-        }
-        refuse_outside(asked.log, next(iter(splits.values())).whole)
-        _refuse_unlogged(splits)
+            whole = rows.moments(unite([*bound.values(), pairs]))
+            pools, of_pairs = dict.fromkeys(bound, whole), whole
+        pools = {name: select_target(pool, needs, name) for name, pool in pools.items()}
+        of_pairs = of_pairs.select({t: t for t in pairs.terms})
+        first = next(iter(pools.values()))
+        refuse_outside(asked.log, first)
+        _refuse_unlogged(pools)
         dropped = rows.check() if asked.log.on_fault == "drop" else ()
-        clusters = max(len(split.buckets) for split in splits.values())
+        clusters = max(1, *(len(pool.buckets) for pool in pools.values()))
         ignored = asked.interval.clusters == "ignored"
         named = asked.log.cluster is not None
         findings = (
@@ -317,18 +282,17 @@ class OpenLog:
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *getattr(rows, "notes", ()),
-            *_undeclared(asked.log, rows, next(iter(splits.values())).whole),
+            *_undeclared(asked.log, rows, first),
             *copy_findings(rows, asked.log, sampled=True),
             *audit_rows(rows, asked.log),
             *(
                 ()
                 if asked.log.period is None
-                else text_order(periods_of(self.kernel_rows.cells))
+                else text_order(list_periods(self.kernel_rows.cells))
             ),
         )
-        moments = (splits, whole, compared, pairs, means)
-        answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)
-        return answers if asked.log.period is None else answers.merged()
+        answers = (asked, self.served, tuple(rows.counts), pools, compared, of_pairs)
+        return Answers(*answers, findings)
 
 
 @contextmanager
@@ -422,26 +386,36 @@ def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows
     return chosen.open(asked.log, asked.targets, extra)
 
 
-def _bucketed(
-    rows: Rows, bound: Sequence[Needs], pairs: Needs
-) -> tuple[list[Buckets], MomentsByLogger]:
-    """Return moments of the buckets, and of all rows what is not needed of each bucket."""
-    needs = [*bound, Needs(means=pairs.terms)]
+def _read_buckets(
+    rows: Rows, bound: Mapping[str, Needs], pairs: Needs
+) -> tuple[dict[str, Pool], Pool]:
+    """Return the moments of each target and those of all of them, by bucket, in one pass.
+
+    Tails, histograms and the pairs of targets are summed over all rows, not by bucket.
+    """
+    needs = [*bound.values(), Needs(means=pairs.terms)]
     if isinstance(rows, TalliedRows):
-        buckets, whole = rows.bucketed_and_tallied(needs, BUCKETS, pairs)
-        return [*buckets], whole
-    return [*rows.bucketed(needs, BUCKETS)], rows.moments(pairs) if pairs.terms else {}
+        (*pools, means), whole = rows.bucketed_and_tallied(needs, BUCKETS, pairs)
+    else:
+        *pools, means = rows.bucketed(needs, BUCKETS)
+        whole = rows.moments(pairs) if pairs.terms else Pool({})
+
+    def add_tallies(stratum: Stratum, moments: Moments) -> Moments:
+        found = whole.get(stratum, moments)
+        return replace(moments, tails=found.tails, histograms=found.histograms)
+
+    tallied = {name: pool.change(add_tallies) for name, pool in zip(bound, pools, strict=True)}
+    return tallied, Pool(whole, means.buckets, means.loggers)
 
 
-def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:
+def select_target(pool: Pool, needs: Needs, target: str) -> Pool:
     """Return the moments of one target, under the names that estimators use."""
-    terms = {term: term.bind(target) for term in needs.terms}
-    return Split(selected_each(buckets, terms))
+    return pool.select({term: term.bind(target) for term in needs.terms})
 
 
-def _refuse_unlogged(splits: Mapping[str, Split]) -> None:
+def _refuse_unlogged(pools: Mapping[str, Pool]) -> None:
     """Refuse targets that give probability 0 to every logged action."""
-    silent = [n for n, s in splits.items() if not any(m.max(WEIGHT) for m in s.whole.values())]
+    silent = [n for n, pool in pools.items() if not any(m.max(WEIGHT) for m in pool.values())]
     if silent:
         raise RefusedError(
             "target-unlogged",
@@ -451,12 +425,12 @@ def _refuse_unlogged(splits: Mapping[str, Split]) -> None:
         )
 
 
-def _undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding, ...]:
+def _undeclared(log: Log, rows: Rows, pool: Pool) -> tuple[Finding, ...]:
     """Return the finding that loggers follow each other, if the log declares nothing.
 
     It matters only where estimates pool the loggers, which requires cross-propensities.
     """
     declared = log.period is not None or bool(log.trained_on)
-    if declared or not log.crossed or len(moments) < 2 or not isinstance(rows, DuckDBRows):
+    if declared or not log.crossed or len(pool) < 2 or not isinstance(rows, DuckDBRows):
         return ()
-    return succession(moments, rows.times())
+    return succession(pool, rows.times())

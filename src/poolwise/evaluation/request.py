@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
@@ -236,7 +236,7 @@ class Served:
 
 
 def served(
-    asked: Request, loggers: Sequence[str], cells: Sequence[str] = (), *, shaped: bool = False
+    asked: Request, loggers: Sequence[str], cells: Sequence[Any] = (), *, shaped: bool = False
 ) -> Served:
     """Unite the needs of the estimators that a log with these loggers can serve.
 

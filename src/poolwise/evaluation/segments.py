@@ -25,7 +25,7 @@ from poolwise.evaluation.differences import contrast_segments
 from poolwise.evaluation.output import Result, Row, of_requests
 from poolwise.evaluation.per_request import scaled
 from poolwise.evaluation.request import served
-from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.pool import Pool, list_periods
 from poolwise.moments.terms import Needs
 from poolwise.report.breakdown import segment_tables, segments_sentence
 from poolwise.text import listed
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
     from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Cell
     from poolwise.report.tables import Grid
 
 MOST_SLICES = 10_000  # sums over slices of each cell: 40 MB; without them Student's intervals
@@ -202,7 +202,7 @@ class Parts:
 
     rows: KernelRows
     cells: Mapping[Cell, int]
-    _moments: dict[Needs, dict[str, Moments]] = field(default_factory=dict)
+    _moments: dict[Needs, Pool] = field(default_factory=dict)
     _buckets: dict[tuple[Needs, ...], Bucketed] = field(default_factory=dict)
 
     @cached_property
@@ -211,9 +211,9 @@ class Parts:
         sizes = Counter[str]()
         for cell, count in self.cells.items():
             sizes[cell.period] += count
-        return {segment: sizes[segment] for segment in periods_of(self.cells)}
+        return {segment: sizes[segment] for segment in list_periods(self.cells)}
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         """Return the moments of each cell; the same needs are read once."""
         if needs not in self._moments:
             fits = len(self.cells) * len(needs.slices) <= MOST_SLICES
@@ -256,18 +256,17 @@ class SegmentRows:
         """Return no fault: those of all rows are counted together."""
         return ()
 
-    def moments(self, needs: Needs) -> dict[str, Moments]:
+    def moments(self, needs: Needs) -> Pool:
         return self._own(self.parts.moments(needs))
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[list[dict[str, Moments]]]:
+    def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         return self.bucketed_and_tallied(needs, buckets)[0]
 
     def bucketed_and_tallied(
         self, needs: Sequence[Needs], buckets: int, also: Needs = NOTHING
     ) -> Bucketed:
-        parts, whole = self.parts.bucketed(needs, buckets, also)
-        own = [[self._own(bucket) for bucket in buckets_of] for buckets_of in parts]
-        return [[b for b in buckets_of if b] for buckets_of in own], self._own(whole)
+        pools, whole = self.parts.bucketed(needs, buckets, also)
+        return [self._own(pool) for pool in pools], self._own(whole)
 
     def action_sums(self) -> None:
         """Return None: the log is audited as a whole."""
@@ -276,12 +275,10 @@ class SegmentRows:
         """Reject the call: leaving a logger out reads all rows."""
         raise NotImplementedError(logger)
 
-    def _own(self, moments: Mapping[str, Moments]) -> dict[str, Moments]:
-        return {
-            cell.logger: m
-            for cell, m in moments.items()
-            if isinstance(cell, Cell) and cell.period == self.segment
-        }
+    def _own(self, pool: Pool) -> Pool:
+        """Return the moments of the segment, by logger, in buckets that have rows of it."""
+        own = pool.by_period[self.segment].by_logger if pool else pool
+        return Pool(own, [bucket for bucket in own.buckets if bucket], own.loggers)
 
 
 def _one_estimator(rows: OpenLog) -> Request:

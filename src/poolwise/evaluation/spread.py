@@ -27,9 +27,9 @@ from poolwise.intervals.simultaneous import (
     skew_multiples,
     skew_scores,
 )
-from poolwise.moments.buckets import Split, bucket_rows, effective_buckets, refuse_lone
+from poolwise.moments.buckets import effective_buckets, refuse_lone
 from poolwise.moments.linear import CANCELLED, Fit, Score
-from poolwise.moments.moments import MomentsByLogger, together
+from poolwise.moments.pool import Pool
 from poolwise.moments.shape import shape_of, shapes_of, weight_of, weights_of
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs, Term
 from poolwise.moments.units import centred_buckets, centred_slices, pull_of, units_of
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from poolwise.intervals.skew import Reaching
     from poolwise.log.policy import FloatArray
-    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear
+    from poolwise.moments.pool import Stratum
 
 MOST_STRETCHED = 500  # contrasts whose limits are stretched, in half a second
 SAME = 1e-12  # of the scatter of two weights: less remains between equal ones
@@ -63,9 +63,9 @@ def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
     )
 
 
-def firsts(moments: MomentsByLogger, targets: Sequence[str], weight: Term) -> dict[str, str]:
+def firsts(pool: Pool, targets: Sequence[str], weight: Term) -> dict[str, str]:
     """Return the first target that equals each one on every logged row: mostly itself."""
-    whole = together(moments)
+    whole = pool.together
 
     def same(left: str, right: str) -> bool:
         pair = [weight.bind(left), weight.bind(right)]
@@ -87,14 +87,12 @@ class Candidates:
 
     Attributes:
         estimates: Estimate of each target.
-        moments: Moments of the terms of all targets, by logger.
-        clusters: Means of the same terms by bucket, where rows of a cluster share one.
+        pool: Moments of the terms of all targets.
         reaches: Distances of each target's own limits, which bound those of differences.
     """
 
     estimates: Mapping[str, Estimate]
-    moments: MomentsByLogger
-    clusters: Buckets = ()
+    pool: Pool
     reaches: Mapping[str, Reaching] = field(default_factory=dict)
 
     @cached_property
@@ -102,9 +100,9 @@ class Candidates:
         return {name: e.linear.bind(name) for name, e in self.estimates.items()}
 
     @cached_property
-    def _together(self) -> MomentsByLogger:
-        """Moments of all rows, as one group: the loggers are pooled once for all pairs."""
-        return {"": together(self.moments)}
+    def _together(self) -> Pool:
+        """Moments of all rows as one stratum, pooled once for all pairs."""
+        return Pool({"": self.pool.together})
 
     def singles(self, names: Sequence[str]) -> Spread:
         """Return the estimates of targets."""
@@ -115,7 +113,7 @@ class Candidates:
     def differences(self, pairs: Sequence[tuple[str, str]]) -> Spread:
         """Return the first target of each pair less the second."""
         linears = [self._difference(left, right) for left, right in pairs]
-        values = [linear.value(self.moments) for linear in linears]
+        values = [linear.value(self.pool) for linear in linears]
         sides = [(self.reaches[a], self.reaches[b]) for a, b in pairs] if self.reaches else ()
         spread = self._spread(values, linears, pairs)
         spread = replace(spread, shape=self._shape(linears), sides=sides)
@@ -136,15 +134,15 @@ class Candidates:
         common = [column for column in mine if column in theirs]
         columns = [*common, *(c for c in (*mine, *theirs) if c not in common and _of_target(c))]
         score = first.fit.score - second.fit.score
-        within = sum(not _of_target(c) for c in columns) < len(self.moments)
+        within = sum(not _of_target(c) for c in columns) < len(self.pool)
         rows = self._together
         if within:
             terms = {t: t for t in (*score.parts, *(t for c in columns for t in c.parts))}
-            rows = {i: m.select(terms) for i, m in self.moments.items()}
+            rows = self.pool.whole.select(terms)
         slopes, rank = least_squares(rows, score, columns, within=within)
         effective = min(first.fit.effective, second.fit.effective)
         fit = Fit(score.less(slopes, columns), tuple(columns), effective, within)
-        return fit.linear(self.moments, rank)
+        return fit.linear(self.pool, rank)
 
     @cached_property
     def _excess(self) -> dict[str, float]:
@@ -153,7 +151,7 @@ class Candidates:
         Leaving out a cluster changes slopes as well; a comparison must not be more precise than
         the evaluation, so every difference keeps the factor.
         """
-        if not self.clusters:
+        if not self.pool.clustered:
             return dict.fromkeys(self.estimates, 1.0)
         linears = [linear.plain for linear in self._bound.values()]
         (source,) = self._sources(*self._coefficients(linears))
@@ -171,7 +169,9 @@ class Candidates:
     ) -> Spread:
         inflation, most_free = [], []
         for linear, own in zip(linears, names, strict=True):
-            freedom = [self.estimates[name].freedom for name in own] if self.clusters else []
+            freedom = (
+                [self.estimates[name].freedom for name in own] if self.pool.clustered else []
+            )
             most_free.append(min([linear.most_free, *freedom]))
             inflation.append(max(linear.inflation, *(self._excess[name] for name in own)))
         scaled = [linear * math.sqrt(f) for linear, f in zip(linears, inflation, strict=True)]
@@ -186,42 +186,40 @@ class Candidates:
     def _shapes(self, linears: Sequence[Linear]) -> tuple[FloatArray, FloatArray]:
         """Return skewness and noise of combinations; 0 without slices or clusters."""
         rows, terms = self._coefficients(linears)
-        groups = self.moments.items()
-        if self.clusters:
-            shifts = [
-                rows[i] @ centred_buckets(terms, i, m, self.clusters)[1] for i, m in groups
-            ]
+        pool = self.pool
+        if pool.clustered:
+            shifts = [rows[i] @ centred_buckets(terms, i, pool)[1] for i in pool]
             return shapes_of([np.sum(shifts, axis=0)])
-        if not (terms and all(t in m.slices for m in self.moments.values() for t in terms)):
+        if not (terms and all(t in m.slices for m in pool.values() for t in terms)):
             return np.zeros(len(linears)), np.zeros(len(linears))
-        return shapes_of([rows[i] @ centred_slices(terms, m) for i, m in groups])
+        return shapes_of([rows[i] @ centred_slices(terms, m) for i, m in pool.items()])
 
     def _stretch(self, linear: Linear) -> float:
         """Factor on the limits, for rows that are missing and the errors of fitted slopes."""
         fit = linear.fit
         weights = {w for part in weights_of(linear).parts.values() for w in part}
         columns = fit.columns if fit else tuple(Score({w: 1.0}, -1.0) for w in sorted(weights))
-        strata = units_of(linear, self.moments, self.clusters) or []
+        strata = units_of(linear, self.pool) or []
         within, fitted = fit is None or fit.within, fit is not None
-        pull = pull_of(columns, self.moments, self.clusters, within=within, fitted=fitted)
+        pull = pull_of(columns, self.pool, within=within, fitted=fitted)
         return math.sqrt(shape_of(strata, pull).rise)
 
     def _coefficients(
         self, linears: Sequence[Linear]
-    ) -> tuple[dict[str, csr_array], list[Term]]:
+    ) -> tuple[dict[Stratum, csr_array], list[Term]]:
         """Return one row of coefficients per combination, by logger, and their terms."""
         terms = list(dict.fromkeys(t for c in linears for p in c.parts.values() for t in p))
         column = {term: k for k, term in enumerate(terms)}
-        parts = {i: [linear.parts.get(i, {}) for linear in linears] for i in self.moments}
+        parts = {i: [linear.parts.get(i, {}) for linear in linears] for i in self.pool}
         return {i: _matrix(part, column) for i, part in parts.items()}, terms
 
     def _sources(
-        self, rows: Mapping[str, csr_array], terms: Sequence[Term]
+        self, rows: Mapping[Stratum, csr_array], terms: Sequence[Term]
     ) -> list[ErrorSource]:
         """Return the sources of error of combinations: loggers, or clusters."""
-        if self.clusters:
-            return [_clustered(rows, terms, self.clusters)]
-        return _stratified(rows, terms, self.moments)
+        if self.pool.clustered:
+            return [_clustered(rows, terms, self.pool)]
+        return _stratified(rows, terms, self.pool)
 
 
 def _of_target(column: Score) -> bool:
@@ -277,23 +275,23 @@ def _squared(rows: csr_array, form: FloatArray) -> FloatArray:
 
 
 def _stratified(
-    rows: Mapping[str, csr_array], terms: Sequence[Term], moments: MomentsByLogger
+    rows: Mapping[Stratum, csr_array], terms: Sequence[Term], pool: Pool
 ) -> list[ErrorSource]:
     r"""Return one source per logger, $C_i \Sigma_i C_i' / n_i$.
 
     A logger of one row takes the covariance of all rows; such loggers err together.
     """
-    overall = together(moments)
+    overall = pool.together
     if overall.count <= overall.ddof:
         raise RefusedError("one-row", "one row shows no spread: collect more to compare")
     sources = [
         ErrorSource(
             rows[i], m.covariance(terms) / m.count, float(m.count - 1) if m.ddof else math.inf
         )
-        for i, m in moments.items()
+        for i, m in pool.items()
         if m.count > m.ddof
     ]
-    alone = [rows[i] for i, m in moments.items() if m.count <= m.ddof]
+    alone = [rows[i] for i, m in pool.items() if m.count <= m.ddof]
     if alone:  # one covariance for all of them: their coefficients add up in squares
         total = sum(alone[1:], alone[0])
         squares = sum((c.power(2) for c in alone[1:]), alone[0].power(2))
@@ -303,7 +301,7 @@ def _stratified(
 
 
 def _clustered(
-    rows: Mapping[str, csr_array], terms: Sequence[Term], clusters: Buckets
+    rows: Mapping[Stratum, csr_array], terms: Sequence[Term], pool: Pool
 ) -> ErrorSource:
     r"""Return the jackknife of the means over buckets of clusters.
 
@@ -313,15 +311,12 @@ def _clustered(
     """
     from scipy.sparse import csr_array, hstack
 
-    split = Split(clusters)
-    refuse_lone(split)
-    shifts = split.shifts(terms)
+    refuse_lone(pool)
+    shifts = pool.shifts(terms)
     gaps = shifts - shifts.mean(axis=0)
-    share = (len(clusters) - 1) / len(clusters)
-    free = max(1.0, effective_buckets(bucket_rows(clusters)) - 1)
-    return ErrorSource(
-        csr_array(hstack([rows[i] for i in split.whole])), share * gaps.T @ gaps, free
-    )
+    share = (len(pool.buckets) - 1) / len(pool.buckets)
+    free = max(1.0, effective_buckets(pool.bucket_rows) - 1)
+    return ErrorSource(csr_array(hstack([rows[i] for i in pool])), share * gaps.T @ gaps, free)
 
 
 @dataclass(frozen=True, eq=False)

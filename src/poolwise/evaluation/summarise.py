@@ -74,9 +74,10 @@ def summarise(
         else:
             manifest = dict(rows.counts) if log.crossed else {}
             weighted = rows
-        moments = weighted.moments(
+        pool = weighted.moments(
             needs_of(log, named, also, shaped=rows.shaped, interval=interval)
         )
+    moments = {logger: pool[logger] for logger in pool.loggers}
     return Summary(moments, question(log, named), manifest)
 
 

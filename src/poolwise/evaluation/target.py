@@ -30,7 +30,6 @@ from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.results import Evaluation, TargetResult
 from poolwise.intervals.skew import shaped_interval
 from poolwise.moments.buckets import jackknife
-from poolwise.moments.moments import selected
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
 
 if TYPE_CHECKING:
@@ -39,10 +38,9 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.over_time import OverTime
     from poolwise.evaluation.read import Answers
     from poolwise.intervals.student import Interval
-    from poolwise.moments.buckets import Split
     from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.moments.pool import Pool
     from poolwise.moments.shape import Powers, Shape
-    from poolwise.moments.units import KnownColumns
 
 LEFT_OUT: Mapping[str, Estimator] = {"balanced": Balanced(), "calibrated": Calibrated()}
 Errors = dict[str, float]
@@ -70,8 +68,8 @@ def results_of(
     fallen = [name for code, name in AS_NAIVE.items() if code in codes]
     missing, live = asked.log.uncrossed(loggers), asked.log.mixed
     lacking = no_cross_propensities(served.uncrossed, fallen, missing, live=live)
-    wholes = {name: split.whole for name, split in answers.splits.items()}
-    first = next(iter(wholes.values()))
+    pools = {name: answers.pool(name) for name in asked.names}
+    first = next(iter(pools.values()))
     return Evaluation(
         targets=results,
         rows={i: first[i].count for i in loggers},
@@ -84,27 +82,21 @@ def results_of(
             *served.refused,
             *asked.findings,
         ),
-        fingerprint=fingerprint(wholes, crossed=asked.log.crossed, timezone=asked.log.timezone),
+        fingerprint=fingerprint(pools, crossed=asked.log.crossed, timezone=asked.log.timezone),
         rows_per_request=None if asked.log.requests is None else asked.log.requests.rows,
     )
 
 
 def pairs_of(answers: Answers) -> Pairs:
     """Return the moments from which the targets are compared, without any row."""
-    asked, terms = answers.request, {t: t for t in answers.pairs.terms}
-    compared = answers.served.estimators[answers.compared]
-    answers = answers.suited(compared)
+    asked, compared = answers.request, answers.served.estimators[answers.compared]
     trained = on_own(asked.log.trained_on, answers.loggers)
     return Pairs(
         estimator=answers.compared,
-        moments={
-            i: replace(m, tails={}, histograms={})
-            for i, m in selected(answers.whole, terms).items()
-        },
-        clusters=answers.means if asked.clustered else (),
+        pool=answers.pairs if compared.by_cell else answers.pairs.by_logger,
         weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
-        splits=answers.splits,
-        limits={name: answers.limits(name) for name in answers.splits},
+        targets={name: answers.pool(name, compared) for name in asked.names},
+        limits={name: answers.limits(name) for name in asked.names},
         trained={} if compared.by_cell else trained,
     )
 
@@ -114,24 +106,23 @@ class _Target:
 
     def __init__(self, answers: Answers, name: str) -> None:
         self.asked, self.answers, self.name = answers.request, answers, name
-        self.split, self.view = answers.splits[name], answers.view(name)
+        self.pool = answers.pool(name)
         self.limits = answers.limits(name)
         self.estimates: dict[str, Estimate] = {}
         self.intervals: dict[str, Interval] = {}
         self.findings: list[Finding] = []
-        self._columns: dict[object, KnownColumns] = {}
 
     @property
     def skewed(self) -> bool:
         """True if intervals are skew-score ones: the pass has clusters or slices."""
-        shaped = self.asked.clustered or all(m.slices for m in self.view.values())
+        shaped = self.asked.clustered or all(m.slices for m in self.pool.values())
         return self.asked.interval.shaped and shaped
 
     def result(
         self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
     ) -> TargetResult:
         """Estimate and diagnose the target."""
-        view, buckets, crossed = self.view, self.split.buckets, self.asked.log.crossed
+        pool, crossed = self.pool, self.asked.log.crossed
         for name, estimator in self.answers.served.estimators.items():
             try:
                 notes = self._add(name, estimator)
@@ -143,16 +134,16 @@ class _Target:
                 self.findings += [*self.estimates[name].findings, *notes]
         trained = self._replace_pooled()
         self._guarantee(bets)
-        self.findings += few_rewarded(view, crossed=crossed, skewed=self.skewed)
-        own = own_overlap(view, buckets, crossed=crossed)
-        mixed = mixed_overlap(view, buckets) if crossed else None
-        diagnosis = diagnose(view, buckets, own, mixed, self.asked.level)
+        self.findings += few_rewarded(pool, crossed=crossed, skewed=self.skewed)
+        own = own_overlap(pool, crossed=crossed)
+        mixed = mixed_overlap(pool) if crossed else None
+        diagnosis = diagnose(pool, own, mixed, self.asked.level)
         if without:
-            diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
+            diagnosis = replace(diagnosis, with_all=errors_of(pool), without=without)
         codes = {f.code for f in self.findings}
-        if self.answers.apart:  # periods are declared for a difference from honest estimates
+        if self.asked.log.period is not None:  # declared for a difference from honest ones
             codes.add("hausman")
-        rows = {i: m.count for i, m in view.items()}
+        rows = {i: pool[i].count for i in pool.loggers}
         first = next(iter(self.answers.served.estimators.values()))
         pooled = first.by_cell or first.pools
         judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed, pooled=pooled)
@@ -172,14 +163,10 @@ class _Target:
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""
         asked, limits = self.asked, self.limits
-        split = self.answers.suited(estimator).splits[self.name]
-        if asked.clustered:
-            estimate = jackknife(estimator, split)
-        else:
-            estimate = estimator.estimate(split.whole)
-        rows = split.whole, split.buckets
+        pool = self.answers.pool(self.name, estimator)
+        estimate = jackknife(estimator, pool) if asked.clustered else estimator.estimate(pool)
         interval, notes = asked.interval.surround(
-            estimate, *rows, asked.level, limits, asked.sides, self._columns
+            estimate, pool, asked.level, limits, asked.sides
         )
         self.estimates[name], self.intervals[name] = estimate, interval
         return notes
@@ -213,9 +200,8 @@ class _Target:
         name = recommend(
             {n: usable[n] for n in self.estimates if n in usable and usable[n].by_cell}
         )
-        if not name or self.answers.apart is None:
+        if not name:
             return None
-        split = self.answers.apart.splits[self.name]
 
         def rule(estimate: Estimate, shape: Shape | None, powers: Powers | None) -> Interval:
             of_shape = shape if asked.interval.shaped else None
@@ -223,29 +209,28 @@ class _Target:
                 estimate, of_shape, powers, asked.level, self.limits, asked.sides
             )[0]
 
-        buckets = split.buckets if asked.clustered else []
         now = (self.estimates[name], self.intervals[name])
-        return over_time(name, now, split.whole, buckets, rule)
+        return over_time(name, now, self.answers.pools[self.name], rule)
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
         asked = self.asked
         interval = bets.get(self.name) or asked.interval.bound(
-            self.split.whole, asked.log, asked.level, asked.sides
+            self.pool, asked.log, asked.level, asked.sides
         )
         if interval is not None:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
 
 
-def errors_of(split: Split) -> Errors:
+def errors_of(pool: Pool) -> Errors:
     """Return the standard errors of `LEFT_OUT`; infinite if the target is uncovered."""
     errors = dict.fromkeys(LEFT_OUT, math.inf)
-    if not any(m.max(WEIGHT) for m in split.whole.values()) or uncovered(split.whole):
+    if not any(m.max(WEIGHT) for m in pool.values()) or uncovered(pool):
         return errors
     for name, estimator in LEFT_OUT.items():
         with suppress(RefusedError):
-            lone = len(split.buckets) == 1
-            estimate = estimator.estimate(split.whole) if lone else jackknife(estimator, split)
+            clustered = pool.clustered
+            estimate = jackknife(estimator, pool) if clustered else estimator.estimate(pool)
             errors[name] = estimate.std_error
     return errors
 
@@ -257,7 +242,7 @@ def _fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
     """
     usable, crossed = answers.served.estimators, answers.request.log.crossed
     pooling = [name for name, estimator in usable.items() if estimator.pools]
-    if answers.apart is None or not crossed or not pooling:
+    if answers.request.log.period is None or not crossed or not pooling:
         return ()
     return (
         Finding(

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
     from poolwise.intervals.student import Interval, Limits, Sides
     from poolwise.log.log import Log
-    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
-    from poolwise.moments.moments import MomentsByLogger
-    from poolwise.moments.units import KnownColumns
+    from poolwise.moments.pool import Pool
 
 IntervalName = Literal["auto", "skew", "student", "betting", "smoothed"]
 Clusters = Literal["whole", "ignored", "refused"]
@@ -69,28 +67,24 @@ class IntervalKind:
         del log
         return pair_needs(crossed=crossed) if self.guaranteed else Needs()
 
-    def surround(  # noqa: PLR0917 - the last two have a default
+    def surround(
         self,
         estimate: Estimate,
-        moments: MomentsByLogger,
-        buckets: Buckets,
+        pool: Pool,
         level: float,
         limits: Limits,
         sides: Sides = "two",
-        cache: dict[object, KnownColumns] | None = None,
     ) -> tuple[Interval, tuple[Finding, ...]]:
         """Return the interval around an estimate, and findings about it: Student's.
 
-        A guaranteed interval replaces it.  The estimates of a target share a cache.
+        A guaranteed interval replaces it.
         """
-        del moments, buckets, cache
+        del pool
         return student_interval(estimate, level, limits, sides)
 
-    def bound(
-        self, moments: MomentsByLogger, log: Log, level: float, sides: Sides
-    ) -> Interval | None:
+    def bound(self, pool: Pool, log: Log, level: float, sides: Sides) -> Interval | None:
         """Return the guaranteed interval that moments give; None if they give none."""
-        del moments, log, level, sides
+        del pool, log, level, sides
         return None
 
 
@@ -100,20 +94,18 @@ class Skew(IntervalKind):
     name = "skew"
     shaped = True
 
-    def surround(  # noqa: PLR0917 - as above
+    def surround(
         self,
         estimate: Estimate,
-        moments: MomentsByLogger,
-        buckets: Buckets,
+        pool: Pool,
         level: float,
         limits: Limits,
         sides: Sides = "two",
-        cache: dict[object, KnownColumns] | None = None,
     ) -> tuple[Interval, tuple[Finding, ...]]:
         """Return the skew-score interval, and findings about it."""
         from poolwise.intervals.skew import auto_interval
 
-        return auto_interval(estimate, moments, buckets, level, limits, sides, cache)
+        return auto_interval(estimate, pool, level, limits, sides)
 
 
 class Student(IntervalKind):
@@ -146,14 +138,12 @@ class Smoothed(IntervalKind):
         sums = smoothed_needs(known_range(log, self.name), crossed=crossed)
         return pair_needs(crossed=crossed) | sums
 
-    def bound(
-        self, moments: MomentsByLogger, log: Log, level: float, sides: Sides
-    ) -> Interval | None:
+    def bound(self, pool: Pool, log: Log, level: float, sides: Sides) -> Interval | None:
         """Return the smoothed interval."""
         from poolwise.intervals.smoothed import smoothed_interval
 
         reward_range = known_range(log, self.name)
-        return smoothed_interval(moments, reward_range, level, sides, crossed=log.crossed)
+        return smoothed_interval(pool, reward_range, level, sides, crossed=log.crossed)
 
 
 KINDS: dict[str, IntervalKind] = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poolwise.intervals.base import IntervalKind
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import Pool
 
 
 def refuse_adaptive(kind: IntervalKind, log: Log, trained: Collection[str]) -> None:
@@ -47,14 +47,14 @@ def refuse_adaptive(kind: IntervalKind, log: Log, trained: Collection[str]) -> N
     )
 
 
-def refuse_outside(log: Log, moments: MomentsByLogger) -> None:
+def refuse_outside(log: Log, pool: Pool) -> None:
     """Raise UsageError if rewards lie outside the log's `reward_range`."""
     if log.reward_range is None:
         return
     lower, upper = log.reward_range
-    ranges = {i: (m.min(REWARD), m.max(REWARD)) for i, m in moments.items()}
+    ranges = {i: (m.min(REWARD), m.max(REWARD)) for i, m in pool.items()}
     outside = ", ".join(
-        f"those of {i!r} range from {a:g} to {b:g}"
+        f"those of {str(i)!r} range from {a:g} to {b:g}"
         for i, (a, b) in ranges.items()
         if a < lower or b > upper
     )

@@ -59,12 +59,11 @@ if TYPE_CHECKING:
 
     from poolwise.errors import Finding
     from poolwise.intervals.student import Limits, Sides
-    from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import Pool
     from poolwise.moments.shape import Powers, Shape
-    from poolwise.moments.units import KnownColumns
 
 GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
 LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
@@ -181,59 +180,45 @@ def interval_needs(needs: Needs, crossed: Sequence[str] = ()) -> Needs:
     )
 
 
-def auto_interval(  # noqa: PLR0917 - the last two have a default
-    estimate: Estimate,
-    moments: MomentsByLogger,
-    buckets: Buckets,
-    level: float,
-    limits: Limits,
-    sides: Sides = "two",
-    cache: dict[object, KnownColumns] | None = None,
+def auto_interval(
+    estimate: Estimate, pool: Pool, level: float, limits: Limits, sides: Sides = "two"
 ) -> tuple[Interval, tuple[Finding, ...]]:
     """Return the skew-score interval within the range of the rewards.
 
-    Student's where the pass has no slices; one from `limits` if the rows do not vary. The
-    estimates of a target share a cache.
+    Student's where the pass has no slices; one from `limits` if the rows do not vary.
     """
-    reach = skewed_reach(estimate, moments, buckets, cache)
+    reach = skewed_reach(estimate, pool)
     if reach is None:
-        powers = powers_of_estimate(estimate.linear, moments)
+        powers = powers_of_estimate(estimate.linear, pool)
         return shaped_interval(estimate, None, powers, level, limits, sides)
     return _reaching(estimate, reach(tail_of(level, sides)), level, limits, sides), ()
 
 
-def skewed_reach(
-    estimate: Estimate,
-    moments: MomentsByLogger,
-    buckets: Buckets,
-    cache: dict[object, KnownColumns] | None = None,
-) -> Reaching | None:
+def skewed_reach(estimate: Estimate, pool: Pool) -> Reaching | None:
     """Return the distances to the skew-score limits; None without slices or spread."""
     linear = estimate.linear
     varies = 0 < estimate.variance < math.inf
-    strata = units_of(linear, moments, buckets) if varies else None
+    strata = units_of(linear, pool) if varies else None
     if strata is None:
         return None
-    columns, within = known_columns(linear, moments)
+    columns, within = known_columns(linear, pool)
     fitted = linear.fit is not None
-    pull = pull_of(columns, moments, buckets, within=within, fitted=fitted, cache=cache)
-    shape, powers = shape_of(strata, pull), powers_of_estimate(linear, moments)
+    pull = pull_of(columns, pool, within=within, fitted=fitted)
+    shape, powers = shape_of(strata, pull), powers_of_estimate(linear, pool)
 
     def reach(alpha: float) -> Reach:
         of_ratio = None
         if linear.ratio is not None:
-            of_ratio = _reach_of_ratio(estimate, moments, buckets, pull, alpha)
+            of_ratio = _reach_of_ratio(estimate, pool, pull, alpha)
         return of_ratio or reach_of(estimate, shape, powers, alpha)
 
     return reach
 
 
-def reaching(
-    estimate: Estimate, moments: MomentsByLogger, buckets: Buckets, limits: Limits
-) -> Reaching:
+def reaching(estimate: Estimate, pool: Pool, limits: Limits) -> Reaching:
     """Return the distances from an estimate to the limits of `auto_interval`, at any level."""
-    skewed = skewed_reach(estimate, moments, buckets)
-    powers = powers_of_estimate(estimate.linear, moments)
+    skewed = skewed_reach(estimate, pool)
+    powers = powers_of_estimate(estimate.linear, pool)
 
     @lru_cache(KEPT)
     def reach(alpha: float) -> Reach:
@@ -275,11 +260,7 @@ def _reaching(
 
 
 def _reach_of_ratio(
-    estimate: Estimate,
-    moments: MomentsByLogger,
-    buckets: Buckets,
-    pull: FloatArray | float,
-    alpha: float,
+    estimate: Estimate, pool: Pool, pull: FloatArray | float, alpha: float
 ) -> Reach | None:
     """Return the distances to the limits of a ratio; None if one of them is unbounded.
 
@@ -287,16 +268,16 @@ def _reach_of_ratio(
     (Fieller), so that the error of the denominator counts at the limit and not at the
     estimate.
     """
-    top, bottom = (Score({t: 1.0}).over(moments) for t in estimate.linear.ratio or ())
+    top, bottom = (Score({t: 1.0}).over(pool) for t in estimate.linear.ratio or ())
     scored = top - bottom * estimate.value
-    units, slopes = (units_of(linear, moments, buckets) or [] for linear in (scored, bottom))
+    units, slopes = (units_of(linear, pool) or [] for linear in (scored, bottom))
     line = ShapeLine(units, slopes, pull)
-    powers = powers_of_estimate(top, moments)
-    mean = bottom.value(moments)
-    flat, _ = estimate.linear.plain.variance(moments)
-    above, below = (linear.variance(moments)[0] for linear in (top, bottom))
+    powers = powers_of_estimate(top, pool)
+    mean = bottom.value(pool)
+    flat, _ = estimate.linear.plain.variance(pool)
+    above, below = (linear.variance(pool)[0] for linear in (top, bottom))
     unit = math.sqrt(above / below) if above > 0 and below > 0 else 1.0
-    slope = ((top - bottom * unit).variance(moments)[0] - above) / unit - below * unit
+    slope = ((top - bottom * unit).variance(pool)[0] - above) / unit - below * unit
 
     def excess(side: int, distance: float) -> float:
         """Distance of 0 from the limit, at a value so far from the estimate."""
@@ -340,7 +321,7 @@ def root(function: Callable[[float], float], start: float) -> float:
     return middle
 
 
-def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score, ...], bool]:
+def known_columns(linear: Linear, pool: Pool) -> tuple[tuple[Score, ...], bool]:
     """Return the columns with known means, and a flag for centring them by logger.
 
     They are those of the regression behind an estimate, or those that calibrated would
@@ -350,10 +331,10 @@ def known_columns(linear: Linear, moments: MomentsByLogger) -> tuple[tuple[Score
         return linear.fit.columns, linear.fit.within
     terms = {t for parts in linear.parts.values() for t in parts}
     if BALANCED_REWARD in terms:
-        first = next(iter(moments.values()))
-        crossed = sum(ratio(i) in first.slices for i in moments) >= len(moments) - 1
+        first = next(iter(pool.values()))
+        crossed = sum(ratio(i) in first.slices for i in pool.loggers) >= len(pool) - 1
         wanted: tuple[Columns, ...] = ("loggers", "target") if crossed else ("target",)
-        columns, within, _ = Calibrated(wanted, guard=False).controls(moments)
+        columns, within, _ = Calibrated(wanted, guard=False).controls(pool)
         return tuple(columns), within
     if WEIGHTED_REWARD in terms:
         return (Score({WEIGHT: 1.0}, -1.0),), True

@@ -32,7 +32,8 @@ from poolwise.moments.terms import Factor, Needs, Term
 
 if TYPE_CHECKING:
     from poolwise.intervals.student import Sides
-    from poolwise.moments.moments import FloatArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.pool import Pool
 
 SCALES = tuple(0.5 * 3.0**k for k in range(10))  # of the range: up to 10⁹ rows
 CENTRE = 0.3  # of the most likely scale, over the root of the number of rows
@@ -66,7 +67,7 @@ def smoothed_needs(limits: tuple[float, float], *, crossed: bool) -> Needs:
 
 
 def smoothed_interval(
-    view: MomentsByLogger,
+    pool: Pool,
     limits: tuple[float, float],
     level: float,
     sides: Sides,
@@ -74,13 +75,13 @@ def smoothed_interval(
     crossed: bool,
 ) -> Interval:
     """Return the interval of one target from the means of its terms."""
-    count = sum(m.count for m in view.values())
+    count = pool.rows
     base, largest = min(limits[0], 0.0), limits[1]
     ends = []
     for terms, error in zip(
         smoothed_terms(limits, crossed=crossed), errors_of(level, sides), strict=True
     ):
-        sums = np.array([sum(m.count * m.mean(t) for m in view.values()) for t in terms])
+        sums = np.array([sum(m.count * m.mean(t) for m in pool.values()) for t in terms])
         ends.append(smoothed_bound(sums, count, error) * (largest - base) if error else 0.0)
     low, high = max(limits[0], base + ends[0]), min(largest, largest - ends[1])
     return Interval(min(low, high), max(low, high), level)

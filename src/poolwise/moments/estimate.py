@@ -1,7 +1,7 @@
 """Estimate: an estimated value, its variance, and the combination of means behind it.
 
-An `Estimator` declares the moments that it needs and turns one `Moments` per logger into
-one `Estimate`.  It never reads a row, so it runs on every engine.
+An `Estimator` declares the moments that it needs and turns a `Pool` of them into an
+`Estimate`.  It never reads a row, so it runs on every engine.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from poolwise.errors import RefusedError
 from poolwise.moments.linear import Linear, by_count
+from poolwise.moments.pool import find_logger
 from poolwise.text import with_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.errors import Finding
-    from poolwise.moments.moments import MomentsByLogger
+    from poolwise.moments.pool import ByStratum, Pool
     from poolwise.moments.terms import Needs, Term
 
 
@@ -62,7 +63,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 class Estimator:
-    """Turns one `Moments` per logger into an `Estimate`.
+    """Turns the moments of a log into an `Estimate`.
 
     Its properties say what the rest of the package must know about it; its name is for people
     only.
@@ -101,8 +102,8 @@ class Estimator:
         """Return the moments to compute; `crossed` if every logger scores every row."""
         raise NotImplementedError
 
-    def estimate(self, moments: MomentsByLogger) -> Estimate:
-        """Return the estimate from the moments of each logger, or of each cell."""
+    def estimate(self, pool: Pool) -> Estimate:
+        """Return the estimate; strata are loggers, or cells if it is `by_cell`."""
         raise NotImplementedError
 
 
@@ -120,38 +121,45 @@ def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None
 
 def estimated(
     linear: Linear,
-    moments: MomentsByLogger,
-    shares: Mapping[str, float] | None = None,
+    pool: Pool,
+    shares: ByStratum[float] | None = None,
     findings: tuple[Finding, ...] = (),
 ) -> Estimate:
     """Return the value of a combination, with its stratified variance.
 
-    The shares default to those of the row counts.
+    Args:
+        linear: Combination of the means.
+        pool: Moments of the rows.
+        shares: Share of each stratum; by default that of its row count.
+        findings: Findings that limit the value.
     """
-    variance, freedom = linear.variance(moments)
-    share = by_count(moments) if shares is None else shares
-    return Estimate(linear.value(moments), variance, share, freedom, findings, linear)
+    variance, freedom = linear.variance(pool)
+    share: dict[str, float] = {}
+    for stratum, part in (by_count(pool) if shares is None else shares).items():
+        logger = find_logger(stratum)
+        share[logger] = share.get(logger, 0.0) + part
+    return Estimate(linear.value(pool), variance, share, freedom, findings, linear)
 
 
-def value_of(estimator: Estimator, moments: MomentsByLogger) -> float:
+def value_of(estimator: Estimator, pool: Pool) -> float:
     """Return the value of an estimate, without its variance where the estimator can do that."""
     value = getattr(estimator, "value", None)
-    return estimator.estimate(moments).value if value is None else float(value(moments))
+    return estimator.estimate(pool).value if value is None else float(value(pool))
 
 
-def stratified_mean(moments: MomentsByLogger, term: Term) -> float:
+def stratified_mean(pool: Pool, term: Term) -> float:
     """Return the value of `stratified` with the shares of the row counts."""
-    share = by_count(moments)
-    return Linear({i: {term: share[i]} for i in moments}).value(moments)
+    share = by_count(pool)
+    return Linear({i: {term: share[i]} for i in pool}).value(pool)
 
 
 def stratified(
-    moments: MomentsByLogger,
+    pool: Pool,
     term: Term,
-    share: Mapping[str, float] | None = None,
+    share: ByStratum[float] | None = None,
     findings: tuple[Finding, ...] = (),
 ) -> Estimate:
     """Return the mean of a term, with these shares or those of the row counts."""
-    share = by_count(moments) if share is None else share
-    linear = Linear({i: {term: share[i]} for i in moments})
-    return estimated(linear, moments, share, findings)
+    share = by_count(pool) if share is None else share
+    linear = Linear({i: {term: share[i]} for i in pool})
+    return estimated(linear, pool, share, findings)

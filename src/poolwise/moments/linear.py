@@ -13,18 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from poolwise.moments.moments import Moments, MomentsByLogger, means_in, together
 from poolwise.moments.terms import Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.pool import ByStratum, Pool, Stratum
 
+Key = TypeVar("Key")
 Coefficients = Mapping[Term, float]
 CANCELLED = 1e-12  # relative to its summands: a smaller variance is rounding
 BETWEEN_NOISE = 1e-24  # the same between buckets, relative to the squared summands
@@ -65,15 +66,15 @@ class Score:
             rest -= column * slope
         return rest
 
-    def over(self, moments: MomentsByLogger) -> Linear:
+    def over(self, pool: Pool) -> Linear:
         """Return the mean of the score over the rows of all loggers."""
-        share = by_count(moments)
-        parts = {i: {t: share[i] * c for t, c in self.parts.items()} for i in moments}
+        share = by_count(pool)
+        parts = {i: {t: share[i] * c for t, c in self.parts.items()} for i in pool}
         return Linear(parts, self.constant)
 
-    def of(self, logger: str) -> Linear:
-        """Return the mean of the score over the rows of one logger."""
-        return Linear({logger: self.parts}, self.constant)
+    def of(self, stratum: Stratum) -> Linear:
+        """Return the mean of the score over the rows of one stratum."""
+        return Linear({stratum: self.parts}, self.constant)
 
 
 def ratio_score(moments: Moments, above: Term, below: Term) -> Score:
@@ -108,9 +109,9 @@ class Fit:
         columns = tuple(column.bind(target) for column in self.columns)
         return replace(self, score=self.score.bind(target), columns=columns)
 
-    def linear(self, moments: MomentsByLogger, rank: int) -> Linear:
+    def linear(self, pool: Pool, rank: int) -> Linear:
         """Return the mean residual, with the variance that `rank` fitted slopes add."""
-        mean = replace(self.score.over(moments), fit=self)
+        mean = replace(self.score.over(pool), fit=self)
         if math.isinf(self.effective):
             return mean
         return replace(
@@ -122,10 +123,10 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """A combination of term means by logger, plus a constant.
+    """A combination of term means by stratum, plus a constant.
 
     Attributes:
-        parts: Coefficient of the mean of each term, by logger.
+        parts: Coefficient of the mean of each term, by stratum.
         constant: Number added to the combination.
         inflation: Factor by which fitted coefficients raise the variance.
         most_free: Upper bound on the degrees of freedom that fitted coefficients leave.
@@ -134,7 +135,7 @@ class Linear:
         adapted: True if loggers with large rewards in their rows got smaller coefficients.
     """
 
-    parts: Mapping[str, Coefficients]
+    parts: ByStratum[Coefficients]
     constant: float = 0.0
     inflation: float = 1.0
     most_free: float = math.inf
@@ -143,9 +144,9 @@ class Linear:
     adapted: bool = False
 
     def __add__(self, other: Linear) -> Linear:
-        loggers = dict.fromkeys((*self.parts, *other.parts))
+        strata = dict.fromkeys((*self.parts, *other.parts))
         return Linear(
-            {i: _added(self.parts.get(i, {}), other.parts.get(i, {})) for i in loggers},
+            {i: _added(self.parts.get(i, {}), other.parts.get(i, {})) for i in strata},
             self.constant + other.constant,
             max(self.inflation, other.inflation),
             min(self.most_free, other.most_free),
@@ -163,10 +164,10 @@ class Linear:
         """The combination with its coefficients treated as fixed."""
         return Linear(self.parts, self.constant)
 
-    def value(self, moments: MomentsByLogger) -> float:
+    def value(self, pool: Pool) -> float:
         """Return the value of the combination at these means."""
         return self.constant + sum(
-            c * moments[i].mean(t) for i, parts in self.parts.items() for t, c in parts.items()
+            c * pool[i].mean(t) for i, parts in self.parts.items() for t, c in parts.items()
         )
 
     def bind(self, target: str) -> Linear:
@@ -174,78 +175,62 @@ class Linear:
         parts = {i: {t.bind(target): c for t, c in p.items()} for i, p in self.parts.items()}
         return replace(self, parts=parts, fit=self.fit and self.fit.bind(target))
 
-    def variance(self, moments: MomentsByLogger) -> tuple[float, float]:
-        r"""Return the variance stratified by logger, and its degrees of freedom.
+    def variance(self, pool: Pool) -> tuple[float, float]:
+        r"""Return the variance of independent strata, and its degrees of freedom.
 
         $$V = \sum_i \frac{c_i' \Sigma_i c_i}{n_i}$$
 
-        A logger with one row takes the variance of all rows together.
+        A stratum with one row takes the variance of all rows together.
         """
-        parts = self.variances(moments)
-        freedom = min(satterthwaite_freedom(moments, parts), self.most_free)
+        parts = self.variances(pool)
+        freedom = min(satterthwaite_freedom(pool, parts), self.most_free)
         return self.inflation * sum(parts.values()), freedom
 
-    def variances(self, moments: MomentsByLogger) -> dict[str, float]:
-        """Return the variance that each logger adds."""
-        return self._by_logger(moments, _lent(moments))
+    def variances(self, pool: Pool) -> dict[Stratum, float]:
+        """Return the variance that each stratum adds."""
+        return self._variances(pool, _lent(pool))
 
-    def deviation_variance(
-        self, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
-    ) -> tuple[float, float]:
+    def deviation_variance(self, pool: Pool) -> tuple[float, float]:
         r"""Return the variance that a test uses, and its degrees of freedom.
 
         With several buckets it is the variance between them,
         $V = \frac{G}{G - 1} \sum_g (z_g - \bar z)^2$ with $z_g$ the sum that bucket $g$ adds
-        to the combination.  Otherwise it is stratified by logger, and infinite if a logger
-        has one row.
+        to the combination.  Otherwise strata are independent, and it is infinite if one of
+        them has one row.
         """
-        if len(buckets) > 1:
-            sums = self.bucket_sums(buckets, moments)
+        if pool.clustered:
+            sums = self.bucket_sums(pool)
             between = len(sums) * float(np.var(sums, ddof=1))
-            noise = BETWEEN_NOISE * self._size(moments) ** 2
+            noise = BETWEEN_NOISE * self._size(pool) ** 2
             return between if between > noise else 0.0, len(sums) - 1.0
-        parts = self._by_logger(moments, moments)
-        return sum(parts.values()), satterthwaite_freedom(moments, parts)
+        parts = self._variances(pool, pool)
+        return sum(parts.values()), satterthwaite_freedom(pool, parts)
 
-    def _by_logger(
-        self, moments: MomentsByLogger, sources: MomentsByLogger
-    ) -> dict[str, float]:
-        """Return the variance that each logger adds, with row variances from `sources`."""
+    def _variances(self, pool: Pool, sources: ByStratum[Moments]) -> dict[Stratum, float]:
+        """Return the variance that each stratum adds, with row variances from `sources`."""
         return {
-            i: row_variance(sources[i], parts) / moments[i].count
+            i: row_variance(sources[i], parts) / pool[i].count
             for i, parts in self.parts.items()
             if any(parts.values())
         }
 
-    def _size(self, moments: MomentsByLogger) -> float:
+    def _size(self, pool: Pool) -> float:
         """Return the sum of the absolute values of the summands."""
         return sum(
-            abs(c * moments[i].mean(t))
+            abs(c * pool[i].mean(t))
             for i, parts in self.parts.items()
             for t, c in parts.items()
         )
 
-    def bucket_sums(
-        self, buckets: Sequence[MomentsByLogger], whole: MomentsByLogger
-    ) -> FloatArray:
+    def bucket_sums(self, pool: Pool) -> FloatArray:
         """Return the sum that each bucket adds to the combination, centred."""
-        sums = np.zeros(len(buckets))
+        sums = np.zeros(len(pool.buckets))
         for i, parts in self.parts.items():
             terms = list(parts)
-            present, counts, means = stacked(buckets, i, terms)
-            gaps = (means - whole[i].means_of(terms)) @ np.array(list(parts.values()))
-            sums[present] += counts / whole[i].count * gaps
+            present, counts, means = pool.bucket_means(i, terms)
+            gaps = (means - pool[i].means_of(terms)) @ np.array(list(parts.values()))
+            sums[present] += counts / pool[i].count * gaps
         return sums
-
-
-def stacked(
-    buckets: Sequence[MomentsByLogger], logger: str, terms: Sequence[Term]
-) -> tuple[list[int], FloatArray, FloatArray]:
-    """Return the buckets with rows of a logger, their rows, and their means of terms."""
-    present = [k for k, bucket in enumerate(buckets) if logger in bucket]
-    groups = [buckets[k][logger] for k in present]
-    counts = np.array([m.count for m in groups], dtype=np.float64)
-    return present, counts, means_in(groups, terms)
 
 
 def row_variance(moments: Moments, parts: Coefficients) -> float:
@@ -262,45 +247,44 @@ def row_variance(moments: Moments, parts: Coefficients) -> float:
     return left if left > CANCELLED * cancelled else 0.0
 
 
-def row_variances(moments: MomentsByLogger, parts: Coefficients) -> dict[str, float]:
-    """Return the row variance of each logger; that of all rows for loggers with one row."""
-    return {i: row_variance(m, parts) for i, m in _lent(moments).items()}
+def row_variances(pool: Pool, parts: Coefficients) -> dict[Stratum, float]:
+    """Return the row variance of each stratum; that of all rows for strata with one row."""
+    return {i: row_variance(m, parts) for i, m in _lent(pool).items()}
 
 
-def _lent(moments: MomentsByLogger) -> MomentsByLogger:
-    """Replace the moments of loggers with one row by those of all rows."""
-    alone = {i for i, m in moments.items() if m.count <= m.ddof}
+def _lent(pool: Pool) -> ByStratum[Moments]:
+    """Replace the moments of strata with one row by those of all rows."""
+    alone = {i for i, m in pool.items() if m.count <= m.ddof}
     if not alone:
-        return moments
-    overall = together(moments)
-    return {i: overall if i in alone else m for i, m in moments.items()}
+        return pool
+    overall = pool.together
+    return {i: overall if i in alone else m for i, m in pool.items()}
 
 
-def shares(mass: Mapping[str, float]) -> dict[str, float]:
+def shares(mass: Mapping[Key, float]) -> dict[Key, float]:
     """Scale non-negative masses to sum to 1."""
     total = sum(mass.values())
-    return {logger: m / total for logger, m in mass.items()}
+    return {key: m / total for key, m in mass.items()}
 
 
-def by_count(moments: MomentsByLogger) -> dict[str, float]:
+def by_count(moments: Mapping[Key, Moments]) -> dict[Key, float]:
     """Return shares in proportion to row counts."""
-    return shares({logger: m.count for logger, m in moments.items()})
+    return shares({key: m.count for key, m in moments.items()})
 
 
-def satterthwaite_freedom(moments: MomentsByLogger, parts: Mapping[str, float]) -> float:
-    r"""Return the degrees of freedom of a sum of variances, one per logger.
+def satterthwaite_freedom(pool: Pool, parts: ByStratum[float]) -> float:
+    r"""Return the degrees of freedom of a sum of variances, one per stratum.
 
     $$\nu = V^2 \Big/ \sum_i V_i^2 / (n_i - 1), \qquad V = \sum_i V_i$$
 
-    Loggers with one row share the variance of all rows, so their sum is one summand with
+    Strata with one row share the variance of all rows, so their sum is one summand with
     $n - 1$ degrees of freedom.
     """
-    if any(m.ddof == 0 for m in moments.values()):
+    if pool.exact:
         return math.inf
-    alone = {i for i in parts if moments[i].count == 1}
-    rows = sum(m.count for m in moments.values())
-    own = [(part, moments[i].count - 1.0) for i, part in parts.items() if i not in alone]
-    return added_freedom([*own, (sum(parts[i] for i in alone), rows - 1.0)])
+    alone = {i for i in parts if pool[i].count == 1}
+    own = [(part, pool[i].count - 1.0) for i, part in parts.items() if i not in alone]
+    return added_freedom([*own, (sum(parts[i] for i in alone), pool.rows - 1.0)])
 
 
 def added_freedom(parts: Iterable[tuple[float, float]]) -> float:
@@ -330,8 +314,7 @@ class Deviation:
 
 def deviation(
     linear: Linear,
-    moments: MomentsByLogger,
-    buckets: Sequence[MomentsByLogger],
+    pool: Pool,
     *,
     expected: float = 1.0,
     at_least: float = 0.0,
@@ -340,15 +323,14 @@ def deviation(
 
     Args:
         linear: Combination to test.
-        moments: Moments of each logger.
-        buckets: Moments per bucket, if rows are clustered.
+        pool: Moments of the rows.
         expected: Known expectation.
         at_least: Lower bound on the variance.
     """
     from scipy.special import stdtr
 
-    value = linear.value(moments)
-    variance, freedom = linear.deviation_variance(moments, buckets)
+    value = linear.value(pool)
+    variance, freedom = linear.deviation_variance(pool)
     variance = max(variance, at_least)
     gap = 0.0 if math.isclose(value, expected, rel_tol=ROUNDING) else value - expected
     if variance > 0:

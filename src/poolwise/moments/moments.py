@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.moments.cells import Cell
 from poolwise.moments.tallies import add_slices, added_powers
 from poolwise.moments.terms import Term
 
@@ -211,30 +210,21 @@ class _Selection:
         )
 
 
-MomentsByLogger = Mapping[str, Moments]
+class Selections:
+    """Selects and renames terms; moments with the same terms and tallies share the work."""
+
+    def __init__(self, terms: Mapping[Term, Term]) -> None:
+        self.terms = terms
+        self._kinds: dict[tuple[object, ...], _Selection] = {}
+
+    def __call__(self, moments: Moments) -> Moments:
+        kind = (moments.terms, len(moments.scatter), *map(len, moments.tallies))
+        if kind not in self._kinds:
+            self._kinds[kind] = _Selection(moments, self.terms)
+        return self._kinds[kind](moments)
 
 
-def selected(moments: MomentsByLogger, terms: Mapping[Term, Term]) -> dict[str, Moments]:
-    """Return `Moments.select` of each group."""
-    return selected_each([moments], terms)[0]
-
-
-def selected_each(
-    buckets: Iterable[MomentsByLogger], terms: Mapping[Term, Term]
-) -> list[dict[str, Moments]]:
-    """Return `selected` of each bucket; groups with the same terms share the work."""
-    selections: dict[tuple[object, ...], _Selection] = {}
-
-    def select(moments: Moments) -> Moments:
-        kind = (moments.terms, *map(len, moments.tallies))
-        if kind not in selections:
-            selections[kind] = _Selection(moments, terms)
-        return selections[kind](moments)
-
-    return [{key: select(m) for key, m in bucket.items()} for bucket in buckets]
-
-
-def means_in(groups: Sequence[Moments], terms: Sequence[Term]) -> FloatArray:
+def stack_means(groups: Sequence[Moments], terms: Sequence[Term]) -> FloatArray:
     """Return the means of terms in groups that have the same terms, shape (groups, terms)."""
     if not groups:
         return np.empty((0, len(terms)))
@@ -243,15 +233,19 @@ def means_in(groups: Sequence[Moments], terms: Sequence[Term]) -> FloatArray:
     return np.array([m.means for m in groups])[:, places]
 
 
-def refuse_infinite(moments: MomentsByLogger) -> None:
-    """Raise RefusedError where means or scatters exceed the range of doubles."""
-    for logger, of_logger in moments.items():
-        if not of_logger.bounded:
+def refuse_infinite(moments: Mapping[Any, Moments]) -> None:
+    """Raise RefusedError where means or scatters exceed the range of doubles.
+
+    Args:
+        moments: Moments of each logger or cell.
+    """
+    for stratum, of_stratum in moments.items():
+        if not of_stratum.bounded:
             raise RefusedError(
                 "overflow",
-                f"weights times rewards of logger {logger!r} exceed the range of doubles: "
-                "check for tiny propensities and huge rewards, and rescale the rewards if "
-                "both columns are right",
+                f"weights times rewards of logger {str(stratum)!r} exceed the range of "
+                "doubles: check for tiny propensities and huge rewards, and rescale the "
+                "rewards if both columns are right",
             )
 
 
@@ -289,37 +283,6 @@ def pooled(groups: Iterable[Moments]) -> Moments:
         powers={t: reduce(added_powers, p) for t, p in _shared([m.powers for m in parts])},
         span=_merged_span([m.span for m in parts]),
     )
-
-
-class PooledLoggers(dict[str, Moments]):
-    """Moments of each logger, pooled once for all estimators."""
-
-    @cached_property
-    def together(self) -> Moments:
-        """Moments of all loggers."""
-        return pooled(self.values())
-
-
-def together(moments: MomentsByLogger) -> Moments:
-    """Return the moments of all loggers together."""
-    return moments.together if isinstance(moments, PooledLoggers) else pooled(moments.values())
-
-
-def pooled_buckets(
-    buckets: Sequence[MomentsByLogger], order: Sequence[str] = ()
-) -> PooledLoggers:
-    """Return the moments of each logger over all buckets; loggers of `order` come first."""
-    present = dict.fromkeys(i for bucket in buckets for i in bucket)
-    loggers = dict.fromkeys([*(i for i in order if i in present), *present])
-    return PooledLoggers((i, pooled(b[i] for b in buckets if i in b)) for i in loggers)
-
-
-def by_logger(moments: MomentsByLogger, loggers: Iterable[str]) -> dict[str, Moments]:
-    """Return the moments of each logger over all periods, in the order of these loggers."""
-    cells: dict[str, list[Moments]] = {logger: [] for logger in loggers}
-    for cell, of_cell in moments.items():
-        cells[cell.logger if isinstance(cell, Cell) else cell].append(of_cell)
-    return {logger: pooled(parts) for logger, parts in cells.items() if parts}
 
 
 def _merged_span(spans: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:

@@ -21,7 +21,8 @@ from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, Ter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.moments import FloatArray, IntArray, MomentsByLogger
+    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.moments.pool import Pool
 
 EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers of powers
 
@@ -204,7 +205,7 @@ def _expanded(sums: FloatArray, power: int) -> list[float]:
     return [math.comb(power, k) * float(sums[power - k, k]) for k in range(power + 1)]
 
 
-def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | None:
+def powers_of_estimate(linear: Linear, pool: Pool) -> Powers | None:
     """Return the powers behind an estimate with one weighted reward; None for others.
 
     A logger's weights are multiplied by its share of the estimate over its share of the
@@ -217,13 +218,13 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
         return None
     ((own, weight),) = weighted_terms.items()
     term = own
-    if not _has_powers(own, weight, moments):
+    if not _has_powers(own, weight, pool):
         term, weight = BALANCED_REWARD, BALANCED_WEIGHT
-    if not _has_powers(term, weight, moments):
+    if not _has_powers(term, weight, pool):
         return None
-    groups = list(moments.values())
+    groups = list(pool.values())
     counts = np.array([m.count for m in groups])
-    parts = [abs(linear.parts.get(i, {}).get(own, 0.0)) for i in moments]
+    parts = [abs(linear.parts.get(i, {}).get(own, 0.0)) for i in pool]
     scales = (np.array(parts) * counts.sum() / counts)[:, None]
     weights = np.array(
         [[1.0, m.mean(weight), m.mean_square(weight), m.mean(cube(weight))] for m in groups]
@@ -236,9 +237,9 @@ def powers_of_estimate(linear: Linear, moments: MomentsByLogger) -> Powers | Non
     return Powers(int(counts.sum()), reward, weights.sum(axis=0), weighted, own == term)
 
 
-def _has_powers(term: Term, weight: Term, moments: MomentsByLogger) -> bool:
+def _has_powers(term: Term, weight: Term, pool: Pool) -> bool:
     """Test if all loggers have the powers of a weighted reward and the cubes of its weight."""
-    return all(term in m.powers and m.has(cube(weight)) for m in moments.values())
+    return all(term in m.powers and m.has(cube(weight)) for m in pool.values())
 
 
 def weight_of(term: Term) -> Term | None:

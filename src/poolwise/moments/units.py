@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.moments.linear import NULL_COLUMN, stacked
+from poolwise.moments.linear import NULL_COLUMN
 from poolwise.moments.tallies import slice_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.moments.linear import Linear, Score
-    from poolwise.moments.moments import FloatArray, Moments, MomentsByLogger
+    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.pool import Pool, Stratum
     from poolwise.moments.terms import Term
 
 NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
@@ -45,12 +46,10 @@ class KnownColumns:
 
 def pull_of(
     columns: Sequence[Score],
-    moments: MomentsByLogger,
-    buckets: Sequence[MomentsByLogger],
+    pool: Pool,
     *,
     within: bool,
     fitted: bool = False,
-    cache: dict[object, KnownColumns] | None = None,
 ) -> FloatArray | float:
     """Return the factors that correct a variance by columns whose expectation is 0.
 
@@ -61,21 +60,16 @@ def pull_of(
 
     Args:
         columns: The columns.
-        moments: Moments of each logger.
-        buckets: Moments per bucket, if rows are clustered.
+        pool: Moments of the rows.
         within: Whether columns are centred by logger instead of over all rows.
         fitted: Whether the estimate was regressed on the columns.
-        cache: Columns of earlier calls with the same moments, to which these are added.
     """
-    cache = {} if cache is None else cache
-    key = id(moments), within, tuple((*c.parts.items(), c.constant) for c in columns)
-    if key not in cache:
-        cache[key] = _known_columns(columns, moments, buckets, within=within)
-    found = cache[key]
+    key = within, tuple((*c.parts.items(), c.constant) for c in columns)
+    found = pool.recall(key, lambda: _known_columns(columns, pool, within=within))
     if not len(found.means):
         return 0.0
     spread, known = np.sqrt(np.diag(found.gram)), found.means
-    unfit = fitted * math.sqrt(NULL_COLUMN / sum(m.count for m in moments.values()))
+    unfit = fitted * math.sqrt(NULL_COLUMN / pool.rows)
     varies = np.flatnonzero(spread > np.maximum(NULL_SPREAD * found.sizes, unfit * abs(known)))
     spread, known = spread[varies], known[varies] / spread[varies]
     gram = found.gram[np.ix_(varies, varies)]
@@ -84,87 +78,70 @@ def pull_of(
     rotated = vectors[:, large]
     slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
     pull = np.concatenate([-slopes @ units[varies] for units in found.strata])
-    if not fitted or len(buckets) > 1:
+    if not fitted or pool.clustered:
         return pull
-    rows = [slice_rows(m.count, _size(m)) for m in moments.values()]
+    rows = [slice_rows(m.count, _size(m)) for m in pool.values()]
     return pull * (2 + pull / np.concatenate(rows))
 
 
-def _known_columns(
-    columns: Sequence[Score],
-    moments: MomentsByLogger,
-    buckets: Sequence[MomentsByLogger],
-    *,
-    within: bool,
-) -> KnownColumns:
-    means = [m for c in columns if _has_units(m := c.over(moments), moments, buckets)]
-    strata = _units(means, moments, buckets, pooled=not within) if means else []
+def _known_columns(columns: Sequence[Score], pool: Pool, *, within: bool) -> KnownColumns:
+    means = [m for c in columns if _has_units(m := c.over(pool), pool)]
+    strata = _units(means, pool, pooled=not within) if means else []
     return KnownColumns(
         strata,
         gram=sum((units @ units.T for units in strata), np.zeros((len(means), len(means)))),
-        sizes=np.array([_size_of(mean, moments) for mean in means]),
-        means=np.array([mean.value(moments) for mean in means]),
+        sizes=np.array([_size_of(mean, pool) for mean in means]),
+        means=np.array([mean.value(pool) for mean in means]),
     )
 
 
-def _size_of(linear: Linear, moments: MomentsByLogger) -> float:
+def _size_of(linear: Linear, pool: Pool) -> float:
     """Return the sum of the absolute parts of a mean."""
     parts = linear.parts.items()
-    return sum(abs(c * moments[i].mean(t)) for i, part in parts for t, c in part.items())
+    return sum(abs(c * pool[i].mean(t)) for i, part in parts for t, c in part.items())
 
 
-def units_of(
-    linear: Linear, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
-) -> list[FloatArray] | None:
+def units_of(linear: Linear, pool: Pool) -> list[FloatArray] | None:
     """Return what each unit adds to a combination, centred by logger, for each stratum.
 
     None without slices of its terms.  The strata are the loggers, or all buckets together.
     """
-    if not _has_units(linear, moments, buckets):
+    if not _has_units(linear, pool):
         return None
-    return [units[0] for units in _units([linear], moments, buckets)]
+    return [units[0] for units in _units([linear], pool)]
 
 
-def _has_units(
-    linear: Linear, moments: MomentsByLogger, buckets: Sequence[MomentsByLogger]
-) -> bool:
+def _has_units(linear: Linear, pool: Pool) -> bool:
     """Test if there are buckets, or slices of every term of a combination."""
-    if len(buckets) > 1:
+    if pool.clustered:
         return True
     used = {i: [t for t, c in parts.items() if c] for i, parts in linear.parts.items()}
     return all(
-        m.slices and all(t in m.slices for t in used.get(i, ())) for i, m in moments.items()
+        m.slices and all(t in m.slices for t in used.get(i, ())) for i, m in pool.items()
     )
 
 
-def _units(
-    linears: Sequence[Linear],
-    moments: MomentsByLogger,
-    buckets: Sequence[MomentsByLogger],
-    *,
-    pooled: bool = False,
-) -> list[FloatArray]:
+def _units(linears: Sequence[Linear], pool: Pool, *, pooled: bool = False) -> list[FloatArray]:
     """Return what each unit adds to combinations, shape (combinations, units), by stratum.
 
     Sums are centred by logger, or by the mean over all rows if `pooled`.
     """
-    rows = sum(m.count for m in moments.values())
-    parts = {i: _coefficients([linear.parts.get(i, {}) for linear in linears]) for i in moments}
-    means = {i: c @ moments[i].means_of(terms) for i, (terms, c) in parts.items()}
+    parts = {i: _coefficients([linear.parts.get(i, {}) for linear in linears]) for i in pool}
+    means = {i: c @ pool[i].means_of(terms) for i, (terms, c) in parts.items()}
     overall = sum(means.values(), np.zeros(len(linears)))
     strata = []
     for i, (terms, coefficients) in parts.items():
-        if len(buckets) > 1:
-            counts, sums = centred_buckets(terms, i, moments[i], buckets)
+        if pool.clustered:
+            counts, sums = centred_buckets(terms, i, pool)
             units, shift = coefficients @ sums, np.zeros(len(linears))
         else:
-            counts, sums = slice_sums(terms, moments[i])
-            units, shift = coefficients @ sums / moments[i].count, -means[i] / moments[i].count
+            counts, sums = slice_sums(terms, pool[i])
+            units, shift = coefficients @ sums / pool[i].count, -means[i] / pool[i].count
         if pooled:
-            shift += means[i] / moments[i].count - overall / rows
+            shift += means[i] / pool[i].count - overall / pool.rows
         units += np.outer(shift, counts)
         strata.append(units)
-    return [sum(strata[1:], strata[0])] if len(buckets) > 1 else strata
+    return [sum(strata[1:], strata[0])] if pool.clustered else strata
 
 
 def _coefficients(parts: Sequence[Mapping[Term, float]]) -> tuple[list[Term], FloatArray]:
@@ -178,13 +155,14 @@ def _coefficients(parts: Sequence[Mapping[Term, float]]) -> tuple[list[Term], Fl
 
 
 def centred_buckets(
-    terms: Sequence[Term], logger: str, moments: Moments, buckets: Sequence[MomentsByLogger]
+    terms: Sequence[Term], stratum: Stratum, pool: Pool
 ) -> tuple[FloatArray, FloatArray]:
-    """Return a logger's rows in each bucket, and what they add to the mean of each term."""
-    counts, sums = np.zeros(len(buckets)), np.zeros((len(terms), len(buckets)))
-    present, rows, means = stacked(buckets, logger, terms)
+    """Return a stratum's rows in each bucket, and what they add to the mean of each term."""
+    size, whole = len(pool.buckets), pool[stratum]
+    counts, sums = np.zeros(size), np.zeros((len(terms), size))
+    present, rows, means = pool.bucket_means(stratum, terms)
     counts[present] = rows
-    sums[:, present] = rows / moments.count * (means - moments.means_of(terms)).T
+    sums[:, present] = rows / whole.count * (means - whole.means_of(terms)).T
     return counts, sums
 
 

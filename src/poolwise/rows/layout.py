@@ -16,7 +16,7 @@ import numpy as np
 from sqlglot import exp
 
 from poolwise.errors import Fault, LogError, UsageError
-from poolwise.moments.cells import Cell, periods_of
+from poolwise.moments.pool import Cell, Stratum, list_periods
 from poolwise.moments.tallies import slots_of
 from poolwise.rows.rules import (
     EXCLUDED,
@@ -91,7 +91,7 @@ class Layout:
     period_shares: tuple[tuple[float, ...], ...] = ()
 
     @property
-    def strata(self) -> tuple[str, ...]:
+    def strata(self) -> tuple[Stratum, ...]:
         """Keys of the moments: the cells, or the loggers."""
         return self.cells or self.loggers
 
@@ -104,7 +104,7 @@ class Layout:
     @cached_property
     def period_codes(self) -> dict[str | None, int]:
         """Number of each period of the cells."""
-        return {period: k for k, period in enumerate(periods_of(self.cells))}
+        return {period: k for k, period in enumerate(list_periods(self.cells))}
 
     @cached_property
     def cell_numbers(self) -> IntArray:
@@ -303,7 +303,7 @@ def period_shares(
 ) -> tuple[tuple[float, ...], ...]:
     """Return each logger's share of the rows of each period, shape (periods, crossed)."""
     shares = []
-    for period in periods_of(cells):
+    for period in list_periods(cells):
         counts = {cell.logger: n for cell, n in cells.items() if cell.period == period}
         total = sum(counts.values())
         shares.append(tuple(counts.get(label, 0) / total for label in crossed))

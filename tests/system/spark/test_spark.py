@@ -43,7 +43,6 @@ from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.learning.learn import learn
 from poolwise.log.log import Log
-from poolwise.moments.moments import pooled
 from poolwise.moments.terms import REWARD, WEIGHT, Needs
 from poolwise.rows.reader import RowGroup
 from poolwise.rows.reward_model import GivenModel
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
 
     from poolwise.engines.base import Engine, Rows
     from poolwise.log.policy import Batch, PolicyLike
-    from poolwise.moments.moments import Moments
+    from poolwise.moments.pool import Pool
     from tests.system.spark.conftest import Cluster
 
 TARGETS = {"target": "t"}
@@ -387,22 +386,21 @@ def test_files_have_the_buckets_of_duckdb(
 ) -> None:
     log = replace(log_of(table), source=str(folder), cluster=unit)
     with spark.open(log, TARGETS) as rows:
-        (buckets,) = rows.bucketed([NEEDS], 7)
+        (pool,) = rows.bucketed([NEEDS], 7)
     with DuckDB().open(log, TARGETS) as local:
         (expected,) = local.bucketed([NEEDS], 7)
-    assert len(buckets) == len(expected) == 7
-    for bucket, same in zip(buckets, expected, strict=True):
+    assert len(pool.buckets) == len(expected.buckets) == 7
+    for bucket, same in zip(pool.buckets, expected.buckets, strict=True):
         assert_moments_agree(bucket, same)
 
 
 def test_buckets_of_rows_add_up_to_a_table(session: SparkSession, table: pa.Table) -> None:
     log = replace(log_of(table), source=session.createDataFrame(table).repartition(3))
     with Spark(session).open(log, TARGETS) as rows:
-        (buckets,) = rows.bucketed([NEEDS], 7)
+        (pool,) = rows.bucketed([NEEDS], 7)
     judge = numbers.moments(Reference(), log_of(table), NEEDS)
-    assert len(buckets) == 7
-    summed = {k: pooled(b[k] for b in buckets) for k in judge}
-    assert_moments_agree({k: replace(m, tails={}) for k, m in summed.items()}, judge)
+    assert len(pool.buckets) == 7
+    assert_moments_agree({k: replace(pool[k], tails={}) for k in judge}, judge)
 
 
 def test_clusters_of_a_table_have_the_errors_of_duckdb(spark: Spark, table: pa.Table) -> None:
@@ -567,7 +565,7 @@ def test_a_file_that_workers_do_not_see_is_named(
         evaluate(replace(log_of(table), source=str(folder)), TARGETS, engine=spark)
 
 
-def bits(found: Mapping[str, Moments]) -> bytes:
+def bits(found: Pool) -> bytes:
     return pickle.dumps([(m.count, m.means, m.scatter, m.tails) for m in found.values()])
 
 
