@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
+from poolwise.engines.base import Rows
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.betting import Bets
@@ -137,7 +138,7 @@ def test_rewards_outside_their_range_are_refused(
 # ---------------------------------------- bets on known histograms
 
 
-class Rows:
+class KnownRows(Rows):
     """Rows of four payoffs, in four blocks of two strata: most is gained before the end."""
 
     def __init__(self) -> None:
@@ -163,7 +164,7 @@ class Rows:
 def test_each_target_has_bets_on_its_own_gains_and_losses(
     sides: Sides, *, mixed: bool, trained: bool | None
 ) -> None:
-    rows, limits = Rows(), (-1.0, 4.0)
+    rows, limits = KnownRows(), (-1.0, 4.0)
     log = plain_log(mixed=mixed, cluster=None, reward_range=limits)
     options = {} if trained is None else {"trained": trained}
     intervals = by_betting(rows, ["t", "u"], log, 0.5, sides, **options)
@@ -186,8 +187,8 @@ def test_each_target_has_bets_on_its_own_gains_and_losses(
 def test_bets_on_trained_loggers_have_no_clusters() -> None:
     log = plain_log(mixed=True, cluster="user")
     with refused(UsageError):
-        by_betting(Rows(), ["t", "u"], log, 0.9, "two", trained=True)
-    assert set(by_betting(Rows(), ["t", "u"], log, 0.9, "two")) == {"t", "u"}
+        by_betting(KnownRows(), ["t", "u"], log, 0.9, "two", trained=True)
+    assert set(by_betting(KnownRows(), ["t", "u"], log, 0.9, "two")) == {"t", "u"}
 
 
 def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
@@ -207,7 +208,7 @@ def test_guarantees_need_the_range() -> None:
     with refused(UsageError):
         guarantee_needs(without, "smoothed", crossed=True)
     with refused(UsageError):
-        by_betting(Rows(), ["t", "u"], without, 0.9, "two")
+        by_betting(KnownRows(), ["t", "u"], without, 0.9, "two")
 
 
 @pytest.mark.parametrize("method", ["bernstein", "likelihood", "normal"])

@@ -99,15 +99,10 @@ def local_log(log: Log, engine: EngineLike) -> Iterator[tuple[Log, DuckDB]]:
     """
     from poolwise.engines.duckdb import DuckDB
 
-    reader: Any = as_engine(engine, log)
+    reader = as_engine(engine, log)
     if isinstance(reader, DuckDB):
         yield log, reader
         return
-    if not hasattr(reader, "learner_batches"):
-        raise UsageError(
-            f"learning needs rows, and {type(reader).__name__} has none: use DuckDB, Spark or "
-            "a warehouse"
-        )
     with temporary_folder() as folder:
         for number, batch in enumerate(reader.learner_batches(log)):
             pq.write_table(_plain(batch), folder / f"{number:09}.parquet")

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.base import CHANGED
+from poolwise.engines.base import CHANGED, Engine
 from poolwise.engines.copies import CopySample, copies_query
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
@@ -38,12 +38,13 @@ from poolwise.rows.append import append_scores, fix_order, scored_batches, write
 from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import PlainFrame, plain_frame
-from poolwise.rows.guard import first_line, lock
+from poolwise.rows.guard import first_line, lock, named_files
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.output import stage, temporary_folder
 from poolwise.rows.reader import QUERY_ROWS, Stream, label_counts
+from poolwise.rows.repeats import REMOTE
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import rows
 from poolwise.rows.streams import plain_stream
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DuckDB:
+class DuckDB(Engine):
     """Evaluates files, frames and queries in this process.
 
     Attributes:
@@ -328,15 +329,17 @@ class DuckDBRows(KernelRows):
                 return ()
         return super().missing
 
-    def copies(self, part: int = 1) -> dict[int, int]:
-        """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.
+    def local_files(self, log: Log) -> list[str]:
+        files = (file for file, _ in named_files(log, self.connect))
+        return [file for file in files if not REMOTE.match(file)]
 
-        Only every `part`-th content is counted.
-        """
+    def copies(self, part: int = 1) -> dict[int, int]:
         return {n["copies"]: n["contents"] for n in self._answer(copies_query(part))}
 
+    def sampled_copies(self) -> dict[int, int] | None:
+        return self.copied.contents() if self.copied.watched else None
+
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
-        """Return values of terms in at most about `most` rows, and the share of each row."""
         layout = layout_of(self.table, self.counts)
         kernel = Kernel(layout, Workspace(Needs(means=terms, extremes=terms), self.batch_rows))
         counts = np.array(list(self.counts.values()))
@@ -348,7 +351,6 @@ class DuckDBRows(KernelRows):
         return values, shares / shares.sum()
 
     def times(self) -> dict[str, tuple[object, object]]:
-        """Return the first and last time of each logger, if the log has a column of times."""
         if not self.timed:
             return {}
         columns = self._answer("DESCRIBE log")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.engines.base import Rows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell
@@ -65,7 +66,7 @@ class Support:
 
 
 @dataclass(frozen=True, eq=False)
-class FiniteProblem:
+class FiniteProblem(Rows):
     """Contexts, actions, rewards and policies as small arrays.
 
     Attributes:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlglot import exp
 
 from poolwise.engines import as_engine, with_loggers
-from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.output import json_text, listed_findings
 from poolwise.evaluation.read import copy_findings, live_in, named_log, open_rows
@@ -114,7 +113,7 @@ def score_log(
     targets: Mapping[str, PolicyLike] | PolicyLike,
     path: str | PathLike[str],
     *,
-    engine: DuckDB | None = None,
+    engine: EngineLike = None,
 ) -> ScoredLog:
     """Write a Parquet file with the log's columns and one column per Python policy.
 
@@ -126,18 +125,13 @@ def score_log(
         targets: New policies by name.
         path: The file to write, ending in ``.parquet``; an existing file is replaced unless
             the log reads it.
-        engine: Limits of threads and memory.
+        engine: Limits of threads and memory, as ``DuckDB(threads=4)``.
 
     Returns:
         The log in that file and its targets, for ``evaluate(*score_log(...))``.
     """
     named, file, log = named_targets(targets), Path(path), with_loggers(log)
     scorer = as_engine(engine, log)
-    if not isinstance(scorer, DuckDB):
-        raise UsageError(
-            "score_log reads the rows on this machine: leave out `engine` and `connection`, "
-            "and give the rows as files, a frame or a SELECT"
-        )
     refuse_output(file, PARQUET, files_of(log))
     with whole_file(file) as unfinished:
         roles, names = scorer.score(log, named, unfinished, _names)

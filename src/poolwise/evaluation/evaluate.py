@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.provenance import on_own
-from poolwise.engines.base import BlockRows
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators import by_default, recommend
 from poolwise.evaluation.differences import incumbent_of
@@ -194,11 +193,6 @@ def _compared(rows: OpenLog, *, always: bool) -> str:
 def _bets(rows: OpenLog) -> dict[str, Interval]:
     """Return the betting interval of each target, from histograms of the rows."""
     asked = rows.request
-    if not isinstance(rows.rows, BlockRows):
-        raise UsageError(
-            "interval='betting' reads the rows in blocks, which requires the DuckDB or the "
-            "Spark engine; saved moments and databases have interval='smoothed'"
-        )
     learned = on_own(asked.log.trained_on, tuple(rows.rows.counts))
     trained = bool(learned) and asked.log.period is None
     return by_betting(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 from poolwise.diagnosis.provenance import on_own
-from poolwise.engines.base import SingleRows
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.comparison import without_training
@@ -120,8 +119,13 @@ def _planned(
     incumbent = incumbent_of(rows, baseline)
     answers = rows.read(also=incumbent.needs if wanted else Needs())
     formulas = {estimator.formula for estimator in rows.served.estimators.values()}
-    sampled = formulas & {"calibrated", "balanced"} or isinstance(rows.rows, SingleRows)
-    sample = _sample(rows.rows, name) if sampled and log.crossed and half_width else None
+    sample = None
+    if log.crossed and half_width:
+        try:
+            sample = _sample(rows.rows, name)
+        except UsageError:  # weighted and naive can do without
+            if formulas & {"calibrated", "balanced"}:
+                raise
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
     result, view = evaluation[name], answers.splits[name].whole
     usable = {e: s for e, s in rows.served.estimators.items() if e in result.estimates}
@@ -177,11 +181,6 @@ def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
 
 
 def _sample(rows: Rows, name: str) -> RowSample:
-    if not isinstance(rows, SingleRows):
-        raise UsageError(
-            "plans of calibrated and balanced read single rows, which DuckDB alone can do: ask "
-            "for weighted and naive, or plan on a sample of the log"
-        )
     terms = (
         BALANCED_REWARD.bind(name),
         BALANCED_WEIGHT.bind(name),

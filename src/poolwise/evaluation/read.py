@@ -27,16 +27,13 @@ from poolwise.diagnosis.provenance import (
     text_order,
 )
 from poolwise.engines import as_engine, labelled
-from poolwise.engines.base import TalliedRows, only_crossed
+from poolwise.engines.base import only_crossed
 from poolwise.engines.duckdb import DuckDB, DuckDBRows
-from poolwise.engines.parallel import KernelRows
-from poolwise.engines.spark import Spark
 from poolwise.errors import (
     Finding,
     LogError,
     PoolwiseError,
     RefusedError,
-    UsageError,
 )
 from poolwise.evaluation.per_request import refuse_split, rows_by_segment
 from poolwise.evaluation.request import BY_BUCKET, served
@@ -53,11 +50,10 @@ from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.cells import periods_of
 from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, PERIOD_WEIGHT, WEIGHT, Needs, unite
-from poolwise.rows.guard import named_files
-from poolwise.rows.repeats import REMOTE, equal_files
+from poolwise.rows.repeats import equal_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from poolwise.engines.base import EngineLike, Rows
@@ -151,7 +147,7 @@ def live_in(rows: Rows, log: Log) -> Log | None:
 
 def missing_in(rows: Rows, log: Log) -> tuple[str, ...]:
     """Return the loggers whose probabilities are missing where they are not live."""
-    return rows.missing if _may_be_live(log) and isinstance(rows, KernelRows) else ()
+    return rows.missing if _may_be_live(log) else ()
 
 
 def _live(log: Log, missing: tuple[str, ...]) -> Log:
@@ -263,7 +259,7 @@ class OpenLog:
         asked, requests = self.request, self.request.log.requests
         if asked.by is None or requests is None:
             return {}
-        return rows_by_segment(self.kernel_rows, requests, asked.by)
+        return rows_by_segment(self.rows, requests, asked.by)
 
     @property
     def splits_requests(self) -> bool:
@@ -276,14 +272,9 @@ class OpenLog:
         whole = 1 if requests is None else requests.rows
         return self.request_rows.get(segment, whole) / whole
 
-    @property
-    def kernel_rows(self) -> KernelRows:
-        """The rows, where they can be summed by period or by segment."""
-        return _kernel_rows(self.rows)
-
     def strata_of(self, estimator: Estimator) -> tuple[str, ...]:
         """Return the keys of the moments that an estimator reads: cells or loggers."""
-        return tuple(self.kernel_rows.cells if estimator.by_cell else self.rows.counts)
+        return tuple(self.rows.cells if estimator.by_cell else self.rows.counts)
 
     def needs_of(self, estimator: Estimator) -> Needs:
         """Return the moments that an estimator needs of this log."""
@@ -295,14 +286,15 @@ class OpenLog:
         `compared` names the estimator that targets are compared in; empty if they are not.
         """
         asked, needs, pairs = self.request, self.served.needs | also, NOTHING
-        rows = self.rows if asked.log.period is None else self.kernel_rows.by_period
+        rows = self.rows if asked.log.period is None else self.rows.by_period
         if compared:
             own = self.needs_of(self.served.estimators[compared])
             pairs = united(own, asked.names, crossed=asked.log.crossed)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
         if asked.clustered or asked.method in BY_BUCKET:
-            (*parts, means), whole = _bucketed(rows, bound, pairs)
+            every = [*bound, Needs(means=pairs.terms)]
+            (*parts, means), whole = rows.bucketed_and_tallied(every, BUCKETS, pairs)
         else:
             whole = rows.moments(unite([*bound, pairs]))
             parts = [[whole]] * len(bound)
@@ -319,14 +311,10 @@ class OpenLog:
             *(cluster_findings(clusters, asked.method) if clustered else ()),
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
-            *getattr(rows, "notes", ()),
+            *rows.notes,
             *_undeclared(asked.log, rows, next(iter(splits.values())).whole),
             *copy_findings(rows, asked.log, sampled=True),
-            *(
-                ()
-                if asked.log.period is None
-                else text_order(periods_of(self.kernel_rows.cells))
-            ),
+            *(() if asked.log.period is None else text_order(periods_of(self.rows.cells))),
         )
         moments = (splits, whole, compared, pairs, means)
         answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)
@@ -345,23 +333,13 @@ def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
             raise
 
 
-def _kernel_rows(rows: Rows) -> KernelRows:
-    """Return rows that can be summed by period or segment; reject others."""
-    if isinstance(rows, KernelRows):
-        return rows
-    raise UsageError(
-        "`period` requires an engine that reads rows, DuckDB or Spark: leave out `engine` "
-        "and `connection`, or leave out `period`"
-    )
-
-
 def _settled(asked: Request, rows: Rows) -> OpenLog:
     """Settle which estimators the rows can serve."""
     rows, log = only_crossed(rows, asked.log)
     asked, loggers = replace(asked, log=log), tuple(rows.counts)
     check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
     shaped = asked.method == "skew" and rows.shaped
-    cells = () if log.period is None else tuple(_kernel_rows(rows).cells)
+    cells = () if log.period is None else tuple(rows.cells)
     usable = served(asked, loggers, cells, shaped=shaped)
     if asked.method in GUARANTEES:
         refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
@@ -369,7 +347,7 @@ def _settled(asked: Request, rows: Rows) -> OpenLog:
         usable = replace(usable, needs=usable.needs | needs)
     settled = OpenLog(asked, rows, usable)
     if log.requests is not None and log.period is not None:
-        refuse_split(settled.kernel_rows, log.requests)
+        refuse_split(settled.rows, log.requests)
     if asked.by is not None:
         settled.request_rows  # noqa: B018 - refuses segments before the pass
     return settled
@@ -381,53 +359,22 @@ def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Findi
     All columns are compared, after a pass only if its sample has copies.  Rows of one
     `cluster` may be copies.
     """
-    if not isinstance(rows, KernelRows) or log.cluster is not None:
+    if log.cluster is not None:
         return ()
-    connect = rows.connect if isinstance(rows, DuckDBRows) else None
-    files = [file for file, _ in named_files(log, connect) if not REMOTE.match(file)]
-    equal = equal_files_found(equal_files(files))
-    if equal or not isinstance(rows, DuckDBRows):
+    equal = equal_files_found(equal_files(rows.local_files(log)))
+    contents = None if equal else rows.sampled_copies() if sampled else rows.copies()
+    if contents is None:
         return equal
-    if not sampled:
-        contents = rows.copies()
-        return doubled_rows(contents) or hidden_copies(contents)
-    contents = rows.copied.contents()
-    if doubled_rows(contents):
-        return doubled_rows(rows.copies(1 + sum(rows.counts.values()) // MOST_COMPARED))
-    return hidden_copies(contents, CHECKED) if rows.copied.watched else ()
+    doubled = doubled_rows(contents)
+    if doubled and sampled:
+        part = 1 + sum(rows.counts.values()) // MOST_COMPARED
+        return doubled_rows(rows.copies(part) or {})
+    return doubled or hidden_copies(contents, CHECKED if sampled else "")
 
 
 def open_rows(asked: Request, engine: EngineLike) -> AbstractContextManager[Rows]:
     """Open the log of a request with the engine that reads it."""
-    chosen, extra = as_engine(engine, asked.log), asked.extra
-    if not (extra.predicted_reward or extra.mixture or extra.segment):
-        return chosen.open(asked.log, asked.targets)
-    if extra.learners and not isinstance(chosen, DuckDB):
-        raise UsageError(
-            "only the DuckDB engine learns a reward model or an estimated mixture: leave "
-            "`engine` out, or write the predictions as columns of the log first"
-        )
-    if extra.segment and not isinstance(chosen, DuckDB | Spark):
-        raise UsageError(
-            "`by` sums rows by segment, which requires rows and the DuckDB or Spark engine"
-        )
-    if not isinstance(chosen, DuckDB | Spark):
-        raise UsageError(
-            "columns of a `mixture` or of predicted rewards require the DuckDB or the Spark "
-            "engine: read the rows with one of them, or leave these columns out"
-        )
-    return chosen.open(asked.log, asked.targets, extra)
-
-
-def _bucketed(
-    rows: Rows, bound: Sequence[Needs], pairs: Needs
-) -> tuple[list[Buckets], MomentsByLogger]:
-    """Return moments of the buckets, and of all rows what is not needed of each bucket."""
-    needs = [*bound, Needs(means=pairs.terms)]
-    if isinstance(rows, TalliedRows):
-        buckets, whole = rows.bucketed_and_tallied(needs, BUCKETS, pairs)
-        return [*buckets], whole
-    return [*rows.bucketed(needs, BUCKETS)], rows.moments(pairs) if pairs.terms else {}
+    return as_engine(engine, asked.log).open(asked.log, asked.targets, asked.extra)
 
 
 def split_of(buckets: Buckets, needs: Needs, target: str) -> Split:
@@ -454,6 +401,6 @@ def _undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding
     It matters only where estimates pool the loggers, which requires cross-propensities.
     """
     declared = log.period is not None or bool(log.trained_on)
-    if declared or not log.crossed or len(moments) < 2 or not isinstance(rows, DuckDBRows):
+    if declared or not log.crossed or len(moments) < 2:
         return ()
     return succession(moments, rows.times())

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.engines import with_loggers
-from poolwise.engines.base import QueryRows
 from poolwise.engines.files import (
     holds_moments,
     question,
@@ -33,7 +31,7 @@ from poolwise.moments.terms import unite
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.engines.base import EngineLike, Rows
+    from poolwise.engines.base import EngineLike
     from poolwise.evaluation.request import IntervalMethod
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -70,7 +68,7 @@ def summarise(
     with open_rows(Request(log, named), engine) as rows:
         if counts is not None and log.crossed:
             manifest = _checked(counts, log)
-            weighted = _fixed(rows, manifest)
+            weighted = rows.with_shares(manifest)
         else:
             manifest = dict(rows.counts) if log.crossed else {}
             weighted = rows
@@ -92,17 +90,6 @@ def _checked(counts: Mapping[str, float], log: Log) -> dict[str, float]:
     if not all(0 < count < float("inf") for count in by_label.values()):
         raise UsageError(f"`counts` must be above 0 and finite, got {by_label}")
     return {label: by_label[label] for label in loggers}
-
-
-def _fixed(rows: Rows, manifest: Mapping[str, float]) -> Rows:
-    """Weight the rows against the mixture of a manifest."""
-    if not isinstance(rows, QueryRows):
-        raise UsageError(
-            "`counts` require rows, and this engine has only moments: leave `counts` out, or "
-            "summarise with DuckDB or over a connection"
-        )
-    present = tuple(label for label in rows.table.labels if label in rows.all_counts)
-    return replace(rows, table=replace(rows.table, shares=manifest, labels=present))
 
 
 def query_text(

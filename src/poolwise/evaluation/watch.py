@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from poolwise.diagnosis.provenance import text_order
-from poolwise.engines.base import BlockRows
 from poolwise.engines.files import policy_text
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
 from poolwise.evaluation.output import Result
@@ -305,8 +304,6 @@ def _payoffs(asked: Asked, targets: Sequence[str]) -> list[Payoff]:
 
 def _state(rows: OpenLog, asked: Asked, number: int) -> State:
     """Return the rows as a state of their own."""
-    if not isinstance(rows.rows, BlockRows):
-        raise UsageError("watch reads rows, which requires the DuckDB or the Spark engine")
     payoffs = _payoffs(asked, rows.request.names)
     settled = rows.rows.settle(payoffs, pooled=rows.request.log.mixed, watched=True)
     blocks = _blocks(settled, tuple(rows.rows.counts), number)

@@ -25,7 +25,7 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from poolwise.engines.base import BlockRows
+    from poolwise.engines.base import Rows
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.moments.moments import MomentsByLogger
@@ -91,7 +91,7 @@ def known_range(log: Log, method: str) -> tuple[float, float]:
 
 
 def by_betting(
-    rows: BlockRows,
+    rows: Rows,
     targets: Sequence[str],
     log: Log,
     level: float,
