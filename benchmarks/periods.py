@@ -34,6 +34,7 @@ from poolwise.intervals.skew import auto_interval, interval_needs
 from poolwise.intervals.student import Limits
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import by_logger, selected
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.layout import Layout, period_shares
@@ -207,10 +208,7 @@ def prepared(setting: Setting) -> Prepared:
         cells=tuple(counts),
         period_shares=period_shares(counts, labels),
     )
-    own = [
-        e.needs(tuple(counts) if name.startswith("period") else labels, crossed=True)
-        for name, e in ESTIMATORS.items()
-    ]
+    own = [e.needs(Coverage.complete(labels, counts)) for e in ESTIMATORS.values()]
     needs = unite(n | interval_needs(n, labels) for n in own)
     workspace = Workspace(unite(needs.bind(name) for name in TARGETS))
     return Prepared(tuple(counts), layout, needs, workspace, Kernel(layout, workspace))

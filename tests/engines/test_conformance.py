@@ -98,6 +98,7 @@ def test_a_segment_is_part_of_a_pass() -> None:
             "settle",
             "sample",
             "without",
+            "mix_own",
             "with_shares",
         }
 
@@ -155,8 +156,7 @@ def test_every_capability_is_refused_somewhere() -> None:
 
 ALLOWED = {
     "poolwise.engines.base": None,  # every name
-    "poolwise.engines": {"as_engine", "labelled", "with_loggers"},
-    "poolwise.engines.duckdb": {"DuckDB", "DuckDBRows"},  # of `read`
+    "poolwise.engines": {"as_engine", "with_loggers"},
     "poolwise.engines.files": None,  # the format of saved moments
     "poolwise.engines.saved": {"Summary"},  # what `summarise` returns
 }

@@ -41,6 +41,7 @@ from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough, variance_l
 from poolwise.evaluation.plan import plan
 from poolwise.formats.labelled import digits_log
 from poolwise.moments.buckets import Split
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
 from tests.support.messages import check_findings, refused
@@ -652,7 +653,7 @@ def test_ranges_contain_the_exact_numbers_of_rows() -> None:
 
 
 def test_an_engine_without_slices_gives_no_range() -> None:
-    outlook = Outlook({}, {"naive": Naive()}, {}, None, 0.1, 0.95, crossed=False)
+    outlook = Outlook({}, {"naive": Naive()}, {}, None, 0.1, 0.95, Coverage(("a",)))
     bare = {i: replace(m, slices={}) for i, m in moments_of(LOG).items()}
     estimate = Naive().estimate(bare)
     split = Split([bare])
@@ -663,7 +664,7 @@ def test_an_engine_without_slices_gives_no_range() -> None:
 
 
 def moments_of(log: Log) -> dict[str, Moments]:
-    needs = Naive().needs(("1", "2"), crossed=False)
+    needs = Naive().needs(Coverage(("1", "2")))
     with DuckDB().open(log, {"t": "target_prob"}) as rows:
         bound = rows.moments(needs.bind("t"))
     return {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in bound.items()}

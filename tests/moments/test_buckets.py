@@ -25,6 +25,7 @@ from poolwise.moments.buckets import (
     jackknife_freedom,
     resampled,
 )
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import stratified, value_of
 from poolwise.moments.moments import Moments, pooled, together
 from poolwise.moments.terms import (
@@ -132,7 +133,7 @@ def test_shifts_of_means_are_those_of_the_samples() -> None:
 def test_a_value_alone_is_that_of_the_estimate() -> None:
     table = random_table(np.random.default_rng(62), {"a": 250, "b": 150})
     estimators = [make() for make in BY_NAME.values()]
-    needs = unite([e.needs(["a", "b"], crossed=True) for e in estimators])
+    needs = unite([e.needs(Coverage.complete(["a", "b"])) for e in estimators])
     with DuckDB().open(log_of(table), {"": "t"}) as rows:
         (buckets,) = rows.bucketed([needs], BUCKETS)
     for estimator in estimators:

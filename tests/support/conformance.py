@@ -28,7 +28,10 @@ CALLS: dict[str, Callable[[Rows, Log], object]] = {
     "saved": lambda rows, _: rows.saved,
     "shaped": lambda rows, _: rows.shaped,
     "notes": lambda rows, _: rows.notes,
-    "missing": lambda rows, _: rows.missing,
+    "live": lambda rows, _: rows.live,
+    "complete": lambda rows, _: rows.complete().counts,
+    "mix_own": lambda rows, _: rows.without("a").mix_own(),
+    "attempt": lambda rows, _: rows.attempt(lambda view: view.counts),
     "check": lambda rows, _: rows.check(),
     "moments": lambda rows, _: rows.moments(NEEDS),
     "bucketed": lambda rows, _: rows.bucketed([NEEDS], 5),
@@ -45,7 +48,14 @@ CALLS: dict[str, Callable[[Rows, Log], object]] = {
 }
 PERIODS = {"cells", "by_period", "requests_in_periods"}
 BLOCKS = PERIODS | {"settle", "sample"}
-NO_ROWS = BLOCKS | {"bucketed", "bucketed_and_tallied", "without", "check", "with_shares"}
+NO_ROWS = BLOCKS | {
+    "bucketed",
+    "bucketed_and_tallied",
+    "without",
+    "check",
+    "with_shares",
+    "mix_own",
+}
 
 
 def table_of_rows(rows: int = 60) -> pa.Table:

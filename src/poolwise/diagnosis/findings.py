@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.overlap import Overlap
     from poolwise.diagnosis.statistics import TailIndex
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.moments import MomentsByLogger
 
 ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones
@@ -298,7 +299,7 @@ def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def few_rewarded(
-    view: MomentsByLogger, *, crossed: bool, skewed: bool = False
+    view: MomentsByLogger, coverage: Coverage, *, skewed: bool = False
 ) -> list[Finding]:
     """Return a finding if the effective number of rewarded rows is small.
 
@@ -306,7 +307,7 @@ def few_rewarded(
     interval covers 85%, even if all weights are equal.  The skew-score interval guards
     against it where the pass returns powers, so the finding is then a note.
     """
-    term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
+    term = BALANCED_REWARD if coverage.crossed else WEIGHTED_REWARD
     whole = together(view)
     one_sign = whole.min(REWARD) >= 0 or whole.max(REWARD) <= 0
     effective = whole.effective(term) if one_sign and whole.has(term) else 0.0

@@ -29,9 +29,8 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poolwise.moments.buckets import Buckets
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.linear import Deviation
 
 Row = dict[str, object]
@@ -94,7 +93,7 @@ class Overlap:
         }
 
 
-def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
+def shown(coverage: Coverage) -> Needs:
     """Return the moments that the diagnosis needs."""
     own = Needs(
         means=(REWARD,),
@@ -103,8 +102,9 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
         tails=(WEIGHT,),
         histograms=(WEIGHT,),
     )
-    if not crossed:
+    if not coverage.crossed:
         return own
+    loggers = coverage.loggers
     kinds = (second_moment, weight_moment, unsupported_weight)
     # the last ratio follows from the others
     ratios = () if many(loggers) else tuple(map(ratio, loggers[:-1]))
@@ -118,10 +118,10 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
 
 
 def own_overlap(
-    view: MomentsByLogger, buckets: Buckets, *, crossed: bool
+    view: MomentsByLogger, buckets: Buckets, coverage: Coverage
 ) -> dict[str, Overlap]:
     """Return the statistics of each logger's own weights."""
-    if crossed:
+    if coverage.crossed:
         divergence = pooled_divergences(view)
     else:
         divergence = {i: m.var(WEIGHTED_REWARD) for i, m in view.items()}
@@ -129,7 +129,7 @@ def own_overlap(
     overlaps = {}
     for i, m in view.items():
         mean = deviation(Score({WEIGHT: 1.0}).of(i), view, buckets)
-        missing = whole.mean(unsupported_weight(i)) if crossed else 0.0
+        missing = whole.mean(unsupported_weight(i)) if coverage.crossed else 0.0
         overlaps[i] = _overlap(m, WEIGHT, divergence[i], mean, missing)
     return overlaps
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from poolwise.errors import NO_ROWS, Fault, LogError, UsageError, nearest
 from poolwise.moments.terms import Needs
@@ -23,6 +23,7 @@ from poolwise.rows.rules import (
     breaches,
     check_query,
     example_query,
+    mix_own,
     range_query,
     role_text,
     without,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
 NO_NEEDS = Needs()
+Answer = TypeVar("Answer")
 Line = Mapping[str, Any]  # one line of a database's answer
 MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
 CHANGED = Fault(
@@ -191,12 +193,25 @@ class Rows:
         return ()
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """Loggers without a probability in rows of periods in which they are not live.
-
-        Empty if one is missing where its logger is live.
-        """
+    def live(self) -> tuple[str, ...]:
+        """Loggers whose probability is missing where they are not live, and counts as 0."""
         return ()
+
+    def complete(self) -> Rows:
+        """Return the rows with probabilities of 0 where a policy was not live and has none.
+
+        A policy that was live on some days often has a probability only in the rows of these
+        days.  The mixture of a period needs no other.
+        """
+        return self
+
+    def mix_own(self) -> Rows | None:
+        """Return rows of an only logger with its propensity as the mixture; None if unable."""
+        return None
+
+    def attempt(self, ask: Callable[[Rows], Answer]) -> Answer:
+        """Ask a question of the rows, in the way that takes the fewest passes."""
+        return ask(self)
 
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger."""
@@ -428,6 +443,14 @@ class QueryRows(Rows, ABC):
             counted=None if self.table.drop else rest,
         )
 
+    @property
+    def live(self) -> tuple[str, ...]:
+        return self.table.live
+
+    def mix_own(self) -> Self:
+        (logger,) = self.counts
+        return replace(self, table=mix_own(self.table, logger), counted=self.counts)
+
     def with_shares(self, shares: Mapping[str, float]) -> Self:
         """Weight the rows against a mixture of the loggers in these shares, or row counts."""
         present = tuple(label for label in self.table.labels if label in self.all_counts)
@@ -450,15 +473,3 @@ def _example(line: Line, role: str) -> object:
     if value is not None or text is None:
         return value
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."
-
-
-def only_crossed(rows: Rows, log: Log) -> tuple[Rows, Log]:
-    """Use the own propensity of an only logger as its cross-propensity: it is the mixture."""
-    if log.crossed or log.mixture is not None or log.estimate_mixture is not False:
-        return rows, log
-    if not isinstance(rows, QueryRows) or len(rows.counts) > 1 or rows.table.propensity is None:
-        return rows, log
-    (label,) = rows.counts
-    table = replace(rows.table, propensities={label: rows.table.propensity}, labels=(label,))
-    crossed = replace(log, propensities={label: log.propensity})
-    return replace(rows, table=table, counted=rows.counts), crossed

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +31,7 @@ from poolwise.engines.parallel import (
 )
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
-from poolwise.errors import EngineError, LogError
-from poolwise.log.log import CleanLog
+from poolwise.errors import EngineError, LogError, RefusedError
 from poolwise.moments.terms import Needs
 from poolwise.rows.append import append_scores, fix_order, scored_batches, write_batches
 from poolwise.rows.folds import OrderedRows, learn
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
+    from poolwise.engines.base import Answer, Rows
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
     from poolwise.errors import Fault, Finding
@@ -107,10 +107,7 @@ class DuckDB(Engine):
                 source, roles = plain.source, _roles(log, targets, plain.names, extra)
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
-            unexplained = isinstance(log, CleanLog)
             if roles.scored or extra.learners:
-                if unexplained:  # the rows would be scored twice
-                    raise LogError([CHANGED])
                 table, source, notes = append_scores(*opened(), log, extra, source)
             yield DuckDBRows(
                 table,
@@ -120,7 +117,6 @@ class DuckDB(Engine):
                 self,
                 footers=Footers() if plain is None else plain.footers,
                 timed=plain is None or plain.timed,
-                unexplained=unexplained,
             )
 
     @contextmanager
@@ -200,7 +196,8 @@ class DuckDBRows(KernelRows):
         engine: Settings of the engine.
         footers: Footers of the files.
         timed: Whether the log may have a column of times.
-        unexplained: Whether bad rows raise an error at once, without their faults.
+        hopeful: Whether the rows are read as if none were bad: a bad row raises an error at
+            once, without a diagnosis.
         copied: Hashes of rows of the first pass, once there was one.
     """
 
@@ -210,7 +207,7 @@ class DuckDBRows(KernelRows):
     engine: DuckDB = field(default_factory=DuckDB)
     footers: Footers = field(default_factory=Footers, kw_only=True)
     timed: bool = field(default=False, kw_only=True)
-    unexplained: bool = field(default=False, kw_only=True)
+    hopeful: bool = field(default=False, kw_only=True)
     copied: CopySample = field(default_factory=CopySample, kw_only=True)
 
     @property
@@ -281,10 +278,22 @@ class DuckDBRows(KernelRows):
         complete = bool(labels) and {*self.table.labels} <= {*labels}
         return self.table.drop and complete and self._good == labels
 
+    def attempt(self, ask: Callable[[Rows], Answer]) -> Answer:
+        """Ask a question; if bad rows are dropped, first as if there were none.
+
+        To drop bad rows takes two passes, since the good rows fix the mixture.  Most logs have
+        no bad row, and are read in one.
+        """
+        if not self.table.drop:
+            return ask(self)
+        kept = replace(self.table, drop=False)
+        try:
+            return ask(replace(self, table=kept, hopeful=True, copied=CopySample()))
+        except (LogError, RefusedError):  # of bad rows, or of what they seem to say
+            return ask(self)
+
     def check(self) -> tuple[Fault, ...]:
-        if self.unexplained:
-            return (CHANGED,)
-        return () if self._all_good else super().check()
+        return () if self.hopeful or self._all_good else super().check()
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         (sums,) = self._sums_of([(layout, workspace)])
@@ -314,11 +323,6 @@ class DuckDBRows(KernelRows):
         with _reading():
             stream, layout = self._stream(work.layout)
             return fold(stream, work, layout, self._threads)
-
-    def with_roles(self, log: Log) -> Self:
-        """Return the same rows with the roles of another log of the same source."""
-        names = [str(line["column_name"]) for line in self._answer("DESCRIBE log")]
-        return replace(self, table=_roles(log, {}, names, NOTHING).table)
 
     @property
     def missing(self) -> tuple[str, ...]:

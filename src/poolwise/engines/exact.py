@@ -17,6 +17,7 @@ from poolwise.engines.base import Rows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
 from poolwise.moments.cells import Cell
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import WEIGHTED_REWARD, Factor, Needs
 
@@ -145,6 +146,12 @@ class FiniteProblem(Rows):
             if of_period.get(logger)
         }
 
+    @property
+    def coverage(self) -> Coverage:
+        """Every probability is known; if there are periods, loggers are those of cells."""
+        keys = tuple(self.strata)
+        return Coverage.complete(keys, [key for key in keys if isinstance(key, Cell)])
+
     @cached_property
     def value(self) -> float:
         """True mean reward of the target."""
@@ -199,7 +206,7 @@ class FiniteProblem(Rows):
         Without support the mean differs from the target's value: the estimate then has the
         finding ``biased``.
         """
-        needs = estimator.needs(tuple(self.strata), crossed=True)
+        needs = estimator.needs(self.coverage)
         estimate = estimator.estimate(self.moments(needs))
         gap = estimate.value - self.value
         if abs(gap) <= 1e-9 * max(1.0, abs(self.value)):

@@ -51,6 +51,7 @@ from poolwise.rows.layout import (
 )
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
 from poolwise.rows.repeats import REMOTE
+from poolwise.rows.rules import zero_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -236,8 +237,19 @@ class KernelRows(QueryRows):
         apart = self.apart is not None
         return self if apart else replace(self, apart=self.cells, counted=self.counts)
 
+    def complete(self) -> Self:
+        table = self.table
+        crossed = bool(table.labels) and {*table.labels} == {*table.propensities}
+        declared = table.period is not None and table.period_kind == "period"
+        live = self.missing if crossed and declared else ()
+        return replace(self, table=zero_missing(table, live)) if live else self
+
     @property
     def missing(self) -> tuple[str, ...]:
+        """Loggers without a probability in rows of periods in which they are not live.
+
+        Empty if one is missing where its logger is live.
+        """
         lines = self._lines(missing_query(self.table))
         live = {(line["period"], line["logger"]) for line in lines}
         lacking = [

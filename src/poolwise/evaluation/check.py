@@ -16,7 +16,7 @@ from sqlglot import exp
 from poolwise.engines import as_engine, with_loggers
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.output import json_text, listed_findings
-from poolwise.evaluation.read import copy_findings, live_in, named_log, open_rows
+from poolwise.evaluation.read import copy_findings, open_rows
 from poolwise.evaluation.request import Request, named_targets
 from poolwise.log.log import PART_LOGGER
 from poolwise.report.tables import Grid, as_html
@@ -91,14 +91,12 @@ def check(
 
     The DuckDB engine also counts exact copies of rows, unless the log has a `cluster`.
     """
-    log = named_log(log, engine)
+    log = with_loggers(log, engine)
     named = named_targets(targets) if targets else {}
     extra = NOTHING if log.mixture is None else mixture_extra(log)  # an estimate has no faults
-    with open_rows(Request(log, named, extra=extra), engine) as rows:
-        faults = rows.check()
-        if faults and (live := live_in(rows, log)):
-            return check(live, targets, engine=engine)
-        return CheckReport(faults, rows.all_counts, copy_findings(rows, log))
+    with open_rows(Request(log, named, extra=extra), engine) as declared:
+        rows = declared.complete()
+        return CheckReport(rows.check(), rows.all_counts, copy_findings(rows, log))
 
 
 class ScoredLog(NamedTuple):

@@ -392,10 +392,8 @@ class Incumbent:
         moments = split.whole
         if self.joins:
             estimator = answers.served.estimators[self.estimator]
-            strata = (
-                tuple(moments) if estimator.by_cell else answers.loggers
-            )  # not as in buckets
-            own = estimator.needs(strata, crossed=True)
+            coverage = replace(answers.served.coverage, loggers=answers.loggers)
+            own = estimator.needs(coverage)
             terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
             split = Split(selected_each(split.buckets, terms))
             estimate = estimator.estimate(selected(moments, terms))
@@ -472,7 +470,7 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
     usable = rows.served.estimators
     estimator = recommend(usable)
     incumbent = Incumbent(name, "" if baseline else default, estimator)
-    trained = asked.log.crossed and on_own(asked.log.trained_on, tuple(counts))
+    trained = rows.coverage.crossed and on_own(asked.log.trained_on, tuple(counts))
     if not estimator or trained or rows.rows.saved:
         return incumbent
     return _with_needs(incumbent, rows, usable[estimator])
@@ -484,10 +482,9 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     own, means = wanted.scattered, wanted.means
     factors = [factor for term in own for factor in term.factors]
     joins = (
-        asked.log.crossed
-        and not asked.extra.mixture
+        rows.coverage.crossed
         and all(f.name in OF_POLICY and not f.rule for f in factors)
-        and incumbent.name in _at_first(rows.strata_of(estimator))
+        and incumbent.name in _at_first(rows.coverage.strata(by_cell=estimator.by_cell))
     )
     if joins:
         weights = (BALANCED_WEIGHT, ratio(incumbent.name))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.errors import Finding
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.moments import Moments, MomentsByLogger
     from poolwise.moments.terms import Term
 
@@ -184,7 +185,7 @@ def listed_findings(findings: Sequence[Finding]) -> list[Row]:
 
 
 def fingerprint(
-    views: Mapping[str, MomentsByLogger], *, crossed: bool, timezone: str = UTC
+    views: Mapping[str, MomentsByLogger], coverage: Coverage, *, timezone: str = UTC
 ) -> str:
     """Return a hash of the rows with the probabilities of their policies.
 
@@ -194,11 +195,11 @@ def fingerprint(
 
     Args:
         views: Moments of each logger, by target.
-        crossed: Whether the mixture is known.
+        coverage: Which probabilities are known.
         timezone: Time zone of the log.
     """
     digest = sha256(b"" if timezone == UTC else f"{timezone}\n".encode())
-    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
+    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if coverage.crossed else (REWARD, WEIGHT)
     for target, view in sorted(views.items()):
         for logger, moments in sorted(view.items()):
             numbers = [number for term in terms for number in _numbers(moments, term)]

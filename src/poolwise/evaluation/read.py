@@ -1,9 +1,8 @@
 """Read: every verb reads its log here.
 
-`answered` asks the question of a verb, of the log in the form that takes the fewest passes.
-`opened` opens the log of a request and settles which estimators it can serve; then
-`OpenLog.read` unites their needs, makes one pass over the rows, and refuses rewards or targets
-that cannot be right.
+`run` opens the log of a request and runs a verb on it.  An `OpenLog` has the `Coverage` of the
+rows and the estimators that it supports; `OpenLog.read` unites their needs, makes one pass over
+the rows, and refuses rewards or targets that cannot be right.
 
 One pass by period and logger serves all estimators: those of periods read the moments of
 cells; all others read the same moments, merged over the periods of each logger.
@@ -11,10 +10,9 @@ cells; all others read the same moments, merged over the periods of each logger.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from poolwise.diagnosis.findings import cluster_findings
 from poolwise.diagnosis.provenance import (
@@ -26,13 +24,9 @@ from poolwise.diagnosis.provenance import (
     succession,
     text_order,
 )
-from poolwise.engines import as_engine, labelled
-from poolwise.engines.base import only_crossed
-from poolwise.engines.duckdb import DuckDB, DuckDBRows
+from poolwise.engines import as_engine
 from poolwise.errors import (
     Finding,
-    LogError,
-    PoolwiseError,
     RefusedError,
 )
 from poolwise.evaluation.per_request import refuse_split, rows_by_segment
@@ -45,19 +39,20 @@ from poolwise.intervals.guarantees import (
     refuse_outside,
 )
 from poolwise.intervals.student import Limits
-from poolwise.log.log import CleanLog, LiveLog, Log
 from poolwise.moments.buckets import BUCKETS, Split
 from poolwise.moments.cells import periods_of
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import PooledLoggers, by_logger, selected_each
 from poolwise.moments.terms import BALANCED_WEIGHT, PERIOD_WEIGHT, WEIGHT, Needs, unite
 from poolwise.rows.repeats import equal_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from poolwise.engines.base import EngineLike, Rows
     from poolwise.evaluation.request import Request, Served
+    from poolwise.log.log import Log
     from poolwise.moments.buckets import Buckets
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.moments import MomentsByLogger
@@ -66,110 +61,6 @@ T = TypeVar("T")
 NOTHING = Needs()
 MOST_COMPARED = 1 << 22  # contents of rows that are compared after a pass
 CHECKED = "`pw.check` (`poolwise check`) compares all columns of the rows."
-READ_AGAIN = frozenset({"parquet", "frame"})  # kinds of sources whose rows are not copied
-
-
-class IncompleteError(Exception):
-    """A log lacks probabilities, but only of policies that are not live.
-
-    Attributes:
-        missing: Loggers whose probabilities are missing.
-    """
-
-    def __init__(self, missing: tuple[str, ...]) -> None:
-        self.missing = missing
-        super().__init__(*missing)
-
-
-def answered(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
-    """Ask a question of a log; if bad rows are dropped, first as if there were none.
-
-    To drop bad rows takes two passes, since the good rows fix the mixture.  Most logs have no
-    bad row: as a `CleanLog` they are read in one.  If that fails for any reason, the log is
-    read as it is, and `ask` raises its own error.
-    """
-    log = named_log(log, engine)
-    if _may_be_clean(log, engine):
-        try:
-            return ask(CleanLog(**_arguments(log) | {"on_fault": "raise"}))
-        except IncompleteError as error:
-            return ask(_live(log, error.missing))
-        except PoolwiseError:
-            pass
-    return answered_live(log, engine, ask)
-
-
-def answered_live(log: Log, engine: EngineLike, ask: Callable[[Log], T]) -> T:
-    """Ask a question of a log that may lack probabilities of policies that are not live.
-
-    Complete logs are read once: missing probabilities are counted after the rows were
-    refused, or before if they would be dropped.
-    """
-    log = named_log(log, engine)
-    if log.on_fault == "drop":
-        return ask(live_log(log, engine) or log)
-    try:
-        return ask(log)
-    except IncompleteError as error:
-        return ask(_live(log, error.missing))
-
-
-def named_log(log: Log, engine: EngineLike) -> Log:
-    """Return the log with propensities by label, as a `LiveLog` if some are missing.
-
-    The rows that are open for a pattern are looked at; the question reports other faults.
-    """
-    with labelled(log, engine) as (named, rows):
-        if isinstance(rows, DuckDBRows) and named.period is not None:
-            with suppress(PoolwiseError):
-                return live_in(rows.with_roles(named), named) or named
-    return named
-
-
-def live_log(log: Log, engine: EngineLike) -> Log | None:
-    """Return a log that lacks only probabilities of policies that are not live; else None."""
-    if not _may_be_live(log):
-        return None
-    with as_engine(engine, log).open(log, {}) as rows:
-        return live_in(rows, log)
-
-
-def live_in(rows: Rows, log: Log) -> Log | None:
-    """Return the log of open rows that lacks no other probabilities than such; else None.
-
-    A policy that was live on some days often has a probability only in the rows of these
-    days.  The mixture of a period needs no other: the estimates by period of a `LiveLog` are
-    those of a complete log but for the shares of the periods.
-    """
-    missing = missing_in(rows, log)
-    return _live(log, missing) if missing else None
-
-
-def missing_in(rows: Rows, log: Log) -> tuple[str, ...]:
-    """Return the loggers whose probabilities are missing where they are not live."""
-    return rows.missing if _may_be_live(log) else ()
-
-
-def _live(log: Log, missing: tuple[str, ...]) -> Log:
-    return LiveLog(**_arguments(log), incomplete=missing)
-
-
-def _may_be_live(log: Log) -> bool:
-    return log.period is not None and log.crossed and log.estimate_mixture is False
-
-
-def _arguments(log: Log) -> dict[str, Any]:
-    return {f.name: getattr(log, f.name) for f in fields(log)}
-
-
-def _may_be_clean(log: Log, engine: EngineLike) -> bool:
-    """Test if bad rows would be dropped by DuckDB, from a source that is cheap to open."""
-    if type(log) is not Log or log.on_fault != "drop" or log.connection is not None:
-        return False
-    if not all(part.kind in READ_AGAIN for part in log.parts):
-        return False
-    chosen = as_engine(None, log) if engine is None else engine
-    return isinstance(chosen, DuckDB) or engine == "duckdb"
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +107,7 @@ class Answers:
         """Return the bounds on the rows of a target, for intervals without spread."""
         asked, split = self.request, self.splits[target]
         whole = split.whole.values()
-        weights = [WEIGHT, BALANCED_WEIGHT] if asked.log.crossed else [WEIGHT]
+        weights = [WEIGHT, BALANCED_WEIGHT] if self.served.coverage.crossed else [WEIGHT]
         weights += [PERIOD_WEIGHT] if all(m.has(PERIOD_WEIGHT) for m in whole) else []
         rows = sum(m.count for m in whole)
         return Limits(
@@ -272,13 +163,14 @@ class OpenLog:
         whole = 1 if requests is None else requests.rows
         return self.request_rows.get(segment, whole) / whole
 
-    def strata_of(self, estimator: Estimator) -> tuple[str, ...]:
-        """Return the keys of the moments that an estimator reads: cells or loggers."""
-        return tuple(self.rows.cells if estimator.by_cell else self.rows.counts)
+    @property
+    def coverage(self) -> Coverage:
+        """Which probabilities of the log are known."""
+        return self.served.coverage
 
     def needs_of(self, estimator: Estimator) -> Needs:
         """Return the moments that an estimator needs of this log."""
-        return self.request.needs(estimator, self.strata_of(estimator))
+        return self.request.needs(estimator, self.coverage)
 
     def read(self, compared: str = "", also: Needs = NOTHING) -> Answers:
         """Make the pass, also for the needs of an incumbent.
@@ -289,7 +181,7 @@ class OpenLog:
         rows = self.rows if asked.log.period is None else self.rows.by_period
         if compared:
             own = self.needs_of(self.served.estimators[compared])
-            pairs = united(own, asked.names, crossed=asked.log.crossed)
+            pairs = united(own, asked.names, self.coverage)
         bound = [needs.bind(name) for name in asked.names]
         means: Buckets = ()
         if asked.clustered or asked.method in BY_BUCKET:
@@ -312,45 +204,53 @@ class OpenLog:
             # a report carries no rows, so the example stays out of it
             *(Finding("dropped-rows", f"Dropped: {replace(f, example={})}.") for f in dropped),
             *rows.notes,
-            *_undeclared(asked.log, rows, next(iter(splits.values())).whole),
+            *_undeclared(asked.log, self.coverage, rows, next(iter(splits.values())).whole),
             *copy_findings(rows, asked.log, sampled=True),
-            *(() if asked.log.period is None else text_order(periods_of(self.rows.cells))),
+            *text_order(periods_of(self.coverage.cells)),
         )
         moments = (splits, whole, compared, pairs, means)
         answers = Answers(asked, self.served, tuple(rows.counts), *moments, findings)
         return answers if asked.log.period is None else answers.merged()
 
 
-@contextmanager
-def opened(asked: Request, engine: EngineLike) -> Iterator[OpenLog]:
-    """Open the log of a request; refuse what its loggers cannot serve before the pass."""
+def run(asked: Request, engine: EngineLike, verb: Callable[[OpenLog], T]) -> T:
+    """Open the log of a request, and run a verb on it."""
     with open_rows(asked, engine) as rows:
-        try:
-            yield _settled(asked, rows)
-        except LogError as error:  # look at the rows while they are open
-            if missing := missing_in(rows, asked.log):
-                raise IncompleteError(missing) from error
-            raise
+        return rows.complete().attempt(lambda view: verb(settle(asked, view)))
 
 
-def _settled(asked: Request, rows: Rows) -> OpenLog:
-    """Settle which estimators the rows can serve."""
-    rows, log = only_crossed(rows, asked.log)
-    asked, loggers = replace(asked, log=log), tuple(rows.counts)
+def settle(asked: Request, rows: Rows) -> OpenLog:
+    """Keep the estimators that the rows support; refuse other questions before the pass."""
+    log, (rows, coverage) = asked.log, cover(asked.log, rows)
+    loggers = coverage.loggers
     check_names(log.trained_on, [*loggers, *log.by_label, *asked.names])
     shaped = asked.method == "skew" and rows.shaped
-    cells = () if log.period is None else tuple(rows.cells)
-    usable = served(asked, loggers, cells, shaped=shaped)
+    usable = served(asked, coverage, shaped=shaped)
     if asked.method in GUARANTEES:
-        refuse_adaptive(asked.method, log, on_own(log.trained_on, loggers))
-        needs = guarantee_needs(log, asked.method, crossed=log.crossed)
+        refuse_adaptive(asked.method, log, coverage, on_own(log.trained_on, loggers))
+        needs = guarantee_needs(log, asked.method, coverage)
         usable = replace(usable, needs=usable.needs | needs)
     settled = OpenLog(asked, rows, usable)
     if log.requests is not None and log.period is not None:
-        refuse_split(settled.rows, log.requests)
+        refuse_split(rows, log.requests)
     if asked.by is not None:
         settled.request_rows  # noqa: B018 - refuses segments before the pass
     return settled
+
+
+def cover(log: Log, rows: Rows) -> tuple[Rows, Coverage]:
+    """Return rows, and which of their probabilities are known.
+
+    With a single logger, its propensity is the mixture.
+    """
+    cells = () if log.period is None else tuple(rows.cells)
+    coverage = Coverage.declared(log, rows.counts, cells, rows.live)
+    if coverage.mixture or len(coverage.loggers) > 1 or log.propensity is None:
+        return rows, coverage
+    own = rows.mix_own()
+    if own is None:
+        return rows, coverage
+    return own, replace(coverage, known=coverage.loggers, mixture="own")
 
 
 def copy_findings(rows: Rows, log: Log, *, sampled: bool = False) -> tuple[Finding, ...]:
@@ -395,12 +295,14 @@ def _refuse_unlogged(splits: Mapping[str, Split]) -> None:
         )
 
 
-def _undeclared(log: Log, rows: Rows, moments: MomentsByLogger) -> tuple[Finding, ...]:
+def _undeclared(
+    log: Log, coverage: Coverage, rows: Rows, moments: MomentsByLogger
+) -> tuple[Finding, ...]:
     """Return the finding that loggers follow each other, if the log declares nothing.
 
     It matters only where estimates pool the loggers, which requires cross-propensities.
     """
     declared = log.period is not None or bool(log.trained_on)
-    if declared or not log.crossed or len(moments) < 2:
+    if declared or not coverage.crossed or len(moments) < 2:
         return ()
     return succession(moments, rows.times())

@@ -165,7 +165,7 @@ def segments_of(rows: OpenLog, ask: Ask) -> Segments:
         )
     asked = _one_estimator(rows)
     level = asked.level ** (1 / len(parts.sizes))
-    usable = served(asked, tuple(rows.rows.counts), shaped=rows.rows.shaped)
+    usable = served(asked, rows.coverage, shaped=rows.rows.shaped)
     in_segment = replace(asked, level=level)
     evaluations, refused = {}, {}
     for segment in parts.sizes:

@@ -26,6 +26,7 @@ from poolwise.evaluation.read import open_rows
 from poolwise.evaluation.request import Request, named_targets, served
 from poolwise.intervals.guarantees import guarantee_needs
 from poolwise.intervals.skew import interval_needs
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.terms import unite
 
 if TYPE_CHECKING:
@@ -124,15 +125,15 @@ def needs_of(
     Slices and powers of skewed intervals are among it if `shaped`, the sums of
     interval="smoothed" if that is the interval.
     """
-    loggers = tuple(log.by_label)
+    own = Coverage(tuple(log.by_label))
+    coverage = Coverage.complete(log.by_label) if log.crossed else own
     estimators = (*(make() for make in BY_NAME.values()), *also)
     request = Request(log, {}, estimators, strict=False)
-    usable = served(request, loggers, shaped=shaped)
-    needs = usable.needs
-    for crossed in {log.crossed, False}:
-        needs |= guarantee_needs(log, interval, crossed=crossed)
+    needs = served(request, coverage, shaped=shaped).needs
+    for known in (coverage, own):
+        needs |= guarantee_needs(log, interval, known)
     if shaped:  # a sum of parts may keep only what does not depend on the mixture
-        needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
+        needs |= interval_needs(BY_NAME["naive"]().needs(own))
     return unite(needs.bind(name) for name in targets)
 
 

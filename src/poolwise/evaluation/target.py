@@ -27,6 +27,7 @@ from poolwise.errors import Finding, RefusedError
 from poolwise.estimators import recommend
 from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.ips import Balanced
+from poolwise.estimators.model import ESTIMATED
 from poolwise.evaluation.comparison import Pairs
 from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.results import Evaluation, TargetResult
@@ -72,8 +73,10 @@ def results_of(
     }
     codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
     fallen = [name for code, name in AS_NAIVE.items() if code in codes]
-    missing, live = asked.log.uncrossed(loggers), asked.log.mixed
-    lacking = no_cross_propensities(served.uncrossed, fallen, missing, live=live)
+    coverage = served.coverage
+    lacking = no_cross_propensities(
+        served.uncrossed, fallen, coverage.missing, live=coverage.period_mixed
+    )
     wholes = {name: split.whole for name, split in answers.splits.items()}
     first = next(iter(wholes.values()))
     return Evaluation(
@@ -88,7 +91,7 @@ def results_of(
             *served.refused,
             *asked.findings,
         ),
-        fingerprint=fingerprint(wholes, crossed=asked.log.crossed, timezone=asked.log.timezone),
+        fingerprint=fingerprint(wholes, coverage, timezone=asked.log.timezone),
         rows_per_request=None if asked.log.requests is None else asked.log.requests.rows,
     )
 
@@ -106,7 +109,7 @@ def pairs_of(answers: Answers) -> Pairs:
             for i, m in selected(answers.whole, terms).items()
         },
         clusters=answers.means if asked.clustered else (),
-        weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
+        weight=BALANCED_WEIGHT if answers.served.coverage.crossed else WEIGHT,
         splits=answers.splits,
         limits={name: answers.limits(name) for name in answers.splits},
         trained={} if compared.by_cell else trained,
@@ -135,7 +138,7 @@ class _Target:
         self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
     ) -> TargetResult:
         """Estimate and diagnose the target."""
-        view, buckets, crossed = self.view, self.split.buckets, self.asked.log.crossed
+        view, buckets, coverage = self.view, self.split.buckets, self.answers.served.coverage
         for name, estimator in self.answers.served.estimators.items():
             try:
                 notes = self._add(name, estimator)
@@ -147,9 +150,9 @@ class _Target:
                 self.findings += [*self.estimates[name].findings, *notes]
         trained = self._replace_pooled()
         self._guarantee(bets)
-        self.findings += few_rewarded(view, crossed=crossed, skewed=self.skewed)
-        own = own_overlap(view, buckets, crossed=crossed)
-        mixed = mixed_overlap(view, buckets) if crossed else None
+        self.findings += few_rewarded(view, coverage, skewed=self.skewed)
+        own = own_overlap(view, buckets, coverage)
+        mixed = mixed_overlap(view, buckets) if coverage.crossed else None
         diagnosis = diagnose(view, buckets, own, mixed, self.asked.level)
         if without:
             diagnosis = replace(diagnosis, with_all=errors_of(self.split), without=without)
@@ -181,6 +184,9 @@ class _Target:
             estimate = jackknife(estimator, split)
         else:
             estimate = estimator.estimate(split.whole)
+        coverage = self.answers.served.coverage
+        if coverage.mixture == "estimate" and estimator.needs(coverage).mixed:
+            estimate = replace(estimate, findings=(ESTIMATED, *estimate.findings))
         limits = self.limits
         if method == "skew":
             rows = split.whole, split.buckets
@@ -203,7 +209,7 @@ class _Target:
         logs = conflicts(trained_on, loggers).get(self.name)
         findings = [target_on_log(self.name, logs)] if logs else []
         trained = on_own(trained_on, loggers)
-        if not trained or not self.asked.log.crossed:
+        if not trained or not self.answers.served.coverage.crossed:
             return findings
         usable = self.answers.served.estimators
         pooling = [n for n in self.intervals if usable[n].pools]
@@ -249,7 +255,7 @@ class _Target:
                 known_range(asked.log, asked.method),
                 asked.level,
                 asked.sides,
-                crossed=asked.log.crossed,
+                crossed=self.answers.served.coverage.crossed,
             )
         if interval is not None:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
@@ -273,7 +279,7 @@ def _fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
 
     Weights against the row's own logger do, with shares that do not depend on rewards.
     """
-    usable, crossed = answers.served.estimators, answers.request.log.crossed
+    usable, crossed = answers.served.estimators, answers.served.coverage.crossed
     pooling = [name for name, estimator in usable.items() if estimator.pools]
     if answers.apart is None or not crossed or not pooling:
         return ()

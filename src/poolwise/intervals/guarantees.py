@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from poolwise.engines.base import Rows
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.moments import MomentsByLogger
 
 Guarantee = Literal["betting", "smoothed"]
 GUARANTEES = ("betting", "smoothed")
 
 
-def guarantee_needs(log: Log, method: str, *, crossed: bool) -> Needs:
-    """Return weight and weighted reward, balanced if `crossed`, and what the method adds."""
+def guarantee_needs(log: Log, method: str, coverage: Coverage) -> Needs:
+    """Return weight and weighted reward, balanced if possible, and what the method adds."""
+    crossed = coverage.crossed
     pair = (BALANCED_REWARD, BALANCED_WEIGHT) if crossed else (WEIGHTED_REWARD, WEIGHT)
     needs = Needs(groups=(pair,))
     if method != "smoothed":
@@ -43,15 +45,18 @@ def guarantee_needs(log: Log, method: str, *, crossed: bool) -> Needs:
     return needs | smoothed_needs(known_range(log, method), crossed=crossed)
 
 
-def refuse_adaptive(method: str, log: Log, trained: Collection[str]) -> None:
+def refuse_adaptive(
+    method: str, log: Log, coverage: Coverage, trained: Collection[str]
+) -> None:
     """Raise UsageError if a bound for fixed policies is requested of policies that learned.
 
     Args:
         method: Kind of interval.
         log: The log.
+        coverage: Which probabilities are known.
         trained: Loggers that were trained on rows of this log.
     """
-    if method == "betting" or not (log.period or (trained and log.crossed)):
+    if method == "betting" or not (log.period or (trained and coverage.crossed)):
         return
     cause = "`period` says that policies learned from earlier rows"
     if not log.period:
@@ -97,9 +102,12 @@ def by_betting(
     level: float,
     sides: Sides,
     *,
+    pooled: bool,
     trained: bool = False,
 ) -> dict[str, Interval]:
     """Return the betting interval of each target, valid for any number of rows and weights.
+
+    Rows are `pooled` if the mixture of each period is known.
 
     With `trained` loggers, which saw rows of others, weights and bets are those of each
     logger alone: the capital is then a product over loggers, each a fair bet given the rows
@@ -113,8 +121,8 @@ def by_betting(
         )
     errors = errors_of(check_level(level), sides)
     payoffs = {name: payoffs_of(name, limits) for name in targets}
-    pooled = log.mixed and not trained
-    settled = rows.settle([p for both in payoffs.values() for p in both], pooled=pooled)
+    every = [p for both in payoffs.values() for p in both]
+    settled = rows.settle(every, pooled=pooled and not trained)
     bets = [
         Bets(
             histogram,
