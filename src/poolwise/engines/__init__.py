@@ -91,8 +91,8 @@ def local_log(log: Log, engine: EngineLike) -> Iterator[tuple[Log, DuckDB]]:
     from poolwise.engines.duckdb import DuckDB
 
     reader = as_engine(engine, log)
-    if isinstance(reader, DuckDB):
-        yield log, reader
+    if reader.local is not None:
+        yield log, reader.local
         return
     with temporary_folder() as folder:
         for number, batch in enumerate(reader.learner_batches(log)):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlglot import exp
 
+    from poolwise.engines.duckdb import DuckDB
     from poolwise.errors import Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -319,6 +320,11 @@ class Engine:
     ) -> tuple[Roles, Mapping[str, str]]:
         """Write all columns and those of the policies, under the names that `name` returns."""
         raise lacking("score")
+
+    @property
+    def local(self) -> DuckDB | None:
+        """The engine itself if it reads rows in this process, for learning; else None."""
+        return None
 
     def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
         """Yield the columns that a learner reads, in batches."""

@@ -119,6 +119,10 @@ class DuckDB(Engine):
                 timed=plain is None or plain.timed,
             )
 
+    @property
+    def local(self) -> DuckDB:
+        return self
+
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
         """Open a log for a learner, which can read all rows again in the same order."""
