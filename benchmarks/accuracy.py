@@ -32,13 +32,14 @@ from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.estimators.model import DirectMethod, DoublyRobust
 from poolwise.intervals.student import student
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import Estimate, Estimator
 from poolwise.moments.linear import by_count
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHTED_REWARD, Needs, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 DATA = Path(os.environ.get("POOLWISE_DATA", "../shared/data"))
@@ -59,8 +60,8 @@ class PooledBootstrap(Estimator):
     def name(self) -> str:
         return f"OBP {self.inner.name}"
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        return self.inner.needs(loggers, crossed=crossed) | Needs(groups=((self.term,),))
+    def needs(self, coverage: Coverage) -> Needs:
+        return self.inner.needs(coverage) | Needs(groups=((self.term,),))
 
     def estimate(self, moments: Pool) -> Estimate:
         """Return the same estimate, with the variance of rows resampled across loggers."""
@@ -179,7 +180,7 @@ def judged(problem: FiniteProblem, logs: int, seed: int) -> dict[str, dict[str, 
     loggers = tuple(problem.loggers)
     by_action = problem.context_prob @ problem.reward  # a model of the actions only
     problem = replace(problem, predicted_reward=np.tile(by_action, (len(problem.reward), 1)))
-    needs = reduce(or_, (e.needs(loggers, crossed=True) for e in ESTIMATORS.values()))
+    needs = reduce(or_, (e.needs(Coverage.complete(loggers)) for e in ESTIMATORS.values()))
     cells, rng = cells_of(problem, needs), np.random.default_rng(seed)
     gaps: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
     covered = dict.fromkeys(ESTIMATORS, 0)

@@ -32,6 +32,7 @@ from poolwise.intervals.simultaneous import SYMMETRIC
 from poolwise.intervals.skew import auto_interval, interval_needs, reaching
 from poolwise.intervals.student import Limits, student
 from poolwise.moments.buckets import jackknife
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT, unite
 
@@ -117,7 +118,7 @@ def problem_of(cell: Cell) -> FiniteProblem:
 def needs_for(problem: FiniteProblem, estimators: Sequence[Estimator] = ESTIMATORS) -> Needs:
     """Moments that the estimators and their intervals need."""
     loggers = tuple(problem.loggers)
-    own = unite(e.needs(loggers, crossed=True) for e in estimators)
+    own = unite(e.needs(Coverage.complete(loggers)) for e in estimators)
     return own | interval_needs(own, loggers)
 
 
@@ -192,9 +193,14 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
     pairs = list(combinations(targets, 2))
     gaps = np.array([values[one] - values[two] for one, two in pairs])
     estimator, loggers = Calibrated(), tuple(problem.loggers)
-    own = estimator.needs(loggers, crossed=True)
+    own = estimator.needs(Coverage.complete(loggers))
     own |= interval_needs(own, loggers)
-    needs = unite([united(own, list(targets), crossed=True), *(own.bind(t) for t in targets)])
+    needs = unite(
+        [
+            united(own, list(targets), Coverage.complete(loggers)),
+            *(own.bind(t) for t in targets),
+        ]
+    )
     writers = Drawing(problem, needs, targets).writers()
     rng = np.random.default_rng([20170813, cell.seed, cell.rows, cell.targets])
     totals, effective = np.zeros((2, 4)), 0.0

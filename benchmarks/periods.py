@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.skew import auto_interval, interval_needs
 from poolwise.intervals.student import Limits
 from poolwise.log.log import Log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.pool import Cell, Pool
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.layout import Layout, period_shares
@@ -206,11 +207,7 @@ def prepared(setting: Setting) -> Prepared:
         cells=tuple(counts),
         period_shares=period_shares(counts, labels),
     )
-    cells: tuple[Any, ...] = tuple(counts)
-    own = [
-        e.needs(cells if name.startswith("period") else labels, crossed=True)
-        for name, e in ESTIMATORS.items()
-    ]
+    own = [e.needs(Coverage.complete(labels, counts)) for e in ESTIMATORS.values()]
     needs = unite(n | interval_needs(n, labels) for n in own)
     workspace = Workspace(unite(needs.bind(name) for name in TARGETS))
     return Prepared(tuple(counts), layout, needs, workspace, Kernel(layout, workspace))

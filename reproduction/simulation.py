@@ -14,6 +14,7 @@ import numpy as np
 
 from poolwise.estimators.calibrated import least_squares, logger_columns
 from poolwise.estimators.ips import Weighted
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.linear import Score, row_variance
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Pool
@@ -155,7 +156,8 @@ def estimated_weights(
     """
     mix, value = Mix({FIRST: size, SECOND: size}), problem.value()
     rules = {"optimal": Weighted(divergence="known", known=exact), **SHARE_RULES}
-    needs = reduce(or_, (rule.needs((FIRST, SECOND), crossed=True) for rule in rules.values()))
+    coverage = Coverage.complete((FIRST, SECOND))
+    needs = reduce(or_, (rule.needs(coverage) for rule in rules.values()))
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
     count = replications or replications_for(size)
     for moments in Simulator(problem).moments(mix, needs.terms, count, rng):
@@ -315,7 +317,8 @@ def simulate_cell(
 ) -> list[CsvRow]:
     """Return one row per estimator: simulated mean and variance against the exact ones."""
     chosen = estimators(divergences(Pool(exact.moments)))
-    needs = reduce(or_, (e.needs(tuple(exact.moments), crossed=True) for e in chosen.values()))
+    coverage = Coverage.complete(exact.moments)
+    needs = reduce(or_, (e.needs(coverage) for e in chosen.values()))
     values: dict[str, list[float]] = {name: [] for name in (*chosen, *ESTIMATED.values())}
     for moments in Simulator(problem).moments(exact.mix, needs.terms, replications, rng):
         for name, estimator in chosen.items():

@@ -58,6 +58,7 @@ from .log.policy import Expression as Expression
 from .log.policy import Function as Function
 from .log.policy import Policy as Policy
 from .log.policy import Uniform as Uniform
+from .moments.coverage import Coverage as Coverage
 from .moments.estimate import Estimate as Estimate
 from .rows.reward_model import GivenModel as GivenModel
 from .rows.reward_model import RewardModel as RewardModel

@@ -14,6 +14,7 @@ from poolwise.diagnosis.overlap import mixed_overlap, own_overlap, shown
 from poolwise.engines.exact import TARGET, FiniteProblem
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Weighted
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import Term, ratio
 from tests.support.reference import exact_moments, frame_of
@@ -29,11 +30,11 @@ LARGE = {"1": 400, "2": 600}
 
 def exact_view(problem: FiniteProblem) -> Pool:
     """Return the diagnostics in the limit of infinitely many rows."""
-    return problem.moments(shown(tuple(problem.loggers), crossed=True))
+    return problem.moments(shown(Coverage.complete(tuple(problem.loggers))))
 
 
 def diagnosed(view: Pool) -> Diagnosis:
-    own = own_overlap(view, crossed=True)
+    own = own_overlap(view, Coverage.complete(view.loggers))
     return diagnose(view, own, mixed_overlap(view), 0.95)
 
 
@@ -118,7 +119,7 @@ def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> Pool:
         "inverse_ratio": lambda i: mixture / policies[i],
         "unsupported": lambda i: (policies[i] == 0).astype(float),
     }
-    needs = shown(loggers, crossed=True)
+    needs = shown(Coverage.complete(loggers))
 
     def values(term: Term) -> Any:  # noqa: ANN401 - an array of floats
         factors = [

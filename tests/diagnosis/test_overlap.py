@@ -22,6 +22,7 @@ from poolwise.estimators.ips import Weighted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.linear import Score, deviation
 from poolwise.moments.moments import pooled
 from poolwise.moments.pool import Pool
@@ -44,7 +45,7 @@ LARGE = {"1": 400, "2": 600}
 
 def exact_view(problem: FiniteProblem) -> Pool:
     """Return the diagnostics in the limit of infinitely many rows."""
-    return problem.moments(shown(tuple(problem.loggers), crossed=True))
+    return problem.moments(shown(Coverage.complete(tuple(problem.loggers))))
 
 
 def drawn(seed: int, counts: Mapping[str, int] = LARGE) -> Log:
@@ -73,7 +74,7 @@ def column(log: Log, name: str) -> Any:  # noqa: ANN401 - an array of the column
 
 def test_effective_rows_of_t2_are_exact() -> None:
     view = exact_view(toy("T2"))
-    own = own_overlap(Pool(view), crossed=True)
+    own = own_overlap(Pool(view), Coverage.complete(map(str, view)))
     # n / E[w²], since E[w] = 1: E_1[w²] = .4 (.49/.2 + .04/.3 + .01/.5)
     #   + .6 (.01/.5 + .04/.3 + .49/.2) = 2.6033...; E_2[w²] = 1.05, likewise
     assert own["1"].effective_rows == pytest.approx(40 / (781 / 300), rel=1e-12)
@@ -89,7 +90,7 @@ def test_effective_rows_of_t2_are_exact() -> None:
 
 def test_unsupported_mass_is_exact() -> None:
     problem = toy("T3")
-    found = own_overlap(exact_view(problem), crossed=True)
+    found = own_overlap(exact_view(problem), problem.coverage)
     for logger, policy in problem.loggers.items():
         missing = (problem.context_prob[:, None] * problem.target)[policy == 0].sum()
         assert found[logger].unsupported == pytest.approx(missing, rel=1e-12)

@@ -40,6 +40,7 @@ from poolwise.estimators.shrink import Shrink, shrunk_weight
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import Score, by_count, satterthwaite_freedom
 from poolwise.moments.moments import Moments
@@ -290,7 +291,7 @@ DIVERGENCES = Needs(
     ids=repr,
 )
 def test_an_estimator_asks_for_these_terms(estimator: Estimator, expected: Needs) -> None:
-    assert estimator.needs(LOGGERS, crossed=True) == expected
+    assert estimator.needs(Coverage.complete(LOGGERS)) == expected
 
 
 @pytest.mark.parametrize(
@@ -310,14 +311,14 @@ def test_an_estimator_asks_for_these_terms(estimator: Estimator, expected: Needs
 def test_without_cross_propensities_it_asks_for_these(
     estimator: Estimator, expected: Needs
 ) -> None:
-    assert estimator.needs(LOGGERS, crossed=False) == expected
+    assert estimator.needs(Coverage(LOGGERS)) == expected
 
 
 def test_a_crowd_of_loggers_has_columns_only_where_nobody_guards() -> None:
-    assert Calibrated().needs(CROWD, crossed=True) == Needs(groups=(BOTH,))
-    free = Calibrated(guard=False).needs(CROWD, crossed=True)
+    assert Calibrated().needs(Coverage.complete(CROWD)) == Needs(groups=(BOTH,))
+    free = Calibrated(guard=False).needs(Coverage.complete(CROWD))
     assert free == Needs(groups=((*BOTH, *map(ratio, CROWD[:-1])),))
-    fewer = Calibrated().needs(CROWD[:64], crossed=True)
+    fewer = Calibrated().needs(Coverage.complete(CROWD[:64]))
     assert fewer == Needs(groups=((*BOTH, *map(ratio, CROWD[:63])),))
 
 
@@ -654,7 +655,9 @@ def test_what_rounding_leaves_of_a_difference_is_nothing() -> None:
 @pytest.mark.parametrize("weights", ["balanced", "own"])
 def test_self_normalised_is_a_ratio_of_sums(weights: str) -> None:
     terms = (
-        (Y, W) if weights == "balanced" else SelfNormalised("own").needs((), crossed=True).terms
+        (Y, W)
+        if weights == "balanced"
+        else SelfNormalised("own").needs(Coverage.complete(())).terms
     )
     rewards, mass = sorted(terms, key=lambda t: len(t.factors), reverse=True)
     moments = Pool({i: group({rewards: r[Y], mass: r[W]}) for i, r in ROWS.items()})
@@ -950,7 +953,7 @@ def test_intervals_cover_more_often_without_the_columns_of_small_loggers() -> No
     for seed in range(8):
         problem, rng = small_loggers(seed), np.random.default_rng(1000 + seed)
         loggers = tuple(problem.loggers)
-        needs = reduce(or_, (e.needs(loggers, crossed=True) for e in estimators))
+        needs = reduce(or_, (e.needs(Coverage.complete(loggers)) for e in estimators))
         cells = cells_of(problem, needs)
         for _ in range(200):
             moments = draw(cells, rng)
@@ -966,7 +969,7 @@ def test_a_fit_says_where_its_slopes_come_from(
     columns: tuple[Columns, ...], *, within: bool
 ) -> None:
     estimator = Calibrated(columns=columns, guard=False)
-    moments = toy("T1").moments(estimator.needs(tuple(toy("T1").loggers), crossed=True))
+    moments = toy("T1").moments(estimator.needs(Coverage.complete(tuple(toy("T1").loggers))))
     fit = estimator.estimate(moments).linear.fit
     assert fit is not None
     assert fit.within is within

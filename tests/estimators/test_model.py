@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,12 +15,11 @@ from poolwise.estimators.model import (
     OWN_SCORE,
     DirectMethod,
     DoublyRobust,
-    GivenMixture,
-    with_mixture,
 )
 from poolwise.estimators.shrink import Shrink
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.moments.terms import Needs
+from poolwise.moments.coverage import Coverage
+from poolwise.moments.terms import Needs, ratio
 from poolwise.rows.reward_model import GivenModel
 from tests.support.messages import refused
 from tests.support.toys import GOLDEN, TOYS, toy
@@ -185,26 +183,32 @@ def test_options_that_make_no_sense_are_refused() -> None:
         toy("T2").exact(DirectMethod())
 
 
-LABELS = {"a": "p_a", "b": None, "c": "p_c"}
+COLUMN = Coverage(("a", "b", "c"), known=("a", "c"), mixture="column")
+ESTIMATE = replace(COLUMN, mixture="estimate")
 
 
-@pytest.mark.parametrize("mixture", ["p_mixture", None])
-@pytest.mark.parametrize(
-    "estimator", [Calibrated(guard=False), SelfNormalised(), DoublyRobust(), Balanced()]
-)
+@pytest.mark.parametrize("coverage", [COLUMN, ESTIMATE])
+@pytest.mark.parametrize("estimator", [SelfNormalised(), DoublyRobust(), Balanced()])
 def test_balanced_weights_take_the_mixture_of_the_log(
-    estimator: Estimator, mixture: str | None
+    estimator: Estimator, coverage: Coverage
 ) -> None:
-    log = cast("Log", SimpleNamespace(by_label=LABELS, mixture=mixture))
-    wrapped = with_mixture(estimator, log)
-    assert isinstance(wrapped, GivenMixture)
-    assert wrapped.estimated is (mixture is None)
-    inner = estimator
-    if isinstance(estimator, Calibrated):  # columns of loggers with propensities alone
-        inner = Calibrated(guard=False, known=("a", "c"))
-    assert wrapped.estimator == inner
-    assert wrapped.name == inner.name + ("" if mixture else "-estimated")
-    assert wrapped.needs(("a", "b"), crossed=False) == inner.needs(("a", "b"), crossed=True)
+    assert estimator.adapt(coverage) is estimator
+    assert estimator.needs(coverage) == estimator.needs(Coverage.complete("abc"))
+    assert estimator.needs(coverage).mixed
+
+
+@pytest.mark.parametrize("coverage", [COLUMN, ESTIMATE])
+def test_calibrated_has_columns_of_the_loggers_with_propensities_alone(
+    coverage: Coverage,
+) -> None:
+    plain = Calibrated(guard=False)
+    adapted = plain.adapt(coverage)
+    assert adapted == Calibrated(guard=False, known=("a", "c"))
+    assert adapted.needs(coverage) == plain.needs(coverage)
+    ratios = {ratio("a"), ratio("c")}
+    assert {t for t in plain.needs(coverage).terms if t in map(ratio, "abc")} == ratios
+    assert plain.adapt(Coverage.complete("abc")) == plain
+    assert plain.adapt(Coverage(("a", "b"))) == plain
 
 
 @pytest.mark.parametrize(
@@ -218,22 +222,5 @@ def test_balanced_weights_take_the_mixture_of_the_log(
     ],
 )
 def test_other_weights_do_without_the_mixture(estimator: Estimator) -> None:
-    log = cast("Log", SimpleNamespace(by_label=LABELS, mixture="p_mixture"))
-    assert with_mixture(estimator, log) is estimator
-
-
-def test_columns_of_a_given_mixture_are_those_of_the_loggers() -> None:
-    inner, loggers = Calibrated(guard=False), ("a", "b", "c")
-    needs = GivenMixture(inner, estimated=False).needs(loggers, crossed=False)
-    assert needs == inner.needs(loggers, crossed=True) != inner.needs(("a",), crossed=True)
-
-
-@pytest.mark.parametrize("estimated", [False, True])
-def test_an_estimated_mixture_is_a_finding(*, estimated: bool) -> None:
-    inner = Balanced(Shrink("clip", 1.0))
-    moments = toy("T1").moments(inner.needs(tuple(toy("T1").loggers), crossed=True))
-    plain = inner.estimate(moments)
-    estimate = GivenMixture(inner, estimated=estimated).estimate(moments)
-    assert estimate.value == plain.value
-    codes = ["estimated-mixture"] * estimated + ["shrunk-weights"]
-    assert [finding.code for finding in estimate.findings] == codes
+    assert estimator.needs(COLUMN) == estimator.needs(Coverage(COLUMN.loggers))
+    assert not estimator.needs(COLUMN).mixed

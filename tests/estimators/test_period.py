@@ -18,12 +18,12 @@ from poolwise.estimators.period import (
     PeriodBalanced,
     PeriodDoublyRobust,
     earlier_means,
-    refuse_shared,
     second_moments,
 )
 from poolwise.evaluation.evaluate import compare, evaluate
 from poolwise.evaluation.summarise import summarise
 from poolwise.log.log import Log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.pool import Cell, Pool, list_periods
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
@@ -62,8 +62,7 @@ TARGETS = {"t": "t"}
 def cells_of(log: Log, estimator: PeriodBalanced) -> Pool:
     """Return the moments of each cell that an estimator needs."""
     with DuckDB().open(log, TARGETS) as rows:
-        strata: tuple[Any, ...] = tuple(rows.cells)
-        needs = estimator.needs(strata, crossed=log.crossed)
+        needs = estimator.needs(Coverage.declared(log, rows.counts, rows.cells))
         bound = {term: term.bind("t") for term in needs.terms}
         sums = rows.by_period.moments(needs.bind("t"))
     return Pool({cell: m.select(bound) for cell, m in sums.items()})
@@ -456,17 +455,18 @@ def test_the_needs_of_periods_are_those_of_their_terms() -> None:
     moments = tuple(map(period_moment, ("1", "2")))
     weight, both = (PERIOD_WEIGHT,), (PERIOD_REWARD, PERIOD_WEIGHT)
     alone = Needs((), (both, weight), weight)
-    crossed = PeriodBalanced().needs(cells, crossed=True)
+    crossed = PeriodBalanced().needs(Coverage.complete("ab", cells))
     assert crossed == Needs(moments, (both, weight, (BALANCED_WEIGHT,)), weight)
-    assert PeriodBalanced().needs(cells, crossed=False) == alone
-    assert PeriodBalanced().needs(cells[::2], crossed=False) == alone
-    uncentred = PeriodBalanced(centred=False).needs(cells, crossed=False)
+    live = Coverage(("a", "b"), cells, live=("b",))
+    assert PeriodBalanced().needs(live) == alone
+    assert PeriodBalanced().needs(Coverage(("a", "b"), (FIRST_A, SECOND_B))) == alone
+    uncentred = PeriodBalanced(centred=False).needs(live)
     assert uncentred == Needs((), ((PERIOD_REWARD,), weight), weight)
     with refused(RefusedError) as refusal:
-        refuse_shared("period-balanced", cells)
+        PeriodBalanced().needs(Coverage(("a", "b"), cells))
     assert refusal.value.code == "period-balanced-refused"
     with refused(RefusedError) as refusal:
-        PeriodBalanced().needs(("a", "b"), crossed=False)
+        PeriodBalanced().needs(Coverage(("a", "b")))
     assert refusal.value.code == "period-balanced-refused"
 
 

@@ -12,7 +12,7 @@ from poolwise.estimators.calibrated import Calibrated, SelfNormalised, supported
 from poolwise.estimators.ips import Balanced, Weighted, with_divergences
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink, shrink_findings
-from poolwise.moments.estimate import require_crossed
+from poolwise.moments.coverage import Coverage, refuse_uncrossed
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         lambda: Weighted("known"),
         lambda: Weighted("own", {"a": 1.0}),
         lambda: Weighted("known", {"a": 0.0, "b": -1.0}),
-        lambda: Weighted("known", {"b": 0.0}).needs(("a", "b", "c"), crossed=True),
+        lambda: Weighted("known", {"b": 0.0}).needs(Coverage.complete(("a", "b", "c"))),
         lambda: Calibrated(columns=("loggers", "contexts")),  # type: ignore[arg-type]
         lambda: Calibrated(columns=["target"]),  # type: ignore[arg-type]
         lambda: DoublyRobust("own"),  # type: ignore[arg-type]
@@ -63,22 +63,22 @@ def test_arguments_at_the_edge_of_their_meaning_are_taken() -> None:
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: Balanced().needs(("a", "b"), crossed=False), "balanced"),
+        (lambda: Balanced().needs(Coverage(("a", "b"))), "balanced"),
         (
-            lambda: Balanced(Shrink("clip", 3)).needs(("a", "b"), crossed=False),
+            lambda: Balanced(Shrink("clip", 3)).needs(Coverage(("a", "b"))),
             "balanced-clip-3",
         ),
-        (lambda: SelfNormalised().needs(("a", "b"), crossed=False), "self-normalised"),
-        (lambda: DoublyRobust().needs(("a", "b"), crossed=False), "doubly-robust"),
+        (lambda: SelfNormalised().needs(Coverage(("a", "b"))), "self-normalised"),
+        (lambda: DoublyRobust().needs(Coverage(("a", "b"))), "doubly-robust"),
         (
-            lambda: Weighted("pooled").needs(("a", "b"), crossed=False),
+            lambda: Weighted("pooled").needs(Coverage(("a", "b"))),
             "weighted with pooled divergences",
         ),
         (
-            lambda: Weighted("reward-free").needs(("a", "b"), crossed=False),
+            lambda: Weighted("reward-free").needs(Coverage(("a", "b"))),
             "weighted with reward-free divergences",
         ),
-        (lambda: require_crossed("it", ("a", "b"), crossed=False), "it"),
+        (lambda: refuse_uncrossed("it", Coverage(("a", "b"))), "it"),
     ],
 )
 def test_an_estimator_says_that_it_needs_cross_propensities(

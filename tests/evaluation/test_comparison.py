@@ -24,6 +24,7 @@ from poolwise.estimators.ips import Balanced, Naive
 from poolwise.evaluation.evaluate import MOST, compare, evaluate
 from poolwise.evaluation.spread import MANY, Candidates, ErrorSource, Spread, united
 from poolwise.log.log import Log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Pool
 from tests.support.messages import refused
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 T2 = toy("T2")
 PAIR = {"t": T2.target, "2": T2.loggers["2"]}
+CROSSED = Coverage.complete(["a", "b"])
 
 
 def united_moments(
@@ -75,9 +77,9 @@ def united_moments(
 def exact_candidates(
     estimator: Estimator, targets: Mapping[str, FloatArray], problem: FiniteProblem = T2
 ) -> Candidates:
-    needs = estimator.needs(tuple(problem.loggers), crossed=True)
+    needs = estimator.needs(Coverage.complete(tuple(problem.loggers)))
     names = tuple(targets)
-    moments = united_moments(problem, targets, united(needs, names, crossed=True))
+    moments = united_moments(problem, targets, united(needs, names, CROSSED))
     return candidates_of(estimator, needs, Pool(moments), names)
 
 
@@ -158,9 +160,9 @@ def test_a_difference_has_the_squared_weights_of_the_columns_of_both_targets() -
     table = pa.table(columns | {"t": weights[0] / 4, "u": weights[1] / 4})
     log = Log(table, logger="l", reward="r", propensities={"a": "p"})
     estimator = Calibrated()
-    needs = estimator.needs(("a",), crossed=True)
+    needs = estimator.needs(Coverage.complete(("a",)))
     with DuckDB().open(log, {"t": "t", "u": "u"}) as rows:
-        both = united(needs, ["t", "u"], crossed=True)
+        both = united(needs, ["t", "u"], CROSSED)
         slices = replace(both, slices=tuple(t.bind(n) for n in "tu" for t in needs.terms))
         moments = rows.moments(slices)
     spread = candidates_of(estimator, needs, moments, ("t", "u")).differences([("t", "u")])
@@ -318,7 +320,7 @@ def test_matrix_products_give_the_moments_of_the_judge(offset: float) -> None:
         random_table(np.random.default_rng(3), counts, offset=offset), 3
     )
     log = log_of(table)
-    needs = united(Calibrated().needs(("a", "b"), crossed=True), list(targets), crossed=True)
+    needs = united(Calibrated().needs(Coverage.complete(("a", "b"))), list(targets), CROSSED)
     with DuckDB().open(log, targets) as rows, Reference().open(log, targets) as judge:
         assert_moments_agree(rows.moments(needs), judge.moments(needs))
 
@@ -326,7 +328,7 @@ def test_matrix_products_give_the_moments_of_the_judge(offset: float) -> None:
 def test_matrix_products_refuse_bad_rows_or_drop_them() -> None:
     table, targets = many_targets(random_table(np.random.default_rng(3), {"a": 60, "b": 40}), 3)
     bad = table.set_column(1, "reward", pa.array([None, *table["reward"].to_pylist()[1:]]))
-    needs = united(Calibrated().needs(("a", "b"), crossed=True), list(targets), crossed=True)
+    needs = united(Calibrated().needs(Coverage.complete(("a", "b"))), list(targets), CROSSED)
     with DuckDB().open(log_of(bad), targets) as rows, refused(LogError):
         rows.moments(needs)
     with DuckDB().open(log_of(bad, on_fault="drop"), targets) as rows:
@@ -380,8 +382,8 @@ def balanced_candidates(log: Log, policies: FloatArray) -> Candidates:
     mixture = (sizes["1"] * probs[0] + sizes["2"] * probs[1]) / len(labels)
     weights = policies[:, columns["context"], columns["action"]] / mixture
     names = tuple(f"t{k:02}" for k in range(len(policies)))
-    needs = Balanced().needs(("1", "2"), crossed=True)
-    terms = united(needs, names, crossed=True).terms
+    needs = Balanced().needs(Coverage.complete(("1", "2")))
+    terms = united(needs, names, CROSSED).terms
     values = {t: weights[names.index(t.factors[0].target)] for t in terms}
     rows = np.stack(
         [values[t] * (columns["reward"] if len(t.factors) == 2 else 1.0) for t in terms]

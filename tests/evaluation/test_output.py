@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from poolwise.evaluation.output import cut, fingerprint
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
@@ -46,7 +47,8 @@ def test_a_fingerprint_digests_counts_extremes_and_means() -> None:
         for crossed, more in ((False, ()), (True, (one, one, two)))
     }
     pools = {"t": Pool({"a": described(1.0, 2.0, 1.5)})}
-    assert {crossed: fingerprint(pools, crossed=crossed) for crossed in hashed} == hashed
+    assert fingerprint(pools, Coverage(("a",))) == hashed[False]
+    assert fingerprint(pools, Coverage.complete("a")) == hashed[True]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_a_fingerprint_has_the_digits_that_a_sum_has(
     low: float, high: float, mean: float, gap: float, *, same: bool
 ) -> None:
     first, second = (
-        fingerprint({"t": Pool({"a": described(low, high, m)})}, crossed=True)
+        fingerprint({"t": Pool({"a": described(low, high, m)})}, Coverage.complete("a"))
         for m in (mean, mean + gap)
     )
     assert (first == second) is same

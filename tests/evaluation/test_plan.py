@@ -40,6 +40,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough, variance_limits
 from poolwise.evaluation.plan import plan
 from poolwise.formats.labelled import digits_log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
 from tests.support.messages import check_findings, refused
@@ -655,14 +656,14 @@ def test_an_engine_without_slices_gives_no_range() -> None:
     bare = moments_of(LOG).change(lambda _, m: replace(m, slices={}))
     estimate = Naive().estimate(bare)
     naive = {"naive": Naive()}, {"naive": bare}
-    outlook = Outlook(bare, *naive, None, 0.004, 0.95, crossed=False)
+    outlook = Outlook(bare, *naive, None, 0.004, 0.95, Coverage(("1", "2")))
     options = outlook.options("naive", estimate)
     assert {(o.lower, o.upper, o.behind) for o in options} == {(0.0, math.inf, 0.0)}
     check_findings(rough(options), "no-range")
 
 
 def moments_of(log: Log) -> Pool:
-    needs = Naive().needs(("1", "2"), crossed=False)
+    needs = Naive().needs(Coverage(("1", "2")))
     with DuckDB().open(log, {"t": "target_prob"}) as rows:
         bound = rows.moments(needs.bind("t"))
     return bound.select({t: t.bind("t") for t in needs.terms})

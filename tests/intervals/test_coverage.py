@@ -24,6 +24,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
 from poolwise.moments.buckets import jackknife
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import stratified
 from poolwise.moments.linear import by_count
 from poolwise.moments.moments import Moments
@@ -54,7 +55,7 @@ def problem(name: str) -> FiniteProblem:
 )
 def test_nominal_intervals_cover(name: str) -> None:
     chosen = problem(name)
-    needs = reduce(or_, (e.needs(tuple(chosen.loggers), crossed=True) for e in ESTIMATORS))
+    needs = reduce(or_, (e.needs(Coverage.complete(tuple(chosen.loggers))) for e in ESTIMATORS))
     cells, rng = cells_of(chosen, needs), np.random.default_rng(20170813)
     covered = np.zeros(len(ESTIMATORS))
     for _ in range(LOGS):
@@ -120,7 +121,7 @@ def test_calibrated_beats_balanced_by_a_margin(family: str, most: float) -> None
         chosen = draw_problem(FAMILIES[family], 1000, np.random.default_rng([2017, k]))
         estimators = (Calibrated(), Balanced())
         loggers = tuple(chosen.loggers)
-        needs = reduce(or_, (e.needs(loggers, crossed=True) for e in estimators))
+        needs = reduce(or_, (e.needs(Coverage.complete(loggers)) for e in estimators))
         cells, rng = cells_of(chosen, needs), np.random.default_rng(k)
         gaps = [
             [e.estimate(Pool(moments)).value - chosen.value for e in estimators]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
+from poolwise.engines.base import Rows
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.base import KINDS, REMOVED
@@ -22,6 +23,7 @@ from poolwise.intervals.guarantees import (
 )
 from poolwise.intervals.smoothed import smoothed_needs
 from poolwise.moments.blocks import Blocks, BlockSums, Payoff, Settled
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -98,6 +100,10 @@ def test_betting_holds_the_truth_as_often_as_it_promises() -> None:
 # ---------------------------------------- from moments of a few rows
 
 
+def known(*, crossed: bool) -> Coverage:
+    return Coverage.complete("ab") if crossed else Coverage(("a", "b"))
+
+
 def plain_log(**fields: object) -> Log:
     usual = {"reward_range": (-1.0, 4.0), "crossed": True, "period": None}
     return cast("Log", SimpleNamespace(**(usual | fields)))
@@ -116,9 +122,9 @@ def plain_log(**fields: object) -> Log:
 def test_bounds_for_fixed_policies_are_refused_where_they_learned(
     method: str, period: str | None, trained: tuple[str, ...], *, crossed: bool, forbidden: bool
 ) -> None:
-    log = plain_log(period=period, crossed=crossed)
+    log, coverage = plain_log(period=period), known(crossed=crossed)
     with refused(UsageError) if forbidden else nullcontext():
-        refuse_adaptive(KINDS[method], log, trained)
+        refuse_adaptive(KINDS[method], log, coverage, trained)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_rewards_outside_their_range_are_refused(
 # ---------------------------------------- bets on known histograms
 
 
-class Rows:
+class KnownRows(Rows):
     """Rows of four payoffs, in four blocks of two strata: most is gained before the end."""
 
     def __init__(self) -> None:
@@ -164,10 +170,10 @@ class Rows:
 def test_each_target_has_bets_on_its_own_gains_and_losses(
     sides: Sides, *, mixed: bool, trained: bool | None
 ) -> None:
-    rows, limits = Rows(), (-1.0, 4.0)
-    log = plain_log(mixed=mixed, cluster=None, reward_range=limits)
+    rows, limits = KnownRows(), (-1.0, 4.0)
+    log = plain_log(cluster=None, reward_range=limits)
     options = {} if trained is None else {"trained": trained}
-    intervals = by_betting(rows, ["t", "u"], log, 0.5, sides, **options)
+    intervals = by_betting(rows, ["t", "u"], log, 0.5, sides, pooled=mixed, **options)
     payoffs = [*payoffs_of("t", limits), *payoffs_of("u", limits)]
     assert rows.requests == [(payoffs, mixed and not trained)]
     error = 0.25 if sides == "two" else 0.5
@@ -185,10 +191,10 @@ def test_each_target_has_bets_on_its_own_gains_and_losses(
 
 
 def test_bets_on_trained_loggers_have_no_clusters() -> None:
-    log = plain_log(mixed=True, cluster="user")
+    log = plain_log(cluster="user")
     with refused(UsageError):
-        by_betting(Rows(), ["t", "u"], log, 0.9, "two", trained=True)
-    assert set(by_betting(Rows(), ["t", "u"], log, 0.9, "two")) == {"t", "u"}
+        by_betting(KnownRows(), ["t", "u"], log, 0.9, "two", pooled=True, trained=True)
+    assert set(by_betting(KnownRows(), ["t", "u"], log, 0.9, "two", pooled=True)) == {"t", "u"}
 
 
 def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
@@ -200,15 +206,15 @@ def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
 def test_guarantees_need_the_range() -> None:
     log, without = plain_log(), plain_log(reward_range=None)
     for crossed, pair in ((False, OWN), (True, POOLED)):
-        betting = KINDS["betting"].needs(log, crossed=crossed)
+        betting = KINDS["betting"].needs(log, known(crossed=crossed))
         assert betting.groups == (pair,)
-        smoothed = KINDS["smoothed"].needs(log, crossed=crossed)
+        smoothed = KINDS["smoothed"].needs(log, known(crossed=crossed))
         assert smoothed == betting | smoothed_needs((-1.0, 4.0), crossed=crossed)
         assert len(smoothed.means) == 20  # gains and losses, of ten scales
     with refused(UsageError):
-        KINDS["smoothed"].needs(without, crossed=True)
+        KINDS["smoothed"].needs(without, known(crossed=True))
     with refused(UsageError):
-        by_betting(Rows(), ["t", "u"], without, 0.9, "two")
+        by_betting(KnownRows(), ["t", "u"], without, 0.9, "two", pooled=True)
 
 
 @pytest.mark.parametrize("method", [*REMOVED, "normal"])

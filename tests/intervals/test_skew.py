@@ -32,6 +32,7 @@ from poolwise.intervals.skew import (
 )
 from poolwise.intervals.student import BOUNDED, Limits, student, student_interval
 from poolwise.moments import units
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import Estimate, student_quantile
 from poolwise.moments.linear import Fit, Linear, Score
 from poolwise.moments.moments import pooled
@@ -110,7 +111,7 @@ def moments_of(log: pw.Log, estimator: Estimator) -> Pool:
     """Moments of a log that an estimator and its interval need, from all its batches."""
     loggers = tuple(log.by_label)
     with DuckDB().open(log, {"t": "target"}) as opened:
-        needs = estimator.needs(loggers, crossed=True)
+        needs = estimator.needs(Coverage.complete(loggers))
         needs |= interval_needs(needs, loggers)
         moments = opened.moments(needs.bind("t"))
     return moments.select({t: t.bind("t") for t in needs.terms})
@@ -274,7 +275,7 @@ def drawn(
 ) -> tuple[Pool, float]:
     """Moments of one simulated log with slices and powers, and the true value."""
     problem = draw_problem(FAMILIES[name], rows, np.random.default_rng(seed))
-    needs = unite(e.needs(tuple(problem.loggers), crossed=True) for e in ALL)
+    needs = unite(e.needs(Coverage.complete(tuple(problem.loggers))) for e in ALL)
     writers = cells_of(problem, needs | interval_needs(needs))
     return Pool(draw(writers, np.random.default_rng(log))), problem.value
 
@@ -304,7 +305,7 @@ def test_one_sided_limits_are_those_of_a_wider_interval(estimator: Estimator) ->
 def test_reversed_rewards_mirror_the_limits(estimator: Estimator) -> None:
     problem = draw_problem(FAMILIES["B mixed"], 300, np.random.default_rng(6))
     mirrored = replace(problem, reward=-problem.reward)
-    needs = unite(e.needs(tuple(problem.loggers), crossed=True) for e in ALL)
+    needs = unite(e.needs(Coverage.complete(tuple(problem.loggers))) for e in ALL)
     needs |= interval_needs(needs)
     ends = []
     for one in (problem, mirrored):
@@ -436,7 +437,7 @@ def test_constant_weights_raise_no_variance(first: int, second: int, third: int)
     propensities = dict.fromkeys("abc", "one")
     log = pw.Log(pa.table(columns), logger="logger", reward="reward", propensities=propensities)
     with DuckDB().open(log, {"t": "t"}) as opened:
-        needs = Balanced().needs("abc", crossed=True)
+        needs = Balanced().needs(Coverage.complete("abc"))
         needs |= interval_needs(needs, "abc")
         moments = opened.moments(needs.bind("t"))
     view = Pool(

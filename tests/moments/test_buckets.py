@@ -22,6 +22,7 @@ from poolwise.moments.buckets import (
     jackknife,
     jackknife_freedom,
 )
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import stratified, value_of
 from poolwise.moments.moments import Moments, pooled
 from poolwise.moments.pool import Pool
@@ -129,7 +130,7 @@ def test_shifts_of_means_are_those_of_the_samples() -> None:
 def test_a_value_alone_is_that_of_the_estimate() -> None:
     table = random_table(np.random.default_rng(62), {"a": 250, "b": 150})
     estimators = [make() for make in BY_NAME.values()]
-    needs = unite([e.needs(["a", "b"], crossed=True) for e in estimators])
+    needs = unite([e.needs(Coverage.complete(["a", "b"])) for e in estimators])
     with DuckDB().open(log_of(table), {"": "t"}) as rows:
         (pool,) = rows.bucketed([needs], BUCKETS)
     for estimator in estimators:

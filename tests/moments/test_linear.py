@@ -17,6 +17,7 @@ from poolwise.estimators.calibrated import SelfNormalised
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import value_of
 from poolwise.moments.linear import Deviation, Fit, Linear, Score, added_freedom, deviation
 from poolwise.moments.moments import Moments
@@ -235,7 +236,7 @@ def moments_of(problem: str, estimator: Estimator, ddof: int) -> Pool:
     plain = toy(problem)
     errors = np.linspace(-1, 1, plain.reward.size).reshape(plain.reward.shape)
     modelled = replace(plain, predicted_reward=plain.reward + errors)
-    exact = modelled.moments(estimator.needs(tuple(plain.loggers), crossed=True))
+    exact = modelled.moments(estimator.needs(Coverage.complete(tuple(plain.loggers))))
     return exact.change(lambda _, m: replace(m, ddof=ddof))
 
 

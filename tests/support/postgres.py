@@ -26,7 +26,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from poolwise.engines.base import Engine
 from poolwise.engines.warehouse import Warehouse
+from poolwise.rows.learners import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from poolwise.engines.answer import WarehouseRows
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.rows.learners import Extra
 
 START_SECONDS = 30
 QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=20")
@@ -190,32 +193,36 @@ def _quoted(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class PostgresEngine:
+class PostgresEngine(Engine):
     """Reads a log whose source is an Arrow table through PostgreSQL."""
 
     widest: int = 700
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[WarehouseRows]:
         with server().connect() as connection:
             load(connection, frame(log), "log_of_test")
             there = replace(log, source=None, table="log_of_test", connection=connection)
-            with Warehouse(widest=self.widest).open(there, targets) as rows:
+            with Warehouse(widest=self.widest).open(there, targets, extra) as rows:
                 yield rows
 
 
 @dataclass(frozen=True)
-class DuckDBConnection:
+class DuckDBConnection(Engine):
     """Reads such a log through the warehouse engine over a DuckDB connection."""
 
     widest: int = 700
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[WarehouseRows]:
         with duckdb.connect() as connection:
             connection.register("log_of_test", frame(log))
             there = replace(log, source=None, table="log_of_test", connection=connection)
-            with Warehouse(widest=self.widest).open(there, targets) as rows:
+            with Warehouse(widest=self.widest).open(there, targets, extra) as rows:
                 yield rows
 
 

@@ -21,15 +21,18 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from poolwise.engines.base import Engine, Rows, refuse_extra
 from poolwise.errors import Fault, LogError
 from poolwise.log.log import Log
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import ByStratum, Pool
 from poolwise.moments.terms import UNSUPPORTED, Factor, Needs, Term
+from poolwise.rows.learners import NOTHING
 
 if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
     from poolwise.log.policy import PolicyLike
+    from poolwise.rows.learners import Extra
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -41,17 +44,20 @@ SCATTER_ERROR = 1e-9  # and of a scatter
 
 
 @dataclass(frozen=True)
-class Reference:
+class Reference(Engine):
     """An engine that adds with `math.fsum`."""
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[ReferenceRows]:
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[ReferenceRows]:
+        refuse_extra(extra)
         yield ReferenceRows(log, {name: str(column) for name, column in targets.items()})
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceRows:
-    """An open log: implements `engines.base.Rows`."""
+class ReferenceRows(Rows):
+    """An open log."""
 
     log: Log
     targets: Mapping[str, str]
@@ -70,9 +76,9 @@ class ReferenceRows:
         counts = Counter(str(row[str(self.log.logger)]) for row in self._rows)
         return dict(sorted(counts.items()))
 
-    by_kernel = False
-    saved = False
-    shaped = True
+    @property
+    def shaped(self) -> bool:
+        return True
 
     @cached_property
     def counts(self) -> dict[str, int]:

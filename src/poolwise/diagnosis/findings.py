@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.overlap import Overlap
     from poolwise.diagnosis.statistics import TailIndex
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import Pool
 
 ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones
@@ -296,14 +297,14 @@ def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(map(repr, loggers))
 
 
-def few_rewarded(pool: Pool, *, crossed: bool, skewed: bool = False) -> list[Finding]:
+def few_rewarded(pool: Pool, coverage: Coverage, *, skewed: bool = False) -> list[Finding]:
     """Return a finding if the effective number of rewarded rows is small.
 
     It is independent of the weights: with three rewards in a million rows, Student's 95%
     interval covers 85%, even if all weights are equal.  The skew-score interval guards
     against it where the pass returns powers, so the finding is then a note.
     """
-    term = BALANCED_REWARD if crossed else WEIGHTED_REWARD
+    term = BALANCED_REWARD if coverage.crossed else WEIGHTED_REWARD
     whole = pool.together
     one_sign = whole.min(REWARD) >= 0 or whole.max(REWARD) <= 0
     effective = whole.effective(term) if one_sign and whole.has(term) else 0.0

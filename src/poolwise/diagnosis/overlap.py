@@ -28,8 +28,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.linear import Deviation
     from poolwise.moments.moments import Moments
     from poolwise.moments.pool import Pool
@@ -94,7 +93,7 @@ class Overlap:
         }
 
 
-def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
+def shown(coverage: Coverage) -> Needs:
     """Return the moments that the diagnosis needs."""
     own = Needs(
         means=(REWARD,),
@@ -103,8 +102,9 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
         tails=(WEIGHT,),
         histograms=(WEIGHT,),
     )
-    if not crossed:
+    if not coverage.crossed:
         return own
+    loggers = coverage.loggers
     kinds = (second_moment, weight_moment, unsupported_weight)
     # the last ratio follows from the others
     ratios = () if many(loggers) else tuple(map(ratio, loggers[:-1]))
@@ -117,9 +117,9 @@ def shown(loggers: Sequence[str], *, crossed: bool) -> Needs:
     return own | Needs(means, groups, extremes=mixed, tails=mixed, histograms=mixed)
 
 
-def own_overlap(pool: Pool, *, crossed: bool) -> dict[str, Overlap]:
+def own_overlap(pool: Pool, coverage: Coverage) -> dict[str, Overlap]:
     """Return the statistics of each logger's own weights."""
-    if crossed:
+    if coverage.crossed:
         divergence = pooled_divergences(pool)
     else:
         divergence = {i: pool[i].var(WEIGHTED_REWARD) for i in pool.loggers}
@@ -127,7 +127,7 @@ def own_overlap(pool: Pool, *, crossed: bool) -> dict[str, Overlap]:
     overlaps = {}
     for i in pool.loggers:
         mean = deviation(Score({WEIGHT: 1.0}).of(i), pool)
-        missing = whole.mean(unsupported_weight(i)) if crossed else 0.0
+        missing = whole.mean(unsupported_weight(i)) if coverage.crossed else 0.0
         overlaps[i] = _overlap(pool[i], WEIGHT, divergence[i], mean, missing)
     return overlaps
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from poolwise.rows.output import temporary_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poolwise.engines.base import Engine, EngineLike, Rows
+    from poolwise.engines.base import Engine, EngineLike
     from poolwise.engines.duckdb import DuckDB
 
 NAMES = ("duckdb", "spark")
@@ -55,13 +55,6 @@ def as_engine(engine: EngineLike, log: Log) -> Engine:
 
 def with_loggers(log: Log, engine: EngineLike = None) -> Log:
     """Return the log with propensities by label; a pattern is applied to the rows' loggers."""
-    with labelled(log, engine) as (named, _):
-        return named
-
-
-@contextmanager
-def labelled(log: Log, engine: EngineLike) -> Iterator[tuple[Log, Rows | None]]:
-    """Yield the log with propensities by label, and the rows that were opened to list them."""
     if not isinstance(log, Log):
         raise UsageError(
             f"the first argument must be a pw.Log, got {type(log).__name__}: wrap the rows, as "
@@ -69,8 +62,7 @@ def labelled(log: Log, engine: EngineLike) -> Iterator[tuple[Log, Rows | None]]:
         )
     pattern = log.propensities
     if not isinstance(pattern, str):
-        yield log, None
-        return
+        return log
     bare = Log(
         log.source,
         reward="1",
@@ -82,12 +74,11 @@ def labelled(log: Log, engine: EngineLike) -> Iterator[tuple[Log, Rows | None]]:
         table=log.table,
         connection=log.connection,
     )
-    with ExitStack() as stack:
-        rows, labels = None, getattr(engine, "moments", None)  # a `Summary` has no rows
-        if labels is None:
-            rows = stack.enter_context(as_engine(engine, log).open(bare, {}))
-            labels = rows.counts
-        yield replace(log, propensities={i: pattern.replace(PATTERN, i) for i in labels}), rows
+    labels = getattr(engine, "moments", None)  # a `Summary` has no rows
+    if labels is None:
+        with as_engine(engine, log).open(bare, {}) as rows:
+            labels = tuple(rows.counts)
+    return replace(log, propensities={i: pattern.replace(PATTERN, i) for i in labels})
 
 
 @contextmanager
@@ -99,15 +90,10 @@ def local_log(log: Log, engine: EngineLike) -> Iterator[tuple[Log, DuckDB]]:
     """
     from poolwise.engines.duckdb import DuckDB
 
-    reader: Any = as_engine(engine, log)
-    if isinstance(reader, DuckDB):
-        yield log, reader
+    reader = as_engine(engine, log)
+    if reader.local is not None:
+        yield log, reader.local
         return
-    if not hasattr(reader, "learner_batches"):
-        raise UsageError(
-            f"learning needs rows, and {type(reader).__name__} has none: use DuckDB, Spark or "
-            "a warehouse"
-        )
     with temporary_folder() as folder:
         for number, batch in enumerate(reader.learner_batches(log)):
             pq.write_table(_plain(batch), folder / f"{number:09}.parquet")

@@ -1,7 +1,7 @@
 """Base: engines open logs, and open logs answer questions about their rows.
 
-`evaluation` only knows these protocols.  An engine holds no statistics.  `QueryRows` counts
-and checks rows by queries, for every engine that has rows.
+`evaluation` knows `Engine` and `Rows`, and no engine by name.  An engine holds no statistics.
+`QueryRows` counts and checks rows by queries, for every engine that has rows.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from poolwise.errors import NO_ROWS, EngineError, Fault, LogError, UsageError, nearest
+from poolwise.moments.pool import Pool
+from poolwise.moments.terms import Needs
 from poolwise.rows.actions import (
     ActionSums,
     AuditSums,
@@ -24,34 +25,44 @@ from poolwise.rows.actions import (
     rounded_loggers,
     sums_query,
 )
-from poolwise.rows.layout import cells_of, cells_query, counts_query
+from poolwise.rows.layout import counts_query
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.rules import (
     RoleColumns,
     breaches,
     check_query,
     example_query,
+    mix_own,
     range_query,
     role_text,
     without,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
+    import pyarrow as pa
     from sqlglot import exp
 
+    from poolwise.engines.duckdb import DuckDB
+    from poolwise.errors import Finding
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.blocks import Payoff, Settled
     from poolwise.moments.moments import FloatArray
-    from poolwise.moments.pool import Cell, Pool
-    from poolwise.moments.terms import Needs, Term
+    from poolwise.moments.pool import Cell
+    from poolwise.moments.terms import Term
+    from poolwise.rows.learners import Extra
+    from poolwise.rows.roles import Roles
 
     Bucketed = tuple[list[Pool], Pool]  # by bucket, for each of several needs; of all rows
 
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
+NO_NEEDS = Needs()
+Answer = TypeVar("Answer")
 Line = Mapping[str, Any]  # one line of a database's answer
 MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
 CHANGED = Fault(
@@ -86,61 +97,164 @@ FORMS = {  # of texts that are not numbers
 }
 
 
-class Rows(Protocol):
-    """The rows of one log with the probabilities of its policies."""
+KERNEL = "the DuckDB or the Spark engine"
+WITH_ROWS = "DuckDB, Spark or a warehouse"
+# What an engine may lack: the feature of the user, the engines that have it, and the remedy.
+CAPABILITIES: Mapping[str, tuple[str, str, str]] = {
+    "period": (
+        "`period`",
+        KERNEL,
+        "leave out `engine` and `connection`, or leave out `period`",
+    ),
+    "segment": ("`by`", KERNEL, "leave out `engine` and `connection`, or leave out `by`"),
+    "columns": (
+        "a column of a `mixture` or of predicted rewards",
+        KERNEL,
+        "read the rows with one of them, or leave these columns out",
+    ),
+    "learners": (
+        "learning a reward model or an estimated mixture",
+        "the DuckDB engine",
+        "leave `engine` out, or write the predictions as columns of the log first",
+    ),
+    "blocks": (
+        "reading rows in blocks (interval='betting', watch)",
+        KERNEL,
+        "leave out `engine` and `connection`, or use interval='smoothed'",
+    ),
+    "sample": (
+        "planning calibrated or balanced",
+        "the DuckDB engine, which reads single rows",
+        "ask for weighted and naive, or plan on a sample of the log",
+    ),
+    "buckets": (
+        "the error between clusters",
+        WITH_ROWS,
+        "evaluate the log itself, or use interval='student' without `cluster`",
+    ),
+    "without": ("leaving out a logger (which_logs)", WITH_ROWS, "evaluate the log itself"),
+    "check": ("checking rows", WITH_ROWS, "check the log itself"),
+    "shares": ("`counts`", WITH_ROWS, "leave `counts` out, or summarise the log itself"),
+    "score": (
+        "score_log",
+        "the DuckDB engine",
+        "leave out `engine` and `connection`, and give the rows as files, a frame or a SELECT",
+    ),
+    "learn": ("learning a policy", WITH_ROWS, "learn from the log itself"),
+}
 
-    @property
+
+def lacking(capability: str) -> UsageError:
+    """Return the error of an engine without a capability.
+
+    >>> print(lacking("check"))
+    checking rows requires DuckDB, Spark or a warehouse: check the log itself
+    """
+    feature, engines, remedy = CAPABILITIES[capability]
+    return UsageError(f"{feature} requires {engines}: {remedy}")
+
+
+class Rows:
+    """The rows of one log with the probabilities of its policies.
+
+    An engine overrides what it can do.  Every other method raises `lacking`, or returns
+    "nothing known" where callers can do without.
+    """
+
+    @cached_property
     def counts(self) -> Mapping[str, int]:
         """Usable rows of each logger, in the order in which loggers are shown."""
-        ...
+        raise NotImplementedError
 
     @property
     def all_counts(self) -> Mapping[str, int]:
         """Rows of each logger, unusable ones included."""
-        ...
+        return self.counts
+
+    @cached_property
+    def cells(self) -> Mapping[Cell, int]:
+        """Usable rows of each logger in each period, in the order of the periods."""
+        raise lacking("period")
+
+    @property
+    def by_period(self) -> Rows:
+        """The same rows, summed by period and logger."""
+        raise lacking("period")
 
     @property
     def by_kernel(self) -> bool:
         """True if rows go through the kernel, which is fast for many terms."""
-        ...
+        return False
 
     @property
     def saved(self) -> bool:
         """True if only saved moments are left, without rows."""
-        ...
+        return False
 
     @property
     def shaped(self) -> bool:
         """True if the moments have slices and powers, for skewed intervals."""
-        ...
+        return False
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """Findings about models that were fitted to the rows, and about their origin."""
+        return ()
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Loggers whose probability is missing where they are not live, and counts as 0."""
+        return ()
+
+    def complete(self) -> Rows:
+        """Return the rows with probabilities of 0 where a policy was not live and has none.
+
+        A policy that was live on some days often has a probability only in the rows of these
+        days.  The mixture of a period needs no other.
+        """
+        return self
+
+    def mix_own(self) -> Rows | None:
+        """Return rows of an only logger with its propensity as the mixture; None if unable."""
+        return None
+
+    def attempt(self, ask: Callable[[Rows], Answer]) -> Answer:
+        """Ask a question of the rows, in the way that takes the fewest passes."""
+        return ask(self)
 
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger."""
-        ...
+        raise lacking("check")
 
     def moments(self, needs: Needs) -> Pool:
         """Return the moments of each logger; raise LogError if rows break a rule."""
-        ...
+        raise NotImplementedError
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         """Return moments of each bucket and logger, for each of several needs.
 
         Rows of a cluster share a bucket. Tails and histograms may be missing.
         """
-        ...
-
-    def without(self, logger: str) -> Rows:
-        """Exclude one logger from the rows and from the mixture."""
-        ...
+        raise lacking("buckets")
 
     def action_sums(self) -> AuditSums | None:
         """Return sums of inverse propensities by logger and action; None if not audited."""
-        ...
+        return None
 
+    def bucketed_and_tallied(
+        self, needs: Sequence[Needs], buckets: int, also: Needs = NO_NEEDS
+    ) -> Bucketed:
+        """Return moments of each bucket and logger, and other moments of each logger.
 
-@runtime_checkable
-class BlockRows(Protocol):
-    """Rows whose payoffs can be sorted into histograms: those that go through the kernel."""
+        The kernel takes one pass for both.
+
+        Args:
+            needs: Moments of each bucket, and tails and histograms of each logger.
+            buckets: Number of buckets.
+            also: Other moments of each logger.
+        """
+        whole = self.moments(also) if also.terms else Pool({})
+        return self.bucketed(needs, buckets), whole
 
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
@@ -156,32 +270,10 @@ class BlockRows(Protocol):
             watched: Whether other blocks will follow: a period, or all rows without periods,
                 is one block then, and its rows are hashed.
         """
-        ...
-
-
-@runtime_checkable
-class TalliedRows(Protocol):
-    """Rows that one pass sums by bucket and as a whole: those that go through the kernel."""
-
-    def bucketed_and_tallied(
-        self, needs: Sequence[Needs], buckets: int, also: Needs = ...
-    ) -> Bucketed:
-        """Return moments of each bucket and logger, and other moments of each logger.
-
-        Args:
-            needs: Moments of each bucket, and tails and histograms of each logger.
-            buckets: Number of buckets.
-            also: Other moments of each logger, from the same pass.
-        """
-        ...
-
-
-@runtime_checkable
-class SingleRows(Protocol):
-    """Rows that can be read one by one: those of the default engine."""
+        raise lacking("blocks")
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
-        """Values of terms in at most about `most` rows, and the share of each row.
+        """Return values of terms in at most about `most` rows, and the share of each row.
 
         Each logger keeps its share of the log, however few of its rows are taken, and a
         small log is taken whole. The same log gives the same rows.
@@ -189,19 +281,91 @@ class SingleRows(Protocol):
         Returns:
             Values, shape (terms, rows), and shares, shape (rows,), which sum to 1.
         """
-        ...
+        raise lacking("sample")
+
+    def without(self, logger: str) -> Rows:
+        """Exclude one logger from the rows and from the mixture."""
+        raise lacking("without")
+
+    def with_shares(self, shares: Mapping[str, float]) -> Rows:
+        """Weight the rows against a mixture of the loggers in these shares, or row counts."""
+        raise lacking("shares")
+
+    def requests_in_periods(self) -> list[dict[str, Any]]:
+        """Return the requests of each period or segment: their number, fewest and most rows."""
+        raise lacking("period")
+
+    def times(self) -> dict[str, tuple[object, object]]:
+        """Return the first and last time of each logger; empty if they are not known."""
+        return {}
+
+    def local_files(self, log: Log) -> list[str]:
+        """List the files of the log that the engine reads; none if it reads no files."""
+        return []
+
+    def copies(self, part: int = 1) -> Mapping[int, int] | None:
+        """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.
+
+        Only every `part`-th content is counted. None if the engine does not compare rows.
+        """
+        return None
+
+    def sampled_copies(self) -> Mapping[int, int] | None:
+        """Return the same numbers for a sample that the first pass took; None without one."""
+        return None
 
 
-class Engine(Protocol):
+class Engine:
     """Opens logs."""
 
+    @property
+    def saved(self) -> bool:
+        """True if only saved moments are left, without rows."""
+        return False
+
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike]
-    ) -> AbstractContextManager[Rows]: ...
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> AbstractContextManager[Rows]:
+        """Open a log with its targets and the columns that the question adds."""
+        raise NotImplementedError
+
+    def score(
+        self,
+        log: Log,
+        targets: Mapping[str, PolicyLike],
+        path: Path,
+        name: Callable[[Roles], Mapping[str, str]],
+    ) -> tuple[Roles, Mapping[str, str]]:
+        """Write all columns and those of the policies, under the names that `name` returns."""
+        raise lacking("score")
+
+    @property
+    def local(self) -> DuckDB | None:
+        """The engine itself if it reads rows in this process, for learning; else None."""
+        return None
+
+    def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
+        """Yield the columns that a learner reads, in batches."""
+        raise lacking("learn")
+
+
+def refuse_extra(extra: Extra, *, columns: bool = False) -> None:
+    """Raise UsageError for columns that an engine cannot add to the rows.
+
+    Args:
+        extra: Columns that a question adds.
+        columns: Whether the engine can add columns that need no model.
+    """
+    if extra.learners:
+        raise lacking("learners")
+    if extra.segment and not columns:
+        raise lacking("segment")
+    if (extra.mixture or extra.predicted_reward) and not columns:
+        raise lacking("columns")
 
 
 @dataclass(frozen=True, eq=False)
-class QueryRows(ABC):
+class QueryRows(Rows, ABC):
     """An open log; counts and checks its rows by queries.
 
     Attributes:
@@ -210,9 +374,6 @@ class QueryRows(ABC):
         counted: Rows of each logger, where an earlier count gives them.
     """
 
-    by_kernel = False
-    saved = False
-    shaped = False
     table: RoleColumns
     excluded: tuple[str, ...] = field(default=(), kw_only=True)
     counted: Mapping[str, int] | None = field(default=None, kw_only=True)
@@ -246,17 +407,6 @@ class QueryRows(ABC):
         if set(counts) - set(labels) or (absent and not self.table.drop) or not counts:
             raise LogError(self.check() or (Fault("the log has no usable rows", "", 0),))
         return {label: counts[label] for label in labels if label in counts}
-
-    @cached_property
-    def cells(self) -> dict[Cell, int]:
-        """Usable rows of each logger in each period, in the order of the periods."""
-        cells = cells_of(self._lines(cells_query(self.table)), list(self.counts), self.table)
-        by_logger = Counter[str]()
-        for cell, count in cells.items():
-            by_logger[cell.logger] += count
-        if by_logger != self.counts:
-            raise LogError(self.check() or (CHANGED,))
-        return cells
 
     def check(self) -> tuple[Fault, ...]:
         """Count the rows that break each rule, by logger, with one example each."""
@@ -354,6 +504,19 @@ class QueryRows(ABC):
             counted=None if self.table.drop else rest,
         )
 
+    @property
+    def live(self) -> tuple[str, ...]:
+        return self.table.live
+
+    def mix_own(self) -> Self:
+        (logger,) = self.counts
+        return replace(self, table=mix_own(self.table, logger), counted=self.counts)
+
+    def with_shares(self, shares: Mapping[str, float]) -> Self:
+        """Weight the rows against a mixture of the loggers in these shares, or row counts."""
+        present = tuple(label for label in self.table.labels if label in self.all_counts)
+        return replace(self, table=replace(self.table, shares=shares, labels=present))
+
 
 def _similar(label: str, unknown: Sequence[str]) -> str:
     """Suggest a label of the rows that may be a misspelling of this one."""
@@ -371,15 +534,3 @@ def _example(line: Line, role: str) -> object:
     if value is not None or text is None:
         return value
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."
-
-
-def only_crossed(rows: Rows, log: Log) -> tuple[Rows, Log]:
-    """Use the own propensity of an only logger as its cross-propensity: it is the mixture."""
-    if log.crossed or log.mixture is not None or log.estimate_mixture is not False:
-        return rows, log
-    if not isinstance(rows, QueryRows) or len(rows.counts) > 1 or rows.table.propensity is None:
-        return rows, log
-    (label,) = rows.counts
-    table = replace(rows.table, propensities={label: rows.table.propensity}, labels=(label,))
-    crossed = replace(log, propensities={label: log.propensity})
-    return replace(rows, table=table, counted=rows.counts), crossed

@@ -11,13 +11,13 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from poolwise.engines.base import CHANGED
+from poolwise.engines.base import CHANGED, Engine
 from poolwise.engines.copies import CopySample, copies_query
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
@@ -31,20 +31,20 @@ from poolwise.engines.parallel import (
 )
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
-from poolwise.errors import EngineError, LogError
-from poolwise.log.log import CleanLog
+from poolwise.errors import EngineError, LogError, RefusedError
 from poolwise.moments.terms import Needs
 from poolwise.rows.actions import rows_query, sample_sums, sum_batches
 from poolwise.rows.append import append_scores, fix_order, scored_batches, write_batches
 from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import PlainFrame, plain_frame
-from poolwise.rows.guard import first_line, lock
+from poolwise.rows.guard import first_line, lock, named_files
 from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
 from poolwise.rows.learners import NOTHING, Extra
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.output import stage, temporary_folder
 from poolwise.rows.reader import QUERY_ROWS, Stream, label_counts
+from poolwise.rows.repeats import REMOTE
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import rows
 from poolwise.rows.streams import plain_stream
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
+    from poolwise.engines.base import Answer, Rows
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
     from poolwise.errors import Fault, Finding
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DuckDB:
+class DuckDB(Engine):
     """Evaluates files, frames and queries in this process.
 
     Attributes:
@@ -108,10 +109,7 @@ class DuckDB:
                 source, roles = plain.source, _roles(log, targets, plain.names, extra)
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
-            unexplained = isinstance(log, CleanLog)
             if roles.scored or extra.learners:
-                if unexplained:  # the rows would be scored twice
-                    raise LogError([CHANGED])
                 table, source, notes = append_scores(*opened(), log, extra, source)
             yield DuckDBRows(
                 table,
@@ -121,8 +119,11 @@ class DuckDB:
                 self,
                 footers=Footers() if plain is None else plain.footers,
                 timed=plain is None or plain.timed,
-                unexplained=unexplained,
             )
+
+    @property
+    def local(self) -> DuckDB:
+        return self
 
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
@@ -201,7 +202,8 @@ class DuckDBRows(KernelRows):
         engine: Settings of the engine.
         footers: Footers of the files.
         timed: Whether the log may have a column of times.
-        unexplained: Whether bad rows raise an error at once, without their faults.
+        hopeful: Whether the rows are read as if none were bad: a bad row raises an error at
+            once, without a diagnosis.
         copied: Hashes of rows of the first pass, once there was one.
     """
 
@@ -211,7 +213,7 @@ class DuckDBRows(KernelRows):
     engine: DuckDB = field(default_factory=DuckDB)
     footers: Footers = field(default_factory=Footers, kw_only=True)
     timed: bool = field(default=False, kw_only=True)
-    unexplained: bool = field(default=False, kw_only=True)
+    hopeful: bool = field(default=False, kw_only=True)
     copied: CopySample = field(default_factory=CopySample, kw_only=True)
 
     @property
@@ -282,10 +284,22 @@ class DuckDBRows(KernelRows):
         complete = bool(labels) and {*self.table.labels} <= {*labels}
         return self.table.drop and complete and self._good == labels
 
+    def attempt(self, ask: Callable[[Rows], Answer]) -> Answer:
+        """Ask a question; if bad rows are dropped, first as if there were none.
+
+        To drop bad rows takes two passes, since the good rows fix the mixture.  Most logs have
+        no bad row, and are read in one.
+        """
+        if not self.table.drop:
+            return ask(self)
+        kept = replace(self.table, drop=False)
+        try:
+            return ask(replace(self, table=kept, hopeful=True, copied=CopySample()))
+        except (LogError, RefusedError):  # of bad rows, or of what they seem to say
+            return ask(self)
+
     def check(self) -> tuple[Fault, ...]:
-        if self.unexplained:
-            return (CHANGED,)
-        return () if self._all_good else super().check()
+        return () if self.hopeful or self._all_good else super().check()
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         (sums,) = self._sums_of([(layout, workspace)])
@@ -316,11 +330,6 @@ class DuckDBRows(KernelRows):
             stream, layout = self._stream(work.layout)
             return fold(stream, work, layout, self._threads)
 
-    def with_roles(self, log: Log) -> Self:
-        """Return the same rows with the roles of another log of the same source."""
-        names = [str(line["column_name"]) for line in self._answer("DESCRIBE log")]
-        return replace(self, table=_roles(log, {}, names, NOTHING).table)
-
     @property
     def missing(self) -> tuple[str, ...]:
         stream, names = self._plain(), [f"p_{k}" for k in range(len(self.table.propensities))]
@@ -343,15 +352,17 @@ class DuckDBRows(KernelRows):
         batches = self._batches(query, QUERY_ROWS)
         return sum_batches(batches, self.counts, lists=table.eligible is not None)
 
-    def copies(self, part: int = 1) -> dict[int, int]:
-        """Return the number of distinct rows that occur 1, 2, 3, ... times, by all columns.
+    def local_files(self, log: Log) -> list[str]:
+        files = (file for file, _ in named_files(log, self.connect))
+        return [file for file in files if not REMOTE.match(file)]
 
-        Only every `part`-th content is counted.
-        """
+    def copies(self, part: int = 1) -> dict[int, int]:
         return {n["copies"]: n["contents"] for n in self._answer(copies_query(part))}
 
+    def sampled_copies(self) -> dict[int, int] | None:
+        return self.copied.contents() if self.copied.watched else None
+
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
-        """Return values of terms in at most about `most` rows, and the share of each row."""
         layout = layout_of(self.table, self.counts)
         kernel = Kernel(layout, Workspace(Needs(means=terms, extremes=terms), self.batch_rows))
         counts = np.array(list(self.counts.values()))
@@ -363,7 +374,6 @@ class DuckDBRows(KernelRows):
         return values, shares / shares.sum()
 
     def times(self) -> dict[str, tuple[object, object]]:
-        """Return the first and last time of each logger, if the log has a column of times."""
         if not self.timed:
             return {}
         columns = self._answer("DESCRIBE log")

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poolwise.engines.base import Rows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.log.log import Log
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Cell, Pool, Stratum
 from poolwise.moments.terms import WEIGHTED_REWARD, Factor, Needs
@@ -65,7 +67,7 @@ class Support:
 
 
 @dataclass(frozen=True, eq=False)
-class FiniteProblem:
+class FiniteProblem(Rows):
     """Contexts, actions, rewards and policies as small arrays.
 
     Attributes:
@@ -144,6 +146,12 @@ class FiniteProblem:
             if of_period.get(logger)
         }
 
+    @property
+    def coverage(self) -> Coverage:
+        """Every probability is known; if there are periods, loggers are those of cells."""
+        keys: tuple[Any, ...] = tuple(self.strata)
+        return Coverage.complete(keys, [key for key in keys if isinstance(key, Cell)])
+
     @cached_property
     def value(self) -> float:
         """True mean reward of the target."""
@@ -198,8 +206,7 @@ class FiniteProblem:
         Without support the mean differs from the target's value: the estimate then has the
         finding ``biased``.
         """
-        strata: tuple[Any, ...] = tuple(self.strata)
-        needs = estimator.needs(strata, crossed=True)
+        needs = estimator.needs(self.coverage)
         estimate = estimator.estimate(self.moments(needs))
         gap = estimate.value - self.value
         if abs(gap) <= 1e-9 * max(1.0, abs(self.value)):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,8 +40,18 @@ from poolwise.errors import LogError, UsageError
 from poolwise.moments.pool import Pool, list_periods
 from poolwise.moments.terms import Needs, unite
 from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
-from poolwise.rows.layout import clusters_query, layout_of, missing_query, requests_query
+from poolwise.rows.guard import named_files
+from poolwise.rows.layout import (
+    cells_of,
+    cells_query,
+    clusters_query,
+    layout_of,
+    missing_query,
+    requests_query,
+)
 from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
+from poolwise.rows.repeats import REMOTE
+from poolwise.rows.rules import zero_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +62,7 @@ if TYPE_CHECKING:
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.copies import CopySample
     from poolwise.engines.sums import Sums
+    from poolwise.log.log import Log
     from poolwise.moments.blocks import Payoff, Settled
     from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.moments.pool import Cell, Stratum
@@ -208,11 +221,28 @@ class KernelRows(QueryRows):
 
     apart: Mapping[Cell, int] | None = field(default=None, kw_only=True)
 
+    @cached_property
+    def cells(self) -> dict[Cell, int]:
+        cells = cells_of(self._lines(cells_query(self.table)), list(self.counts), self.table)
+        by_logger = Counter[str]()
+        for cell, count in cells.items():
+            by_logger[cell.logger] += count
+        if by_logger != self.counts:
+            raise LogError(self.check() or (CHANGED,))
+        return cells
+
     @property
     def by_period(self) -> Self:
         """The same rows, summed by period and logger."""
         apart = self.apart is not None
         return self if apart else replace(self, apart=self.cells, counted=self.counts)
+
+    def complete(self) -> Self:
+        table = self.table
+        crossed = bool(table.labels) and {*table.labels} == {*table.propensities}
+        declared = table.period is not None and table.period_kind == "period"
+        live = self.missing if crossed and declared else ()
+        return replace(self, table=zero_missing(table, live)) if live else self
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -233,7 +263,6 @@ class KernelRows(QueryRows):
         return tuple(dict.fromkeys(label for label, _ in lacking))
 
     def requests_in_periods(self) -> list[dict[str, Any]]:
-        """Return the requests of each period or segment: their number, fewest and most rows."""
         return self._lines(requests_query(self.table))
 
     @property
@@ -256,8 +285,16 @@ class KernelRows(QueryRows):
     def _fold(self, work: Folding[Added]) -> Added:
         """Return the sum over all rows."""
 
-    by_kernel = True
-    shaped = True
+    @property
+    def by_kernel(self) -> bool:
+        return True
+
+    @property
+    def shaped(self) -> bool:
+        return True
+
+    def local_files(self, log: Log) -> list[str]:
+        return [file for file, _ in named_files(log) if not REMOTE.match(file)]
 
     @property
     def batch_rows(self) -> int:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from poolwise.engines.base import Engine, Rows, refuse_extra
 from poolwise.engines.files import (
     DAMAGED,
     QuestionHashes,
@@ -22,15 +24,17 @@ from poolwise.engines.files import (
 )
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
 from poolwise.moments.pool import Pool
+from poolwise.rows.learners import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from poolwise.errors import Fault
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.moments import Moments
     from poolwise.moments.terms import Needs, Term
+    from poolwise.rows.learners import Extra
 
 SAME_SHARE = 1e-12  # shares that differ by less give the same weights
 NARROW = (
@@ -61,8 +65,8 @@ def same_shares(left: Mapping[str, float], right: Mapping[str, float]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class SavedRows:
-    """Moments in place of rows: implements `engines.base.Rows`, or raises RefusedError.
+class SavedRows(Rows):
+    """Moments in place of rows.
 
     Attributes:
         by_logger: Moments of each logger, in the order in which loggers are shown.
@@ -73,26 +77,22 @@ class SavedRows:
     by_logger: Mapping[str, Moments]
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
-    by_kernel = False
-    saved = True
+
+    @property
+    def saved(self) -> bool:
+        return True
 
     @property
     def shaped(self) -> bool:
         return all(m.slices for m in self.by_logger.values())
 
-    @property
+    @cached_property
     def counts(self) -> dict[str, int]:
         return {logger: m.count for logger, m in self.by_logger.items()}
 
-    @property
-    def all_counts(self) -> dict[str, int]:
-        return self.counts
-
     def check(self) -> tuple[Fault, ...]:
-        """Refuse, or return no faults where broken rows were dropped."""
-        if not self.dropped:
-            _needs_rows("checking rows")
-        return ()
+        """Return no faults where broken rows were dropped."""
+        return () if self.dropped else super().check()
 
     def moments(self, needs: Needs) -> Pool:
         """Return the requested moments, if they were saved."""
@@ -105,17 +105,8 @@ class SavedRows:
         names = {term: term for term in needs.terms}
         return Pool(self.by_logger).select(names)
 
-    def bucketed(self, needs: Sequence[Needs], buckets: int) -> NoReturn:
-        """Refuse: buckets are computed from rows."""
-        del needs, buckets
-        _needs_rows("the error between clusters")
-
     def action_sums(self) -> None:
         """Return None: actions are not saved."""
-
-    def without(self, logger: str) -> NoReturn:
-        """Refuse: without a logger every row has another weight."""
-        _needs_rows(f"leaving out logger {logger!r} (which_logs)")
 
 
 def _holds(m: Moments, needs: Needs) -> bool:
@@ -130,16 +121,8 @@ def _holds(m: Moments, needs: Needs) -> bool:
     return all(map(m.has, needs.terms))
 
 
-def _needs_rows(what: str) -> NoReturn:
-    raise RefusedError(
-        "needs-rows",
-        f"{what} requires the rows, but only their moments were saved: evaluate the log "
-        "itself, or use interval='student' without `cluster`",
-    )
-
-
 @dataclass(frozen=True, eq=False)
-class Summary:
+class Summary(Engine):
     """Moments of each logger's rows, with the question they were computed for.
 
     A summary is an engine: ``pw.evaluate(log, targets, engine=summary)`` evaluates it, with
@@ -157,6 +140,10 @@ class Summary:
     manifest: Mapping[str, float]
 
     @property
+    def saved(self) -> bool:
+        return True
+
+    @property
     def rows(self) -> dict[str, int]:
         """Rows of each logger."""
         return {logger: m.count for logger, m in self.moments.items()}
@@ -167,8 +154,11 @@ class Summary:
         return bool(self.manifest)
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[SavedRows]:
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[SavedRows]:
         """Return the moments as rows, if the log and targets are those of the summary."""
+        refuse_extra(extra)
         requested = question(log, targets)
         self._refuse_other(requested)
         if log.crossed:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
-from poolwise.engines.base import CHANGED
+from poolwise.engines.base import CHANGED, Engine, refuse_extra
 from poolwise.engines.blocks import Folding
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
@@ -69,7 +69,7 @@ PARTITION_ROWS = 2**33  # more than a partition has: numbers its rows after the 
 
 
 @dataclass(frozen=True)
-class Spark:
+class Spark(Engine):
     """Evaluates files, tables and DataFrames on a cluster.
 
     poolwise leaves a session that you pass, or that is running, as it was: it restores
@@ -97,6 +97,7 @@ class Spark:
 
         The columns of `extra` are columns of the log: Spark learns no model.
         """
+        refuse_extra(extra, columns=True)
         with ExitStack() as stack:
             session = stack.enter_context(self._running())
             stack.enter_context(configured(session, log.timezone))

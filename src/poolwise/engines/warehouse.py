@@ -15,11 +15,13 @@ from sqlglot import exp, parse, parse_one
 from sqlglot.errors import SqlglotError
 
 from poolwise.engines.answer import WarehouseRows
+from poolwise.engines.base import Engine, refuse_extra
 from poolwise.engines.sql import written
 from poolwise.errors import EngineError, UsageError
 from poolwise.log.log import SELECT
 from poolwise.log.problems import UTC
 from poolwise.log.scalar import refuse_different
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import LABELS
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.rows.learners import Extra
     from poolwise.rows.rules import RoleColumns
 
 DatabaseConnection = Any  # drivers share methods, but no type
@@ -332,7 +335,7 @@ def _values(rows: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 @dataclass(frozen=True)
-class Warehouse:
+class Warehouse(Engine):
     """Evaluates a table in its database, over a DB-API or ADBC connection.
 
     ``Log(table="logs", connection=connection, ...)`` names both. poolwise neither closes
@@ -362,8 +365,11 @@ class Warehouse:
             yield session
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[WarehouseRows]:
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[WarehouseRows]:
         """Open a log with its targets and look up their names in the table."""
+        refuse_extra(extra)
         with self.session(log) as session:
             dialect = session.dialect
             relation = relation_of(str(log.table), dialect)

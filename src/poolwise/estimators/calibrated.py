@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
+from poolwise.moments.coverage import refuse_uncrossed
 from poolwise.moments.estimate import (
     Estimate,
     Estimator,
     estimated,
-    require_crossed,
     stratified,
 )
 from poolwise.moments.linear import NULL_COLUMN, Fit, Linear, Score, by_count, ratio_score
@@ -42,6 +42,7 @@ from poolwise.text import percent
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import Pool, Stratum
 
 Columns = Literal["loggers", "target", "dr"]
@@ -81,9 +82,9 @@ class SelfNormalised(Estimator):
             return WEIGHTED_REWARD, WEIGHT
         return BALANCED_REWARD, BALANCED_WEIGHT
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        if self.weights == "balanced":
-            require_crossed(self.name, loggers, crossed=crossed)
+    def needs(self, coverage: Coverage) -> Needs:
+        if self.weights == "balanced" and not coverage.mixture:
+            refuse_uncrossed(self.name, coverage)
         return Needs(groups=(self._terms,))
 
     def estimate(self, pool: Pool) -> Estimate:
@@ -148,11 +149,17 @@ class Calibrated(Estimator):
     def formula(self) -> str:
         return "calibrated"
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        if not crossed:
+    def adapt(self, coverage: Coverage) -> Calibrated:
+        """Return the estimator with columns of the known loggers, if not all are known."""
+        known = coverage.known if coverage.mixture and not coverage.crossed else self.known
+        return replace(self, known=known)
+
+    def needs(self, coverage: Coverage) -> Needs:
+        if not coverage.mixture:
             return Needs(groups=((WEIGHTED_REWARD,),))
         # the last ratio follows from the others, if all are known
-        with_ratio = loggers[:-1] if self.known is None else self.known
+        loggers, known = coverage.loggers, self.adapt(coverage).known
+        with_ratio = loggers[:-1] if known is None else known
         ratios = () if self.guard and many(loggers) else tuple(map(ratio, with_ratio))
         model = (BALANCED_PREDICTION, PREDICTED_VALUE) if "dr" in self.columns else ()
         return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios, *model),))

@@ -21,10 +21,10 @@ from poolwise.estimators.divergences import (
     with_variance,
 )
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
+from poolwise.moments.coverage import refuse_uncrossed
 from poolwise.moments.estimate import (
     Estimate,
     Estimator,
-    require_crossed,
     stratified,
     stratified_mean,
 )
@@ -47,6 +47,7 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import Pool
 
 Divergence = Literal["auto", "pooled", "own", "known", "reward-free"]
@@ -75,8 +76,8 @@ class Naive(Estimator):
     def formula(self) -> str:
         return "naive"
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        del loggers, crossed
+    def needs(self, coverage: Coverage) -> Needs:
+        del coverage
         return Needs(groups=((WEIGHTED_REWARD,),))
 
     def estimate(self, pool: Pool) -> Estimate:
@@ -115,8 +116,9 @@ class Balanced(Estimator):
     def _term(self) -> Term:
         return REWARD * shrunk_weight(self.shrink)
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        require_crossed(self.name, loggers, crossed=crossed)
+    def needs(self, coverage: Coverage) -> Needs:
+        if not coverage.mixture:
+            refuse_uncrossed(self.name, coverage)
         return Needs(shrink_means(self.shrink), ((self._term,),))
 
     def estimate(self, pool: Pool) -> Estimate:
@@ -177,17 +179,17 @@ class Weighted(Estimator):
     def formula(self) -> str:
         return "" if self.divergence == "reward-free" else "weighted"
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        if self.divergence in {"pooled", "reward-free"}:
-            name = f"weighted with {self.divergence} divergences"
-            require_crossed(name, loggers, crossed=crossed)
+    def needs(self, coverage: Coverage) -> Needs:
+        loggers = coverage.loggers
+        if self.divergence in {"pooled", "reward-free"} and not coverage.crossed:
+            refuse_uncrossed(f"weighted with {self.divergence} divergences", coverage)
         missing = [i for i in loggers if self.known and i not in self.known]
         if missing:
             raise UsageError(
                 f"`known` must have a divergence for {', '.join(map(repr, missing))}"
             )
         groups = ((WEIGHTED_REWARD,),)
-        if self.known or not crossed:
+        if self.known or not coverage.crossed:
             return Needs(groups=groups)
         needs = Needs(tuple(map(second_moment, loggers)), ((BALANCED_REWARD,), *groups))
         if self.divergence == "reward-free":

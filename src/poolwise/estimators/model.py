@@ -4,10 +4,6 @@ The direct method averages the model's predictions.  A doubly robust estimate ad
 weighted residuals of the rows, which makes it unbiased for every model, and efficient if
 the model is right.
 
-If cross-propensities are missing, the mixture is a column of the log or the prediction of
-a classifier of the loggers.  `with_mixture` lets an estimator run on it as if every logger
-scored every row.
-
 Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021).
 """
 
@@ -17,20 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import Finding, UsageError
-from poolwise.estimators.calibrated import (
-    Calibrated,
-    SelfNormalised,
-    target_uncovered,
-    uncovered,
-)
+from poolwise.estimators.calibrated import target_uncovered, uncovered
 from poolwise.estimators.divergences import FLOOR, Differences, supported
-from poolwise.estimators.ips import OWN_ONLY, Balanced, with_divergences
+from poolwise.estimators.ips import OWN_ONLY, with_divergences
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
+from poolwise.moments.coverage import refuse_uncrossed
 from poolwise.moments.estimate import (
     Estimate,
     Estimator,
     estimated,
-    require_crossed,
     stratified,
 )
 from poolwise.moments.linear import Score
@@ -45,9 +36,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from poolwise.log.log import Log
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import Pool
 
 OWN_SCORE = (PREDICTED_VALUE, WEIGHT * RESIDUAL)
@@ -73,8 +62,8 @@ class DirectMethod(Estimator):
     def pools(self) -> bool:
         return False
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        del loggers, crossed
+    def needs(self, coverage: Coverage) -> Needs:
+        del coverage
         return Needs(groups=((PREDICTED_VALUE,),))
 
     def estimate(self, pool: Pool) -> Estimate:
@@ -126,14 +115,15 @@ class DoublyRobust(Estimator):
     def _score(self) -> tuple[Term, Term]:
         return PREDICTED_VALUE, shrunk_weight(self.shrink) * RESIDUAL
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
+    def needs(self, coverage: Coverage) -> Needs:
         own = Needs(groups=(OWN_SCORE,))
-        if self.weights == "naive" or (self.weights == "weighted" and not crossed):
+        if self.weights == "naive" or (self.weights == "weighted" and not coverage.crossed):
             return own
         if self.weights == "weighted":
-            means = tuple(map(residual_moment, loggers))
+            means = tuple(map(residual_moment, coverage.loggers))
             return own | Needs(means, (BALANCED_SCORE,))
-        require_crossed(self.name, loggers, crossed=crossed)
+        if not coverage.mixture:
+            refuse_uncrossed(self.name, coverage)
         return Needs(shrink_means(self.shrink), (self._score, (BALANCED_WEIGHT,)))
 
     def estimate(self, pool: Pool) -> Estimate:
@@ -196,54 +186,6 @@ MODEL_ONLY = Finding(
     "Rely on doubly-robust or calibrated, which correct the model by the rows.",
 )
 LOG_FIRST = "Log such actions before relying on any estimate."
-
-
-@dataclass(frozen=True)
-class GivenMixture(Estimator):
-    """An estimator whose mixture is a column of the log, or is estimated.
-
-    Attributes:
-        estimator: Estimator with balanced weights.
-        estimated: The mixture is estimated: the name has a suffix, and a finding says so.
-    """
-
-    estimator: Estimator
-    estimated: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.estimator.name}-estimated" if self.estimated else self.estimator.name
-
-    @property
-    def rank(self) -> int:
-        return self.estimator.rank
-
-    @property
-    def formula(self) -> str:
-        return "" if self.estimated else self.estimator.formula
-
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        del crossed  # the column replaces the missing cross-propensities
-        return self.estimator.needs(loggers, crossed=True)
-
-    def estimate(self, pool: Pool) -> Estimate:
-        estimate = self.estimator.estimate(pool)
-        if not self.estimated:
-            return estimate
-        return replace(estimate, findings=(ESTIMATED, *estimate.findings))
-
-
-def with_mixture(estimator: Estimator, log: Log) -> Estimator:
-    """Return the estimator on the mixture column of a log, if it uses balanced weights."""
-    if isinstance(estimator, Calibrated):
-        known = tuple(k for k, v in log.by_label.items() if v is not None)
-        estimator = replace(estimator, known=known)
-    elif isinstance(estimator, SelfNormalised | DoublyRobust):
-        if estimator.weights != "balanced":
-            return estimator
-    elif not isinstance(estimator, Balanced):
-        return estimator
-    return GivenMixture(estimator, estimated=log.mixture is None)
 
 
 ESTIMATED = Finding(

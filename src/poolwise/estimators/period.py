@@ -37,6 +37,7 @@ from poolwise.moments.terms import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import ByStratum, Pool, Stratum
 
 Across = Literal["stable", "minimum"]
@@ -104,22 +105,19 @@ class PeriodBalanced(Estimator):
         """Terms of a row whose sum has the target's value as expectation."""
         return (PERIOD_REWARD,)
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        """Return the moments to compute; `loggers` are the cells of the log.
-
-        Without cross-propensities the mixture of each period must be known: see
-        `refuse_shared`.
-        """
-        periods = list_periods(loggers)
+    def needs(self, coverage: Coverage) -> Needs:
+        periods = list_periods(coverage.cells)
         if not periods:
             raise RefusedError(
                 f"{self.name}-refused",
                 f"{self.name} requires the period in which each row was logged: give `period` "
                 "(--period), a column such as the day.",
             )
+        if not coverage.period_mixed:
+            refuse_shared(self.name, coverage.cells)
         together = (*self._terms, *([PERIOD_WEIGHT] if self.centred else []))
         alone = Needs(groups=(together, (PERIOD_WEIGHT,)), extremes=(PERIOD_WEIGHT,))
-        if crossed:
+        if coverage.crossed:
             return alone | Needs(tuple(map(period_moment, periods)), ((BALANCED_WEIGHT,),))
         return alone
 

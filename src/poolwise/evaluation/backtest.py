@@ -24,13 +24,13 @@ import numpy as np
 
 from poolwise.diagnosis.findings import ALARMING
 from poolwise.diagnosis.provenance import on_own, target_on_log
-from poolwise.engines.saved import Summary
+from poolwise.engines import as_engine, with_loggers
 from poolwise.errors import Finding, UsageError
 from poolwise.estimators.calibrated import MOST_COLUMNS, ROWS_PER_COLUMN
 from poolwise.estimators.ips import Balanced
 from poolwise.evaluation.differences import Bonferroni, conclude
 from poolwise.evaluation.output import Reported, Row, of_requests
-from poolwise.evaluation.read import answered, opened
+from poolwise.evaluation.read import run
 from poolwise.evaluation.request import request
 from poolwise.evaluation.spread import Candidates
 from poolwise.intervals.simultaneous import factor_of, max_t
@@ -237,19 +237,19 @@ def backtest(log: Log, *, level: float = 0.95, engine: EngineLike = None) -> Bac
         level: Level at which all predictions hold together.
         engine: As for `evaluate`.
     """
-    if isinstance(engine, Summary):
+    if as_engine(engine, log).saved:
         raise UsageError(SAVED)
+    log = with_loggers(log, engine)
+    refuse_backtest(log)
+    first = next((i, p) for i, p in log.by_label.items() if p is not None)
+    asked = request(log, dict([first]), Balanced(), level=level)  # a pass has a target
+    return run(asked, engine, _backtest_in_pass)
 
-    def ask(log: Log) -> Backtest:
-        refuse_backtest(log)
-        first = next((i, p) for i, p in log.by_label.items() if p is not None)
-        asked = request(log, dict([first]), Balanced(), level=level)  # a pass has a target
-        with opened(asked, engine) as rows:
-            answers = rows.read(also=backtest_needs(rows))
-            found = compute_backtest(rows, answers)
-        return replace(found, findings=(*found.findings, *answers.findings))
 
-    return answered(log, engine, ask)
+def _backtest_in_pass(rows: OpenLog) -> Backtest:
+    answers = rows.read(also=backtest_needs(rows))
+    found = compute_backtest(rows, answers)
+    return replace(found, findings=(*found.findings, *answers.findings))
 
 
 def refuse_backtest(log: Log) -> None:

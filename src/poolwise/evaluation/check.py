@@ -15,10 +15,9 @@ from sqlglot import exp
 
 from poolwise.diagnosis.audit import unaudited
 from poolwise.engines import as_engine, with_loggers
-from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.output import json_text, listed_findings
-from poolwise.evaluation.read import audit_rows, copy_findings, live_in, named_log, open_rows
+from poolwise.evaluation.read import audit_rows, copy_findings, open_rows
 from poolwise.evaluation.request import Request, named_targets
 from poolwise.log.log import PART_LOGGER
 from poolwise.report.tables import Grid, as_html
@@ -94,13 +93,12 @@ def check(
 
     The DuckDB engine also counts exact copies of rows, unless the log has a `cluster`.
     """
-    log = named_log(log, engine)
+    log = with_loggers(log, engine)
     named = named_targets(targets) if targets else {}
     extra = NOTHING if log.mixture is None else mixture_extra(log)  # an estimate has no faults
-    with open_rows(Request(log, named, extra=extra), engine) as rows:
+    with open_rows(Request(log, named, extra=extra), engine) as declared:
+        rows = declared.complete()
         faults = rows.check()
-        if faults and (live := live_in(rows, log)):
-            return check(live, targets, engine=engine)
         audit = () if faults else (*unaudited(log), *audit_rows(rows, log))
         return CheckReport(faults, rows.all_counts, (*copy_findings(rows, log), *audit))
 
@@ -117,7 +115,7 @@ def score_log(
     targets: Mapping[str, PolicyLike] | PolicyLike,
     path: str | PathLike[str],
     *,
-    engine: DuckDB | None = None,
+    engine: EngineLike = None,
 ) -> ScoredLog:
     """Write a Parquet file with the log's columns and one column per Python policy.
 
@@ -129,18 +127,13 @@ def score_log(
         targets: New policies by name.
         path: The file to write, ending in ``.parquet``; an existing file is replaced unless
             the log reads it.
-        engine: Limits of threads and memory.
+        engine: Limits of threads and memory, as ``DuckDB(threads=4)``.
 
     Returns:
         The log in that file and its targets, for ``evaluate(*score_log(...))``.
     """
     named, file, log = named_targets(targets), Path(path), with_loggers(log)
     scorer = as_engine(engine, log)
-    if not isinstance(scorer, DuckDB):
-        raise UsageError(
-            "score_log reads the rows on this machine: leave out `engine` and `connection`, "
-            "and give the rows as files, a frame or a SELECT"
-        )
     refuse_output(file, PARQUET, files_of(log))
     with whole_file(file) as unfinished:
         roles, names = scorer.score(log, named, unfinished, _names)

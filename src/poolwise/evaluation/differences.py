@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -388,8 +388,8 @@ class Incumbent:
         pool = self._pool(answers, target)
         if self.joins:
             estimator = answers.served.estimators[self.estimator]
-            strata: tuple[Any, ...] = tuple(pool)
-            own = estimator.needs(strata, crossed=True)
+            coverage = replace(answers.served.coverage, loggers=answers.loggers)
+            own = estimator.needs(coverage)
             terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
             pool = pool.select(terms)
             return estimator.estimate(pool), pool
@@ -463,7 +463,7 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
     usable = rows.served.estimators
     estimator = recommend(usable)
     incumbent = Incumbent(name, "" if baseline else default, estimator)
-    trained = asked.log.crossed and on_own(asked.log.trained_on, tuple(counts))
+    trained = rows.coverage.crossed and on_own(asked.log.trained_on, tuple(counts))
     if not estimator or trained or rows.rows.saved:
         return incumbent
     return _with_needs(incumbent, rows, usable[estimator])
@@ -475,10 +475,9 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     own, means = wanted.scattered, wanted.means
     factors = [factor for term in own for factor in term.factors]
     joins = (
-        asked.log.crossed
-        and not asked.extra.mixture
+        rows.coverage.crossed
         and all(f.name in OF_POLICY and not f.rule for f in factors)
-        and incumbent.name in _at_first(rows.strata_of(estimator))
+        and incumbent.name in _at_first(rows.coverage.strata(by_cell=estimator.by_cell))
     )
     if joins:
         weights = (BALANCED_WEIGHT, ratio(incumbent.name))

@@ -7,16 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.provenance import on_own
-from poolwise.engines.base import BlockRows
+from poolwise.engines import with_loggers
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators import by_default, recommend
 from poolwise.evaluation.backtest import backtest_needs, compute_backtest
 from poolwise.evaluation.differences import incumbent_of
-from poolwise.evaluation.read import NOTHING, answered, opened, select_target
+from poolwise.evaluation.read import NOTHING, run, select_target
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
 from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
-from poolwise.intervals.base import lack_blocks
 from poolwise.intervals.guarantees import by_betting
 from poolwise.moments.buckets import BUCKETS
 from poolwise.moments.terms import WEIGHT, Needs, unite
@@ -27,13 +26,14 @@ if TYPE_CHECKING:
     from poolwise.engines.base import EngineLike
     from poolwise.evaluation.comparison import Comparison
     from poolwise.evaluation.differences import Incumbent
-    from poolwise.evaluation.read import OpenLog
+    from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.results import Evaluation
     from poolwise.evaluation.target import Errors
     from poolwise.intervals.base import IntervalName
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimator
     from poolwise.rows.reward_model import ModelLike
 
@@ -85,15 +85,12 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         backtest: Also predict what each logger earned from the other logs, in the same pass;
             if a prediction fails, the log is read once more for each logger.
     """
-
-    def ask(log: Log) -> Evaluation:
-        asked = request(
-            log, targets, estimators, level=level, interval=interval, sides=sides, model=model
-        )
-        with opened(segmented(asked, by), engine) as rows:
-            return _evaluated(rows, baseline, which_logs=which_logs, backtest=backtest)
-
-    return replace(answered(log, engine, ask), truth=truth or {})
+    log = with_loggers(log, engine)
+    asked = request(
+        log, targets, estimators, level=level, interval=interval, sides=sides, model=model
+    )
+    verb = partial(_evaluated, baseline=baseline, which_logs=which_logs, backtest=backtest)
+    return replace(run(segmented(asked, by), engine, verb), truth=truth or {})
 
 
 def compare(
@@ -124,24 +121,28 @@ def compare(
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
     """
+    log, own = with_loggers(log, engine), named_targets(targets)
+    named = _with_baseline(log, own, baseline)
+    if len(named) < 2:
+        raise UsageError("compare needs at least two targets, or a target and a baseline")
+    usual = by_default(modelled=model is not None, periods=log.period is not None)
+    chosen = estimator or recommend({n: make() for n, make in usual.items()})
+    asked = request(log, named, chosen, level=level, model=model)
+    joined = "" if baseline is None or baseline in own else baseline
+    answers = run(asked, engine, partial(_compare_in_pass, joined=joined))
+    return pairs_of(answers).ranked(results_of(answers), baseline or "")
 
-    def ask(log: Log) -> Comparison:
-        named = _with_baseline(log, named_targets(targets), baseline)
-        if len(named) < 2:
-            raise UsageError("compare needs at least two targets, or a target and a baseline")
-        usual = by_default(modelled=model is not None, periods=log.period is not None)
-        chosen = estimator or recommend({n: make() for n, make in usual.items()})
-        asked = request(log, named, chosen, level=level, model=model)
-        with opened(asked, engine) as rows:
-            (name,) = rows.served.estimators
-            answers = rows.read(name)
-        return pairs_of(answers).ranked(results_of(answers), baseline or "")
 
-    return answered(log, engine, ask)
+def _compare_in_pass(rows: OpenLog, joined: str) -> Answers:
+    """Make the pass of a comparison; `joined` is a logger among the targets, or empty."""
+    if joined in rows.coverage.live:
+        raise _uncovered(joined)
+    (name,) = rows.served.estimators
+    return rows.read(name)
 
 
 def _evaluated(
-    rows: OpenLog, baseline: str | None, *, which_logs: bool, backtest: bool
+    rows: OpenLog, *, baseline: str | None, which_logs: bool, backtest: bool
 ) -> Evaluation:
     """Make the pass over all rows and over segments, and estimate."""
     asked = rows.request
@@ -150,7 +151,7 @@ def _evaluated(
     answer = partial(_answered, incumbent=incumbent, among=among)
     compared = _compared(rows, always=bool(among))
     bets = partial(_bets, rows) if asked.interval.by_block else dict
-    without = partial(_without_each, rows) if which_logs and asked.log.crossed else dict
+    without = partial(_without_each, rows) if which_logs and rows.coverage.crossed else dict
     tested = backtest_needs(rows) if backtest else Needs()
     evaluation = answer(rows, compared, bets, without, tested)
     if asked.by is None:
@@ -207,12 +208,16 @@ def _compared(rows: OpenLog, *, always: bool) -> str:
 def _bets(rows: OpenLog) -> dict[str, Interval]:
     """Return the betting interval of each target, from histograms of the rows."""
     asked = rows.request
-    if not isinstance(rows.rows, BlockRows):
-        raise lack_blocks(asked.interval)
     learned = on_own(asked.log.trained_on, tuple(rows.rows.counts))
     trained = bool(learned) and asked.log.period is None
     return by_betting(
-        rows.rows, asked.names, asked.log, asked.level, asked.sides, trained=trained
+        rows.rows,
+        asked.names,
+        asked.log,
+        asked.level,
+        asked.sides,
+        pooled=rows.coverage.period_mixed,
+        trained=trained,
     )
 
 
@@ -225,7 +230,7 @@ def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
     targets, loggers = rows.request.names, tuple(rows.rows.counts)
     by_target: dict[str, dict[str, Errors]] = {name: {} for name in targets}
     for logger in loggers if len(loggers) > 1 else ():
-        needs = _needs_without([i for i in loggers if i != logger])
+        needs = _needs_without(rows.coverage.without(logger))
         bound = [needs.bind(name) for name in targets]
         rest = rows.rows.without(logger)
         if rows.request.clustered:
@@ -237,9 +242,9 @@ def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
     return by_target
 
 
-def _needs_without(others: Sequence[str]) -> Needs:
-    """Return the moments that the errors without a logger need."""
-    kinds = [e.needs(others, crossed=True) for e in LEFT_OUT.values()]
+def _needs_without(coverage: Coverage) -> Needs:
+    """Return the moments that the errors of the other loggers need."""
+    kinds = [e.needs(coverage) for e in LEFT_OUT.values()]
     return unite([*kinds, Needs(extremes=(WEIGHT,))])
 
 
@@ -250,12 +255,16 @@ def _with_baseline(
     if baseline is None or baseline in named:
         return named
     policy = log.by_label.get(baseline)
-    if policy is not None and log.covers(baseline):
+    if policy is not None and log.crossed:
         return {**named, baseline: policy}
     if baseline in log.by_label or not log.crossed:
-        raise UsageError(
-            f"baseline {baseline!r} is not a target; to use a logger as baseline, give "
-            "`propensities` (--propensities) for every logger"
-        )
+        raise _uncovered(baseline)
     hint = did_you_mean(baseline, [*named, *log.by_label])
     raise UsageError(f"baseline {baseline!r} is neither a target nor a logger{hint}")
+
+
+def _uncovered(baseline: str) -> UsageError:
+    return UsageError(
+        f"baseline {baseline!r} is not a target; to use a logger as baseline, give "
+        "`propensities` (--propensities) for every logger"
+    )

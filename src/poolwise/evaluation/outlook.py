@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from poolwise.evaluation.design import RowSample, SplitFor, Variance
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import ByStratum, Pool
@@ -126,7 +127,7 @@ class Outlook:
         sample: Rows of the log; None where there are none.
         half_width: Wanted half-width.
         level: Level of the interval.
-        crossed: Whether every logger scores every row.
+        coverage: Which probabilities of the log are known.
         together: Rows that are logged together: those of a request.
     """
 
@@ -136,7 +137,7 @@ class Outlook:
     sample: RowSample | None
     half_width: float
     level: float
-    crossed: bool
+    coverage: Coverage
     together: int = 1
 
     @property
@@ -150,7 +151,7 @@ class Outlook:
         change is: a logger's own rows may have missed its largest weights.
         """
         own_weights = self.estimators[name].formula == "naive"
-        if not own_weights or not self.crossed or self._refusal(name, estimate):
+        if not own_weights or not self.coverage.crossed or self._refusal(name, estimate):
             return estimate
         own, _ = estimate.linear.plain.variance(self.pool)
         pooled = with_row_errors(self.pool, estimate).variance
@@ -223,7 +224,7 @@ class Outlook:
     def _divergence(self) -> FloatArray:
         by_logger: ByStratum[float] = (
             pooled_divergences(self.pool)
-            if self.crossed
+            if self.coverage.crossed
             else row_variances(self.pool, {WEIGHTED_REWARD: 1.0})
         )
         return np.array([by_logger[i] for i in self.pool.loggers])
@@ -237,7 +238,7 @@ class Outlook:
             now = estimate.variance
             return Model(partial(period_variance, divergence, counts, now), from_units)
         if formula not in {"calibrated", "balanced"} or sample is None:
-            weighted = formula == "weighted" and self.crossed
+            weighted = formula == "weighted" and self.coverage.crossed
             variance = partial(weighted_variance if weighted else naive_variance, divergence)
             per_row = 1 / divergence**2 if weighted else np.ones_like(divergence)
             squares = partial(own_squares, per_row=per_row)

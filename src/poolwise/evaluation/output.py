@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from poolwise.errors import Finding
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.moments import Moments
     from poolwise.moments.pool import Pool
     from poolwise.moments.terms import Term
@@ -193,7 +194,7 @@ def listed_findings(findings: Sequence[Finding]) -> list[Row]:
     return rows
 
 
-def fingerprint(pools: Mapping[str, Pool], *, crossed: bool, timezone: str = UTC) -> str:
+def fingerprint(pools: Mapping[str, Pool], coverage: Coverage, *, timezone: str = UTC) -> str:
     """Return a hash of the rows with the probabilities of their policies.
 
     Two results with the same hash rest on the same rows, read in the same time zone.  It
@@ -202,11 +203,11 @@ def fingerprint(pools: Mapping[str, Pool], *, crossed: bool, timezone: str = UTC
 
     Args:
         pools: Moments of each logger, by target.
-        crossed: Whether the mixture is known.
+        coverage: Which probabilities are known.
         timezone: Time zone of the log.
     """
     digest = sha256(b"" if timezone == UTC else f"{timezone}\n".encode())
-    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if crossed else (REWARD, WEIGHT)
+    terms = (REWARD, WEIGHT, BALANCED_WEIGHT) if coverage.crossed else (REWARD, WEIGHT)
     for target, pool in sorted(pools.items()):
         for logger in sorted(pool.loggers):
             moments = pool[logger]

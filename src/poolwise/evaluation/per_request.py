@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from poolwise.errors import UsageError
 
 if TYPE_CHECKING:
-    from poolwise.engines.parallel import KernelRows
+    from poolwise.engines.base import Rows
     from poolwise.evaluation.differences import Difference
     from poolwise.intervals.student import Interval
     from poolwise.log.log import Log
@@ -30,7 +30,7 @@ def refuse_lists(log: Log, what: str) -> None:
         )
 
 
-def rows_by_segment(rows: KernelRows, requests: Requests, by: str) -> dict[str, int]:
+def rows_by_segment(rows: Rows, requests: Requests, by: str) -> dict[str, int]:
     """Return the rows of a request in each segment; refuse to split requests unlike each other.
 
     Args:
@@ -56,7 +56,7 @@ def rows_by_segment(rows: KernelRows, requests: Requests, by: str) -> dict[str, 
     return parts
 
 
-def refuse_split(rows: KernelRows, requests: Requests) -> None:
+def refuse_split(rows: Rows, requests: Requests) -> None:
     """Raise UsageError if rows of a request are in several periods."""
     lines = rows.requests_in_periods()
     split = sum(line["requests"] for line in lines if line["fewest"] < requests.rows)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
 from poolwise.diagnosis.provenance import on_own
-from poolwise.engines.base import SingleRows
+from poolwise.engines import with_loggers
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
 from poolwise.evaluation.comparison import without_training
@@ -17,7 +18,7 @@ from poolwise.evaluation.design import RowSample
 from poolwise.evaluation.differences import incumbent_of
 from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough
 from poolwise.evaluation.output import Result, Row, of_requests
-from poolwise.evaluation.read import answered, opened
+from poolwise.evaluation.read import run, settle
 from poolwise.evaluation.request import named_targets, request
 from poolwise.evaluation.results import check_lift
 from poolwise.evaluation.target import results_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
     from poolwise.evaluation.outlook import Option
     from poolwise.evaluation.read import OpenLog
+    from poolwise.evaluation.request import Request
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimate
@@ -86,19 +88,15 @@ def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
     named = named_targets(target)
     if len(named) != 1:
         raise UsageError(f"plan takes one target, got {len(named)}: call it for each")
-
-    def ask(log: Log) -> Plan:
-        if log.estimate_mixture and not log.crossed:
-            raise UsageError(
-                "plan does not estimate mixtures: give `propensities` under every logger"
-            )
-        asked = request(log, named, _wanted(estimators, log), level=level)
-        with opened(replace(asked, strict=estimators is not None), engine) as rows:
-            if rows.request.log.crossed and not log.crossed:  # one logger: it is the mixture
-                return ask(rows.request.log)
-            return _planned(rows, half_width, None if lift is None else (lift, power), baseline)
-
-    return answered(log, engine, ask)
+    log = with_loggers(log, engine)
+    if log.estimate_mixture and not log.crossed:
+        raise UsageError(
+            "plan does not estimate mixtures: give `propensities` under every logger"
+        )
+    asked = request(log, named, _wanted(estimators, log), level=level)
+    wanted = None if lift is None else (lift, power)
+    verb = partial(_planned, half_width=half_width, wanted=wanted, baseline=baseline)
+    return run(replace(asked, strict=estimators is not None), engine, verb)
 
 
 def _refuse_goal(half_width: float | None, lift: float | None, power: float) -> None:
@@ -118,13 +116,20 @@ def _planned(
     baseline: str | None,
 ) -> Plan:
     """Make the pass, and plan for a half-width, or for a lift with its power."""
+    if not (rows.request.strict or rows.coverage.crossed):
+        rows = settle(_without_crossing(rows.request), rows.rows)
     asked, log = rows.request, rows.request.log
     (name,) = asked.names
     incumbent = incumbent_of(rows, baseline)
     answers = rows.read(also=incumbent.needs if wanted else Needs())
     formulas = {estimator.formula for estimator in rows.served.estimators.values()}
-    sampled = formulas & {"calibrated", "balanced"} or isinstance(rows.rows, SingleRows)
-    sample = _sample(rows.rows, name) if sampled and log.crossed and half_width else None
+    sample = None
+    if rows.coverage.crossed and half_width:
+        try:
+            sample = _sample(rows.rows, name)
+        except UsageError:  # weighted and naive can do without
+            if formulas & {"calibrated", "balanced"}:
+                raise
     evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
     result, pool = evaluation[name], answers.pool(name)
     usable = {e: s for e, s in rows.served.estimators.items() if e in result.estimates}
@@ -137,7 +142,7 @@ def _planned(
         sample,
         width,
         asked.level,
-        crossed=log.crossed,
+        coverage=rows.coverage,
         together=per_request or 1,
     )
     estimates = {e: outlook.present(e, result.estimates[e]) for e in usable}
@@ -168,8 +173,7 @@ def _planned(
 def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
     allowed = PLANNED if log.period is None else (*OF_PERIODS, *PLANNED)
     if estimators is None:
-        of_periods = () if log.period is None else OF_PERIODS
-        return allowed if log.crossed else (*of_periods, "naive")
+        return allowed
     if isinstance(estimators, str):
         estimators = [estimators]
     unknown = [e for e in estimators if e not in allowed]
@@ -179,12 +183,13 @@ def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
     return list(dict.fromkeys(estimators))
 
 
+def _without_crossing(asked: Request) -> Request:
+    """Return a plan of the estimators that need no cross-propensities."""
+    usable = [e for e in asked.estimators if e.by_cell or e.formula == "naive"]
+    return replace(asked, estimators=tuple(usable))
+
+
 def _sample(rows: Rows, name: str) -> RowSample:
-    if not isinstance(rows, SingleRows):
-        raise UsageError(
-            "plans of calibrated and balanced read single rows, which DuckDB alone can do: ask "
-            "for weighted and naive, or plan on a sample of the log"
-        )
     terms = (
         BALANCED_REWARD.bind(name),
         BALANCED_WEIGHT.bind(name),

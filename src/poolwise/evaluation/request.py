@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
@@ -16,15 +16,13 @@ from poolwise.diagnosis.overlap import shown
 from poolwise.diagnosis.provenance import HONEST
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
 from poolwise.estimators import ALL, by_default
-from poolwise.estimators.model import with_mixture
-from poolwise.estimators.period import refuse_shared
 from poolwise.evaluation.per_request import refuse_lists
 from poolwise.intervals.base import DEFAULT, check_kind, find_kind
 from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.log.adapters import as_policy
 from poolwise.log.policy import expression_of
-from poolwise.moments.estimate import require_crossed
+from poolwise.moments.coverage import Coverage, refuse_uncrossed
 from poolwise.rows.learners import NOTHING
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.reward_model import model_extra
@@ -83,12 +81,9 @@ class Request:
         """True if buckets hold whole clusters, and errors are those between buckets."""
         return self.log.cluster is not None and self.interval.clusters == "whole"
 
-    def needs(self, estimator: Estimator, strata: Sequence[str]) -> Needs:
-        """Return the moments that an estimator needs, by cell or by logger."""
-        crossed, name = self.log.crossed, estimator.name
-        needs = estimator.needs(strata, crossed=crossed)
-        if estimator.by_cell and not self.log.mixed:
-            refuse_shared(name, strata)
+    def needs(self, estimator: Estimator, coverage: Coverage) -> Needs:
+        """Return the moments that an estimator needs of a log with this coverage."""
+        needs, name = estimator.needs(coverage), estimator.name
         if needs.modelled and not self.extra.predicted_reward:
             raise RefusedError(
                 f"{name}-refused",
@@ -126,8 +121,6 @@ def request(
     if not estimators:
         raise UsageError(f"at least one estimator is required, of {', '.join(by_name)}")
     chosen = tuple(_estimator(e, by_name) for e in estimators)
-    if extra.mixture:
-        chosen = tuple(with_mixture(e, log) for e in chosen)
     return Request(log, named, chosen, strict, level, kind, sides, extra, findings)
 
 
@@ -223,42 +216,40 @@ class Served:
     """Estimators that a log can serve, and their needs.
 
     Attributes:
+        coverage: Which probabilities of the log are known.
         estimators: Usable estimators by name.
         needs: Needs of the estimators and of the tables, for one target.
         refused: Reasons why others are not used.
         uncrossed: Names of estimators that lack nothing but cross-propensities.
     """
 
+    coverage: Coverage
     estimators: Mapping[str, Estimator]
     needs: Needs
     refused: tuple[Finding, ...] = ()
     uncrossed: tuple[str, ...] = ()
 
 
-def served(
-    asked: Request, loggers: Sequence[str], cells: Sequence[Any] = (), *, shaped: bool = False
-) -> Served:
-    """Unite the needs of the estimators that a log with these loggers can serve.
+def served(asked: Request, coverage: Coverage, *, shaped: bool = False) -> Served:
+    """Unite the needs of the estimators that a log with this coverage can serve.
 
-    Estimators of periods are served by `cells`. The needs of skewed intervals are among them
-    if `shaped`.
+    The needs of skewed intervals are among them if `shaped`.
     """
-    crossed = asked.log.crossed
-    ratios = loggers if crossed and not asked.extra.mixture else ()
-    needs, refused, uncrossed = shown(loggers, crossed=crossed), [], []
+    crossed = coverage.crossed
+    ratios = coverage.loggers if crossed else ()
+    needs, refused, uncrossed = shown(coverage), [], []
     if shaped and crossed and asked.log.trained_on:
-        needs |= interval_needs(HONEST.needs(loggers, crossed=True))
+        needs |= interval_needs(HONEST.needs(coverage))
     usable: dict[str, Estimator] = {}
     for estimator in asked.estimators:
-        strata = cells if estimator.by_cell else loggers
         try:
-            own = asked.needs(estimator, strata)
+            own = asked.needs(estimator, coverage)
             needs |= own | interval_needs(own, ratios) if shaped else own
         except RefusedError as reason:
-            only_crossing = not crossed and _lacks_only_crossing(estimator, strata)
-            missing = asked.log.uncrossed(loggers)
-            if asked.strict and only_crossing and len(missing) < len(loggers):
-                require_crossed(estimator.name, missing, crossed=False)
+            only_crossing = not crossed and _lacks_only_crossing(estimator, coverage)
+            some = len(coverage.missing) < len(coverage.loggers)
+            if asked.strict and only_crossing and some:
+                refuse_uncrossed(estimator.name, coverage)
             if asked.strict:
                 raise
             if not only_crossing:
@@ -266,13 +257,15 @@ def served(
             else:
                 uncrossed.append(estimator.name)
         else:
-            usable[_free_name(estimator.name, usable)] = estimator
-    return Served(usable, needs, tuple(refused), tuple(uncrossed))
+            rough = coverage.mixture == "estimate" and own.mixed
+            name = f"{estimator.name}-estimated" if rough else estimator.name
+            usable[_free_name(name, usable)] = estimator.adapt(coverage)
+    return Served(coverage, usable, needs, tuple(refused), tuple(uncrossed))
 
 
-def _lacks_only_crossing(estimator: Estimator, loggers: Sequence[str]) -> bool:
+def _lacks_only_crossing(estimator: Estimator, coverage: Coverage) -> bool:
     try:
-        estimator.needs(loggers, crossed=True)
+        estimator.needs(Coverage.complete(coverage.loggers, coverage.cells))
     except RefusedError:
         return False
     return True

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
+from poolwise.engines.base import Rows
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.estimators import recommend
 from poolwise.evaluation.differences import contrast_segments
@@ -32,7 +33,6 @@ from poolwise.text import listed
 
 if TYPE_CHECKING:
     from poolwise.engines.base import Bucketed
-    from poolwise.engines.parallel import KernelRows
     from poolwise.errors import Fault
     from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.read import OpenLog
@@ -156,7 +156,7 @@ class Segments(Result):
 
 def segments_of(rows: OpenLog, ask: Ask) -> Segments:
     """Ask the same question in each segment of a log that was opened with segments."""
-    parts = Parts(rows.kernel_rows.by_period, rows.kernel_rows.cells)
+    parts = Parts(rows.rows.by_period, rows.rows.cells)
     small = [segment for segment, count in parts.sizes.items() if count < 2]
     if small:
         raise UsageError(
@@ -165,7 +165,7 @@ def segments_of(rows: OpenLog, ask: Ask) -> Segments:
         )
     asked = _one_estimator(rows)
     level = asked.level ** (1 / len(parts.sizes))
-    usable = served(asked, tuple(rows.rows.counts), shaped=rows.rows.shaped)
+    usable = served(asked, rows.coverage, shaped=rows.rows.shaped)
     in_segment = replace(asked, level=level)
     evaluations, refused = {}, {}
     for segment in parts.sizes:
@@ -200,7 +200,7 @@ class Parts:
         cells: Rows of each segment and logger.
     """
 
-    rows: KernelRows
+    rows: Rows
     cells: Mapping[Cell, int]
     _moments: dict[Needs, Pool] = field(default_factory=dict)
     _buckets: dict[tuple[Needs, ...], Bucketed] = field(default_factory=dict)
@@ -233,24 +233,24 @@ class Parts:
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentRows:
-    """The rows of one segment; implements `engines.base.Rows`."""
+class SegmentRows(Rows):
+    """The rows of one segment."""
 
     parts: Parts
     segment: str
-    by_kernel = True
-    saved = False
+
+    @property
+    def by_kernel(self) -> bool:
+        return True
 
     @property
     def shaped(self) -> bool:
         return self.parts.rows.shaped
 
-    @property
+    @cached_property
     def counts(self) -> dict[str, int]:
         cells = self.parts.cells
         return {cell.logger: n for cell, n in cells.items() if cell.period == self.segment}
-
-    all_counts = counts
 
     def check(self) -> tuple[Fault, ...]:
         """Return no fault: those of all rows are counted together."""
@@ -270,10 +270,6 @@ class SegmentRows:
 
     def action_sums(self) -> None:
         """Return None: the log is audited as a whole."""
-
-    def without(self, logger: str) -> SegmentRows:
-        """Reject the call: leaving a logger out reads all rows."""
-        raise NotImplementedError(logger)
 
     def _own(self, pool: Pool) -> Pool:
         """Return the moments of the segment, by logger, in buckets that have rows of it."""

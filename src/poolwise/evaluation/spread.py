@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from poolwise.intervals.skew import Reaching
     from poolwise.log.policy import FloatArray
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear
     from poolwise.moments.pool import Stratum
@@ -52,9 +53,9 @@ DIRECTIONS = 50_000  # for few contrasts: a standard error of 0.006 at most
 DRAWS = 20_000  # for many contrasts: a standard error of 0.02 at most
 
 
-def united(needs: Needs, targets: Sequence[str], *, crossed: bool) -> Needs:
+def united(needs: Needs, targets: Sequence[str], coverage: Coverage) -> Needs:
     """Return the needs of one target for several, with the scatter between all their terms."""
-    weight = BALANCED_WEIGHT if crossed else WEIGHT  # distinguishes targets
+    weight = BALANCED_WEIGHT if coverage.crossed else WEIGHT  # distinguishes targets
     own = dict.fromkeys([*(t for group in needs.groups for t in group), weight])
     own |= dict.fromkeys(w for t in own if (w := weight_of(t)) is not None)
     bound = dict.fromkeys(t.bind(name) for name in targets for t in own)

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.engines import with_loggers
-from poolwise.engines.base import QueryRows
 from poolwise.engines.files import (
     holds_moments,
     question,
@@ -28,12 +26,13 @@ from poolwise.evaluation.read import open_rows
 from poolwise.evaluation.request import Request, named_targets, served
 from poolwise.intervals.base import find_kind, lack_blocks, pair_needs
 from poolwise.intervals.skew import interval_needs
+from poolwise.moments.coverage import Coverage
 from poolwise.moments.terms import unite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.engines.base import EngineLike, Rows
+    from poolwise.engines.base import EngineLike
     from poolwise.intervals.base import IntervalName
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -70,7 +69,7 @@ def summarise(
     with open_rows(Request(log, named), engine) as rows:
         if counts is not None and log.crossed:
             manifest = _checked(counts, log)
-            weighted = _fixed(rows, manifest)
+            weighted = rows.with_shares(manifest)
         else:
             manifest = dict(rows.counts) if log.crossed else {}
             weighted = rows
@@ -93,17 +92,6 @@ def _checked(counts: Mapping[str, float], log: Log) -> dict[str, float]:
     if not all(0 < count < float("inf") for count in by_label.values()):
         raise UsageError(f"`counts` must be above 0 and finite, got {by_label}")
     return {label: by_label[label] for label in loggers}
-
-
-def _fixed(rows: Rows, manifest: Mapping[str, float]) -> Rows:
-    """Weight the rows against the mixture of a manifest."""
-    if not isinstance(rows, QueryRows):
-        raise UsageError(
-            "`counts` require rows, and this engine has only moments: leave `counts` out, or "
-            "summarise with DuckDB or over a connection"
-        )
-    present = tuple(label for label in rows.table.labels if label in rows.all_counts)
-    return replace(rows, table=replace(rows.table, shares=manifest, labels=present))
 
 
 def query_text(
@@ -138,17 +126,18 @@ def needs_of(
     Slices and powers of skewed intervals are among it if `shaped`, the sums of
     interval="smoothed" if that is the interval.
     """
-    kind, loggers = find_kind(interval), tuple(log.by_label)
+    kind = find_kind(interval)
     if kind.by_block:
         raise lack_blocks(kind)
+    own = Coverage(tuple(log.by_label))
+    coverage = Coverage.complete(log.by_label) if log.crossed else own
     estimators = (*(make() for make in BY_NAME.values()), *also)
     request = Request(log, {}, estimators, strict=False)
-    usable = served(request, loggers, shaped=shaped)
-    needs = usable.needs
-    for crossed in {log.crossed, False}:
-        needs |= pair_needs(crossed=crossed) | kind.needs(log, crossed=crossed)
+    needs = served(request, coverage, shaped=shaped).needs
+    for known in (coverage, own):
+        needs |= pair_needs(known) | kind.needs(log, known)
     if shaped:  # a sum of parts may keep only what does not depend on the mixture
-        needs |= interval_needs(BY_NAME["naive"]().needs(loggers, crossed=False))
+        needs |= interval_needs(BY_NAME["naive"]().needs(own))
     return unite(needs.bind(name) for name in targets)
 
 

@@ -25,6 +25,7 @@ from poolwise.errors import Finding, RefusedError
 from poolwise.estimators import recommend
 from poolwise.estimators.calibrated import Calibrated, uncovered
 from poolwise.estimators.ips import Balanced
+from poolwise.estimators.model import ESTIMATED
 from poolwise.evaluation.comparison import Pairs
 from poolwise.evaluation.output import fingerprint
 from poolwise.evaluation.results import Evaluation, TargetResult
@@ -66,8 +67,10 @@ def results_of(
     }
     codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
     fallen = [name for code, name in AS_NAIVE.items() if code in codes]
-    missing, live = asked.log.uncrossed(loggers), asked.log.mixed
-    lacking = no_cross_propensities(served.uncrossed, fallen, missing, live=live)
+    coverage = served.coverage
+    lacking = no_cross_propensities(
+        served.uncrossed, fallen, coverage.missing, live=coverage.period_mixed
+    )
     pools = {name: answers.pool(name) for name in asked.names}
     first = next(iter(pools.values()))
     return Evaluation(
@@ -82,7 +85,7 @@ def results_of(
             *served.refused,
             *asked.findings,
         ),
-        fingerprint=fingerprint(pools, crossed=asked.log.crossed, timezone=asked.log.timezone),
+        fingerprint=fingerprint(pools, coverage, timezone=asked.log.timezone),
         rows_per_request=None if asked.log.requests is None else asked.log.requests.rows,
     )
 
@@ -94,7 +97,7 @@ def pairs_of(answers: Answers) -> Pairs:
     return Pairs(
         estimator=answers.compared,
         pool=answers.pairs if compared.by_cell else answers.pairs.by_logger,
-        weight=BALANCED_WEIGHT if asked.log.crossed else WEIGHT,
+        weight=BALANCED_WEIGHT if answers.served.coverage.crossed else WEIGHT,
         targets={name: answers.pool(name, compared) for name in asked.names},
         limits={name: answers.limits(name) for name in asked.names},
         trained={} if compared.by_cell else trained,
@@ -122,7 +125,7 @@ class _Target:
         self, bets: Mapping[str, Interval], without: Mapping[str, Errors]
     ) -> TargetResult:
         """Estimate and diagnose the target."""
-        pool, crossed = self.pool, self.asked.log.crossed
+        pool, coverage = self.pool, self.answers.served.coverage
         for name, estimator in self.answers.served.estimators.items():
             try:
                 notes = self._add(name, estimator)
@@ -134,9 +137,9 @@ class _Target:
                 self.findings += [*self.estimates[name].findings, *notes]
         trained = self._replace_pooled()
         self._guarantee(bets)
-        self.findings += few_rewarded(pool, crossed=crossed, skewed=self.skewed)
-        own = own_overlap(pool, crossed=crossed)
-        mixed = mixed_overlap(pool) if crossed else None
+        self.findings += few_rewarded(pool, coverage, skewed=self.skewed)
+        own = own_overlap(pool, coverage)
+        mixed = mixed_overlap(pool) if coverage.crossed else None
         diagnosis = diagnose(pool, own, mixed, self.asked.level)
         if without:
             diagnosis = replace(diagnosis, with_all=errors_of(pool), without=without)
@@ -163,8 +166,10 @@ class _Target:
     def _add(self, name: str, estimator: Estimator) -> tuple[Finding, ...]:
         """Estimate the value and its interval; return findings about the interval."""
         asked, limits = self.asked, self.limits
-        pool = self.answers.pool(self.name, estimator)
+        pool, coverage = self.answers.pool(self.name, estimator), self.answers.served.coverage
         estimate = jackknife(estimator, pool) if asked.clustered else estimator.estimate(pool)
+        if coverage.mixture == "estimate" and estimator.needs(coverage).mixed:
+            estimate = replace(estimate, findings=(ESTIMATED, *estimate.findings))
         interval, notes = asked.interval.surround(
             estimate, pool, asked.level, limits, asked.sides
         )
@@ -177,7 +182,7 @@ class _Target:
         logs = conflicts(trained_on, loggers).get(self.name)
         findings = [target_on_log(self.name, logs)] if logs else []
         trained = on_own(trained_on, loggers)
-        if not trained or not self.asked.log.crossed:
+        if not trained or not self.answers.served.coverage.crossed:
             return findings
         usable = self.answers.served.estimators
         pooling = [n for n in self.intervals if usable[n].pools]
@@ -214,9 +219,9 @@ class _Target:
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""
-        asked = self.asked
+        asked, coverage = self.asked, self.answers.served.coverage
         interval = bets.get(self.name) or asked.interval.bound(
-            self.pool, asked.log, asked.level, asked.sides
+            self.pool, asked.log, coverage, asked.level, asked.sides
         )
         if interval is not None:
             self.intervals.update(dict.fromkeys(self.estimates, interval))
@@ -240,7 +245,7 @@ def _fixed_beforehand(answers: Answers) -> tuple[Finding, ...]:
 
     Weights against the row's own logger do, with shares that do not depend on rewards.
     """
-    usable, crossed = answers.served.estimators, answers.request.log.crossed
+    usable, crossed = answers.served.estimators, answers.served.coverage.crossed
     pooling = [name for name, estimator in usable.items() if estimator.pools]
     if answers.request.log.period is None or not crossed or not pooling:
         return ()

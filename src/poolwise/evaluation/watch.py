@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from poolwise.diagnosis.provenance import text_order
-from poolwise.engines.base import BlockRows
+from poolwise.engines import with_loggers
 from poolwise.engines.files import policy_text
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
 from poolwise.evaluation.output import Result
 from poolwise.evaluation.per_request import refuse_lists
-from poolwise.evaluation.read import answered_live, opened
+from poolwise.evaluation.read import run
 from poolwise.evaluation.request import named_targets, request
 from poolwise.evaluation.state import STATE, Block, State, refuse_other, stamp, with_bounds
 from poolwise.evaluation.target import results_of
@@ -206,14 +207,11 @@ def watch(
         return _result(State.load(path), above, ())
     refuse_output(path, STATE, files_of(log))
     targets = {} if target is None else named_targets(target)
-
-    def ask(log: Log) -> Watched:
-        _refuse(log, targets, better_than, planned)
-        asked = request(log, targets, "naive", level=level, interval="betting")
-        after, findings = _added(path, asked, _question(asked, better_than, planned), engine)
-        return _result(after, above, findings)
-
-    return answered_live(log, engine, ask)
+    log = with_loggers(log, engine)
+    _refuse(log, targets, better_than, planned)
+    asked = request(log, targets, "naive", level=level, interval="betting")
+    after, findings = _added(path, asked, _question(asked, better_than, planned), engine)
+    return _result(after, above, findings)
 
 
 def _refuse(
@@ -265,7 +263,7 @@ def _question(asked: Request, better_than: str | None, planned: int | None) -> A
         "logger": log.logger or "",
         "period": log.period or "",
         "timezone": log.timezone,
-        "balanced_weights": log.mixed,
+        "balanced_weights": log.crossed,
         "log_probabilities": log.log_probabilities,
         "densities": log.densities,
         "on_fault": log.on_fault,
@@ -280,9 +278,8 @@ def _added(
     begun = stamp(path)
     before = State.load(path) if begun else State(question)
     refuse_other(before.question, question)
-    with opened(asked, engine) as rows:
-        findings = results_of(rows.read()).targets[question["target"]].findings
-        more = _state(rows, question, len(before.blocks))
+    verb = partial(_state_of_rows, question=question, number=len(before.blocks))
+    more, findings = run(asked, engine, verb)
     after = with_bounds(before + more)
     with locked(path):
         if stamp(path) != begun:
@@ -304,12 +301,18 @@ def _payoffs(asked: Asked, targets: Sequence[str]) -> list[Payoff]:
     return [*own, *(replace(payoff, against=other) for payoff in own)]
 
 
+def _state_of_rows(
+    rows: OpenLog, question: Asked, number: int
+) -> tuple[State, tuple[Finding, ...]]:
+    """Return the rows as a state of their own, and their findings."""
+    findings = results_of(rows.read()).targets[question["target"]].findings
+    return _state(rows, question, number), findings
+
+
 def _state(rows: OpenLog, asked: Asked, number: int) -> State:
     """Return the rows as a state of their own."""
-    if not isinstance(rows.rows, BlockRows):
-        raise UsageError("watch reads rows, which requires the DuckDB or the Spark engine")
     payoffs = _payoffs(asked, rows.request.names)
-    settled = rows.rows.settle(payoffs, pooled=rows.request.log.mixed, watched=True)
+    settled = rows.rows.settle(payoffs, pooled=rows.coverage.period_mixed, watched=True)
     blocks = _blocks(settled, tuple(rows.rows.counts), number)
     return State(asked, blocks, settled.sums.histograms, settled.shifts)
 

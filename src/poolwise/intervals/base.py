@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
     from poolwise.intervals.student import Interval, Limits, Sides
     from poolwise.log.log import Log
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.pool import Pool
 
@@ -57,15 +58,15 @@ class IntervalKind:
     learning: ClassVar[bool] = False
     by_block: ClassVar[bool] = False
 
-    def needs(self, log: Log, *, crossed: bool) -> Needs:
+    def needs(self, log: Log, coverage: Coverage) -> Needs:
         """Return what a pass adds up for the interval, besides the needs of estimators.
 
         Args:
             log: The log.
-            crossed: Whether weights are those against the mixture.
+            coverage: Which probabilities are known.
         """
         del log
-        return pair_needs(crossed=crossed) if self.guaranteed else Needs()
+        return pair_needs(coverage) if self.guaranteed else Needs()
 
     def surround(
         self,
@@ -82,9 +83,11 @@ class IntervalKind:
         del pool
         return student_interval(estimate, level, limits, sides)
 
-    def bound(self, pool: Pool, log: Log, level: float, sides: Sides) -> Interval | None:
+    def bound(
+        self, pool: Pool, log: Log, coverage: Coverage, level: float, sides: Sides
+    ) -> Interval | None:
         """Return the guaranteed interval that moments give; None if they give none."""
-        del pool, log, level, sides
+        del pool, log, coverage, level, sides
         return None
 
 
@@ -131,19 +134,22 @@ class Smoothed(IntervalKind):
     clusters = "refused"
     guaranteed = True
 
-    def needs(self, log: Log, *, crossed: bool) -> Needs:
+    def needs(self, log: Log, coverage: Coverage) -> Needs:
         """Return weight, weighted reward and the logarithms of smoothed gains."""
         from poolwise.intervals.smoothed import smoothed_needs
 
-        sums = smoothed_needs(known_range(log, self.name), crossed=crossed)
-        return pair_needs(crossed=crossed) | sums
+        sums = smoothed_needs(known_range(log, self.name), crossed=coverage.crossed)
+        return pair_needs(coverage) | sums
 
-    def bound(self, pool: Pool, log: Log, level: float, sides: Sides) -> Interval | None:
+    def bound(
+        self, pool: Pool, log: Log, coverage: Coverage, level: float, sides: Sides
+    ) -> Interval | None:
         """Return the smoothed interval."""
         from poolwise.intervals.smoothed import smoothed_interval
 
         reward_range = known_range(log, self.name)
-        return smoothed_interval(pool, reward_range, level, sides, crossed=log.crossed)
+        crossed = coverage.crossed
+        return smoothed_interval(pool, reward_range, level, sides, crossed=crossed)
 
 
 KINDS: dict[str, IntervalKind] = {
@@ -177,8 +183,9 @@ def check_kind(kind: IntervalKind, log: Log) -> None:
         )
 
 
-def pair_needs(*, crossed: bool) -> Needs:
-    """Return the needs of weight and weighted reward, balanced if `crossed`."""
+def pair_needs(coverage: Coverage) -> Needs:
+    """Return the needs of weight and weighted reward, balanced if every logger scores."""
+    crossed = coverage.crossed
     pair = (BALANCED_REWARD, BALANCED_WEIGHT) if crossed else (WEIGHTED_REWARD, WEIGHT)
     return Needs(groups=(pair,))
 

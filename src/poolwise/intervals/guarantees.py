@@ -18,24 +18,28 @@ from poolwise.moments.terms import REWARD
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from poolwise.engines.base import BlockRows
+    from poolwise.engines.base import Rows
     from poolwise.intervals.base import IntervalKind
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import Pool
 
 
-def refuse_adaptive(kind: IntervalKind, log: Log, trained: Collection[str]) -> None:
+def refuse_adaptive(
+    kind: IntervalKind, log: Log, coverage: Coverage, trained: Collection[str]
+) -> None:
     """Raise UsageError if a bound for fixed policies is requested of policies that learned.
 
     Args:
         kind: Kind of interval.
         log: The log.
+        coverage: Which probabilities are known.
         trained: Loggers that were trained on rows of this log.
     """
     if not kind.guaranteed or kind.learning:
         return
-    if not (log.period or (trained and log.crossed)):
+    if not (log.period or (trained and coverage.crossed)):
         return
     cause = "`period` says that policies learned from earlier rows"
     if not log.period:
@@ -66,15 +70,18 @@ def refuse_outside(log: Log, pool: Pool) -> None:
 
 
 def by_betting(
-    rows: BlockRows,
+    rows: Rows,
     targets: Sequence[str],
     log: Log,
     level: float,
     sides: Sides,
     *,
+    pooled: bool,
     trained: bool = False,
 ) -> dict[str, Interval]:
     """Return the betting interval of each target, valid for any number of rows and weights.
+
+    Rows are `pooled` if the mixture of each period is known.
 
     With `trained` loggers, which saw rows of others, weights and bets are those of each
     logger alone: the capital is then a product over loggers, each a fair bet given the rows
@@ -88,8 +95,8 @@ def by_betting(
         )
     errors = errors_of(check_level(level), sides)
     payoffs = {name: payoffs_of(name, limits) for name in targets}
-    pooled = log.mixed and not trained
-    settled = rows.settle([p for both in payoffs.values() for p in both], pooled=pooled)
+    every = [p for both in payoffs.values() for p in both]
+    settled = rows.settle(every, pooled=pooled and not trained)
     bets = [
         Bets(
             histogram,

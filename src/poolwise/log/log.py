@@ -7,7 +7,7 @@ columns; an engine reads the rows during an evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from html import escape
@@ -161,23 +161,10 @@ class Log:
 
     @property
     def crossed(self) -> bool:
-        """True if every logger's probability of every row is known."""
+        """True if a probability under every logger is declared."""
         pattern = isinstance(self.propensities, str)
         complete = all(p is not None for p in self.by_label.values())
         return pattern or (bool(self.by_label) and complete)
-
-    @property
-    def mixed(self) -> bool:
-        """True if the mixture of the loggers that are live in a row's period is known."""
-        return self.crossed
-
-    def covers(self, logger: str) -> bool:
-        """Test if the probability of every row under a logger is known."""
-        return self.crossed and logger in self.by_label
-
-    def uncrossed(self, loggers: Iterable[str]) -> list[str]:
-        """Return the loggers among these without a cross-propensity."""
-        return [label for label in loggers if self.by_label.get(label) is None]
 
     @property
     def by_label(self) -> Mapping[str, PolicyLike | None]:
@@ -204,43 +191,6 @@ class Log:
             for role, text in self.described().items()
         )
         return f"<table>{lines}</table>"
-
-
-@dataclass(frozen=True)
-class LiveLog(Log):
-    """A log whose loggers have probabilities of rows in the periods in which they are live.
-
-    In other periods the probability under some of them is missing; it counts as 0 and is
-    never used.  The mixture of a period is known, that of all rows is not.
-
-    Attributes:
-        incomplete: Loggers whose probabilities are missing in some period.
-    """
-
-    incomplete: tuple[str, ...] = field(default=(), kw_only=True)
-
-    @property
-    def crossed(self) -> bool:
-        """False: some probabilities are missing."""
-        return False
-
-    @property
-    def mixed(self) -> bool:
-        """True: the mixture of the loggers that are live in a row's period is known."""
-        return True
-
-    def covers(self, logger: str) -> bool:
-        """Test if the probability of every row under a logger is known."""
-        return logger in self.by_label and logger not in self.incomplete
-
-    def uncrossed(self, loggers: Iterable[str]) -> list[str]:
-        """Return the loggers among these whose probabilities are missing in some period."""
-        return [label for label in loggers if label in self.incomplete]
-
-
-@dataclass(frozen=True, eq=False)
-class CleanLog(Log):
-    """A log that is read as if every row were good: a bad row ends the pass, unexplained."""
 
 
 def _described(role: str, value: object) -> Iterator[tuple[str, str]]:

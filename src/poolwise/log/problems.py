@@ -25,7 +25,7 @@ def role_problems(log: Log) -> Iterator[str]:
     elif log.connection is not None and log.table is None:
         yield "`connection` requires `table`: the name of a table, or a SELECT"
     mapped = isinstance(log.source, Mapping)
-    if log.propensity is None and not log.mixed:
+    if log.propensity is None and not log.crossed:
         yield (
             "`propensity` is required (of the logged action under the logger that wrote the "
             "row), or `propensities` of every logger"

@@ -10,15 +10,15 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poolwise.errors import RefusedError
 from poolwise.moments.linear import Linear, by_count
 from poolwise.moments.pool import find_logger
 from poolwise.text import with_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from poolwise.errors import Finding
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.pool import ByStratum, Pool
     from poolwise.moments.terms import Needs, Term
 
@@ -98,25 +98,21 @@ class Estimator:
         """Formula by which `plan` predicts its variance; empty for the one of naive."""
         return ""
 
-    def needs(self, loggers: Sequence[str], *, crossed: bool) -> Needs:
-        """Return the moments to compute; `crossed` if every logger scores every row."""
+    def adapt(self, coverage: Coverage) -> Estimator:
+        """Return the estimator for a log with this coverage: itself, for most."""
+        del coverage
+        return self
+
+    def needs(self, coverage: Coverage) -> Needs:
+        """Return the moments to compute for a log with this coverage.
+
+        Raise RefusedError if the log lacks probabilities that the estimator requires.
+        """
         raise NotImplementedError
 
     def estimate(self, pool: Pool) -> Estimate:
         """Return the estimate; strata are loggers, or cells if it is `by_cell`."""
         raise NotImplementedError
-
-
-def require_crossed(name: str, loggers: Sequence[str], *, crossed: bool) -> None:
-    """Raise RefusedError if the log has no cross-propensities."""
-    if not crossed:
-        raise RefusedError(
-            f"{name}-refused",
-            f"{name} requires the probability of each row's action under every logger, not "
-            f"only under its own. Give `propensities` (--propensities) for "
-            f"{', '.join(map(repr, loggers))}: a column, an expression or a policy for each; "
-            "or estimate the mixture from `context` with Log(estimate_mixture=True).",
-        )
 
 
 def estimated(

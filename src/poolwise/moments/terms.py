@@ -293,6 +293,11 @@ class Needs:
         """True if a term uses predictions of a reward model."""
         return any(f.definition.modelled for t in self.terms for f in t.factors)
 
+    @property
+    def mixed(self) -> bool:
+        """True if a term uses the mixture of all loggers."""
+        return any("mixture" in f.definition.quantities for t in self.terms for f in t.factors)
+
     def bind(self, target: str) -> Needs:
         """Return the needs of one target among several."""
         return Needs(

@@ -24,7 +24,7 @@ from poolwise.log.log import ONLY_LOGGER, PART_LOGGER, Log
 from poolwise.log.policy import Column, Policy, expression_of
 from poolwise.log.policy import Expression as SqlText
 from poolwise.rows.learners import NOTHING
-from poolwise.rows.rules import RoleColumns, Scale, column, number, or_zero, string
+from poolwise.rows.rules import RoleColumns, Scale, column, number, string
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -222,9 +222,8 @@ def _table(
     """Return the expression of each role."""
     logger, reward = _logger(log, look), look.value(log.reward, "reward")
     own = look.optional(log.propensity, "propensity")
-    pairs = log.by_label.items() if log.mixed or extra.mixture else ()
+    pairs = log.by_label.items() if log.crossed or extra.mixture else ()
     probs = {k: look.value(v, f"propensities[{k!r}]") for k, v in pairs if v is not None}
-    probs |= {k: or_zero(probs[k], log.log_probabilities) for k in log.uncrossed(probs)}
     return RoleColumns(
         relation=relation,
         logger=logger,

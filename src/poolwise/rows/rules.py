@@ -162,6 +162,8 @@ class RoleColumns:
         propensity: Probability under the row's own logger; None where the row of
             `propensities` that belongs to the logger says it.
         propensities: Probability under every logger; empty where it is not known.
+        live: Loggers whose probability is missing in periods in which they wrote no rows; it
+            counts as 0 there.
         targets: Probability under each target.
         labels: Loggers that may occur; empty where any may.
         cluster: Unit whose rows belong together.
@@ -201,6 +203,7 @@ class RoleColumns:
     action: Expression | None = None
     eligible: Expression | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
+    live: tuple[str, ...] = ()
 
     @property
     def predictions(self) -> dict[str, Expression]:
@@ -316,6 +319,20 @@ def without(table: RoleColumns, logger: str) -> RoleColumns:
         propensities={k: v for k, v in table.propensities.items() if k != logger},
         labels=tuple(label for label in table.labels if label != logger),
     )
+
+
+def zero_missing(table: RoleColumns, loggers: tuple[str, ...]) -> RoleColumns:
+    """Let missing probabilities of loggers that are not live count as 0."""
+    probs = table.propensities
+    zeros = {k: or_zero(probs[k], table.scale.logs) for k in loggers}
+    return replace(table, propensities={**probs, **zeros}, live=loggers)
+
+
+def mix_own(table: RoleColumns, logger: str) -> RoleColumns:
+    """Let the propensity of an only logger be the mixture."""
+    if table.propensity is None:
+        return table
+    return replace(table, propensities={logger: table.propensity}, labels=(logger,))
 
 
 def own(table: RoleColumns) -> Expression:

@@ -26,6 +26,7 @@ from pyarrow import csv
 from sqlglot import exp, parse_one
 
 from poolwise.engines.answer import decode
+from poolwise.engines.base import Engine
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.files import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
@@ -44,10 +45,12 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.learning.learn import learn
 from poolwise.log.log import Log
 from poolwise.moments.terms import REWARD, WEIGHT, Needs
+from poolwise.rows.learners import NOTHING
 from poolwise.rows.reader import RowGroup
 from poolwise.rows.reward_model import GivenModel
 from tests.engines import test_moments_numbers as numbers
 from tests.support import queries
+from tests.support.conformance import find_lacking, table_of_rows, with_periods
 from tests.support.learning import segments, segments_log
 from tests.support.messages import refused
 from tests.support.periods import daily, daily_log, with_holes
@@ -66,9 +69,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from poolwise.engines.base import Engine, Rows
+    from poolwise.engines.base import Rows
     from poolwise.log.policy import Batch, PolicyLike
     from poolwise.moments.pool import Pool
+    from poolwise.rows.learners import Extra
     from tests.system.spark.conftest import Cluster
 
 TARGETS = {"target": "t"}
@@ -93,17 +97,19 @@ def folder(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class OnFiles:
+class OnFiles(Engine):
     """Spark, with the frame of a log written to files first."""
 
     spark: Spark
     folder: Path
 
     @contextmanager
-    def open(self, log: Log, targets: Mapping[str, PolicyLike]) -> Iterator[Rows]:
+    def open(
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+    ) -> Iterator[Rows]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.parquet"
         pq.write_table(log.source, path, row_group_size=700)
-        with self.spark.open(replace(log, source=str(path)), targets) as rows:
+        with self.spark.open(replace(log, source=str(path)), targets, extra) as rows:
             assert isinstance(rows, SparkRows)
             assert rows.files
             yield rows
@@ -848,3 +854,10 @@ def test_files_that_are_read_twice_are_refused_and_equal_ones_found(
             evaluate(log_of(paths), TARGETS, engine=spark)
     found = evaluate(log_of(f"{tmp_path}/*.parquet"), TARGETS, engine=spark)
     assert "equal-files" in {f.code for f in found.findings}
+
+
+def test_spark_lacks_single_rows_alone(spark: Spark, tmp_path: Path) -> None:
+    pq.write_table(table_of_rows(), tmp_path / "log.parquet")
+    log = with_periods(str(tmp_path / "log.parquet"))
+    with spark.open(log, {"t": "t"}) as rows:
+        assert find_lacking(rows, log) == {"sample"}
