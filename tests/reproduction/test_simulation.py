@@ -43,7 +43,7 @@ def test_the_logs_have_exactly_the_ratio_asked_for(ratio: float) -> None:
 
 def test_known_slopes_have_the_variance_of_the_calibrated_estimator(cell: ExactCell) -> None:
     for name, columns in (("cv_loggers", ("loggers",)), ("cv_target", ("loggers", "target"))):
-        calibrated = Calibrated(columns=columns).estimate(cell.moments)  # type: ignore[arg-type]
+        calibrated = Calibrated(columns=columns).estimate(Pool(cell.moments))  # type: ignore[arg-type]
         known = cell.fixed[name]
         assert known.over(Pool(cell.moments)).value(Pool(cell.moments)) == pytest.approx(
             calibrated.value, rel=1e-12
