@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from poolwise.text import name_target
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -261,3 +259,12 @@ class Finding:
 
     def __str__(self) -> str:
         return name_target(self.text, self.target)
+
+
+def name_target(sentence: str, target: str = "") -> str:
+    """Begin a sentence with the target that it concerns, if it concerns a single one.
+
+    >>> name_target("The rows do not vary.", "new"), name_target("The rows do not vary.")
+    ("Target 'new': The rows do not vary.", 'The rows do not vary.')
+    """
+    return f"Target {target!r}: {sentence}" if target else sentence

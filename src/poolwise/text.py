@@ -155,12 +155,3 @@ def in_units(rows: float, rows_per_request: int | None) -> float:
     (12, 4.0)
     """
     return rows if rows_per_request is None else rows / rows_per_request
-
-
-def name_target(sentence: str, target: str = "") -> str:
-    """Begin a sentence with the target that it concerns, if it concerns a single one.
-
-    >>> name_target("The rows do not vary.", "new"), name_target("The rows do not vary.")
-    ("Target 'new': The rows do not vary.", 'The rows do not vary.')
-    """
-    return f"Target {target!r}: {sentence}" if target else sentence

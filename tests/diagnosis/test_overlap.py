@@ -217,8 +217,9 @@ def test_own_weights_above_one_are_a_bug_and_below_one_thin_overlap() -> None:
     assert "propensities-off" in codes(evaluate(halved, CANDIDATE), "alarm")
     thin = changed(plain, **{TARGET: column(plain, TARGET) / 2})
     found = evaluate(thin, CANDIDATE)
-    assert "thin-overlap" in codes(found, "warning")
-    assert "propensities-off" not in codes(found)
+    assert "target-uncovered" in codes(found, "alarm")
+    assert not {"propensities-off", "thin-overlap"} & {*codes(found)}
+    assert "thin-overlap" in codes(evaluate(thin, CANDIDATE, "naive"), "warning")
 
 
 def test_drift_of_the_rewards_is_found() -> None:

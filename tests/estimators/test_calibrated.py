@@ -20,7 +20,6 @@ from benchmarks.families import FAMILIES, draw_problem, softmax
 from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError, UsageError
 from poolwise.estimators.calibrated import (
-    AS_NAIVE,
     BALANCED_PREDICTION,
     Calibrated,
     SelfNormalised,
@@ -298,13 +297,10 @@ def test_an_estimator_asks_for_these_terms(estimator: Estimator, expected: Needs
     ("estimator", "expected"),
     [
         (Naive(), OWN),
-        (Weighted(), OWN),
         (Weighted("own"), OWN),
         (SelfNormalised("own"), Needs(groups=((WEIGHTED_REWARD, WEIGHT),))),
-        (Calibrated(), OWN),
         (DirectMethod(), Needs(groups=((PREDICTED_VALUE,),))),
         (DoublyRobust("naive"), Needs(groups=(OWN_SCORE,))),
-        (DoublyRobust("weighted"), Needs(groups=(OWN_SCORE,))),
     ],
     ids=repr,
 )
@@ -455,22 +451,6 @@ def test_a_crowd_that_is_not_covered_has_both_findings() -> None:
     assert found == ()
     assert [f.code for f in findings] == ["many-loggers", "target-uncovered"]
     assert supported_columns(crowd, ("loggers",))[0] == ()
-
-
-def test_own_propensities_alone_make_calibrated_naive() -> None:
-    moments = Pool(
-        {
-            "a": group({WEIGHTED_REWARD: [1.0, 3.0]}),
-            "b": group({WEIGHTED_REWARD: [5.0] * 6}),
-        }
-    )
-    found = Calibrated().estimate(moments)
-    plain = Naive().estimate(moments)
-    assert (found.value, found.variance, found.shares) == (4.25, plain.variance, plain.shares)
-    assert found.variance == pytest.approx(1 / 16)
-    assert found.findings == (AS_NAIVE,)
-    assert plain.findings == ()
-    assert math.isfinite(found.freedom)
 
 
 # ---------------------------------------- slopes: least squares on a few rows
@@ -720,7 +700,6 @@ def test_calibrated_falls_back_as_its_guard_says() -> None:
     found = Calibrated().estimate(MOMENTS)  # 5.8 effective rows
     assert [f.code for f in found.findings] == ["few-effective-rows"]
     assert found.value == pytest.approx(float(mean(every(Y))), rel=1e-13)
-    assert AS_NAIVE not in found.findings
 
 
 # ---------------------------------------- small logs

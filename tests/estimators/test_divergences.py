@@ -16,7 +16,7 @@ from poolwise.estimators.divergences import (
     weight_moments,
     with_variance,
 )
-from poolwise.estimators.ips import OWN_ONLY, OWN_SHARES, Weighted, with_divergences
+from poolwise.estimators.ips import OWN_SHARES, Weighted, with_divergences
 from poolwise.estimators.model import (
     BALANCED_RESIDUAL,
     OWN_SCORE,
@@ -213,17 +213,12 @@ def test_reward_free_refuses_where_no_logger_supports_the_target() -> None:
             Weighted("reward-free").estimate(weights(**second))
 
 
-def test_weighted_takes_pooled_divergences_where_it_can_and_naive_where_it_cannot() -> None:
+def test_weighted_takes_pooled_divergences() -> None:
     moments = crossed(a=15.0, b=10.0)  # divergences 6 and 1
     for choice in (Weighted(), Weighted("pooled")):
         found = choice.estimate(Pool(moments))
         assert found.shares == pytest.approx({"a": 0.2, "b": 0.8}, rel=1e-9)
         assert found.findings == ()
-    plain = stratified(OWN, WEIGHTED_REWARD, by_count(OWN))
-    assert Weighted().estimate(OWN) == replace(plain, findings=(OWN_ONLY,))
-    assert plain.value == pytest.approx(4.4)
-    half = {**moments, "b": OWN["b"]}  # one log alone has what the other lacks
-    assert Weighted().estimate(Pool(half)).findings == (OWN_ONLY,)
 
 
 SHARES = {"a": Fraction(27, 40), "b": Fraction(13, 40)}  # precisions 3/13 and 2/18
@@ -355,10 +350,6 @@ def test_scores_are_added_row_by_row() -> None:
     assert naive.shares == {"a": 0.6, "b": 0.4}
     assert naive.freedom == pytest.approx(float(freedom))
     assert naive.findings == ()
-    without = DoublyRobust("weighted").estimate(scored())
-    assert without == replace(naive, findings=(OWN_ONLY,))
-    half = DoublyRobust("weighted").estimate(scored(a=5.0))  # of one logger alone
-    assert half.findings == (OWN_ONLY,)
 
 
 def test_the_direct_method_is_the_mean_of_what_the_model_says() -> None:

@@ -259,23 +259,16 @@ def test_a_bounded_interval_is_never_upside_down(value: float) -> None:
 
 def test_without_cross_propensities_balanced_is_refused_with_what_it_needs() -> None:
     log = small_log(propensities=None)
-    for estimator in (["balanced"], [Balanced()], [Weighted("pooled")]):
+    for estimator in (["calibrated"], ["balanced"], [Balanced()], [Weighted()]):
         with refused(RefusedError):
             evaluate(log, {"target": "t"}, estimator)
     found = evaluate(log, {"target": "t"})
-    assert {"naive", "weighted"} <= set(found["target"].estimates)
-    assert "balanced" not in found["target"].estimates
+    assert set(found["target"].estimates) == {"naive", "self-normalised"}
+    assert found["target"].recommended == "self-normalised"
     assert "no-cross-propensities" in [w["code"] for w in found.warnings]
     partly = small_log(propensities={"a": "p_a", "b": None})
     with refused(RefusedError):
         evaluate(partly, {"target": "t"}, "balanced")
-
-
-def test_without_cross_propensities_weighted_is_naive_and_says_so() -> None:
-    found = evaluate(small_log(propensities=None), {"target": "t"})
-    naive, weighted = (found["target"].estimates[k] for k in ("naive", "weighted"))
-    assert (weighted.value, weighted.variance) == (naive.value, naive.variance)
-    assert "no-cross-propensities" in [w["code"] for w in found.warnings]
 
 
 def test_naive_needs_no_cross_propensities() -> None:

@@ -143,15 +143,14 @@ def test_a_model_that_must_guess_what_nobody_logged_is_an_alarm() -> None:
     )
 
 
-def test_without_cross_propensities_weighted_scores_get_the_shares_of_rows() -> None:
+def test_doubly_robust_requires_cross_propensities_unless_it_is_naive() -> None:
     log = modelled("T2", "wrong").draw(np.random.default_rng(1))
     alone = replace(log, propensities=None)
-    found = evaluate(alone, "target_prob", [DoublyRobust("weighted")], model=GIVEN)["target"]
-    estimate = found.estimates["doubly-robust-weighted"]
-    assert estimate.shares == pytest.approx({"1": 0.4, "2": 0.6})
-    assert "weighted-as-naive" in {f.code for f in estimate.findings}
-    with refused(RefusedError):
-        evaluate(alone, "target_prob", [DoublyRobust()], model=GIVEN)
+    for weights in ("balanced", "weighted"):
+        with refused(RefusedError):
+            evaluate(alone, "target_prob", [DoublyRobust(weights)], model=GIVEN)
+    found = evaluate(alone, "target_prob", [DoublyRobust("naive")], model=GIVEN)["target"]
+    assert list(found.estimates) == ["doubly-robust-naive"]
 
 
 def test_without_a_model_the_refusal_says_what_is_missing() -> None:
@@ -215,10 +214,9 @@ def test_calibrated_has_columns_of_the_loggers_with_propensities_alone(
     "estimator",
     [
         Naive(),
-        Weighted(),
+        Weighted("own"),
         SelfNormalised("own"),
         DoublyRobust("naive"),
-        DoublyRobust("weighted"),
     ],
 )
 def test_other_weights_do_without_the_mixture(estimator: Estimator) -> None:

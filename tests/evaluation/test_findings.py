@@ -182,7 +182,7 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
         with_rewards(lambda r, _: (np.arange(len(r)) % 1_000 == 0).astype(float))
     ),
     "thin-overlap": lambda: found(
-        own_only(unlike(lambda action: np.where(action == 1, 0.2, 0.2)))
+        own_only(unlike(lambda action: np.where(action == 1, 0.2, 0.2))), NEW, ["naive"]
     ),
     "logger-unsupported": lambda: found(one_sided()),
     "logger-hurts-balanced": lambda: found(hurting(), which_logs=True),
@@ -195,8 +195,6 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
     "target-trained-on-log": lambda: found(log(trained_on={"new": ["a"]})),
     "biased": lambda: list(toy("T3").exact(Weighted("own")).findings),
     "mixture-left-out": unlike_mixtures,
-    "calibrated-as-naive": lambda: found(own_only(log()), NEW, ["calibrated"]),
-    "weighted-as-naive": lambda: found(own_only(log()), NEW, [Weighted()]),
     "own-divergence": lambda: found(own_only(log()), NEW, [Weighted("own")]),
     "no-spread": lambda: found(log({"reward": np.zeros(400)})),
     "many-loggers": many_loggers,

@@ -201,7 +201,7 @@ def marked_log(**roles: Any) -> Log:  # noqa: ANN401 - any role of a log
     rows = 400
     reward = rng.random(rows).round(2)
     reward[7] = NUMBER
-    own = np.full(rows, 0.5)
+    own = np.full(rows, 1 / 3)  # of three actions: a finding of the audit would name one
     if roles.get("on_fault") == "drop":
         own[11] = WRONG
     table = pa.table(

@@ -155,8 +155,7 @@ def test_estimates_are_marked_wherever_they_appear() -> None:
     found = evaluate(opted, "target_prob")
     names = list(found["target"].estimates)
     assert names == [
-        "calibrated-estimated", "naive", "balanced-estimated", "weighted",
-        "self-normalised-estimated",
+        "calibrated-estimated", "naive", "balanced-estimated", "self-normalised-estimated"
     ]  # fmt: skip
     assert "estimated-mixture" in {str(w["code"]) for w in found.warnings}
     assert '"calibrated-estimated"' in found.to_json()

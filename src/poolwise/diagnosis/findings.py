@@ -342,23 +342,18 @@ def cluster_findings(number: int, *, ignored: bool) -> Iterator[Finding]:
         )
 
 
-AS_NAIVE = {"calibrated-as-naive": "calibrated", "weighted-as-naive": "weighted"}
-
-
 def no_cross_propensities(
-    refused: Sequence[str], fallen: Sequence[str], loggers: Sequence[str], *, live: bool = False
+    refused: Sequence[str], loggers: Sequence[str], *, live: bool = False
 ) -> tuple[Finding, ...]:
     """Return one finding for all estimators that lack cross-propensities.
 
     Args:
         refused: Estimators that require them.
-        fallen: Estimators that fall back on naive without them.
         loggers: Loggers whose probabilities are missing.
         live: Whether they are missing only in periods in which their logger is not live.
     """
     if not refused:
         return ()
-    fallback = f", and {listed(fallen)} can do no better than naive" if fallen else ""
     cause, rest = "The probability of each row's action is given under its own logger only", ""
     if live:
         cause = (
@@ -368,9 +363,12 @@ def no_cross_propensities(
         rest = " Estimates of periods do without it, and weigh periods by their rows."
     finding = Finding(
         "no-cross-propensities",
-        f"{cause}: {listed(refused)} cannot be computed{fallback}.{rest}",
+        f"{cause}: {listed(refused)} cannot be computed. They would weigh each row against "
+        "all loggers together, with less variance, and logs could cover a target together."
+        f"{rest}",
         f"Give `propensities` (--propensities) for {_names(loggers)}: a column, an expression "
         "or a policy for each; or estimate the mixture from `context` with "
         "Log(estimate_mixture=True).",
+        "note",
     )
     return (finding,)

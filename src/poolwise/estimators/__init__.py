@@ -42,7 +42,7 @@ def recommend(estimators: Mapping[str, Estimator]) -> str:
     """Return the name of the estimator to rely on: the first of the highest rank; "" of none.
 
     >>> recommend({"a": Naive(), "b": Calibrated()}), recommend({"a": Naive(), "b": Weighted()})
-    ('b', 'a')
+    ('b', 'b')
     """
     return max(estimators, key=lambda name: estimators[name].rank, default="")
 

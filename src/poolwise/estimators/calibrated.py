@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,19 +25,29 @@ from poolwise.moments.estimate import (
     estimated,
     stratified,
 )
-from poolwise.moments.linear import NULL_COLUMN, Fit, Linear, Score, by_count, ratio_score
+from poolwise.moments.linear import (
+    NULL_COLUMN,
+    Fit,
+    Linear,
+    Score,
+    added_freedom,
+    by_count,
+    ratio_score,
+    shares,
+)
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
     PREDICTED_REWARD,
     PREDICTED_VALUE,
+    REWARD,
     WEIGHT,
     WEIGHTED_REWARD,
     Needs,
     Term,
     ratio,
 )
-from poolwise.text import percent
+from poolwise.text import percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -48,9 +58,11 @@ if TYPE_CHECKING:
 Columns = Literal["loggers", "target", "dr"]
 NULL_EIGENVALUE = 1e-9  # per column: smaller eigenvalues are collinear directions
 ROWS_PER_COLUMN = 10  # effective rows that each slope requires
+SMALL_PART = 0.1  # of all effective rows: a log with less needs so many rows of its own
 ROWS_OF_LOGGER = 10  # columns of 2 rows cost 1% of coverage, columns of 10 rows none
 MOST_COLUMNS = 64  # loggers with a column; the scatter of all pairs is stored per logger
 BALANCED_PREDICTION = BALANCED_WEIGHT * PREDICTED_REWARD
+BALANCED_TERMS, OWN_TERMS = (BALANCED_REWARD, BALANCED_WEIGHT), (WEIGHTED_REWARD, WEIGHT)
 UNCOVERED = 3.29  # standard errors below 1 of a significantly low mean weight (p 0.0005)
 
 
@@ -60,48 +72,138 @@ class SelfNormalised(Estimator):
 
     $$\hat U = \sum w \delta \Big/ \sum w$$
 
+    If the log has the propensity of each row's own logger only, the ratio is taken within each
+    log $i$, and the logs are averaged in proportion to their effective rows $e_i$:
+
+    $$\hat U = \sum_i \frac{e_i}{\sum_k e_k} \frac{\sum_j w_{ij} \delta_{ij}}{\sum_j w_{ij}},
+      \qquad e_i = \frac{(\sum_j w_{ij})^2}{\sum_j w_{ij}^2}$$
+
+    A log of a policy far from the target has large weights, few effective rows and a small
+    share; a log that happened to miss its largest weights has a low mean weight, and loses
+    share by it.  A log with fewer than 10 effective rows, and less than a tenth of all, is
+    left out: so few rows do not show their own variance.  So is a log whose weights average
+    significantly less than 1: it does not cover the target.  The shares depend on no reward.
+
     If a constant is added to all rewards, the estimate grows by the same constant. It lies
     between the smallest and the largest reward; the bias is $O(1/n)$. The estimator
     requires *strict* support: it is inconsistent if the target plays actions that no logger
     plays, even unrewarded actions.
+
+    Attributes:
+        weights: "balanced" divides by the mixture, "own" by each row's own logger, both over
+            all rows; "auto" is "balanced" if the mixture is known, otherwise by log.
     """
 
-    weights: Literal["balanced", "own"] = "balanced"
+    weights: Literal["auto", "balanced", "own"] = "auto"
 
     @property
     def name(self) -> str:
-        return "self-normalised" if self.weights == "balanced" else "self-normalised-own"
+        return "self-normalised-own" if self.weights == "own" else "self-normalised"
 
     @property
     def pools(self) -> bool:
-        return self.weights == "balanced"
+        return self.weights != "own"
 
     @property
     def _terms(self) -> tuple[Term, Term]:
-        if self.weights == "own":
-            return WEIGHTED_REWARD, WEIGHT
-        return BALANCED_REWARD, BALANCED_WEIGHT
+        return OWN_TERMS if self.weights == "own" else BALANCED_TERMS
 
     def needs(self, coverage: Coverage) -> Needs:
+        if self.weights == "auto" and not coverage.mixture:
+            return Needs(means=(REWARD,), groups=(OWN_TERMS,), extremes=(REWARD,))
         if self.weights == "balanced" and not coverage.mixture:
             refuse_uncrossed(self.name, coverage)
         return Needs(groups=(self._terms,))
 
     def estimate(self, pool: Pool) -> Estimate:
+        if not _has(pool, self._terms):
+            return normalise_by_log(pool)
         return estimated(self._linear(pool), pool)
 
     def value(self, pool: Pool) -> float:
+        if not _has(pool, self._terms):
+            return normalise_by_log(pool).value
         return self._linear(pool).value(pool)
 
     def _linear(self, pool: Pool) -> Linear:
         reward, weight = self._terms
         whole = pool.together
-        mean = whole.mean(weight)
-        if mean <= 0 or math.isinf(1 / mean):
+        if not _divides(whole.mean(weight)):
             raise RefusedError(
                 "no-weight", f"{self.name} requires a row with a positive weight"
             )
         return replace(ratio_score(whole, reward, weight).over(pool), ratio=self._terms)
+
+
+def _has(pool: Pool, terms: Sequence[Term]) -> bool:
+    return all(m.has(t) for m in pool.values() for t in terms)
+
+
+def normalise_by_log(pool: Pool) -> Estimate:
+    """Return the self-normalised means of the logs, averaged by their effective rows."""
+    low = {i: m.mean(WEIGHT) for i, m in pool.items() if uncovered(pool.keep([i]), WEIGHT)}
+    covering = [i for i in pool if i not in low] or [*pool]
+    effective = {i: pool[i].effective(WEIGHT) for i in covering}
+    least = min(ROWS_PER_COLUMN, SMALL_PART * sum(effective.values()))
+    used = [i for i, e in effective.items() if e > least and _divides(pool[i].mean(WEIGHT))]
+    if not used:
+        raise RefusedError("no-weight", "self-normalised requires a row with a positive weight")
+    effective = {i: effective[i] for i in used}
+    share: dict[Any, float] = dict.fromkeys(pool, 0.0) | shares(effective)
+    scores = {i: ratio_score(pool[i], *OWN_TERMS) * share[i] for i in used}
+    constant = sum(score.constant for score in scores.values())
+    linear = Linear({i: score.parts for i, score in scores.items()}, constant)
+    findings: tuple[Finding, ...] = ()
+    if low:
+        everywhere = len(low) == len(pool)
+        findings = (_low_everywhere(pool, low) if everywhere else _low_in(low),)
+    if not pool.exact:  # each log's mean is fitted to its own effective rows
+        total, fitted = sum(effective.values()), len(used)
+        if total <= fitted:
+            return replace(estimated(linear, pool, share, findings), variance=math.inf)
+        parts = linear.variances(pool)
+        free = added_freedom((part, max(1.0, effective[i] - 1)) for i, part in parts.items())
+        linear = replace(linear, inflation=total / (total - fitted), most_free=free)
+    return estimated(linear, pool, share, findings)
+
+
+def _low_in(means: Mapping[Stratum, float]) -> Finding:
+    return Finding(
+        "thin-overlap",
+        f"Weights against single loggers average less than 1: {_numbers(means)}. Such a log "
+        "covers too little of the target: self-normalised leaves it out, and naive takes what "
+        "is missing for reward 0.",
+        "Give `propensities` under every logger, so that the logs can be pooled.",
+    )
+
+
+def _low_everywhere(pool: Pool, means: Mapping[Stratum, float]) -> Finding:
+    """Return the alarm that no log covers the target, with the values that are possible.
+
+    What the target never plays in these logs may earn as little or as much as any row.
+    """
+    whole = pool.together
+    missing, seen = 1 - whole.mean(WEIGHT), whole.mean(WEIGHTED_REWARD)
+    least, most = whole.min(REWARD), whole.max(REWARD)
+    ends = seen + missing * least, seen + missing * most
+    return Finding(
+        "target-uncovered",
+        f"The weights of every log average less than 1: {_numbers(means)}. The target plays "
+        f"actions that no logger plays, about {percent(missing)} of the time, or probabilities "
+        f"are wrong. If such actions earn between {short(least)} and {short(most)}, as the "
+        f"logged ones do, the value is between {short(ends[0])} and {short(ends[1])}.",
+        "Log such actions before relying on any estimate.",
+        "alarm",
+    )
+
+
+def _numbers(values: Mapping[Stratum, float]) -> str:
+    return ", ".join(f"{str(i)!r} {short(value)}" for i, value in values.items())
+
+
+def _divides(mean: float) -> bool:
+    """Test if a mean weight can be divided by."""
+    return mean > 0 and not math.isinf(1 / mean)
 
 
 @dataclass(frozen=True)
@@ -156,7 +258,7 @@ class Calibrated(Estimator):
 
     def needs(self, coverage: Coverage) -> Needs:
         if not coverage.mixture:
-            return Needs(groups=((WEIGHTED_REWARD,),))
+            refuse_uncrossed(self.name, coverage)
         # the last ratio follows from the others, if all are known
         loggers, known = coverage.loggers, self.adapt(coverage).known
         with_ratio = loggers[:-1] if known is None else known
@@ -165,17 +267,12 @@ class Calibrated(Estimator):
         return Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT, *ratios, *model),))
 
     def estimate(self, pool: Pool) -> Estimate:
-        first = next(iter(pool.values()))
-        if not first.has(BALANCED_REWARD):
-            return stratified(pool, WEIGHTED_REWARD, findings=(AS_NAIVE,))
         controls, within, findings = self.controls(pool)
         outcome = Score({BALANCED_REWARD: 1.0})
         estimate = regressed(pool, outcome, controls, within=within)
         return replace(estimate, findings=findings)
 
     def value(self, pool: Pool) -> float:
-        if not next(iter(pool.values())).has(BALANCED_REWARD):
-            return self.estimate(pool).value
         controls, within, _ = self.controls(pool)
         outcome = Score({BALANCED_REWARD: 1.0})
         return _fitted(pool, outcome, controls, within=within).value(pool)
@@ -289,9 +386,9 @@ def contrast_controls(pool: Pool, few: Collection[str]) -> list[Score]:
     return [column - mean for column in large.values()]
 
 
-def uncovered(pool: Pool) -> bool:
-    """Test if the mean balanced weight is significantly below 1."""
-    mean = stratified(pool, BALANCED_WEIGHT)
+def uncovered(pool: Pool, weight: Term = BALANCED_WEIGHT) -> bool:
+    """Test if the mean weight is significantly below 1."""
+    mean = stratified(pool, weight)
     if not math.isfinite(mean.variance):
         return False
     if mean.variance == 0:
@@ -394,9 +491,3 @@ def _too_small(rows: Mapping[str, int]) -> Finding:
 
 
 MERGE_LABELS = "Give loggers with similar policies one label and one column of `propensities`."
-AS_NAIVE = Finding(
-    "calibrated-as-naive",
-    "Without the probability of each row under every logger, calibrated has no columns and "
-    "falls back on naive.",
-    "Give `propensities` (--propensities) under every logger.",
-)

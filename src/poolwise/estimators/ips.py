@@ -73,6 +73,10 @@ class Naive(Estimator):
         return False
 
     @property
+    def rank(self) -> int:
+        return -1
+
+    @property
     def formula(self) -> str:
         return "naive"
 
@@ -148,8 +152,6 @@ class Weighted(Estimator):
       (Zhan et al., 2021), but the variance is a few percent higher. The variance is
       computed from pooled divergences.
 
-    Without cross-propensities, "auto" uses the shares of `Naive` and reports a finding.
-
     Examples:
         >>> Weighted(divergence="known", known={"a": 252.81, "b": 4.2711}).name
         'weighted'
@@ -181,8 +183,8 @@ class Weighted(Estimator):
 
     def needs(self, coverage: Coverage) -> Needs:
         loggers = coverage.loggers
-        if self.divergence in {"pooled", "reward-free"} and not coverage.crossed:
-            refuse_uncrossed(f"weighted with {self.divergence} divergences", coverage)
+        if self.divergence in {"auto", "pooled", "reward-free"} and not coverage.crossed:
+            refuse_uncrossed(self.name, coverage)
         missing = [i for i in loggers if self.known and i not in self.known]
         if missing:
             raise UsageError(
@@ -201,16 +203,13 @@ class Weighted(Estimator):
             return with_divergences(pool, self.known)
         if self.divergence == "reward-free":
             return _reward_free(pool)
-        crossed = _crossed(pool)
         if self.divergence == "own":
-            return _own(pool, crossed=crossed)
-        if crossed:
-            estimate = with_divergences(pool, pooled_divergences(pool))
-            return with_row_errors(pool, estimate)
-        return stratified(pool, WEIGHTED_REWARD, findings=(OWN_ONLY,))
+            return _own(pool, crossed=_crossed(pool))
+        estimate = with_divergences(pool, pooled_divergences(pool))
+        return with_row_errors(pool, estimate)
 
     def value(self, pool: Pool) -> float:
-        if self.divergence in {"auto", "pooled"} and _crossed(pool):
+        if self.divergence in {"auto", "pooled"}:
             return with_divergences(pool, pooled_divergences(pool)).value
         return self.estimate(pool).value
 
@@ -303,17 +302,12 @@ def _own(pool: Pool, *, crossed: bool) -> Estimate:
     return replace(estimate, findings=(OWN_SHARES,))
 
 
-OWN_ONLY = Finding(
-    "weighted-as-naive",
-    "Without cross-propensities the shares of weighted would depend on the few largest "
-    "weights of each log, which biases the estimate down; the shares of naive are used.",
-    "Give `propensities` under every logger, or use Weighted(divergence='own').",
-)
 OWN_SHARES = Finding(
     "own-divergence",
     "The shares of weighted were estimated from the rows that they weight: a log that missed "
     "its rare large weights gets too large a share, so the estimate is biased down.",
-    "Use pooled divergences, which require `propensities` under every logger.",
+    "Use self-normalised, or pooled divergences, which require `propensities` under every "
+    "logger.",
 )
 
 

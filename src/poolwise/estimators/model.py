@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from poolwise.errors import Finding, UsageError
 from poolwise.estimators.calibrated import target_uncovered, uncovered
 from poolwise.estimators.divergences import FLOOR, Differences, supported
-from poolwise.estimators.ips import OWN_ONLY, with_divergences
+from poolwise.estimators.ips import with_divergences
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.moments.coverage import refuse_uncrossed
 from poolwise.moments.estimate import (
@@ -61,6 +61,10 @@ class DirectMethod(Estimator):
     @property
     def pools(self) -> bool:
         return False
+
+    @property
+    def rank(self) -> int:
+        return -1
 
     def needs(self, coverage: Coverage) -> Needs:
         del coverage
@@ -117,13 +121,14 @@ class DoublyRobust(Estimator):
 
     def needs(self, coverage: Coverage) -> Needs:
         own = Needs(groups=(OWN_SCORE,))
-        if self.weights == "naive" or (self.weights == "weighted" and not coverage.crossed):
+        if self.weights == "naive":
             return own
+        known = coverage.crossed if self.weights == "weighted" else coverage.mixture
+        if not known:
+            refuse_uncrossed(self.name, coverage)
         if self.weights == "weighted":
             means = tuple(map(residual_moment, coverage.loggers))
             return own | Needs(means, (BALANCED_SCORE,))
-        if not coverage.mixture:
-            refuse_uncrossed(self.name, coverage)
         return Needs(shrink_means(self.shrink), (self._score, (BALANCED_WEIGHT,)))
 
     def estimate(self, pool: Pool) -> Estimate:
@@ -147,8 +152,6 @@ def _scored(pool: Pool, score: tuple[Term, Term]) -> Estimate:
 
 
 def _weighted(pool: Pool) -> Estimate:
-    if not all(m.has(residual_moment(i)) for i in pool.loggers for m in pool.values()):
-        return replace(_scored(pool, OWN_SCORE), findings=(OWN_ONLY,))
     estimate = with_divergences(pool, score_divergences(pool), terms=OWN_SCORE)
     error = _scored(pool, BALANCED_SCORE).variance
     return _differences(pool).with_errors(estimate, pool, error, OWN_SCORE)

@@ -37,6 +37,7 @@ from poolwise.moments.shape import weight_of
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
     REWARD,
+    WEIGHT,
     Factor,
     Needs,
     Term,
@@ -359,7 +360,7 @@ class Incumbent:
         reaches = {TARGET: reaching(estimate, pool, limits), INCUMBENT: pairing.reach}
         spread = Candidates(sides, both, reaches).differences([(TARGET, INCUMBENT)])
         first = firsts(both, list(sides), BALANCED_WEIGHT) if self.joins else {}
-        if first.get(INCUMBENT) == TARGET:
+        if first.get(INCUMBENT) == TARGET or self._is_played(pool):
             return tie(target, self.name, level)
         pair = (target, self.name)
         doubted = [pair] if find_doubts(result.findings) else []
@@ -367,6 +368,12 @@ class Incumbent:
             [pair], spread, family, level, reward_range=limits.reward_range, doubted=doubted
         )
         return difference
+
+    def _is_played(self, pool: Pool) -> bool:
+        """Test if the target is the incumbent's own policy, by the incumbent's own rows."""
+        own = pool.by_logger[self.name]
+        ends = (own.min(WEIGHT), own.max(WEIGHT))
+        return not self.joins and all(math.isclose(end, 1.0, rel_tol=1e-9) for end in ends)
 
     def _pool(self, answers: Answers, target: str) -> Pool:
         """Return the moments that the estimator of the differences reads."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from poolwise.diagnosis.provenance import on_own
 from poolwise.engines import with_loggers
 from poolwise.errors import UsageError, did_you_mean
-from poolwise.estimators import by_default, recommend
+from poolwise.estimators import recommend
 from poolwise.evaluation.backtest import backtest_needs, compute_backtest
 from poolwise.evaluation.differences import incumbent_of
-from poolwise.evaluation.read import NOTHING, run, select_target
+from poolwise.evaluation.read import NOTHING, keep_recommended, run, select_target
 from poolwise.evaluation.request import named_targets, request, segmented
 from poolwise.evaluation.segments import segments_of
 from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
@@ -115,8 +115,9 @@ def compare(
         targets: Probability of the logged action under each new policy, by name.
         baseline: Name of a target, or label of a logger, whose policy then joins the
             targets. Without one, targets are compared with each other only.
-        estimator: Name of an estimator, or an estimator; by default calibrated, or an
-            estimator of periods if the log has a `period`.
+        estimator: Name of an estimator, or an estimator; by default the recommended one:
+            calibrated, an estimator of periods if the log has a `period`, or
+            self-normalised if the log has own propensities only.
         level: Simultaneous level of the intervals of all targets, and of all pairs.
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
@@ -125,9 +126,7 @@ def compare(
     named = _with_baseline(log, own, baseline)
     if len(named) < 2:
         raise UsageError("compare needs at least two targets, or a target and a baseline")
-    usual = by_default(modelled=model is not None, periods=log.period is not None)
-    chosen = estimator or recommend({n: make() for n, make in usual.items()})
-    asked = request(log, named, chosen, level=level, model=model)
+    asked = request(log, named, estimator, level=level, model=model)
     joined = "" if baseline is None or baseline in own else baseline
     answers = run(asked, engine, partial(_compare_in_pass, joined=joined))
     return pairs_of(answers).ranked(results_of(answers), baseline or "")
@@ -137,7 +136,10 @@ def _compare_in_pass(rows: OpenLog, joined: str) -> Answers:
     """Make the pass of a comparison; `joined` is a logger among the targets, or empty."""
     if joined in rows.coverage.live:
         raise _uncovered(joined)
-    (name,) = rows.served.estimators
+    rows = keep_recommended(rows, strict=True)
+    name = next(iter(rows.served.estimators), "")
+    if not name:
+        raise UsageError("this log supports no default estimator: name one")
     return rows.read(name)
 
 

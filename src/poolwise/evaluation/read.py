@@ -30,6 +30,7 @@ from poolwise.errors import (
     Finding,
     RefusedError,
 )
+from poolwise.estimators import recommend
 from poolwise.evaluation.per_request import refuse_split, rows_by_segment
 from poolwise.evaluation.request import served
 from poolwise.evaluation.spread import united
@@ -196,6 +197,20 @@ def settle(asked: Request, rows: Rows) -> OpenLog:
     if asked.by is not None:
         settled.request_rows  # noqa: B018 - refuses segments before the pass
     return settled
+
+
+def keep_recommended(rows: OpenLog, *, strict: bool) -> OpenLog:
+    """Return the open log with the recommended estimator only.
+
+    Args:
+        rows: The open log.
+        strict: Whether a refusal of the estimator is an error, not a finding.
+    """
+    by_name = rows.served.estimators
+    chosen = [by_name[name] for name in [recommend(by_name)] if name]
+    asked = replace(rows.request, estimators=tuple(chosen), strict=strict)
+    shaped = asked.interval.shaped and rows.rows.shaped
+    return replace(rows, request=asked, served=served(asked, rows.coverage, shaped=shaped))
 
 
 def cover(log: Log, rows: Rows) -> tuple[Rows, Coverage]:

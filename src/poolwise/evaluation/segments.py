@@ -21,11 +21,10 @@ from scipy.special import ndtri
 
 from poolwise.engines.base import Rows
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.estimators import recommend
 from poolwise.evaluation.differences import contrast_segments
 from poolwise.evaluation.output import Result, Row, of_requests
 from poolwise.evaluation.per_request import scaled
-from poolwise.evaluation.request import served
+from poolwise.evaluation.read import keep_recommended
 from poolwise.moments.pool import Pool, list_periods
 from poolwise.moments.terms import Needs
 from poolwise.report.breakdown import segment_tables, segments_sentence
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from poolwise.errors import Fault
     from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.read import OpenLog
-    from poolwise.evaluation.request import Request
     from poolwise.evaluation.results import Evaluation
     from poolwise.intervals.student import Interval
     from poolwise.moments.estimate import Estimate
@@ -163,9 +161,11 @@ def segments_of(rows: OpenLog, ask: Ask) -> Segments:
             f"a segment needs at least 2 rows, got 1 in {_named(small)}: put small segments "
             "together in the expression of `by`"
         )
-    asked = _one_estimator(rows)
+    rows = keep_recommended(rows, strict=False)
+    asked, usable = rows.request, rows.served
+    if not usable.estimators:
+        raise UsageError("`by` requires an estimator that the log can serve")
     level = asked.level ** (1 / len(parts.sizes))
-    usable = served(asked, rows.coverage, shaped=rows.rows.shaped)
     in_segment = replace(asked, level=level)
     evaluations, refused = {}, {}
     for segment in parts.sizes:
@@ -275,15 +275,6 @@ class SegmentRows(Rows):
         """Return the moments of the segment, by logger, in buckets that have rows of it."""
         own = pool.by_period[self.segment].by_logger if pool else pool
         return Pool(own, [bucket for bucket in own.buckets if bucket], own.loggers)
-
-
-def _one_estimator(rows: OpenLog) -> Request:
-    """Return the question with the recommended estimator only."""
-    by_name = rows.served.estimators
-    name = recommend(by_name)
-    if not name:
-        raise UsageError("`by` requires an estimator that the log can serve")
-    return replace(rows.request, estimators=(by_name[name],), strict=False)
 
 
 def _results(

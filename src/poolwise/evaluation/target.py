@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from poolwise.diagnosis.agreement import diagnose
-from poolwise.diagnosis.findings import AS_NAIVE, few_rewarded, judge, no_cross_propensities
+from poolwise.diagnosis.findings import few_rewarded, judge, no_cross_propensities
 from poolwise.diagnosis.over_time import over_time
 from poolwise.diagnosis.overlap import mixed_overlap, own_overlap
 from poolwise.diagnosis.provenance import (
@@ -65,11 +65,9 @@ def results_of(
         name: _Target(answers, name).result(bets, without.get(name, NONE))
         for name in asked.names
     }
-    codes = {f.code for r in results.values() for e in r.estimates.values() for f in e.findings}
-    fallen = [name for code, name in AS_NAIVE.items() if code in codes]
     coverage = served.coverage
     lacking = no_cross_propensities(
-        served.uncrossed, fallen, coverage.missing, live=coverage.period_mixed
+        served.uncrossed, coverage.missing, live=coverage.period_mixed
     )
     pools = {name: answers.pool(name) for name in asked.names}
     first = next(iter(pools.values()))
@@ -146,13 +144,13 @@ class _Target:
         codes = {f.code for f in self.findings}
         if self.asked.log.period is not None:  # declared for a difference from honest ones
             codes.add("hausman")
+        if "target-uncovered" in codes:  # the same, about all logs
+            codes.add("thin-overlap")
         rows = {i: pool[i].count for i in pool.loggers}
         first = next(iter(self.answers.served.estimators.values()))
         pooled = first.by_cell or first.pools
         judged = judge(own, mixed, diagnosis, rows, skewed=self.skewed, pooled=pooled)
         findings = [*self.findings, *trained, *(f for f in judged if f.code not in codes)]
-        if self.answers.served.uncrossed:  # one finding of the log covers these
-            findings = [f for f in findings if f.code not in AS_NAIVE]
         course = self._course()
         findings += course.findings() if course else ()
         ordered = tuple(sorted(dict.fromkeys(findings), key=lambda f: f.rank))

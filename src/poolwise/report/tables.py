@@ -13,12 +13,12 @@ from io import StringIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
+from poolwise.errors import name_target
 from poolwise.report.sentence import Facts, recommended, rows_text
 from poolwise.text import (
     count_text,
     in_units,
     interval_text,
-    name_target,
     p_text,
     percent,
     short,
