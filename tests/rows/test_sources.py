@@ -166,6 +166,19 @@ def test_labels_may_be_integers(expected: Evaluation) -> None:
     assert numbers(found) == pytest.approx(numbers(expected), rel=1e-9)
 
 
+def test_labels_beyond_the_digits_of_doubles_are_told_apart_or_refused(tmp_path: Path) -> None:
+    """In CSV files labels are text; elsewhere DuckDB reads such numbers as doubles."""
+    lines = [{"who": 2**63 + k % 2, "p": 0.5, "t": 0.4, "click": k % 3 % 2} for k in range(40)]
+    pd.DataFrame(lines).to_csv(tmp_path / "log.csv", index=False)
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    roles: Any = {"logger": "who", "reward": "click", "propensity": "p"}
+    exact = evaluate(Log(str(tmp_path / "log.csv"), **roles), "t")
+    assert exact.rows == {str(2**63): 20, str(2**63 + 1): 20}
+    for source in (str(tmp_path / "log.jsonl"), f"SELECT * FROM '{tmp_path}/log.csv'"):
+        with refused(UsageError):
+            evaluate(Log(source, **roles), "t")
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -81,6 +81,7 @@ NOT_NAMED = (
     "Name every logger of the rows in `propensities` (--propensities), None for one without a "
     "column, or drop the rows of others: pw.Log(..., on_fault='drop') (--on-fault drop)."
 )
+ROUNDED_LABEL = re.compile(r"-?\d(\.\d+)?e\+\d+")  # of a number beyond the digits of a double
 ROUNDED = 1.01  # a probability below this was rounded
 MOST_DROPPED = 0.05  # share of a logger's rows that may be dropped without another look
 LOGARITHMS = "Are they logarithms? Pass log_probabilities=True to pw.Log (--log-probabilities)."
@@ -402,6 +403,14 @@ class QueryRows(Rows, ABC):
                 f"the logger column {role_text(self.table, 'logger')!r} must have at most "
                 f"{MOST_LOGGERS:,} labels, got {len(labels):,} in {sum(counts.values()):,} "
                 "rows: name the column of the policy that chose the action"
+            )
+        rounded = [label for label in labels if ROUNDED_LABEL.fullmatch(label)]
+        if rounded:
+            raise UsageError(
+                f"labels of loggers must be exact, got {rounded[0]}, a number that was rounded: "
+                "write labels of so many digits as text at their source, or read them as text "
+                "in a SELECT, as in SELECT * FROM read_csv('log.csv', types={'logger': "
+                "'VARCHAR'})"
             )
         absent = [label for label in labels if label not in counts]
         if set(counts) - set(labels) or (absent and not self.table.drop) or not counts:

@@ -180,7 +180,7 @@ def _low_in(means: Mapping[Stratum, float]) -> Finding:
 def _low_everywhere(pool: Pool, means: Mapping[Stratum, float]) -> Finding:
     """Return the alarm that no log covers the target, with the values that are possible.
 
-    What the target never plays in these logs may earn as little or as much as any row.
+    Actions that no log has may earn as little or as much as any logged row.
     """
     whole = pool.together
     missing, seen = 1 - whole.mean(WEIGHT), whole.mean(WEIGHTED_REWARD)
