@@ -407,7 +407,7 @@ class QueryRows(Rows, ABC):
         rounded = [label for label in labels if ROUNDED_LABEL.fullmatch(label)]
         if rounded:
             raise UsageError(
-                f"labels of loggers must be exact, got {rounded[0]}, a number that was rounded: "
+                f"labels of loggers must be exact, got {rounded[0]}, a rounded number: "
                 "write labels of so many digits as text at their source, or read them as text "
                 "in a SELECT, as in SELECT * FROM read_csv('log.csv', types={'logger': "
                 "'VARCHAR'})"
