@@ -274,7 +274,7 @@ def test_a_mixture_is_the_denominator(roles: dict[str, Any]) -> None:
     error = result.estimate.std_error
     assert result.better
     assert abs(result.estimate.value - true_value(result.policy)) < 3 * error
-    assert error < 0.8 * own.estimate.std_error
+    assert error < 0.8 * own.evaluation["learned"].estimates["naive"].std_error
     check_findings(
         [f for f in result.findings if f.code == "unpaired-loggers"], "unpaired-loggers"
     )
