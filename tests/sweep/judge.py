@@ -31,6 +31,7 @@ OWN = ("naive", "weighted", "doubly-robust-naive", "doubly-robust-weighted")  # 
 SURE = 1 - 1e-9  # mass on actions that are played; less is missing
 PLANNED = 0.25  # part of a half-width by which a plan may miss it
 TRIED_PLANS = {"plain", "by", "dropped", "mapping"}  # whose rows are drawn alike
+PLAN_DRAWS = 5  # logs with the planned rows; a single one may have a few large amounts
 LARGEST_PLAN = 40_000  # rows that are drawn to try a plan
 WITHOUT_REFERENCE = {"period", "live", *RANKED}
 
@@ -338,7 +339,7 @@ def _plan(asked: Asked, result: Mapping[str, Any]) -> None:
 
 
 def _try_plan(asked: Asked, option: Mapping[str, Any]) -> None:
-    """Draw the log again with the planned rows, and compare the half-width."""
+    """Draw the log again with the planned rows, and compare the usual half-width."""
     world, name = asked.world, option["estimator"]
     if not isinstance(world, World) or asked.combination["structure"] not in TRIED_PLANS:
         return
@@ -346,18 +347,22 @@ def _try_plan(asked: Asked, option: Mapping[str, Any]) -> None:
         **world.counts,
         option["source"]: world.counts[option["source"]] + int(option["rows"]),
     }
-    drawn = replace(world, counts=more).draw(np.random.default_rng(len(name)))
-    columns = {n: v for n, v in drawn.items() if not isinstance(v, list)}
     own = asked.combination["probabilities"] in {"own", "mixture"}
-    log = pw.Log(
-        pa.table(columns),
-        logger="logger",
-        reward="reward",
-        propensity="p" if own else None,
-        propensities=None if own else {i: f"p_{i}" for i in more},
-    )
-    found = pw.evaluate(log, {"new": "p_new"}, name, which_logs=False)["new"].intervals[name]
-    width, promised = (found.upper - found.lower) / 2, option["half_width"]
+    propensities = None if own else {i: f"p_{i}" for i in more}
+    widths = []
+    for seed in range(PLAN_DRAWS):
+        drawn = replace(world, counts=more).draw(np.random.default_rng([seed, len(name)]))
+        columns = {n: v for n, v in drawn.items() if not isinstance(v, list)}
+        log = pw.Log(
+            pa.table(columns),
+            logger="logger",
+            reward="reward",
+            propensity="p" if own else None,
+            propensities=propensities,
+        )
+        found = pw.evaluate(log, {"new": "p_new"}, name, which_logs=False)["new"]
+        widths.append((found.intervals[name].upper - found.intervals[name].lower) / 2)
+    width, promised = float(np.median(widths)), option["half_width"]
     total = sum(world.counts.values())
     rough = math.sqrt((total + option["upper"]) / (total + option["rows"]))
     if not promised / (1 + PLANNED) < width < promised * max(1 + PLANNED, 1.1 * rough):
