@@ -19,11 +19,11 @@ import numpy as np
 
 from poolwise.errors import Finding, RefusedError, UsageError
 from poolwise.moments.coverage import refuse_uncrossed
+from poolwise.moments.deviation import skewed_score
 from poolwise.moments.estimate import (
     Estimate,
     Estimator,
-    estimated,
-    stratified,
+    make_estimate,
 )
 from poolwise.moments.linear import (
     NULL_COLUMN,
@@ -47,7 +47,7 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
-from poolwise.text import percent, short
+from poolwise.text import list_numbers, percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -63,7 +63,7 @@ ROWS_OF_LOGGER = 10  # columns of 2 rows cost 1% of coverage, columns of 10 rows
 MOST_COLUMNS = 64  # loggers with a column; the scatter of all pairs is stored per logger
 BALANCED_PREDICTION = BALANCED_WEIGHT * PREDICTED_REWARD
 BALANCED_TERMS, OWN_TERMS = (BALANCED_REWARD, BALANCED_WEIGHT), (WEIGHTED_REWARD, WEIGHT)
-UNCOVERED = 3.29  # standard errors below 1 of a significantly low mean weight (p 0.0005)
+UNCOVERED = 3.72  # standard errors below 1 of a significantly low mean weight (p 0.0001)
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,11 @@ class SelfNormalised(Estimator):
 
     Attributes:
         weights: "balanced" divides by the mixture, "own" by each row's own logger, both over
-            all rows; "auto" is "balanced" if the mixture is known, otherwise by log.
+            all rows; "log" takes the ratio within each log. "auto" is "balanced" if the
+            mixture is known, otherwise "log".
     """
 
-    weights: Literal["auto", "balanced", "own"] = "auto"
+    weights: Literal["auto", "balanced", "own", "log"] = "auto"
 
     @property
     def name(self) -> str:
@@ -102,28 +103,41 @@ class SelfNormalised(Estimator):
 
     @property
     def pools(self) -> bool:
-        return self.weights != "own"
+        return self.weights not in {"own", "log"}
+
+    @property
+    def formula(self) -> str:
+        return "self-normalised" if self.weights in {"auto", "log"} else ""
 
     @property
     def _terms(self) -> tuple[Term, Term]:
         return OWN_TERMS if self.weights == "own" else BALANCED_TERMS
 
+    def adapt(self, coverage: Coverage) -> SelfNormalised:
+        """Return the estimator that takes the ratio within each log, if no mixture is known."""
+        by_log = self.weights == "auto" and not coverage.mixture
+        return replace(self, weights="log") if by_log else self
+
     def needs(self, coverage: Coverage) -> Needs:
-        if self.weights == "auto" and not coverage.mixture:
+        if self.adapt(coverage).weights == "log":
             return Needs(means=(REWARD,), groups=(OWN_TERMS,), extremes=(REWARD,))
         if self.weights == "balanced" and not coverage.mixture:
             refuse_uncrossed(self.name, coverage)
         return Needs(groups=(self._terms,))
 
     def estimate(self, pool: Pool) -> Estimate:
-        if not _has(pool, self._terms):
+        if self._by_log(pool):
             return normalise_by_log(pool)
-        return estimated(self._linear(pool), pool)
+        return make_estimate(self._linear(pool), pool)
 
     def value(self, pool: Pool) -> float:
-        if not _has(pool, self._terms):
+        if self._by_log(pool):
             return normalise_by_log(pool).value
         return self._linear(pool).value(pool)
+
+    def _by_log(self, pool: Pool) -> bool:
+        """Test if each log has a ratio of its own, as "auto" has without a mixture."""
+        return self.weights == "log" or not _has_terms(pool, self._terms)
 
     def _linear(self, pool: Pool) -> Linear:
         reward, weight = self._terms
@@ -135,16 +149,15 @@ class SelfNormalised(Estimator):
         return replace(ratio_score(whole, reward, weight).over(pool), ratio=self._terms)
 
 
-def _has(pool: Pool, terms: Sequence[Term]) -> bool:
+def _has_terms(pool: Pool, terms: Sequence[Term]) -> bool:
     return all(m.has(t) for m in pool.values() for t in terms)
 
 
 def normalise_by_log(pool: Pool) -> Estimate:
     """Return the self-normalised means of the logs, averaged by their effective rows."""
-    low = {i: m.mean(WEIGHT) for i, m in pool.items() if uncovered(pool.keep([i]), WEIGHT)}
-    covering = [i for i in pool if i not in low] or [*pool]
-    effective = {i: pool[i].effective(WEIGHT) for i in covering}
-    least = min(ROWS_PER_COLUMN, SMALL_PART * sum(effective.values()))
+    low = {i: m.mean(WEIGHT) for i, m in pool.items() if is_uncovered(pool.keep([i]), WEIGHT)}
+    effective = effective_rows(pool, low)
+    least = least_effective(sum(effective.values()))
     used = [i for i, e in effective.items() if e > least and _divides(pool[i].mean(WEIGHT))]
     if not used:
         raise RefusedError("no-weight", "self-normalised requires a row with a positive weight")
@@ -160,19 +173,30 @@ def normalise_by_log(pool: Pool) -> Estimate:
     if not pool.exact:  # each log's mean is fitted to its own effective rows
         total, fitted = sum(effective.values()), len(used)
         if total <= fitted:
-            return replace(estimated(linear, pool, share, findings), variance=math.inf)
+            return replace(make_estimate(linear, pool, share, findings), variance=math.inf)
         parts = linear.variances(pool)
         free = added_freedom((part, max(1.0, effective[i] - 1)) for i, part in parts.items())
         linear = replace(linear, inflation=total / (total - fitted), most_free=free)
-    return estimated(linear, pool, share, findings)
+    return make_estimate(linear, pool, share, findings)
+
+
+def effective_rows(pool: Pool, low: Collection[Stratum]) -> dict[Any, float]:
+    """Return the effective rows of each log that covers the target; of all if none does."""
+    covering = [i for i in pool if i not in low] or [*pool]
+    return {i: pool[i].effective(WEIGHT) for i in covering}
+
+
+def least_effective(total: float) -> float:
+    """Return the effective rows that a log must exceed, of so many in all logs."""
+    return min(ROWS_PER_COLUMN, SMALL_PART * total)
 
 
 def _low_in(means: Mapping[Stratum, float]) -> Finding:
     return Finding(
         "thin-overlap",
-        f"Weights against single loggers average less than 1: {_numbers(means)}. Such a log "
-        "covers too little of the target: self-normalised leaves it out, and naive takes what "
-        "is missing for reward 0.",
+        f"Weights against single loggers average less than 1: {list_numbers(means)}. Such a "
+        "log covers too little of the target: self-normalised leaves it out, and naive takes "
+        "what is missing for reward 0.",
         "Give `propensities` under every logger, so that the logs can be pooled.",
     )
 
@@ -188,17 +212,14 @@ def _low_everywhere(pool: Pool, means: Mapping[Stratum, float]) -> Finding:
     ends = seen + missing * least, seen + missing * most
     return Finding(
         "target-uncovered",
-        f"The weights of every log average less than 1: {_numbers(means)}. The target plays "
-        f"actions that no logger plays, about {percent(missing)} of the time, or probabilities "
-        f"are wrong. If such actions earn between {short(least)} and {short(most)}, as the "
-        f"logged ones do, the value is between {short(ends[0])} and {short(ends[1])}.",
+        f"The weights of every log average less than 1: {list_numbers(means)}. The target "
+        f"plays actions that no logger plays, about {percent(missing)} of the time, or "
+        f"probabilities are wrong. If such actions earn between {short(least)} and "
+        f"{short(most)}, as the logged ones do, the value is between {short(ends[0])} and "
+        f"{short(ends[1])}.",
         "Log such actions before relying on any estimate.",
         "alarm",
     )
-
-
-def _numbers(values: Mapping[Stratum, float]) -> str:
-    return ", ".join(f"{str(i)!r} {short(value)}" for i, value in values.items())
 
 
 def _divides(mean: float) -> bool:
@@ -251,6 +272,10 @@ class Calibrated(Estimator):
     def formula(self) -> str:
         return "calibrated"
 
+    @property
+    def sets_apart(self) -> bool:
+        return self.columns == ("loggers", "target") and self.guard and self.known is None
+
     def adapt(self, coverage: Coverage) -> Calibrated:
         """Return the estimator with columns of the known loggers, if not all are known."""
         known = coverage.known if coverage.mixture and not coverage.crossed else self.known
@@ -269,13 +294,13 @@ class Calibrated(Estimator):
     def estimate(self, pool: Pool) -> Estimate:
         controls, within, findings = self.controls(pool)
         outcome = Score({BALANCED_REWARD: 1.0})
-        estimate = regressed(pool, outcome, controls, within=within)
+        estimate = regress_outcome(pool, outcome, controls, within=within)
         return replace(estimate, findings=findings)
 
     def value(self, pool: Pool) -> float:
         controls, within, _ = self.controls(pool)
         outcome = Score({BALANCED_REWARD: 1.0})
-        return _fitted(pool, outcome, controls, within=within).value(pool)
+        return _fit_linear(pool, outcome, controls, within=within).value(pool)
 
     def controls(self, pool: Pool) -> tuple[list[Score], bool, tuple[Finding, ...]]:
         """Return the columns, a flag for slopes within loggers, and findings."""
@@ -287,7 +312,7 @@ class Calibrated(Estimator):
         if few:
             findings = (*findings, _too_small({i: pool[i].count for i in few}))
         within = "loggers" not in columns or self.known is not None or bool(few)
-        return controls_of(pool, columns, self.known, few), within, findings
+        return list_controls(pool, columns, self.known, few), within, findings
 
 
 def many(loggers: Collection[Stratum]) -> bool:
@@ -305,7 +330,7 @@ def few_rows(pool: Pool) -> tuple[str, ...]:
     return tuple(few)
 
 
-def controls_of(
+def list_controls(
     pool: Pool,
     columns: Sequence[Columns],
     known: Sequence[str] | None = None,
@@ -337,7 +362,7 @@ def supported_columns(
     whole = pool.together
     if whole.ddof == 0 or not columns:
         return columns, ()
-    if columns != ("loggers",) and uncovered(pool):
+    if columns != ("loggers",) and is_uncovered(pool):
         finding = target_uncovered(
             whole.mean(BALANCED_WEIGHT),
             "or probabilities are wrong (or roughly estimated). Columns that use the target's "
@@ -386,17 +411,43 @@ def contrast_controls(pool: Pool, few: Collection[str]) -> list[Score]:
     return [column - mean for column in large.values()]
 
 
-def uncovered(pool: Pool, weight: Term = BALANCED_WEIGHT) -> bool:
-    """Test if the mean weight is significantly below 1."""
-    mean = stratified(pool, weight)
-    if not math.isfinite(mean.variance):
+def is_uncovered(pool: Pool, weight: Term = BALANCED_WEIGHT) -> bool:
+    """Test if the mean weight is significantly below 1.
+
+    Weights are skewed: a mean without their rare large values is low, and so is its standard
+    error.  Where the pass has their cubes, the test is a score test that allows for it.
+    """
+    share = by_count(pool)
+    linear = Linear({i: {weight: share[i]} for i in pool})
+    mean = linear.value(pool)
+    if mean >= 1:
         return False
-    if mean.variance == 0:
-        return mean.value < 1 - 1e-6
-    return mean.value < 1 - UNCOVERED * mean.std_error
+    variance = sum(linear.variances(pool).values())
+    if not math.isfinite(variance):
+        return False
+    if variance == 0:
+        return mean < 1 - 1e-6
+    error = math.sqrt(variance)
+    if pool.clustered:
+        error = max(error, math.sqrt(linear.deviation_variance(pool)[0]))
+    z = (mean - 1) / error
+    return z < -UNCOVERED and skewed_score(z, _cubes(pool, weight) / error**3) < -UNCOVERED
 
 
-def regressed(
+def _cubes(pool: Pool, weight: Term) -> float:
+    """Return the third cumulant of a mean weight; 0 if the pass has no cubes of weights."""
+    cube = weight * weight * weight
+    if not all(m.has(cube) for m in pool.values()):
+        return 0.0
+    share, third = by_count(pool), 0.0
+    for i, m in pool.items():
+        mean, square = m.mean(weight), m.mean_square(weight)
+        of_row = m.mean(cube) - 3 * mean * square + 2 * mean**3
+        third += share[i] ** 3 * of_row / m.count**2
+    return third
+
+
+def regress_outcome(
     pool: Pool, outcome: Score, columns: Sequence[Score], *, within: bool
 ) -> Estimate:
     """Return the mean of an outcome, adjusted by a regression on columns.
@@ -404,10 +455,12 @@ def regressed(
     With the columns of all loggers, pooled least squares is best.  Without them the
     differences *between* loggers would bias the slopes, so these use `within` scatter only.
     """
-    return estimated(_fitted(pool, outcome, columns, within=within), pool)
+    return make_estimate(_fit_linear(pool, outcome, columns, within=within), pool)
 
 
-def _fitted(pool: Pool, outcome: Score, columns: Sequence[Score], *, within: bool) -> Linear:
+def _fit_linear(
+    pool: Pool, outcome: Score, columns: Sequence[Score], *, within: bool
+) -> Linear:
     slopes, rank = least_squares(pool, outcome, columns, within=within)
     whole = pool.together
     # a few heavy rows determine the slopes, so the effective sample size counts
@@ -427,7 +480,7 @@ def least_squares(
     whole = pool.together
     terms = list(dict.fromkeys([*outcome.parts, *(t for c in columns for t in c.parts)]))
     groups = list(pool.values()) if within else [whole]
-    scatter = sum((m.scatter_of(terms) for m in groups), np.zeros(()))
+    scatter = sum((m.select_scatter(terms) for m in groups), np.zeros(()))
     covariance = scatter / whole.count
     mix = np.array([[c.parts.get(t, 0.0) for t in terms] for c in columns])
     mix = mix.reshape(len(columns), len(terms))

@@ -87,10 +87,10 @@ def differences(pool: Pool) -> Differences:
     whole = pool.together
     value, square = whole.mean(BALANCED_REWARD), whole.mean_square(BALANCED_REWARD)
     second = {i: whole.mean(second_moment(i)) for i in pool.loggers}
-    return Differences(supported(second, square), value, FLOOR if whole.ddof else 0.0)
+    return Differences(refuse_unsupported(second, square), value, FLOOR if whole.ddof else 0.0)
 
 
-def supported(second: Mapping[str, float], square: float) -> dict[str, float]:
+def refuse_unsupported(second: Mapping[str, float], square: float) -> dict[str, float]:
     """Replace second moments that contain `UNSUPPORTED` by infinity."""
     limit = math.sqrt(UNSUPPORTED) * square
     return {i: s if s < limit or s == 0 else math.inf for i, s in second.items()}
@@ -116,7 +116,7 @@ def weight_moments(pool: Pool) -> dict[str, float]:
     """
     whole = pool.together
     square = whole.mean_square(BALANCED_WEIGHT)
-    return supported({i: whole.mean(weight_moment(i)) for i in pool.loggers}, square)
+    return refuse_unsupported({i: whole.mean(weight_moment(i)) for i in pool.loggers}, square)
 
 
 def with_variance(estimate: Estimate, pool: Pool, variance: float, freedom: float) -> Estimate:

@@ -25,7 +25,7 @@ from poolwise.moments.coverage import refuse_uncrossed
 from poolwise.moments.estimate import (
     Estimate,
     Estimator,
-    stratified,
+    average_term,
     stratified_mean,
 )
 from poolwise.moments.linear import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from poolwise.moments.pool import Pool
 
 Divergence = Literal["auto", "pooled", "own", "known", "reward-free"]
-ROUNDING = 1e-24  # relative to the squared mean: a smaller variance is rounding
+VARIANCE_ROUNDING = 1e-24  # relative to the squared mean: a smaller variance is rounding
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Naive(Estimator):
         return Needs(groups=((WEIGHTED_REWARD,),))
 
     def estimate(self, pool: Pool) -> Estimate:
-        return stratified(pool, WEIGHTED_REWARD)
+        return average_term(pool, WEIGHTED_REWARD)
 
     def value(self, pool: Pool) -> float:
         return stratified_mean(pool, WEIGHTED_REWARD)
@@ -126,7 +126,7 @@ class Balanced(Estimator):
         return Needs(shrink_means(self.shrink), ((self._term,),))
 
     def estimate(self, pool: Pool) -> Estimate:
-        estimate = stratified(pool, self._term)
+        estimate = average_term(pool, self._term)
         return replace(estimate, findings=shrink_findings(pool, self.shrink))
 
     def value(self, pool: Pool) -> float:
@@ -204,7 +204,7 @@ class Weighted(Estimator):
         if self.divergence == "reward-free":
             return _reward_free(pool)
         if self.divergence == "own":
-            return _own(pool, crossed=_crossed(pool))
+            return _weigh_by_sample(pool, crossed=_crossed(pool))
         estimate = with_divergences(pool, pooled_divergences(pool))
         return with_row_errors(pool, estimate)
 
@@ -222,7 +222,7 @@ def _crossed(pool: Pool) -> bool:
 
 def with_row_errors(pool: Pool, estimate: Estimate) -> Estimate:
     """Return an estimate of own weights with the variance of pooled divergences."""
-    error = stratified(pool, BALANCED_REWARD).variance
+    error = average_term(pool, BALANCED_REWARD).variance
     return differences(pool).with_errors(estimate, pool, error)
 
 
@@ -265,11 +265,11 @@ def with_divergences(
     used = {i: s for i, s in share.items() if s > 0}
     variance = sum(s**2 * divergence[i] / pool[i].count for i, s in used.items())
     freedom = math.inf if pool.exact else float(max(1, pool.rows - len(pool)))
-    findings = (_unsupported(outside),) if outside else ()
+    findings = (_warn_unsupported_loggers(outside),) if outside else ()
     return Estimate(linear.value(pool), variance, share, freedom, findings, linear)
 
 
-def _unsupported(loggers: Sequence[str]) -> Finding:
+def _warn_unsupported_loggers(loggers: Sequence[str]) -> Finding:
     return Finding(
         "logger-unsupported",
         f"{', '.join(map(repr, loggers))} gave probability 0 to rewarded actions of the "
@@ -278,19 +278,19 @@ def _unsupported(loggers: Sequence[str]) -> Finding:
     )
 
 
-def _own(pool: Pool, *, crossed: bool) -> Estimate:
+def _weigh_by_sample(pool: Pool, *, crossed: bool) -> Estimate:
     """Return the paper's plug-in: shares from each log's own sample variance."""
     own = row_variances(pool, {WEIGHTED_REWARD: 1.0})
     flat = [
         i
         for i, m in ((i, pool[i]) for i in pool.loggers)
-        if m.count <= m.ddof or not own[i] > ROUNDING * m.mean(WEIGHTED_REWARD) ** 2
+        if m.count <= m.ddof or not own[i] > VARIANCE_ROUNDING * m.mean(WEIGHTED_REWARD) ** 2
     ]
     if flat:
         findings = (_no_spread(flat, pool),)
-        return stratified(pool, WEIGHTED_REWARD, findings=findings)
+        return average_term(pool, WEIGHTED_REWARD, findings=findings)
     share = shares({i: m.count / own[i] for i, m in pool.items()})
-    plain = stratified(pool, WEIGHTED_REWARD, share)
+    plain = average_term(pool, WEIGHTED_REWARD, share)
     if pool.exact:
         return plain
     if crossed and all(map(math.isfinite, pooled_divergences(pool).values())):

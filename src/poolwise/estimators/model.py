@@ -9,20 +9,20 @@ Dudik, Langford & Li (ICML 2011); Kallus, Saito & Uehara (ICML 2021).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from poolwise.errors import Finding, UsageError
-from poolwise.estimators.calibrated import target_uncovered, uncovered
-from poolwise.estimators.divergences import FLOOR, Differences, supported
+from poolwise.estimators.calibrated import is_uncovered, target_uncovered
+from poolwise.estimators.divergences import FLOOR, Differences, refuse_unsupported
 from poolwise.estimators.ips import with_divergences
 from poolwise.estimators.shrink import Shrink, shrink_findings, shrink_means, shrunk_weight
 from poolwise.moments.coverage import refuse_uncrossed
 from poolwise.moments.estimate import (
     Estimate,
     Estimator,
-    estimated,
-    stratified,
+    average_term,
+    make_estimate,
 )
 from poolwise.moments.linear import Score
 from poolwise.moments.terms import (
@@ -50,8 +50,9 @@ class DirectMethod(Estimator):
 
     $$\hat U = \frac1n \sum_{rows} \sum_y \bar\pi(y|x) \hat q(x, y)$$
 
-    It has little variance, but a bias that the rows do not reveal: use it to inspect the
-    model, not to decide.
+    It has little variance, but the bias of the model, which no interval includes: use it to
+    inspect the model, not to decide. The estimate less that of `DoublyRobust` estimates the
+    bias, as precisely as the weights allow.
     """
 
     @property
@@ -71,7 +72,7 @@ class DirectMethod(Estimator):
         return Needs(groups=((PREDICTED_VALUE,),))
 
     def estimate(self, pool: Pool) -> Estimate:
-        return replace(stratified(pool, PREDICTED_VALUE), findings=(MODEL_ONLY,))
+        return replace(average_term(pool, PREDICTED_VALUE), findings=(MODEL_ONLY,))
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class DoublyRobust(Estimator):
     Attributes:
         weights: Weight of the residuals.
         shrink: Rule that shrinks balanced weights (SWITCH, DRos): less variance, more bias.
+        starred: Whether to recommend it in place of calibrated; an evaluation sets it where a
+            target plays actions that are in no row, whose rewards only a model predicts.
 
     Examples:
         >>> DoublyRobust().name, DoublyRobust(shrink=Shrink("switch", 1.5)).name
@@ -97,6 +100,7 @@ class DoublyRobust(Estimator):
 
     weights: Literal["balanced", "naive", "weighted"] = "balanced"
     shrink: Shrink | None = None
+    starred: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.weights not in {"balanced", "naive", "weighted"}:
@@ -110,6 +114,14 @@ class DoublyRobust(Estimator):
     def name(self) -> str:
         kind = "" if self.weights == "balanced" else f"-{self.weights}"
         return f"doubly-robust{kind}" + (f"-{self.shrink.suffix}" if self.shrink else "")
+
+    @property
+    def predicts(self) -> bool:
+        return True
+
+    @property
+    def rank(self) -> int:
+        return 2 if self.starred else 0
 
     @property
     def pools(self) -> bool:
@@ -133,27 +145,34 @@ class DoublyRobust(Estimator):
 
     def estimate(self, pool: Pool) -> Estimate:
         if self.weights == "naive":
-            return _scored(pool, OWN_SCORE)
+            return _average_score(pool, OWN_SCORE)
         if self.weights == "weighted":
-            return _weighted(pool)
+            return _weigh_loggers(pool)
         findings = shrink_findings(pool, self.shrink)
-        if uncovered(pool):
+        if is_uncovered(pool):
             mean = pool.together.mean(BALANCED_WEIGHT)
             finding = target_uncovered(
                 mean, "and the estimate of their rewards comes from the reward model alone."
             )
             findings = (replace(finding, advice=LOG_FIRST), *findings)
-        return replace(_scored(pool, self._score), findings=findings)
+        return replace(_average_score(pool, self._score), findings=findings)
 
 
-def _scored(pool: Pool, score: tuple[Term, Term]) -> Estimate:
+def star_model(estimator: Estimator) -> Estimator:
+    """Return doubly robust with balanced weights as the recommended one; others unchanged."""
+    if isinstance(estimator, DoublyRobust) and estimator.weights == "balanced":
+        return replace(estimator, starred=True)
+    return estimator
+
+
+def _average_score(pool: Pool, score: tuple[Term, Term]) -> Estimate:
     """Return the mean of a sum of two terms."""
-    return estimated(Score(dict.fromkeys(score, 1.0)).over(pool), pool)
+    return make_estimate(Score(dict.fromkeys(score, 1.0)).over(pool), pool)
 
 
-def _weighted(pool: Pool) -> Estimate:
+def _weigh_loggers(pool: Pool) -> Estimate:
     estimate = with_divergences(pool, score_divergences(pool), terms=OWN_SCORE)
-    error = _scored(pool, BALANCED_SCORE).variance
+    error = _average_score(pool, BALANCED_SCORE).variance
     return _differences(pool).with_errors(estimate, pool, error, OWN_SCORE)
 
 
@@ -172,12 +191,14 @@ def score_divergences(pool: Pool) -> dict[str, float]:
 def _differences(pool: Pool) -> Differences:
     whole = pool.together
     value = whole.mean(PREDICTED_VALUE) + whole.mean(BALANCED_RESIDUAL)
-    scatter = whole.scatter_of(BALANCED_SCORE)
+    scatter = whole.select_scatter(BALANCED_SCORE)
     cross = scatter[0, 1] / whole.count
     cross += whole.mean(PREDICTED_VALUE) * whole.mean(BALANCED_RESIDUAL)
     common = float(whole.mean_square(PREDICTED_VALUE) + 2 * cross)
     square = whole.mean_square(BALANCED_RESIDUAL)
-    second = supported({i: whole.mean(residual_moment(i)) for i in pool.loggers}, square)
+    second = refuse_unsupported(
+        {i: whole.mean(residual_moment(i)) for i in pool.loggers}, square
+    )
     scores = {i: s + common for i, s in second.items()}
     return Differences(scores, value, FLOOR if whole.ddof else 0.0)
 

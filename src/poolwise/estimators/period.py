@@ -3,9 +3,9 @@ r"""Period-balanced: balanced within a period, weighted across periods.
 Policies that are retrained on their own logs depend on earlier rewards.  A mixture over all
 rows then depends on the future of a row, and every estimate that divides by it is biased.
 Within a period the live policies are fixed, so the balanced estimate with the *period's*
-mixture is unbiased given the past; periods are combined with weights that do not depend on
-rewards.  Rewards are centred at the estimate of earlier periods, which removes the part of the
-error that comes from the sum of the weights.
+mixture is unbiased given the past; periods are combined with shares that depend on rewards
+only through later policies, which leaves a small bias.  Rewards are centred at the estimate of
+earlier periods, which removes the part of the error that comes from the sum of the weights.
 
 Agarwal, Basu, Schnabel & Joachims (KDD 2017) for both weightings; Hadad, Hirshberg, Zhan,
 Wager & Athey (PNAS 2021) and Zhan, Hadad, Hirshberg & Athey (KDD 2021) for one logger.
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from poolwise.errors import Finding, RefusedError, UsageError
-from poolwise.estimators.divergences import supported
-from poolwise.moments.estimate import Estimate, Estimator, estimated
+from poolwise.estimators.divergences import refuse_unsupported
+from poolwise.moments.estimate import Estimate, Estimator, make_estimate
 from poolwise.moments.linear import Linear, shares
 from poolwise.moments.pool import Cell, list_periods
 from poolwise.moments.terms import (
@@ -45,7 +45,7 @@ Across = Literal["stable", "minimum"]
 
 @dataclass(frozen=True)
 class PeriodBalanced(Estimator):
-    r"""Balanced IPS in each period, with weights across periods that ignore rewards.
+    r"""Balanced IPS in each period, with shares of periods that contain no rewards.
 
     $$\hat U = \sum_d \frac{g_d}{\sum_e g_e} \frac1{n_d} \sum_{j \in d} \big(b_d + w_j
       (\delta_j - b_d)\big), \qquad w_j = \frac{\bar\pi(y_j|x_j)}{\pi_d(y_j|x_j)}, \qquad
@@ -54,9 +54,11 @@ class PeriodBalanced(Estimator):
     with $v_d = E_x \sum_y \bar\pi^2 / \pi_d$ from the rows of all periods, and $b_d$ the
     self-normalised mean reward of all earlier periods, 0 in the first. The estimate is
     valid if the policies of a period are fixed before the period begins; they may depend on
-    earlier periods in any way. If the probabilities of a row are known only for the
-    policies of its own period, $v_d$ could only be estimated from the weights that it
-    combines, so $g_d = n_d$.
+    earlier periods in any way. It is unbiased up to its shares: policies that learned from a
+    period are in the shares of later periods, and so in the sum that divides its own.
+
+    If the probabilities of a row are known only for the policies of its own period, $v_d$
+    could only be estimated from the weights that it combines, so $g_d = n_d$.
 
     Attributes:
         across: "stable" is the above; "minimum" is $g_d = n_d / v_d$, better where concurrent
@@ -134,18 +136,21 @@ class PeriodBalanced(Estimator):
         rows = {d: cells.rows for d, cells in pool.by_period.items()}
         power = 0.5 if self.across == "stable" else 1.0
         across = shares({d: rows[d] * second[d] ** -power for d in second})
-        share = {c: across[_period(c)] * m.count / rows[_period(c)] for c, m in pool.items()}
+        share = {
+            c: across[_cell_period(c)] * m.count / rows[_cell_period(c)]
+            for c, m in pool.items()
+        }
         centres = earlier_means(pool, outside) if self.centred else {}
-        findings = (_unsupported(outside, len(second)),) if outside else ()
+        findings = (_warn_unsupported_periods(outside, len(second)),) if outside else ()
         linear = self._combined(share, centres)
-        return estimated(linear, pool, share, findings)
+        return make_estimate(linear, pool, share, findings)
 
     def _combined(self, share: ByStratum[float], centres: Mapping[str, float]) -> Linear:
         """Return the combination of cells in these shares, centred by period."""
         parts, constant = {}, 0.0
         for cell, part in share.items():
             parts[cell] = dict.fromkeys(self._terms, part)
-            if (centre := centres.get(_period(cell))) and part:
+            if (centre := centres.get(_cell_period(cell))) and part:
                 parts[cell][PERIOD_WEIGHT] = -centre * part
                 constant += centre * part
         return Linear(parts, constant)
@@ -170,6 +175,10 @@ class PeriodDoublyRobust(PeriodBalanced):
         return "period-dr" + self._suffix
 
     @property
+    def predicts(self) -> bool:
+        return True
+
+    @property
     def rank(self) -> int:
         return 3
 
@@ -180,7 +189,7 @@ class PeriodDoublyRobust(PeriodBalanced):
 
 def refuse_shared(name: str, cells: Sequence[Stratum]) -> None:
     """Raise RefusedError if a period has several loggers, without cross-propensities."""
-    live = Counter(_period(cell) for cell in cells)
+    live = Counter(_cell_period(cell) for cell in cells)
     shared = [period for period, loggers in live.items() if loggers > 1]
     if shared:
         raise RefusedError(
@@ -203,7 +212,7 @@ def second_moments(pool: Pool) -> dict[str, float]:
     if not all(whole.has(period_moment(d)) for d in periods):
         return dict.fromkeys(periods, 1.0)
     square = whole.mean_square(BALANCED_WEIGHT)
-    return supported({d: whole.mean(period_moment(d)) for d in periods}, square)
+    return refuse_unsupported({d: whole.mean(period_moment(d)) for d in periods}, square)
 
 
 def earlier_means(pool: Pool, outside: Sequence[str] = ()) -> dict[str, float]:
@@ -221,11 +230,11 @@ def earlier_means(pool: Pool, outside: Sequence[str] = ()) -> dict[str, float]:
     return means
 
 
-def _period(cell: Stratum) -> str:
+def _cell_period(cell: Stratum) -> str:
     return cell.period if isinstance(cell, Cell) else ""
 
 
-def _unsupported(periods: Sequence[str], total: int) -> Finding:
+def _warn_unsupported_periods(periods: Sequence[str], total: int) -> Finding:
     return Finding(
         "period-unsupported",
         f"In {len(periods)} of {total} periods (the first is {periods[0]}) the loggers gave "

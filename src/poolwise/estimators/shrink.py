@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from poolwise.moments.pool import Pool
 
 ShrinkRule = Literal["clip", "switch", "optimistic"]
-RULES = ("clip", "switch", "optimistic")
+SHRINK_RULES = ("clip", "switch", "optimistic")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Shrink:
     "clip" gives $\min(w, M)$, "switch" gives $w$ up to the bound and 0 above it, and
     "optimistic" gives $M w / (w^2 + M)$, which is close to $w$ for small weights and to 0
     for large ones.  With a reward model the bias is $E[(\hat w - w)(\delta - \hat q)]$;
-    without one, $\hat q = 0$.
+    without one, $\hat q = 0$.  The shrunk estimate less the unshrunk one estimates this bias
+    without bias, as precisely as the large weights allow.
 
     References:
         Wang, Agarwal & Dudik (ICML 2017), SWITCH; Su, Dimakopoulou, Krishnamurthy & Dudik
@@ -38,8 +39,10 @@ class Shrink:
     bound: float
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise UsageError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        if self.rule not in SHRINK_RULES:
+            raise UsageError(
+                f"rule must be one of {', '.join(SHRINK_RULES)}, got {self.rule!r}"
+            )
         if not 0 < self.bound < math.inf:
             raise UsageError(f"bound must be positive and finite, got {self.bound}")
 

@@ -13,6 +13,7 @@ from poolwise.intervals.student import student_interval
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
+    NO_NEEDS,
     WEIGHT,
     WEIGHTED_REWARD,
     Needs,
@@ -66,7 +67,7 @@ class IntervalKind:
             coverage: Which probabilities are known.
         """
         del log
-        return pair_needs(coverage) if self.guaranteed else Needs()
+        return pair_needs(coverage) if self.guaranteed else NO_NEEDS
 
     def surround(
         self,

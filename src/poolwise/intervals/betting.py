@@ -21,8 +21,22 @@ end so far.  Rows of a cluster depend on each other, so a cluster is one bet, in
 holds it whole.  With at most $k$ rows each, its factor
 $1 + \tfrac{\lambda_b}{k} \sum_{j \in c} (z_j - m)$ is at least the geometric mean
 $\prod_{j \in c} (1 + \lambda_b (z_j - m))^{1/k}$: the logarithm of the capital is divided by
-$k$.  Policies may learn from earlier blocks.  Where the mixture of a block lacks
-support its rows have a smaller mean, so the bound remains valid but conservative.
+$k$.
+
+A watch does not know how many rows will follow, nor how much their policies will overlap with
+the target.  So its capital is the average of bets of $H$ sizes, and a quarter of it waits for
+later blocks, part $u_s$ for block $s$.  With $G_{hb}$ the product over the rows of block $b$
+for bets of size $h$,
+
+$$K_B(m) = \frac1H \sum_h \sum_{s \le B} u_s \prod_{b=s}^{B} G_{hb}(m) + \sum_{s > B} u_s$$
+
+where $u_1 = 3/4$ and $u_s = 1 / (4 s (s - 1))$.  Given the past, no $G_{hb}(U)$ has a mean
+above 1, the parts sum to 1, and what waits does not change, so $K_B(U)$ remains a
+supermartingale.  Blocks before block $s$ cost later bets no more than the factor $u_s$, even if
+they ruin all bets.
+
+Policies may learn from earlier blocks.  Where the mixture of a block lacks support its rows
+have a smaller mean, so the bound remains valid but conservative.
 
 References:
     Waudby-Smith & Ramdas (JRSS B, 2024); Waudby-Smith et al. (arXiv:2210.10768).
@@ -42,11 +56,12 @@ from poolwise.intervals.student import Interval
 if TYPE_CHECKING:
     from poolwise.intervals.student import Sides
     from poolwise.moments.blocks import Atoms, Blocks
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
 MOST_AT_STAKE = 0.5  # share of the capital per row: a row of value 0 loses at most half
 PRIOR = 0.25  # variance of a row that precedes the first one
-STEPS = 40  # halvings: the bound is rounded down by less than 1e-12 of the range
+RESERVE = 0.25  # share of the capital of a watch that waits for later blocks
+BET_STEPS = 40  # halvings: the bound is rounded down by less than 1e-12 of the range
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +75,14 @@ class Bets:
         strata: Strata of a block; bets on a stratum follow its own earlier rows.
         shifts: Added to the values of each block, which are not negative then; infinite for a
             block without a bet, None for 0 in all blocks.
-        horizons: Numbers of rows for which bets are sized; the capital is their average.
-            Empty means the number of rows.
+        horizons: Numbers of rows for which the bets of a watch are sized: its capital is the
+            average of all sizes, and a part of it waits for later blocks. Empty means that the
+            bets are sized for these rows, and nothing waits.
         anytime: Whether the best block end counts, which requires that the rows of a block
             do not depend on later blocks; otherwise the last one does.
         at_stake: Largest share of the capital at stake in one row.
-        cluster_rows: Largest number of rows of a cluster, which count as one.
+        cluster_rows: Largest number of rows of a cluster, which count as one; one number, or
+            that of each block.
     """
 
     blocks: Blocks
@@ -76,7 +93,7 @@ class Bets:
     horizons: tuple[float, ...] = ()
     anytime: bool = True
     at_stake: float = MOST_AT_STAKE
-    cluster_rows: int = 1
+    cluster_rows: int | tuple[int, ...] = 1
 
     @cached_property
     def _atoms(self) -> Atoms:
@@ -89,6 +106,12 @@ class Bets:
         return np.repeat(np.where(np.isfinite(shifts), shifts, 0.0), self.strata)
 
     @cached_property
+    def _sizes(self) -> FloatArray:
+        """Rows of a cluster, of each group."""
+        sizes = np.broadcast_to(np.asarray(self.cluster_rows, dtype=np.float64), self.number)
+        return np.repeat(sizes, self.strata)
+
+    @cached_property
     def _moments(self) -> FloatArray:
         """Count, sum and sum of squares of each group, without shifts."""
         count, first, second = self.blocks.moments(self.number * self.strata)
@@ -99,15 +122,35 @@ class Bets:
 
     @cached_property
     def _aims(self) -> FloatArray:
-        """Bets on each group before they are cut, shape (horizons, groups)."""
-        moments = self._moments / self.cluster_rows
+        """Bets on each group before they are cut, shape (sizes, groups).
+
+        Those of a watch are sized by earlier rows, and by the variance `PRIOR`: after blocks
+        with heavy weights, the next one may have light ones.
+        """
+        moments = self._moments / self._sizes
         by_block = moments.reshape(3, self.number, self.strata)
         count, first, second = np.cumsum(by_block, axis=1) - by_block
         below = np.where(count > 0, count, 1.0)
         scatter = np.maximum(second - first**2 / below, 0.0)
         variance = ((PRIOR + scatter) / (count + 1)).ravel()
         rows = np.array(self.horizons or [max(moments[0].sum(), 1.0)])
-        return np.asarray(np.sqrt(2 * math.log(1 / self.error) / np.outer(rows, variance)))
+        spans = np.outer(rows, variance)
+        if self.horizons:
+            spans = np.concatenate([spans, np.outer(rows, np.full_like(variance, PRIOR))])
+        return np.asarray(np.sqrt(2 * math.log(1 / self.error) / spans))
+
+    @cached_property
+    def _parts(self) -> tuple[FloatArray, FloatArray]:
+        """Logarithms of the part of the capital that begins at each block, and of the rest.
+
+        The rest waits for blocks after it.
+        """
+        block = np.arange(1.0, self.number + 1)
+        reserve = RESERVE if self.horizons else 0.0
+        begins = reserve / np.maximum(block * (block - 1), 1)
+        begins[:1] = 1 - reserve
+        with np.errstate(divide="ignore"):  # without a reserve
+            return np.log(begins), np.log(reserve / block)
 
     def log_capital(self, candidate: float) -> FloatArray:
         """Return the logarithm of the capital at each block end, from 1 at the start."""
@@ -115,12 +158,14 @@ class Bets:
         with np.errstate(divide="ignore"):  # nothing is lost against a candidate of 0
             bets = np.minimum(self._aims, self.at_stake / points)
         gaps = atoms.value - points[atoms.group]
-        gains = atoms.rows * np.log1p(bets[:, atoms.group] * gaps) / self.cluster_rows
+        gains = atoms.rows * np.log1p(bets[:, atoms.group] * gaps) / self._sizes[atoms.group]
         block = atoms.group // self.strata
         settled = np.stack([np.bincount(block, g, minlength=self.number) for g in gains])
-        return np.asarray(
-            np.logaddexp.reduce(np.cumsum(settled, axis=1), axis=0) - math.log(len(settled))
-        )
+        begins, waits = self._parts
+        won = np.cumsum(settled, axis=1)
+        bet = won + np.logaddexp.accumulate(begins - (won - settled), axis=1)
+        mean = np.logaddexp.reduce(bet, axis=0) - math.log(len(bet))
+        return np.asarray(np.logaddexp(mean, waits))
 
     def _rejects(self, candidate: float) -> bool:
         """Test if enough was won; capital falls with the candidate, at every block end."""
@@ -143,13 +188,13 @@ class Bets:
             return least
         if self._rejects(high):
             return high
-        for _ in range(STEPS):
+        for _ in range(BET_STEPS):
             middle = (low + high) / 2
             low, high = (middle, high) if self._rejects(middle) else (low, middle)
         return low
 
 
-def interval_of(
+def bound_value(
     lower: Bets | None, upper: Bets | None, limits: tuple[float, float], level: float
 ) -> Interval:
     r"""Return the interval for a reward range.
@@ -168,10 +213,10 @@ def interval_of(
     return Interval(min(low, high), max(low, high), level)
 
 
-def errors_of(level: float, sides: Sides) -> tuple[float, float]:
+def split_error(level: float, sides: Sides) -> tuple[float, float]:
     """Return the probabilities of a wrong lower and of a wrong upper bound; 0 for none.
 
-    >>> errors_of(0.9, "lower"), errors_of(0.5, "two")
+    >>> split_error(0.9, "lower"), split_error(0.5, "two")
     ((0.09999999999999998, 0.0), (0.25, 0.25))
     """
     error = (1 - level) / (2 if sides == "two" else 1)

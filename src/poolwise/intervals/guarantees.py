@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from poolwise.errors import UsageError
 from poolwise.intervals.base import KINDS, known_range
-from poolwise.intervals.betting import Bets, errors_of, interval_of
+from poolwise.intervals.betting import Bets, bound_value, split_error
 from poolwise.intervals.student import check_level
 from poolwise.moments.blocks import Payoff
 from poolwise.moments.terms import REWARD
@@ -93,8 +93,8 @@ def by_betting(
             "interval='betting' allows for `trained_on` or for a `cluster`, not for both: give "
             "`period` in place of `trained_on`, or use interval='auto'"
         )
-    errors = errors_of(check_level(level), sides)
-    payoffs = {name: payoffs_of(name, limits) for name in targets}
+    errors = split_error(check_level(level), sides)
+    payoffs = {name: list_payoffs(name, limits) for name in targets}
     every = [p for both in payoffs.values() for p in both]
     settled = rows.settle(every, pooled=pooled and not trained)
     bets = [
@@ -111,12 +111,12 @@ def by_betting(
         for histogram, error in zip(settled.sums.histograms, errors * len(payoffs), strict=True)
     ]
     return {
-        name: interval_of(bets[2 * k], bets[2 * k + 1], limits, level)
+        name: bound_value(bets[2 * k], bets[2 * k + 1], limits, level)
         for k, name in enumerate(payoffs)
     }
 
 
-def payoffs_of(target: str, limits: tuple[float, float]) -> tuple[Payoff, Payoff]:
+def list_payoffs(target: str, limits: tuple[float, float]) -> tuple[Payoff, Payoff]:
     """Return gains over the smallest reward, or 0, and losses from the largest one."""
     base, largest = min(limits[0], 0.0), limits[1]  # weighted negative rewards are unbounded
     scale = largest - base

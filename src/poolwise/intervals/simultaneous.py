@@ -16,17 +16,18 @@ import numpy as np
 
 from poolwise.errors import UsageError
 from poolwise.intervals.student import check_level
+from poolwise.moments.shape import kurtosis_freedom
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from poolwise.intervals.skew import Reaching
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
     Sides = tuple[Reaching, Reaching]  # of a value and its baseline
 
-CELLS = 2_000_000  # numbers per batch of draws: 16 MB
-ROUNDING = 1e-10  # relative to the largest: a smaller eigenvalue is rounding
+DRAWN_NUMBERS = 2_000_000  # numbers per batch of draws: 16 MB
+EIGENVALUE_ROUNDING = 1e-10  # relative to the largest: a smaller eigenvalue is rounding
 QUANTILES = 1_000  # of the drawn directions; they replace them
 FLAT = 1e-12  # smaller skewness is none
 SMALLEST_TAIL = 1e-15  # probability outside a limit; 1 less a smaller one is 1
@@ -92,13 +93,13 @@ def max_t(factor: FloatArray, rng: np.random.Generator, draws: int = 200_000) ->
     """Return the distribution of the largest of several correlated |Z|.
 
     Args:
-        factor: Matrix A with A A' the correlation; see `factor_of`.
+        factor: Matrix A with A A' the correlation; see `factor_correlation`.
         rng: Generator of the draws; the same seed gives the same numbers.
         draws: Number of directions; 200,000 give a critical value a standard error of at
             most 0.003.
 
     Examples:
-        >>> independent = factor_of(np.eye(2))  # Šidák is exact: the quantile at √0.95
+        >>> independent = factor_correlation(np.eye(2))  # Šidák is exact: the quantile at √0.95
         >>> round(max_t(independent, np.random.default_rng(1)).critical(0.95), 2)
         2.24
     """
@@ -107,7 +108,7 @@ def max_t(factor: FloatArray, rng: np.random.Generator, draws: int = 200_000) ->
     candidates, rank = factor.shape
     if candidates <= 1 or rank <= 1:
         return MaxT(candidates, rank, np.ones(1))
-    furthest, size = np.empty(draws), max(1, CELLS // candidates)
+    furthest, size = np.empty(draws), max(1, DRAWN_NUMBERS // candidates)
     for start in range(0, draws, size):
         normal = rng.standard_normal((min(size, draws - start), rank))
         length = np.linalg.norm(normal, axis=1)
@@ -116,7 +117,7 @@ def max_t(factor: FloatArray, rng: np.random.Generator, draws: int = 200_000) ->
     return MaxT(candidates, rank, np.quantile(furthest, middles))
 
 
-def factor_of(covariance: FloatArray) -> FloatArray:
+def factor_correlation(covariance: FloatArray) -> FloatArray:
     """Return A, of full column rank, with A A' the correlation of candidates that vary.
 
     Args:
@@ -132,7 +133,7 @@ def factor_of(covariance: FloatArray) -> FloatArray:
     if not len(correlation):
         return np.zeros((0, 0))
     values, vectors = np.linalg.eigh(correlation)
-    large = values > ROUNDING * values[-1]
+    large = values > EIGENVALUE_ROUNDING * values[-1]
     factor: FloatArray = vectors[:, large] * np.sqrt(values[large])
     return factor
 
@@ -153,9 +154,7 @@ def least_reaches(sides: Sequence[Sides], critical: float) -> FloatArray:
 
 def _least_reach(sides: Sides, critical: float) -> tuple[float, float]:
     """Return the least distances of the limits below and above one difference."""
-    from scipy.special import ndtr
-
-    alpha = max(SMALLEST_TAIL, float(ndtr(-critical)))
+    alpha = max(SMALLEST_TAIL, tail_above(critical))
     value, baseline = (reach(alpha) for reach in sides)
     if math.inf in {baseline.below, baseline.above}:  # nothing is known of the baseline
         return 0.0, 0.0
@@ -180,6 +179,33 @@ def least_scores(sides: Sequence[Sides], values: FloatArray, scores: FloatArray)
     return lowered
 
 
+def tail_above(critical: float) -> float:
+    """Return the probability that a normal number is above a critical value."""
+    from scipy.special import ndtr
+
+    return float(ndtr(-critical))
+
+
+def score_at_zero(distances: Callable[[float], tuple[float, float]], value: float) -> float:
+    """Return the critical value at which the interval around a value ends at 0.
+
+    Args:
+        distances: Distances to the limits, from the probability outside each.
+        value: The value.
+    """
+    side = 0 if value > 0 else 1
+    low, high = 0.0, LARGEST_SCORE
+    if distances(tail_above(low))[side] >= abs(value):
+        return 0.0
+    if distances(tail_above(high))[side] < abs(value):
+        return high
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        inside = distances(tail_above(middle))[side] < abs(value)
+        low, high = (middle, high) if inside else (low, middle)
+    return low
+
+
 def student_multiples(critical: FloatArray | float, freedom: FloatArray) -> FloatArray:
     """Return Student's quantiles with the tail probability of a normal critical value."""
     from scipy.special import ndtr, stdtrit
@@ -201,7 +227,8 @@ class DifferenceShape:
     Attributes:
         skewness: Skewness of each difference.
         noise: Variance of each estimated variance, over its square.
-        of_weights: Skewness of the same difference if every reward were 1.
+        of_weights: Skewness of the same difference if every reward were 1, or -1 where rewards
+            are costs.
     """
 
     skewness: FloatArray
@@ -266,19 +293,6 @@ def skew_scores(ratios: FloatArray, shape: DifferenceShape, freedom: FloatArray)
         score = np.clip(score - step, inside, outside)
         value = excess(score)
     return score
-
-
-def kurtosis_freedom(
-    skewness: FloatArray | float,
-    noise: FloatArray | float,
-    freedom: FloatArray | float,
-    heavy: float = 0.0,
-) -> FloatArray:
-    """Return the degrees of freedom that the kurtosis of the units leaves, at least 1."""
-    excess = noise - (1 - heavy / 2) * np.square(skewness)
-    with np.errstate(divide="ignore"):
-        most = np.where(excess > 0, 2 / np.maximum(excess, 0.0), np.inf)
-    return np.maximum(1.0, np.minimum(freedom, most))
 
 
 def near_multiple(skew: FloatArray | float, student: FloatArray | float) -> FloatArray:

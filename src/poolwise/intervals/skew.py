@@ -20,24 +20,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.estimators.calibrated import Calibrated, Columns, many
-from poolwise.intervals.simultaneous import far_multiple, kurtosis_freedom, near_multiple
+from poolwise.intervals.simultaneous import far_multiple, near_multiple
 from poolwise.intervals.student import (
     BOUNDED,
     Interval,
-    clipped,
+    clip_interval,
     one_sided,
     student,
     student_interval,
-    tail_of,
+    tail_probability,
 )
 from poolwise.moments.estimate import student_quantile
 from poolwise.moments.linear import Score
 from poolwise.moments.shape import (
+    Shape,
     ShapeLine,
     cube,
-    powers_of_estimate,
-    shape_of,
-    weight_of,
+    estimate_powers,
+    find_weight,
+    kurtosis_freedom,
+    measure_shape,
 )
 from poolwise.moments.tallies import LARGEST, NONZERO
 from poolwise.moments.terms import (
@@ -52,7 +54,7 @@ from poolwise.moments.terms import (
     Needs,
     ratio,
 )
-from poolwise.moments.units import pull_of, units_of
+from poolwise.moments.units import centre_units, find_pull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,9 +63,9 @@ if TYPE_CHECKING:
     from poolwise.intervals.student import Limits, Sides
     from poolwise.moments.estimate import Estimate
     from poolwise.moments.linear import Linear
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import Pool
-    from poolwise.moments.shape import Powers, Shape
+    from poolwise.moments.shape import Powers
+    from poolwise.types import FloatArray
 
 GHOSTS = 2.0  # rewarded rows added, with the weights of all rows, where rewards are rare
 LIGHT, HEAVY = 5.0, 15.0  # kurtosis of the rewards from which, and at which, they are heavy
@@ -82,7 +84,9 @@ class Reach:
 Reaching = Callable[[float], Reach]  # from the probability outside each limit
 
 
-def reach_of(estimate: Estimate, shape: Shape, powers: Powers | None, alpha: float) -> Reach:
+def measure_reach(
+    estimate: Estimate, shape: Shape, powers: Powers | None, alpha: float
+) -> Reach:
     """Return the distances to the two limits, each of which errs with probability alpha."""
     plain = estimate.variance / estimate.linear.inflation
     heavy = _heaviness(powers) if powers else 0.0
@@ -151,7 +155,7 @@ def without_rewards(powers: Powers, limits: Limits, level: float, sides: Sides) 
     Rows of one cluster count once: `limits` has the number of independent ones.
     """
     largest = limits.reward_range[1] if limits.reward_range else math.inf
-    normal = student_quantile(1 - tail_of(level, sides), math.inf)
+    normal = student_quantile(1 - tail_probability(level, sides), math.inf)
     second, third = map(float, powers.weight[2:4])
     upper = normal**2 * third / second * largest / limits.rows if second > 0 else largest
     return one_sided(Interval(0.0, min(upper, largest), level), sides)
@@ -165,7 +169,7 @@ def interval_needs(needs: Needs, crossed: Sequence[str] = ()) -> Needs:
         crossed: Loggers with a probability of every row.
     """
     terms = set(needs.scattered)
-    weights = {t: w for t in needs.scattered if (w := weight_of(t)) is not None}
+    weights = {t: w for t in needs.scattered if (w := find_weight(t)) is not None}
     slices = terms | set(weights.values())
     if BALANCED_REWARD in terms and not many(crossed):
         slices |= set(map(ratio, crossed[:-1]))
@@ -189,28 +193,32 @@ def auto_interval(
     """
     reach = skewed_reach(estimate, pool)
     if reach is None:
-        powers = powers_of_estimate(estimate.linear, pool)
+        powers = estimate_powers(estimate.linear, pool)
         return shaped_interval(estimate, None, powers, level, limits, sides)
-    return _reaching(estimate, reach(tail_of(level, sides)), level, limits, sides), ()
+    return _reaching(estimate, reach(tail_probability(level, sides)), level, limits, sides), ()
 
 
 def skewed_reach(estimate: Estimate, pool: Pool) -> Reaching | None:
     """Return the distances to the skew-score limits; None without slices or spread."""
+    if estimate.decisive is not None:
+        apart = estimate.decisive
+        return lambda alpha: Reach(*apart.distances(alpha))
     linear = estimate.linear
     varies = 0 < estimate.variance < math.inf
-    strata = units_of(linear, pool) if varies else None
+    strata = centre_units(linear, pool) if varies else None
     if strata is None:
         return None
     columns, within = known_columns(linear, pool)
     fitted = linear.fit is not None
-    pull = pull_of(columns, pool, within=within, fitted=fitted)
-    shape, powers = shape_of(strata, pull), powers_of_estimate(linear, pool)
+    pull = find_pull(columns, pool, within=within, fitted=fitted)
+    shape, powers = measure_shape(strata, pull), estimate_powers(linear, pool)
 
     def reach(alpha: float) -> Reach:
         of_ratio = None
         if linear.ratio is not None:
-            of_ratio = _reach_of_ratio(estimate, pool, pull, alpha)
-        return of_ratio or reach_of(estimate, shape, powers, alpha)
+            top, bottom = (Score({t: 1.0}).over(pool) for t in linear.ratio)
+            of_ratio = reach_of_ratio(estimate, top, bottom, pool, pull, alpha)
+        return of_ratio or measure_reach(estimate, shape, powers, alpha)
 
     return reach
 
@@ -218,7 +226,7 @@ def skewed_reach(estimate: Estimate, pool: Pool) -> Reaching | None:
 def reaching(estimate: Estimate, pool: Pool, limits: Limits) -> Reaching:
     """Return the distances from an estimate to the limits of `auto_interval`, at any level."""
     skewed = skewed_reach(estimate, pool)
-    powers = powers_of_estimate(estimate.linear, pool)
+    powers = estimate_powers(estimate.linear, pool)
 
     @lru_cache(KEPT)
     def reach(alpha: float) -> Reach:
@@ -246,7 +254,7 @@ def shaped_interval(
         return student_interval(estimate, level, limits, sides)
     if shape is None:
         return student(estimate, level, sides), ()
-    reach = reach_of(estimate, shape, powers, tail_of(level, sides))
+    reach = measure_reach(estimate, shape, powers, tail_probability(level, sides))
     return _reaching(estimate, reach, level, limits, sides), ()
 
 
@@ -255,24 +263,36 @@ def _reaching(
 ) -> Interval:
     """Return the interval with these distances, within the range of the rewards."""
     lower, upper = estimate.value - reach.below, estimate.value + reach.above
-    interval = clipped(Interval(lower, upper, level), limits.reward_range)
+    interval = clip_interval(Interval(lower, upper, level), limits.reward_range)
     return one_sided(interval, sides)
 
 
-def _reach_of_ratio(
-    estimate: Estimate, pool: Pool, pull: FloatArray | float, alpha: float
+def reach_of_ratio(
+    estimate: Estimate,
+    top: Linear,
+    bottom: Linear,
+    pool: Pool,
+    pull: FloatArray | float,
+    alpha: float,
 ) -> Reach | None:
     """Return the distances to the limits of a ratio; None if one of them is unbounded.
 
     A value u is in the interval if that of the mean of "above - u below" contains 0
     (Fieller), so that the error of the denominator counts at the limit and not at the
     estimate.
+
+    Args:
+        estimate: The ratio, linearised.
+        top: What is divided.
+        bottom: What it is divided by, positive.
+        pool: Moments of the rows.
+        pull: What each unit's square adds to the variance, from `find_pull`.
+        alpha: Probability outside each limit.
     """
-    top, bottom = (Score({t: 1.0}).over(pool) for t in estimate.linear.ratio or ())
     scored = top - bottom * estimate.value
-    units, slopes = (units_of(linear, pool) or [] for linear in (scored, bottom))
-    line = ShapeLine(units, slopes, pull)
-    powers = powers_of_estimate(top, pool)
+    units, slopes = centre_units(scored, pool), centre_units(bottom, pool)
+    line = ShapeLine(units, slopes, pull) if units and slopes else None
+    powers = estimate_powers(top, pool)
     mean = bottom.value(pool)
     flat, _ = estimate.linear.plain.variance(pool)
     above, below = (linear.variance(pool)[0] for linear in (top, bottom))
@@ -286,7 +306,8 @@ def _reach_of_ratio(
         if not variance > 0:
             return math.inf
         at_value = replace(estimate, variance=variance * estimate.variance / flat)
-        reach = reach_of(at_value, line.shape(side * distance), powers, alpha)
+        shape = Shape() if line is None else line.shape(side * distance)
+        reach = measure_reach(at_value, shape, powers, alpha)
         return mean * distance - (reach.below if side < 0 else reach.above)
 
     start = 2 * estimate.std_error
@@ -329,6 +350,8 @@ def known_columns(linear: Linear, pool: Pool) -> tuple[tuple[Score, ...], bool]:
     """
     if linear.fit is not None:
         return linear.fit.columns, linear.fit.within
+    if linear.unknown_means:
+        return (), True
     terms = {t for parts in linear.parts.values() for t in parts}
     if BALANCED_REWARD in terms:
         first = next(iter(pool.values()))

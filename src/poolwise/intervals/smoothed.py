@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.intervals.betting import STEPS, errors_of
+from poolwise.intervals.betting import BET_STEPS, split_error
 from poolwise.intervals.student import Interval
 from poolwise.moments.terms import Factor, Needs, Term
 
 if TYPE_CHECKING:
     from poolwise.intervals.student import Sides
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import Pool
+    from poolwise.types import FloatArray
 
 SCALES = tuple(0.5 * 3.0**k for k in range(10))  # of the range: up to 10⁹ rows
 CENTRE = 0.3  # of the most likely scale, over the root of the number of rows
@@ -79,7 +79,7 @@ def smoothed_interval(
     base, largest = min(limits[0], 0.0), limits[1]
     ends = []
     for terms, error in zip(
-        smoothed_terms(limits, crossed=crossed), errors_of(level, sides), strict=True
+        smoothed_terms(limits, crossed=crossed), split_error(level, sides), strict=True
     ):
         sums = np.array([sum(m.count * m.mean(t) for m in pool.values()) for t in terms])
         ends.append(smoothed_bound(sums, count, error) * (largest - base) if error else 0.0)
@@ -113,7 +113,7 @@ def smoothed_bound(sums: FloatArray, count: int, error: float) -> float:
     low, high = 0.0, 1.0
     if rejects(high):
         return high
-    for _ in range(STEPS):
+    for _ in range(BET_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if rejects(middle) else (low, middle)
     return low

@@ -75,7 +75,7 @@ def student(estimate: Estimate, level: float, sides: Sides = "two") -> Interval:
     return one_sided(Interval(estimate.value - half, estimate.value + half, level), sides)
 
 
-def tail_of(level: float, sides: Sides) -> float:
+def tail_probability(level: float, sides: Sides) -> float:
     """Return the probability that the value lies outside each limit."""
     return (1 - level) / 2 if sides == "two" else 1 - level
 
@@ -106,7 +106,14 @@ def bernstein_half_width(variance: float, width: float, rows: int, level: float)
 def student_interval(
     estimate: Estimate, level: float, limits: Limits, sides: Sides = "two"
 ) -> tuple[Interval, tuple[Finding, ...]]:
-    """Return Student's interval, or one from `limits` if the rows have no variance."""
+    """Return Student's interval, or one from `limits` if the rows have no variance.
+
+    Limits of an estimate with heavy rows set apart are those of `estimators.decisive`.
+    """
+    if estimate.decisive is not None:
+        below, above = estimate.decisive.distances(tail_probability(level, sides))
+        ends = Interval(estimate.value - below, estimate.value + above, level)
+        return one_sided(clip_interval(ends, limits.reward_range), sides), ()
     if 0 < estimate.variance < math.inf:
         return student(estimate, level, sides), ()
     if limits.reward_range is None:
@@ -137,7 +144,7 @@ def _no_width(rows: int) -> Finding:
     )
 
 
-def clipped(interval: Interval, reward_range: tuple[float, float] | None) -> Interval:
+def clip_interval(interval: Interval, reward_range: tuple[float, float] | None) -> Interval:
     """Cut the limits to the range of the rewards; the range if nothing of them is in it."""
     if reward_range is None:
         return interval

@@ -16,7 +16,7 @@ order in the width of a bin.  Histograms of two groups of rows add.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,17 +24,18 @@ import numpy as np
 from poolwise.moments.tallies import mixed_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.types import FloatArray, IntArray
 
 BITS = 5  # of the fraction of a double: 32 bins for each power of two
 LOW, HIGH = -64, 64  # powers of two; smaller values become 0, larger ones 2**HIGH
 SHIFT = 52 - BITS
 FIRST = (1023 + LOW) << BITS
-BINS = ((HIGH - LOW) << BITS) + 2  # the first holds zeros, the last 2**HIGH
+BLOCK_BINS = ((HIGH - LOW) << BITS) + 2  # the first holds zeros, the last 2**HIGH
+MOST_MARKS, MARK = 256, 16  # hashes of clusters of a block, and their digits
 COUNT, FIRST_POWER, SECOND_POWER = range(3)
 
 
@@ -58,7 +59,7 @@ class Blocks:
     """Histogram of the values of each group of rows: one group per block and stratum.
 
     Attributes:
-        keys: Group times `BINS` plus the bin, of each bin that has rows, ascending.
+        keys: Group times `BLOCK_BINS` plus the bin, of each bin that has rows, ascending.
         sums: Number of rows, sum of relative distances from the lower edge, and of their
             squares, shape (3, bins).
     """
@@ -71,7 +72,7 @@ class Blocks:
         """Return the histogram of non-negative values.
 
         >>> blocks = Blocks.of(np.array([0, 0, 2]), np.array([1.0, 1.0, 0.0]))
-        >>> (blocks.keys // BINS).tolist(), blocks.sums[COUNT].tolist()
+        >>> (blocks.keys // BLOCK_BINS).tolist(), blocks.sums[COUNT].tolist()
         ([0, 2], [2.0, 1.0])
         """
         if not len(values):
@@ -80,11 +81,13 @@ class Blocks:
         numbers, edges = _bins(values)
         away = np.divide(values, edges, out=np.ones(len(values)), where=edges > 0) - 1.0
         first = int(groups.min())
-        keys = (groups.astype(np.int64) - first) * BINS + numbers
+        keys = (groups.astype(np.int64) - first) * BLOCK_BINS + numbers
         counts = np.bincount(keys)
         used = np.flatnonzero(counts)
         powers = [np.bincount(keys, weights)[used] for weights in (away, away * away)]
-        return cls(used + first * BINS, np.stack([counts[used].astype(np.float64), *powers]))
+        return cls(
+            used + first * BLOCK_BINS, np.stack([counts[used].astype(np.float64), *powers])
+        )
 
     def __add__(self, other: Blocks) -> Blocks:
         keys, where = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
@@ -95,25 +98,25 @@ class Blocks:
 
     def until(self, groups: int) -> Blocks:
         """Return the histograms of the first groups."""
-        end = int(np.searchsorted(self.keys, groups * BINS))
+        end = int(np.searchsorted(self.keys, groups * BLOCK_BINS))
         return Blocks(self.keys[:end], self.sums[:, :end])
 
     def moved(self, groups: int) -> Blocks:
         """Return the same histograms with the number of each group raised."""
-        return Blocks(self.keys + groups * BINS, self.sums)
+        return Blocks(self.keys + groups * BLOCK_BINS, self.sums)
 
     def moments(self, groups: int) -> FloatArray:
         """Count, sum and sum of squares of the values of each group, shape (3, groups)."""
-        edges = _edges(self.keys % BINS)
+        edges = _edges(self.keys % BLOCK_BINS)
         count, first, second = self.sums
         powers = (count, edges * (count + first), edges**2 * (count + 2 * first + second))
-        index = self.keys // BINS
+        index = self.keys // BLOCK_BINS
         return np.stack([np.bincount(index, power, minlength=groups) for power in powers])
 
     def atoms(self) -> Atoms:
         """Return the atoms whose bets never win more than those of the rows."""
         count, first, second = self.sums
-        edges, group = _edges(self.keys % BINS), self.keys // BINS
+        edges, group = _edges(self.keys % BLOCK_BINS), self.keys // BLOCK_BINS
         spread = second > 0
         ratio = np.divide(second, first, out=np.zeros_like(first), where=spread)
         far = np.divide(first**2, second, out=np.zeros_like(first), where=spread)
@@ -167,6 +170,24 @@ class BlockSums:
         return BlockSums(histograms, self.counts + other.counts, self.marks + other.marks)
 
 
+@dataclass(frozen=True)
+class ClusterMarks:
+    """The clusters of a block.
+
+    Attributes:
+        rows: Largest number of rows of a cluster.
+        marks: The smallest hashes of clusters, in order, at most `MOST_MARKS`: two blocks
+            that share many clusters share one of these.
+    """
+
+    rows: int = 1
+    marks: tuple[str, ...] = ()
+
+    def shared(self, other: ClusterMarks) -> int:
+        """Return the number of marks in both blocks."""
+        return len(set(self.marks) & set(other.marks))
+
+
 @dataclass(frozen=True, eq=False)
 class Settled:
     """Rows of a log, as histograms that settle bets.
@@ -177,6 +198,7 @@ class Settled:
         strata: Strata of a block.
         names: Name of each block, where blocks are periods.
         cluster_rows: Largest number of rows of a cluster.
+        clusters: Clusters of each block of a watch, by name; empty if rows are independent.
     """
 
     sums: BlockSums
@@ -184,6 +206,7 @@ class Settled:
     strata: int = 1
     names: tuple[str, ...] = ()
     cluster_rows: int = 1
+    clusters: Mapping[str, ClusterMarks] = field(default_factory=dict)
 
 
 def _bins(values: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -199,7 +222,7 @@ def _edges(numbers: IntArray) -> FloatArray:
     return np.where(numbers > 0, edges, 0.0)
 
 
-def marks_of(
+def hash_blocks(
     block: IntArray, label: NDArray[np.uint64], columns: Iterable[FloatArray], blocks: int
 ) -> NDArray[np.uint64]:
     """Return the sum of the hashes of the rows of each block, shape (blocks,).

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.moments.estimate import value_of
+from poolwise.moments.estimate import compute_value
 
 if TYPE_CHECKING:
-    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.pool import Pool
+    from poolwise.types import FloatArray
 
 BUCKETS = 200  # gives the jackknife's standard error a relative error of about 1 in 20
 FEW_ROWS = 0.01  # share of all rows below which a logger's clusters are negligible
-ROUNDING = 1e-24  # relative to the squared value: a smaller variance is rounding
+BUCKET_ROUNDING = 1e-24  # relative to the squared value: a smaller variance is rounding
 
 
 def jackknife(estimator: Estimator, pool: Pool) -> Estimate:
@@ -39,10 +39,10 @@ def jackknife(estimator: Estimator, pool: Pool) -> Estimate:
     estimate = estimator.estimate(pool)
     refuse_lone(pool)
     size = len(pool.buckets)
-    values = np.array([value_of(estimator, rest) for rest in pool.without_each])
+    values = np.array([compute_value(estimator, rest) for rest in pool.without_each])
     gaps = values - values.mean()
     variance = (size - 1) / size * float(np.sum(gaps**2))
-    if variance <= ROUNDING * estimate.value**2:  # equal rows: the gaps are rounding
+    if variance <= BUCKET_ROUNDING * estimate.value**2:  # equal rows: the gaps are rounding
         return replace(estimate, variance=0.0, freedom=float(size - 1))
     freedom = jackknife_freedom(pool.bucket_rows, gaps)
     return replace(estimate, variance=variance, freedom=freedom)
@@ -74,7 +74,7 @@ def jackknife_freedom(rows: FloatArray, gaps: FloatArray) -> float:
     squares = (gaps / np.abs(gaps).max()) ** 2
     total = float(squares.sum())
     rest = float((squares**2).sum()) - total**2 / len(squares)
-    spread = 2 * total**2 / rest if rest > ROUNDING else math.inf
+    spread = 2 * total**2 / rest if rest > BUCKET_ROUNDING else math.inf
     return max(1.0, min(effective_buckets(rows) - 1, spread))
 
 

@@ -65,7 +65,7 @@ class Coverage:
             origin = "" if live else "propensities"
         elif log.mixture is not None:
             origin = "column"
-        elif log.estimate_mixture is not False:
+        elif log.needs_classifier:
             origin = "estimate"
         return cls(tuple(loggers), tuple(cells), known, live, origin)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from poolwise.moments.linear import Linear, by_count
 from poolwise.moments.pool import find_logger
@@ -23,6 +23,43 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs, Term
 
 
+class SetsLimits(Protocol):
+    """Heavy rows that decide a value; its limits do not follow from its variance.
+
+    `estimators.decisive` says what the properties mean.
+    """
+
+    @property
+    def number(self) -> int:
+        """Number of heavy rows."""
+
+    @property
+    def rows(self) -> float:
+        """Effective heavy rows."""
+
+    @property
+    def units(self) -> str:
+        """Number of heavy rows or clusters, in words."""
+
+    @property
+    def lacks_rows(self) -> bool:
+        """True if they rule the interval and are few."""
+
+    def more_rows(self, rows: int) -> float:
+        """Return how many more rows bring them to ten, from the rows of the log."""
+
+    @property
+    def mass(self) -> float:
+        """Share of the decisions that rest on them."""
+
+    @property
+    def ranged(self) -> bool:
+        """True if the range of the rewards is known."""
+
+    def distances(self, alpha: float) -> tuple[float, float]:
+        """Return the distances to the limits, each of which errs with probability alpha."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """An estimated value and the variance of that estimate.
@@ -34,6 +71,7 @@ class Estimate:
         freedom: Degrees of freedom of `variance` (Satterthwaite); infinite if exact.
         findings: Findings that limit the value.
         linear: Combination of term means that gives `value`, for differences of estimates.
+        decisive: Heavy rows that were set apart, from which limits follow; None without them.
     """
 
     value: float
@@ -42,6 +80,7 @@ class Estimate:
     freedom: float = math.inf
     findings: tuple[Finding, ...] = ()
     linear: Linear = field(default_factory=lambda: Linear({}), repr=False, compare=False)
+    decisive: SetsLimits | None = field(default=None, repr=False)
 
     @property
     def std_error(self) -> float:
@@ -89,6 +128,16 @@ class Estimator:
         return False
 
     @property
+    def sets_apart(self) -> bool:
+        """True if it sets apart the heavy rows that decide a value (`estimators.decisive`)."""
+        return False
+
+    @property
+    def predicts(self) -> bool:
+        """True if a model predicts the rewards of actions that are in no row."""
+        return False
+
+    @property
     def rank(self) -> int:
         """Place in the recommendation: the highest is recommended, the first among equals."""
         return 0
@@ -115,7 +164,7 @@ class Estimator:
         raise NotImplementedError
 
 
-def estimated(
+def make_estimate(
     linear: Linear,
     pool: Pool,
     shares: ByStratum[float] | None = None,
@@ -137,19 +186,18 @@ def estimated(
     return Estimate(linear.value(pool), variance, share, freedom, findings, linear)
 
 
-def value_of(estimator: Estimator, pool: Pool) -> float:
+def compute_value(estimator: Estimator, pool: Pool) -> float:
     """Return the value of an estimate, without its variance where the estimator can do that."""
     value = getattr(estimator, "value", None)
     return estimator.estimate(pool).value if value is None else float(value(pool))
 
 
 def stratified_mean(pool: Pool, term: Term) -> float:
-    """Return the value of `stratified` with the shares of the row counts."""
-    share = by_count(pool)
-    return Linear({i: {term: share[i]} for i in pool}).value(pool)
+    """Return the value of `average_term` with the shares of the row counts."""
+    return sum(m.count / pool.rows * m.mean(term) for m in pool.values())
 
 
-def stratified(
+def average_term(
     pool: Pool,
     term: Term,
     share: ByStratum[float] | None = None,
@@ -158,4 +206,4 @@ def stratified(
     """Return the mean of a term, with these shares or those of the row counts."""
     share = by_count(pool) if share is None else share
     linear = Linear({i: {term: share[i]} for i in pool})
-    return estimated(linear, pool, share, findings)
+    return make_estimate(linear, pool, share, findings)

@@ -22,8 +22,9 @@ from poolwise.moments.terms import Term
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.moments import Moments
     from poolwise.moments.pool import ByStratum, Pool, Stratum
+    from poolwise.types import FloatArray
 
 Key = TypeVar("Key")
 Coefficients = Mapping[Term, float]
@@ -47,7 +48,7 @@ class Score:
     constant: float = 0.0
 
     def __add__(self, other: Score) -> Score:
-        return Score(_added(self.parts, other.parts), self.constant + other.constant)
+        return Score(_add_coefficients(self.parts, other.parts), self.constant + other.constant)
 
     def __sub__(self, other: Score) -> Score:
         return self + other * -1.0
@@ -55,16 +56,19 @@ class Score:
     def __mul__(self, factor: float) -> Score:
         return Score({t: factor * c for t, c in self.parts.items()}, factor * self.constant)
 
-    def bind(self, target: str) -> Score:
-        """Return the score of one target among several."""
-        return Score({t.bind(target): c for t, c in self.parts.items()}, self.constant)
+    def bind(self, target: str | None = None, measure: str = "") -> Score:
+        """Return the score of one target among several, and of one measure."""
+        parts = {t.bind(target, measure): c for t, c in self.parts.items()}
+        return Score(parts, self.constant)
 
     def less(self, slopes: Iterable[float], columns: Iterable[Score]) -> Score:
         """Return the score less each column times its slope."""
-        rest = self
+        parts, constant = dict(self.parts), self.constant
         for slope, column in zip(slopes, columns, strict=True):
-            rest -= column * slope
-        return rest
+            for term, coefficient in column.parts.items():
+                parts[term] = parts.get(term, 0.0) - slope * coefficient
+            constant -= slope * column.constant
+        return Score(parts, constant)
 
     def over(self, pool: Pool) -> Linear:
         """Return the mean of the score over the rows of all loggers."""
@@ -84,7 +88,7 @@ def ratio_score(moments: Moments, above: Term, below: Term) -> Score:
     return Score({above: 1 / mean, below: -value / mean}, value)
 
 
-def _added(left: Coefficients, right: Coefficients) -> dict[Term, float]:
+def _add_coefficients(left: Coefficients, right: Coefficients) -> dict[Term, float]:
     return {t: left.get(t, 0.0) + right.get(t, 0.0) for t in (*left, *right)}
 
 
@@ -104,10 +108,10 @@ class Fit:
     effective: float = math.inf
     within: bool = False
 
-    def bind(self, target: str) -> Fit:
-        """Return the regression of one target among several."""
-        columns = tuple(column.bind(target) for column in self.columns)
-        return replace(self, score=self.score.bind(target), columns=columns)
+    def bind(self, target: str | None = None, measure: str = "") -> Fit:
+        """Return the regression of one target among several, and of one measure."""
+        columns = tuple(column.bind(target, measure) for column in self.columns)
+        return replace(self, score=self.score.bind(target, measure), columns=columns)
 
     def linear(self, pool: Pool, rank: int) -> Linear:
         """Return the mean residual, with the variance that `rank` fitted slopes add."""
@@ -133,6 +137,7 @@ class Linear:
         fit: Regression that gave the coefficients, if any.
         ratio: Terms above and below, if the combination is a linearised ratio of means.
         adapted: True if loggers with large rewards in their rows got smaller coefficients.
+        unknown_means: True if no mean weight is known, as in a click log.
     """
 
     parts: ByStratum[Coefficients]
@@ -142,14 +147,19 @@ class Linear:
     fit: Fit | None = None
     ratio: tuple[Term, Term] | None = None
     adapted: bool = False
+    unknown_means: bool = False
 
     def __add__(self, other: Linear) -> Linear:
         strata = dict.fromkeys((*self.parts, *other.parts))
         return Linear(
-            {i: _added(self.parts.get(i, {}), other.parts.get(i, {})) for i in strata},
+            {
+                i: _add_coefficients(self.parts.get(i, {}), other.parts.get(i, {}))
+                for i in strata
+            },
             self.constant + other.constant,
             max(self.inflation, other.inflation),
             min(self.most_free, other.most_free),
+            unknown_means=self.unknown_means or other.unknown_means,
         )
 
     def __sub__(self, other: Linear) -> Linear:
@@ -170,10 +180,12 @@ class Linear:
             c * pool[i].mean(t) for i, parts in self.parts.items() for t, c in parts.items()
         )
 
-    def bind(self, target: str) -> Linear:
-        """Return the combination of one target among several."""
-        parts = {i: {t.bind(target): c for t, c in p.items()} for i, p in self.parts.items()}
-        return replace(self, parts=parts, fit=self.fit and self.fit.bind(target))
+    def bind(self, target: str | None = None, measure: str = "") -> Linear:
+        """Return the combination of one target among several, and of one measure."""
+        parts = {
+            i: {t.bind(target, measure): c for t, c in p.items()} for i, p in self.parts.items()
+        }
+        return replace(self, parts=parts, fit=self.fit and self.fit.bind(target, measure))
 
     def variance(self, pool: Pool) -> tuple[float, float]:
         r"""Return the variance of independent strata, and its degrees of freedom.
@@ -228,7 +240,7 @@ class Linear:
         for i, parts in self.parts.items():
             terms = list(parts)
             present, counts, means = pool.bucket_means(i, terms)
-            gaps = (means - pool[i].means_of(terms)) @ np.array(list(parts.values()))
+            gaps = (means - pool[i].select_means(terms)) @ np.array(list(parts.values()))
             sums[present] += counts / pool[i].count * gaps
         return sums
 
@@ -295,46 +307,3 @@ def added_freedom(parts: Iterable[tuple[float, float]]) -> float:
         return math.inf
     below = sum((part / total) ** 2 / free for part, free in positive)
     return 1 / below if below > 0 else math.inf
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """Test of a combination whose expectation is known.
-
-    Attributes:
-        value: Value of the combination.
-        z: Distance from the expectation in standard errors; 0 if these are unknown.
-        p_value: Probability of a larger distance if the expectation is right.
-    """
-
-    value: float
-    z: float
-    p_value: float
-
-
-def deviation(
-    linear: Linear,
-    pool: Pool,
-    *,
-    expected: float = 1.0,
-    at_least: float = 0.0,
-) -> Deviation:
-    """Test a combination against its expectation, by Student's distribution.
-
-    Args:
-        linear: Combination to test.
-        pool: Moments of the rows.
-        expected: Known expectation.
-        at_least: Lower bound on the variance.
-    """
-    from scipy.special import stdtr
-
-    value = linear.value(pool)
-    variance, freedom = linear.deviation_variance(pool)
-    variance = max(variance, at_least)
-    gap = 0.0 if math.isclose(value, expected, rel_tol=ROUNDING) else value - expected
-    if variance > 0:
-        z = gap / math.sqrt(variance)
-    else:  # without variance any gap is infinitely significant
-        z = math.copysign(math.inf, gap) if gap else 0.0
-    return Deviation(value, z, 2 * float(stdtr(min(freedom, NORMAL), -abs(z))))

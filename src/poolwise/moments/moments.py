@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.moments.tallies import add_slices, added_powers
+from poolwise.moments.tallies import add_powers, add_slices
 from poolwise.moments.terms import Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poolwise.log.policy import FloatArray as FloatArray  # noqa: PLC0414 - exported
-    from poolwise.log.policy import IntArray as IntArray  # noqa: PLC0414 - exported
+    from poolwise.types import FloatArray, IntArray
 
 LONGEST_TAIL = 2_001  # values per tail: enough for a tail index with standard error 0.03
 
@@ -31,7 +30,7 @@ class Terms(tuple[Term, ...]):  # noqa: SLOT001 - it caches its index
     """Terms of moments with the place of each; all groups of a pass share them."""
 
     @cached_property
-    def index_of(self) -> dict[Term, int]:
+    def places(self) -> dict[Term, int]:
         """Place of each term."""
         return {term: place for place, term in enumerate(self)}
 
@@ -84,7 +83,7 @@ class Moments:
     @cached_property
     def _index(self) -> Mapping[Term, int]:
         terms = self.terms if isinstance(self.terms, Terms) else Terms(self.terms)
-        return terms.index_of
+        return terms.places
 
     @property
     def tallies(self) -> tuple[Mapping[Term, Any], ...]:
@@ -97,7 +96,7 @@ class Moments:
     def mean(self, term: Term) -> float:
         return float(self.means[self._index[term]])
 
-    def means_of(self, terms: Sequence[Term]) -> FloatArray:
+    def select_means(self, terms: Sequence[Term]) -> FloatArray:
         """Return the means of these terms, shape (len(terms),)."""
         return self.means[[self._index[t] for t in terms]]
 
@@ -116,9 +115,9 @@ class Moments:
 
     def covariance(self, terms: Sequence[Term]) -> FloatArray:
         """Return the covariance matrix of these terms, shape (len(terms), len(terms))."""
-        return self.scatter_of(terms) / (self.count - self.ddof)
+        return self.select_scatter(terms) / (self.count - self.ddof)
 
-    def scatter_of(self, terms: Sequence[Term]) -> FloatArray:
+    def select_scatter(self, terms: Sequence[Term]) -> FloatArray:
         """Return the scatter of these terms, shape (len(terms), len(terms))."""
         indices = [self._index[t] for t in terms]
         if max(indices, default=-1) >= len(self.scatter):
@@ -172,7 +171,7 @@ class Moments:
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both groups of rows together."""
-        return pooled((self, other))
+        return pool_moments((self, other))
 
 
 class _Selection:
@@ -182,6 +181,7 @@ class _Selection:
         index, size = first._index, len(first.scatter)  # noqa: SLF001 - of this module
         self.names = Terms(sorted(terms, key=lambda new: index[terms[new]] >= size))
         self.places = np.array([index[terms[new]] for new in self.names], dtype=np.int64)
+        self.whole = self.names == first.terms and all(terms[t] == t for t in self.names)
         with_scatter = self.places[self.places < size]
         self.block = np.ix_(with_scatter, with_scatter)
         self.tallies = [
@@ -190,10 +190,12 @@ class _Selection:
         ]
 
     def __call__(self, moments: Moments) -> Moments:
-        tails, histograms, slices, powers = (
-            {new: tally[old] for new, old in pairs}
+        if self.whole:
+            return moments
+        tails, histograms, slices, powers = [
+            {new: tally[old] for new, old in pairs} if pairs else {}
             for tally, pairs in zip(moments.tallies, self.tallies, strict=True)
-        )
+        ]
         return Moments(
             self.names,
             moments.count,
@@ -249,7 +251,7 @@ def refuse_infinite(moments: Mapping[Any, Moments]) -> None:
             )
 
 
-def pooled(groups: Iterable[Moments]) -> Moments:
+def pool_moments(groups: Iterable[Moments]) -> Moments:
     """Return the moments of all groups together (Chan, Golub & LeVeque, 1983).
 
     The scatter of the union is the sum of the scatters, plus that of the groups' means
@@ -278,9 +280,11 @@ def pooled(groups: Iterable[Moments]) -> Moments:
         largest=reduce(np.maximum, (m.largest for m in parts)),
         ddof=first.ddof,
         tails=_Merged([(m.tails, m.count) for m in parts], _merged_tails),
-        histograms={t: np.sum(h, axis=0) for t, h in _shared([m.histograms for m in parts])},
+        histograms={
+            t: np.sum(h, axis=0) for t, h in _find_shared([m.histograms for m in parts])
+        },
         slices=_merged_slices(parts),
-        powers={t: reduce(added_powers, p) for t, p in _shared([m.powers for m in parts])},
+        powers={t: reduce(add_powers, p) for t, p in _find_shared([m.powers for m in parts])},
         span=_merged_span([m.span for m in parts]),
     )
 
@@ -331,7 +335,7 @@ def _merged_tails(groups: Sequence[tuple[FloatArray, int]]) -> FloatArray:
     return np.sort(values[values >= cut])[::-1][:LONGEST_TAIL]
 
 
-def _shared(values: Sequence[Mapping[Term, Any]]) -> list[tuple[Term, list[Any]]]:
+def _find_shared(values: Sequence[Mapping[Term, Any]]) -> list[tuple[Term, list[Any]]]:
     """Return the values of all groups for each term that every group has."""
     terms = [t for t in values[0] if all(t in of_group for of_group in values)]
     return [(t, [of_group[t] for of_group in values]) for t in terms]

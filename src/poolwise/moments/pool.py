@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from poolwise.moments.moments import Moments, Selections, pooled, stack_means
+from poolwise.moments.moments import Moments, Selections, pool_moments, stack_means
 
 if TYPE_CHECKING:
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.terms import Term
+    from poolwise.types import FloatArray
 
 T = TypeVar("T")
 KNOWN = 4  # results about columns that a pool keeps: the estimates of a target share them
@@ -99,6 +99,11 @@ class Pool(Mapping[Stratum, Moments]):
         }
         self._known: dict[object, Any] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a copy needs; it computes the rest again."""
+        state = {"loggers": self.loggers, "buckets": self.buckets, "_whole": self._whole}
+        return {**state, "_known": {}}
+
     def __getitem__(self, stratum: Stratum) -> Moments:
         return self._whole[stratum]
 
@@ -143,7 +148,7 @@ class Pool(Mapping[Stratum, Moments]):
     @cached_property
     def together(self) -> Moments:
         """Moments of all rows."""
-        return pooled(self._whole.values())
+        return pool_moments(self._whole.values())
 
     @cached_property
     def by_logger(self) -> Pool:
@@ -206,7 +211,7 @@ class Pool(Mapping[Stratum, Moments]):
             present, counts, means = self.bucket_means(i, terms)
             if len(present) > 1:
                 share = counts / (whole.count - counts)
-                shifts[present, k] = share[:, None] * (whole.means_of(terms) - means)
+                shifts[present, k] = share[:, None] * (whole.select_means(terms) - means)
         return shifts.reshape(len(self.buckets), -1)
 
     @cached_property
@@ -241,7 +246,7 @@ def _place(stratum: Stratum, loggers: Mapping[str, int]) -> tuple[int, int]:
 def _merge_buckets(buckets: Sequence[ByStratum[Moments]]) -> dict[Stratum, Moments]:
     """Return the moments of each stratum over all buckets."""
     present = dict.fromkeys(i for bucket in buckets for i in bucket)
-    return {i: pooled(b[i] for b in buckets if i in b) for i in present}
+    return {i: pool_moments(b[i] for b in buckets if i in b) for i in present}
 
 
 def _merge_cells(moments: ByStratum[Moments]) -> dict[str, Moments]:
@@ -249,7 +254,7 @@ def _merge_cells(moments: ByStratum[Moments]) -> dict[str, Moments]:
     cells: dict[str, list[Moments]] = {}
     for cell, of_cell in moments.items():
         cells.setdefault(find_logger(cell), []).append(of_cell)
-    return {logger: pooled(parts) for logger, parts in cells.items()}
+    return {logger: pool_moments(parts) for logger, parts in cells.items()}
 
 
 def _leave_out(parts: Sequence[Moments | None], whole: Moments) -> list[Moments]:
@@ -264,7 +269,7 @@ def _leave_out(parts: Sequence[Moments | None], whole: Moments) -> list[Moments]
     left = copies @ shares
     weights = copies * shares / np.where(left, left, 1.0)[:, None]
     size = len(whole.scatter)
-    with np.errstate(over="ignore", invalid="ignore"):  # as in `pooled`
+    with np.errstate(over="ignore", invalid="ignore"):  # as in `pool_moments`
         gaps = np.array([m.means for m in groups]) - whole.means
         near = gaps[:, :size, None] * gaps[:, None, :size]
         squares = near + np.array([m.scatter / m.count for m in groups])

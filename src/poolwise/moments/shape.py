@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.moments.linear import Linear
-from poolwise.moments.tallies import added_powers
-from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, Term
+from poolwise.moments.tallies import add_powers
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, Term
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.moments.pool import Pool
+    from poolwise.types import FloatArray, IntArray
 
 EXPONENTS = np.array([0, 1, 2, 3, 4, 1])  # of a scale in each of the six numbers of powers
 
@@ -71,9 +71,9 @@ class Powers:
         """Return the powers of both groups of rows together."""
         return Powers(
             self.rows + other.rows,
-            added_powers(self.reward, other.reward),
+            add_powers(self.reward, other.reward),
             self.weight + other.weight,
-            added_powers(self.weighted, other.weighted),
+            add_powers(self.weighted, other.weighted),
             self.own and other.own,
         )
 
@@ -84,10 +84,10 @@ def cumulants(units: FloatArray) -> FloatArray:
     Args:
         units: What each unit of one stratum adds, centred, units on the last axis.
     """
-    return _total([units])
+    return _add_cumulants([units])
 
 
-def _total(strata: Sequence[FloatArray]) -> FloatArray:
+def _add_cumulants(strata: Sequence[FloatArray]) -> FloatArray:
     """Return the cumulants of a sum of units in several strata."""
     sums = [
         [each.sum(axis=-1) for each in (square, square * units, square**2)]
@@ -118,26 +118,27 @@ def in_range(strata: Sequence[FloatArray]) -> list[FloatArray]:
     return [units / sizes for units in strata]
 
 
-def shapes_of(strata: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+def measure_shapes(strata: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Return skewness and noise of several sums; units are on the last axis."""
-    variance, third, noise = _total(in_range(strata))
+    variance, third, noise = _add_cumulants(in_range(strata))
     positive = np.where(variance > 0, variance, np.inf)
     return third / positive**1.5, noise / positive**2
 
 
-def shape_of(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Shape:
+def measure_shape(strata: Sequence[FloatArray], pull: FloatArray | float = 0.0) -> Shape:
     """Return the shape of a sum of independent units.
 
     Args:
         strata: What each unit adds to the sum, centred, for each stratum.
-        pull: What each unit's square adds to the corrected variance, from `pull_of`.
+        pull: What each unit's square adds to the corrected variance, from
+            `moments.units.find_pull`.
     """
     if not strata:
         return Shape()
     strata = in_range(strata)
     squares = [u**2 * (len(u) / max(1, len(u) - 1)) for u in strata]
     rise = float(np.sum(pull * np.concatenate(squares)))
-    return shape_from(_total(strata), rise)
+    return shape_from(_add_cumulants(strata), rise)
 
 
 def shape_from(total: FloatArray, rise: float = 0.0) -> Shape:
@@ -147,6 +148,19 @@ def shape_from(total: FloatArray, rise: float = 0.0) -> Shape:
         return Shape()
     more = max(0.0, rise / variance)
     return Shape(third / variance**1.5, noise / variance**2, 1.0 + more)
+
+
+def kurtosis_freedom(
+    skewness: FloatArray | float,
+    noise: FloatArray | float,
+    freedom: FloatArray | float,
+    heavy: float = 0.0,
+) -> FloatArray:
+    """Return the degrees of freedom that the kurtosis of the units leaves, at least 1."""
+    excess = noise - (1 - heavy / 2) * np.square(skewness)
+    with np.errstate(divide="ignore"):
+        most = np.where(excess > 0, 2 / np.maximum(excess, 0.0), np.inf)
+    return np.maximum(1.0, np.minimum(freedom, most))
 
 
 class ShapeLine:
@@ -162,18 +176,18 @@ class ShapeLine:
         pull: FloatArray | float = 0.0,
     ) -> None:
         """Add up the products of units and slopes, both centred, by stratum."""
-        sizes = [max(map(_largest, parts)) or 1.0 for parts in (strata, slopes)]
+        sizes = [max(map(_largest_unit, parts)) or 1.0 for parts in (strata, slopes)]
         self._scale = sizes[1] / sizes[0]
         pairs = [(a / sizes[0], b / sizes[1]) for a, b in zip(strata, slopes, strict=True)]
         self._sizes = np.array([units.size for units in strata])
         sums = [_powers(a, 4) @ _powers(b, 4).T for a, b in pairs]
         self._squares, self._cubes, self._fourths = (
-            np.array([_expanded(of_stratum, power) for of_stratum in sums])
+            np.array([_expand_power(of_stratum, power) for of_stratum in sums])
             for power in (2, 3, 4)
         )
         free = np.concatenate([np.full(n, n / max(1, n - 1)) for n in self._sizes])
         units, along = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        self._rise = _expanded((_powers(units, 2) * (pull * free)) @ _powers(along, 2).T, 2)
+        self._rise = _expand_power((_powers(units, 2) * (pull * free)) @ _powers(along, 2).T, 2)
 
     def shape(self, distance: float) -> Shape:
         """Return the shape at a distance."""
@@ -183,7 +197,7 @@ class ShapeLine:
         return shape_from(total, float(self._rise @ powers[:3]))
 
 
-def _largest(units: FloatArray) -> float:
+def _largest_unit(units: FloatArray) -> float:
     return float(np.abs(units).max(initial=0.0))
 
 
@@ -195,7 +209,7 @@ def _powers(units: FloatArray, most: int) -> FloatArray:
     return powers
 
 
-def _expanded(sums: FloatArray, power: int) -> list[float]:
+def _expand_power(sums: FloatArray, power: int) -> list[float]:
     """Return the coefficients of the sum of `(units + x slopes)` to a power of x.
 
     Args:
@@ -205,7 +219,7 @@ def _expanded(sums: FloatArray, power: int) -> list[float]:
     return [math.comb(power, k) * float(sums[power - k, k]) for k in range(power + 1)]
 
 
-def powers_of_estimate(linear: Linear, pool: Pool) -> Powers | None:
+def estimate_powers(linear: Linear, pool: Pool) -> Powers | None:
     """Return the powers behind an estimate with one weighted reward; None for others.
 
     A logger's weights are multiplied by its share of the estimate over its share of the
@@ -213,13 +227,14 @@ def powers_of_estimate(linear: Linear, pool: Pool) -> Powers | None:
     pass has only these.
     """
     used = {t for parts in linear.parts.values() for t in parts}
-    weighted_terms = {t: w for t in used if (w := weight_of(t)) is not None}
+    weighted_terms = {t: w for t in used if (w := find_weight(t)) is not None}
     if len(weighted_terms) != 1:
         return None
     ((own, weight),) = weighted_terms.items()
-    term = own
+    term, reward_term = own, find_reward(own)
     if not _has_powers(own, weight, pool):
-        term, weight = BALANCED_REWARD, BALANCED_WEIGHT
+        measure = reward_term.factors[0].measure
+        term, weight = BALANCED_REWARD.bind(measure=measure), BALANCED_WEIGHT
     if not _has_powers(term, weight, pool):
         return None
     groups = list(pool.values())
@@ -232,8 +247,8 @@ def powers_of_estimate(linear: Linear, pool: Pool) -> Powers | None:
     with np.errstate(all="ignore"):  # the guards skip powers that are out of range
         products = np.array([m.powers[term] for m in groups]) * scales**EXPONENTS
         weights *= counts[:, None] * scales ** np.arange(4)
-    reward = reduce(added_powers, (m.powers[REWARD] for m in groups))
-    weighted = reduce(added_powers, products)
+    reward = reduce(add_powers, (m.powers[reward_term] for m in groups))
+    weighted = reduce(add_powers, products)
     return Powers(int(counts.sum()), reward, weights.sum(axis=0), weighted, own == term)
 
 
@@ -242,11 +257,15 @@ def _has_powers(term: Term, weight: Term, pool: Pool) -> bool:
     return all(term in m.powers and m.has(cube(weight)) for m in pool.values())
 
 
-def weight_of(term: Term) -> Term | None:
+def find_weight(term: Term) -> Term | None:
     """Return the weight of a weighted reward, None for other terms."""
-    if REWARD.factors[0] not in term.factors or len(term.factors) != 2:
-        return None
-    return Term(tuple(f for f in term.factors if f != REWARD.factors[0]))
+    rest = tuple(f for f in term.factors if f.name != "reward")
+    return Term(rest) if len(rest) == 1 and len(term.factors) == 2 else None
+
+
+def find_reward(weighted: Term) -> Term:
+    """Return the reward of a weighted reward."""
+    return Term(tuple(f for f in weighted.factors if f.name == "reward"))
 
 
 def cube(weight: Term) -> Term:
@@ -254,10 +273,10 @@ def cube(weight: Term) -> Term:
     return weight * weight * weight
 
 
-def weights_of(linear: Linear) -> Linear:
+def replace_rewards(linear: Linear) -> Linear:
     """Return a combination with its weights alone, as if every reward were 1."""
     weights = {
-        i: {w: c for t, c in part.items() if (w := weight_of(t)) is not None}
+        i: {w: c for t, c in part.items() if (w := find_weight(t)) is not None}
         for i, part in linear.parts.items()
     }
     return Linear(weights)

@@ -20,9 +20,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.types import FloatArray, IntArray
 
-SLOTS = 4_096  # of rows by a hash of their number, for random blocks
+MOST_BUCKETS = 4_096  # of rows by a hash of their number, for random blocks
 SLICES = (509, 251, 127, 61, 31, 13)  # primes: no period of the log has one of them in it
 MOST_SUMS = 4_000_000  # of all loggers and terms: 32 MB
 POWERS = 6  # numbers of each term
@@ -67,13 +67,13 @@ def slice_rows(rows: int, slices: int) -> FloatArray:
     return counts
 
 
-def slots_of(numbers: IntArray) -> IntArray:
-    """Return the slot of each row, by a hash of its number (Steele, Lea & Flood, 2014).
+def hash_buckets(numbers: IntArray) -> IntArray:
+    """Return the bucket of each row, by a hash of its number (Steele, Lea & Flood, 2014).
 
-    >>> slots_of(np.array([1, 2, 3])).tolist()
+    >>> hash_buckets(np.array([1, 2, 3])).tolist()
     [3503, 1524, 1359]
     """
-    return (mixed_bits(numbers.astype(np.uint64)) % np.uint64(SLOTS)).astype(np.int64)
+    return (mixed_bits(numbers.astype(np.uint64)) % np.uint64(MOST_BUCKETS)).astype(np.int64)
 
 
 def mixed_bits(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -84,7 +84,7 @@ def mixed_bits(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def added_powers(left: FloatArray, right: FloatArray) -> FloatArray:
+def add_powers(left: FloatArray, right: FloatArray) -> FloatArray:
     """Return the powers of both groups of rows together."""
     with np.errstate(over="ignore"):
         both = left + right

@@ -38,6 +38,7 @@ QUANTITIES = {  # what an engine knows about a row, and what it must be told to 
 }
 SHRINKS = ("clip", "switch", "optimistic")
 WITHIN = ("switch", "within")
+AT_MOST = "at_most"
 GAINS = ("gain", "loss")
 
 
@@ -47,7 +48,8 @@ class Definition:
 
     With bound b, the rule "clip" cuts a weight w at b, "switch" makes it 0 above b, and
     "optimistic" turns it into b * w / (w * w + b).  The rule "within" turns it into 1 where
-    0 < w <= b and into 0 elsewhere.  The rules "gain" and "loss" turn it into
+    0 < w <= b and into 0 elsewhere.  The rule "at_most" turns a reward into 1 up to b and into
+    0 above it.  The rules "gain" and "loss" turn it into
     ln(1 + w * gain / b), where the gain is the distance of the reward above or below `zero`.
 
     Attributes:
@@ -80,6 +82,11 @@ class Definition:
         """True for factors that use predictions of a reward model."""
         return not {"predicted_reward", "predicted_value"}.isdisjoint(self.quantities)
 
+    @cached_property
+    def measured(self) -> bool:
+        """True for factors that use the reward or its predictions: each measure has its own."""
+        return self.modelled or "reward" in self.quantities
+
     @property
     def logarithmic(self) -> bool:
         """True for logarithms of gains."""
@@ -92,7 +99,7 @@ class Definition:
 
 
 FACTORS = {
-    "reward": Definition("reward"),
+    "reward": Definition("reward", rules=(AT_MOST,)),
     "weight": Definition("target", "own"),
     "balanced_weight": Definition("target", "mixture", rules=SHRINKS),
     "period_weight": Definition("target", "period_mixture"),
@@ -104,6 +111,7 @@ FACTORS = {
     "inverse_ratio": Definition("mixture", "logger", at_zero=UNSUPPORTED),
     "inverse_period": Definition("mixture", "period", at_zero=UNSUPPORTED),
     "unsupported": Definition("", "logger", at_zero=1.0),
+    "propensity": Definition("own"),
     "overlap": Definition("least", "own"),
     "predicted_reward": Definition("predicted_reward"),
     "predicted_value": Definition("predicted_value"),
@@ -122,6 +130,7 @@ class Factor:
         rule: One of the rules of the definition, or empty.
         bound: Bound of that rule.
         zero: Reward from which gains count.
+        measure: Column or expression that is used as the reward; empty for the log's own.
     """
 
     name: str
@@ -130,14 +139,30 @@ class Factor:
     rule: str = ""
     bound: float = 0.0
     zero: float = 0.0
+    measure: str = ""
 
     @property
     def definition(self) -> Definition:
         """Definition of the column."""
         return FACTORS[self.name]
 
-    def bind(self, target: str) -> Factor:
-        return replace(self, target=target) if self.definition.scope == "target" else self
+    def bind(
+        self, target: str | None = None, measure: str = "", most: float | None = None
+    ) -> Factor:
+        """Return the factor of one target and of one measure; what is not named stays.
+
+        With `most`, the reward turns into 1 up to this number, and into 0 above it.
+        """
+        if most is not None and self.name == "reward":
+            return replace(self, rule=AT_MOST, bound=most, measure=measure or self.measure)
+        made = self.definition
+        if target is None or made.scope != "target":
+            target = self.target
+        if not made.measured:
+            measure = ""
+        if target == self.target and measure in {"", self.measure}:
+            return self
+        return replace(self, target=target, measure=measure or self.measure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,10 +179,10 @@ class Term:
     factors: tuple[Factor, ...]
 
     def __new__(cls, factors: tuple[Factor, ...]) -> Self:
-        with _lock:
-            term = _terms.get(factors)
+        with _terms_lock:
+            term = _known_terms.get(factors)
             if term is None:
-                term = _terms[factors] = super().__new__(cls)
+                term = _known_terms[factors] = super().__new__(cls)
         return term
 
     def __lt__(self, other: Term) -> bool:
@@ -170,28 +195,31 @@ class Term:
     def key(self) -> tuple[object, ...]:
         """Sort key of plain values, which compare quickly."""
         return tuple(
-            (f.name, f.logger, f.target, f.rule, f.bound, f.zero) for f in self.factors
+            (f.name, f.logger, f.target, f.rule, f.bound, f.zero, f.measure)
+            for f in self.factors
         )
 
     @cached_property
     def is_cube(self) -> bool:
-        """True for the third power of one column."""
-        return len(self.factors) == 3 and len(set(self.factors)) == 1
+        """True for the third or a higher power of one column."""
+        return len(self.factors) >= 3 and len(set(self.factors)) == 1
 
     def __mul__(self, other: Term) -> Term:
-        return _product(self, other)
+        return _multiply_terms(self, other)
 
-    def bind(self, target: str) -> Term:
-        """Return the term of one target among several."""
-        return Term(tuple(sorted(f.bind(target) for f in self.factors)))
+    def bind(
+        self, target: str | None = None, measure: str = "", most: float | None = None
+    ) -> Term:
+        """Return the term of one target among several, of one measure or threshold."""
+        return Term(tuple(sorted(f.bind(target, measure, most) for f in self.factors)))
 
 
-_terms: WeakValueDictionary[tuple[Factor, ...], Any] = WeakValueDictionary()
-_lock = Lock()
+_known_terms: WeakValueDictionary[tuple[Factor, ...], Any] = WeakValueDictionary()
+_terms_lock = Lock()
 
 
 @lru_cache(MOST_CACHED)
-def _product(left: Term, right: Term) -> Term:
+def _multiply_terms(left: Term, right: Term) -> Term:
     """Return the product; the same object each time, which is found quickly."""
     return Term(tuple(sorted(left.factors + right.factors)))
 
@@ -202,6 +230,7 @@ OVERLAP_REWARD = Term((Factor("overlap"), Factor("reward")))
 WEIGHT = Term((Factor("weight"),))
 BALANCED_WEIGHT = Term((Factor("balanced_weight"),))
 PERIOD_WEIGHT = Term((Factor("period_weight"),))
+PROPENSITY = Term((Factor("propensity"),))
 WEIGHTED_REWARD = REWARD * WEIGHT
 PERIOD_REWARD = REWARD * PERIOD_WEIGHT
 BALANCED_REWARD = REWARD * BALANCED_WEIGHT
@@ -298,16 +327,22 @@ class Needs:
         """True if a term uses the mixture of all loggers."""
         return any("mixture" in f.definition.quantities for t in self.terms for f in t.factors)
 
-    def bind(self, target: str) -> Needs:
-        """Return the needs of one target among several."""
+    def bind(
+        self, target: str | None = None, measure: str = "", most: float | None = None
+    ) -> Needs:
+        """Return the needs of one target among several, of one measure or threshold."""
+
+        def bound(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+            return tuple(t.bind(target, measure, most) for t in terms)
+
         return Needs(
-            tuple(t.bind(target) for t in self.means),
-            tuple(tuple(t.bind(target) for t in group) for group in self.groups),
-            tuple(t.bind(target) for t in self.extremes),
-            tuple(t.bind(target) for t in self.tails),
-            tuple(t.bind(target) for t in self.histograms),
-            tuple(t.bind(target) for t in self.slices),
-            tuple(t.bind(target) for t in self.powers),
+            bound(self.means),
+            tuple(map(bound, self.groups)),
+            bound(self.extremes),
+            bound(self.tails),
+            bound(self.histograms),
+            bound(self.slices),
+            bound(self.powers),
         )
 
     @cached_property
@@ -334,6 +369,9 @@ class Needs:
             for pair in combinations_with_replacement(_unique(group), 2)
         }
         return sorted(pairs, key=lambda pair: (pair[0].key, pair[1].key))
+
+
+NO_NEEDS = Needs()
 
 
 def unite(needs: Iterable[Needs]) -> Needs:

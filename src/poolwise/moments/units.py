@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.moments.linear import Linear, Score
-    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.moments import Moments
     from poolwise.moments.pool import Pool, Stratum
     from poolwise.moments.terms import Term
+    from poolwise.types import FloatArray
 
 NULL_SPREAD = 1e-13  # of a column, relative to its mean: smaller ones are rounding
-NULL_EIGENVALUE = 1e-10  # of a correlation matrix: smaller ones are rounding
+NULL_CORRELATION = 1e-10  # of a correlation matrix: smaller ones are rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class KnownColumns:
     means: FloatArray
 
 
-def pull_of(
+def find_pull(
     columns: Sequence[Score],
     pool: Pool,
     *,
@@ -74,13 +75,13 @@ def pull_of(
     spread, known = spread[varies], known[varies] / spread[varies]
     gram = found.gram[np.ix_(varies, varies)]
     values, vectors = np.linalg.eigh(gram / np.outer(spread, spread))
-    large = values > NULL_EIGENVALUE * max(1, len(values))
+    large = values > NULL_CORRELATION * max(1, len(values))
     rotated = vectors[:, large]
     slopes = rotated @ ((rotated.T @ known) / values[large]) / spread
     pull = np.concatenate([-slopes @ units[varies] for units in found.strata])
     if not fitted or pool.clustered:
         return pull
-    rows = [slice_rows(m.count, _size(m)) for m in pool.values()]
+    rows = [slice_rows(m.count, _slice_count(m)) for m in pool.values()]
     return pull * (2 + pull / np.concatenate(rows))
 
 
@@ -90,18 +91,18 @@ def _known_columns(columns: Sequence[Score], pool: Pool, *, within: bool) -> Kno
     return KnownColumns(
         strata,
         gram=sum((units @ units.T for units in strata), np.zeros((len(means), len(means)))),
-        sizes=np.array([_size_of(mean, pool) for mean in means]),
+        sizes=np.array([_measure_size(mean, pool) for mean in means]),
         means=np.array([mean.value(pool) for mean in means]),
     )
 
 
-def _size_of(linear: Linear, pool: Pool) -> float:
+def _measure_size(linear: Linear, pool: Pool) -> float:
     """Return the sum of the absolute parts of a mean."""
     parts = linear.parts.items()
     return sum(abs(c * pool[i].mean(t)) for i, part in parts for t, c in part.items())
 
 
-def units_of(linear: Linear, pool: Pool) -> list[FloatArray] | None:
+def centre_units(linear: Linear, pool: Pool) -> list[FloatArray] | None:
     """Return what each unit adds to a combination, centred by logger, for each stratum.
 
     None without slices of its terms.  The strata are the loggers, or all buckets together.
@@ -127,7 +128,7 @@ def _units(linears: Sequence[Linear], pool: Pool, *, pooled: bool = False) -> li
     Sums are centred by logger, or by the mean over all rows if `pooled`.
     """
     parts = {i: _coefficients([linear.parts.get(i, {}) for linear in linears]) for i in pool}
-    means = {i: c @ pool[i].means_of(terms) for i, (terms, c) in parts.items()}
+    means = {i: c @ pool[i].select_means(terms) for i, (terms, c) in parts.items()}
     overall = sum(means.values(), np.zeros(len(linears)))
     strata = []
     for i, (terms, coefficients) in parts.items():
@@ -162,17 +163,17 @@ def centred_buckets(
     counts, sums = np.zeros(size), np.zeros((len(terms), size))
     present, rows, means = pool.bucket_means(stratum, terms)
     counts[present] = rows
-    sums[:, present] = rows / whole.count * (means - whole.means_of(terms)).T
+    sums[:, present] = rows / whole.count * (means - whole.select_means(terms)).T
     return counts, sums
 
 
-def _size(moments: Moments) -> int:
+def _slice_count(moments: Moments) -> int:
     return len(next(iter(moments.slices.values())))
 
 
 def slice_sums(terms: Sequence[Term], moments: Moments) -> tuple[FloatArray, FloatArray]:
     """Return the rows of each slice, and its sum of each term, shape (terms, slices)."""
-    rows = slice_rows(moments.count, _size(moments))
+    rows = slice_rows(moments.count, _slice_count(moments))
     sums = np.array([moments.slices[t][: len(rows)] for t in terms])
     return rows, sums.reshape(len(terms), len(rows))
 
@@ -180,4 +181,4 @@ def slice_sums(terms: Sequence[Term], moments: Moments) -> tuple[FloatArray, Flo
 def centred_slices(terms: Sequence[Term], moments: Moments) -> FloatArray:
     """Return what each slice adds to the mean of each term, centred, shape (terms, slices)."""
     rows, sums = slice_sums(terms, moments)
-    return (sums - np.outer(moments.means_of(terms), rows)) / moments.count
+    return (sums - np.outer(moments.select_means(terms), rows)) / moments.count
