@@ -24,14 +24,14 @@ class PoolwiseError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the message and the attributes; `__init__` of a subclass takes others."""
-        return _restored, (type(self), self.args), vars(self)
+        return _restore_error, (type(self), self.args), vars(self)
 
     def _render_traceback_(self) -> list[str]:
         """Return the message alone: notebooks show it without the frames of this package."""
         return [f"{type(self).__name__}: {self}"]
 
 
-def _restored(kind: type[PoolwiseError], args: tuple[object, ...]) -> PoolwiseError:
+def _restore_error(kind: type[PoolwiseError], args: tuple[object, ...]) -> PoolwiseError:
     """Return an error with these `args`, without a call of its own `__init__`."""
     error = kind.__new__(kind)
     super(PoolwiseError, error).__init__(*args)
@@ -239,6 +239,7 @@ class Finding:
         advice: Remedy.
         severity: "note" explains, "warning" limits, "alarm" invalidates the estimate.
         target: Name of the target that it concerns; empty if it concerns all of them.
+        metric: Name of the metric that it concerns, likewise.
     """
 
     code: str
@@ -246,6 +247,7 @@ class Finding:
     advice: str = ""
     severity: Severity = "warning"
     target: str = ""
+    metric: str = ""
 
     @property
     def rank(self) -> int:
@@ -258,13 +260,17 @@ class Finding:
         return f"{self.message} {self.advice}".strip()
 
     def __str__(self) -> str:
-        return name_target(self.text, self.target)
+        return name_target(self.text, self.target, self.metric)
 
 
-def name_target(sentence: str, target: str = "") -> str:
-    """Begin a sentence with the target that it concerns, if it concerns a single one.
+def name_target(sentence: str, target: str = "", metric: str = "") -> str:
+    """Begin a sentence with the target and the metric that it concerns, if these are single.
 
     >>> name_target("The rows do not vary.", "new"), name_target("The rows do not vary.")
     ("Target 'new': The rows do not vary.", 'The rows do not vary.')
+    >>> name_target("Rewards are rare.", "new", "clicks")
+    "Metric 'clicks', target 'new': Rewards are rare."
     """
-    return f"Target {target!r}: {sentence}" if target else sentence
+    names = {"metric": metric, "target": target}
+    named = ", ".join(f"{kind} {name!r}" for kind, name in names.items() if name)
+    return f"{named[:1].upper()}{named[1:]}: {sentence}" if named else sentence

@@ -7,10 +7,10 @@ use these functions, so that they agree.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 FEW_NAMES = 5  # that a sentence lists; more are counted
 
@@ -92,6 +92,19 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if 1_000 * abs(share) >= 1 else f"{100 * share:.1g}%"
 
 
+def signed_percent(change: float) -> str:
+    """Write a relative difference.
+
+    >>> signed_percent(0.164), signed_percent(-0.0005), signed_percent(0.0)
+    ('+16.4%', '-0.05%', '0%')
+    >>> signed_percent(math.inf)
+    '∞'
+    """
+    if math.isinf(change):
+        return short(change)
+    return f"{'+' if change > 0 else ''}{percent(change)}"
+
+
 def p_text(p_value: float) -> str:
     """Write a p-value.
 
@@ -103,37 +116,48 @@ def p_text(p_value: float) -> str:
     return f"{p_value:.2f}" if p_value >= 0.1 else f"{p_value:.3f}"  # noqa: PLR2004
 
 
-def listed(names: Sequence[str], last: str = "and") -> str:
+def join_names(names: Sequence[str], last: str = "and") -> str:
     """Join names for a sentence.
 
-    >>> listed(["a"]), listed(["a", "b", "c"], "or")
+    >>> join_names(["a"]), join_names(["a", "b", "c"], "or")
     ('a', 'a, b or c')
     """
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def named(names: Sequence[str], nouns: str = "targets") -> str:
+def quote_names(names: Sequence[str], nouns: str = "targets") -> str:
     """Join names in quotes for a sentence, or count them if there are many.
 
-    >>> named(["a"]), named(["a", "b", "c"]), named("abcdefg")
+    >>> quote_names(["a"]), quote_names(["a", "b", "c"]), quote_names("abcdefg")
     ("'a'", "'a', 'b' and 'c'", '7 targets')
     """
-    return f"{len(names)} {nouns}" if len(names) > FEW_NAMES else listed([*map(repr, names)])
+    return (
+        f"{len(names)} {nouns}" if len(names) > FEW_NAMES else join_names([*map(repr, names)])
+    )
 
 
-def counted(number: int, noun: str) -> str:
+def list_numbers(values: Mapping[Any, float]) -> str:
+    """Write a number for each name.
+
+    >>> list_numbers({"a": 0.512, "b": 1.0})
+    "'a' 0.512, 'b' 1"
+    """
+    return ", ".join(f"{str(name)!r} {short(value)}" for name, value in values.items())
+
+
+def count_noun(number: int, noun: str) -> str:
     """Write a number of things.
 
-    >>> counted(1, "alarm"), counted(2, "alarm")
+    >>> count_noun(1, "alarm"), count_noun(2, "alarm")
     ('1 alarm', '2 alarms')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def all_of(number: int, nouns: str) -> str:
+def all_text(number: int, nouns: str) -> str:
     """Write all of several things.
 
-    >>> all_of(2, "logs"), all_of(3, "logs")
+    >>> all_text(2, "logs"), all_text(3, "logs")
     ('both logs', 'all 3 logs')
     """
     return f"both {nouns}" if number == 2 else f"all {number} {nouns}"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from hashlib import sha256
 from numbers import Real
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
@@ -20,27 +21,24 @@ import numpy as np
 from poolwise.errors import ExpressionError, PolicyError, UsageError, did_you_mean
 from poolwise.log.policy import (
     SUM_TOLERANCE,
-    AnyArray,
     Batch,
     BatchFunction,
     Column,
     Expression,
-    FloatArray,
     Function,
-    IntArray,
-    LabelList,
     Policy,
     PolicyLike,
     ProbabilityModel,
+    Values,
+    check_matrix,
     distinct,
-    expression_of,
-    index_of,
+    find_expression,
+    get_index,
     is_distribution,
     label_array,
     log_prob,
     pick,
     search,
-    shaped,
     sql_double,
 )
 
@@ -48,13 +46,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlglot import exp
 
+    from poolwise.types import AnyArray, FloatArray, IntArray, LabelList
 
-def as_policy(value: PolicyLike, columns: Collection[str] = (), role: str = "") -> Policy:
+
+def as_policy(  # noqa: PLR0911 - one for each kind
+    value: PolicyLike, columns: Collection[str] = (), role: str = ""
+) -> Policy:
     """Return the policy that a value describes.
 
     Text is a column if `columns` has it or if it is a bare name, else an SQL
-    expression; a number is a constant, a mapping a `Table`, a classifier a
-    `Classifier`, a function a `Function`.  An error names the `role` that the policy plays.
+    expression; a number is a constant, a mapping a `Table`, an array `Values`, a
+    classifier a `Classifier`, a function a `Function`.  An error names the `role` that the
+    policy plays.
 
     >>> as_policy("p_v1"), as_policy("p / 2"), as_policy("p / 2", columns=["p / 2"])
     (Column(name='p_v1'), Expression(sql='p / 2'), Column(name='p / 2'))
@@ -65,13 +68,10 @@ def as_policy(value: PolicyLike, columns: Collection[str] = (), role: str = "") 
         return Expression(sql_double(float(value)))
     if isinstance(value, Mapping):
         return Table(value)
-    given: object = value  # annotations are not enforced
+    given: Any = value  # annotations are not enforced
     array = hasattr(given, "__array__") and getattr(given, "shape", None) != ()
     if isinstance(given, list | tuple) or array:
-        raise UsageError(
-            f"a policy must be a column or a rule, got values of type {type(given).__name__}: "
-            "add the values to the rows as a column, and give its name"
-        )
+        return Values(given)
     if not isinstance(value, type):
         if hasattr(value, "prob"):
             return cast("Policy", value)
@@ -81,7 +81,8 @@ def as_policy(value: PolicyLike, columns: Collection[str] = (), role: str = "") 
             return Function(value)
     raise UsageError(
         "a policy must be a column, an SQL expression, a probability, a mapping of actions to"
-        f" probabilities, a classifier, a function of a batch, or a Policy; got {value!r}"
+        " probabilities, an array with a value per row, a classifier, a function of a batch, or"
+        f" a Policy; got {value!r}"
     )
 
 
@@ -97,6 +98,17 @@ def _from_text(text: str, columns: Collection[str], role: str) -> Policy:
     tree = expression.expression()
     bare = isinstance(tree, exp.Column) and len(tree.parts) == 1
     return Column(tree.name) if bare else expression
+
+
+def policy_text(value: PolicyLike) -> str:
+    """Return the SQL of a policy, or the name of its class."""
+    policy = as_policy(value)
+    expression = find_expression(policy)
+    if isinstance(policy, Values):
+        return sha256(policy.array.astype("<f8").tobytes()).hexdigest()
+    if expression is None:  # a policy in Python: its code cannot be hashed
+        return f"{type(policy).__name__} in Python"
+    return expression.sql(dialect="duckdb", normalize_functions=False)
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,14 @@ class Table:
         rows = self._rows.values()
         return np.array([[row.get(a, 0.0) for a in self.actions] for row in rows])
 
+    def to_rows(
+        self,
+    ) -> tuple[list[str], list[Hashable], list[tuple[list[Hashable], list[float]]]]:
+        """Return the columns of the context, the actions, and each context with its line."""
+        lines = zip(self._rows, self._matrix.tolist(), strict=True)
+        rows = [([*key], line) for key, line in lines]
+        return [*self._columns], [*self.actions], rows
+
     @cached_property
     def _axes(self) -> list[AnyArray]:
         """Distinct labels of each context column."""
@@ -177,7 +197,7 @@ class Table:
         """Return one number per combination of labels; -1 if a label is not listed."""
         code = np.zeros(count, np.int64)
         for axis, labels in zip(self._axes, contexts, strict=True):
-            index = index_of(axis, labels)
+            index = get_index(axis, labels)
             code = np.where((code < 0) | (index < 0), -1, code * len(axis) + index)
         return code
 
@@ -220,7 +240,7 @@ class Softmax:
     def _logs(self, batch: Batch, among: NDArray[np.bool] | None = None) -> FloatArray:
         scores = self.scores
         values = scores(batch) if callable(scores) else batch.select(scores).context
-        matrix = shaped("Softmax", values, len(batch), len(self.actions))
+        matrix = check_matrix("Softmax", values, len(batch), len(self.actions))
         matrix = matrix if among is None else np.where(among, matrix, -math.inf)
         with np.errstate(invalid="ignore", over="ignore"):  # NaN is reported with its row
             logits: FloatArray = (matrix - matrix.max(axis=1, keepdims=True)) / self.temperature
@@ -271,7 +291,7 @@ class EpsilonGreedy:
             labels = np.asarray(self.best.predict(_features(self.best, batch, None)))
         else:
             labels = np.asarray(cast("BatchFunction", self.best)(batch))
-        best = index_of(self.actions, labels)
+        best = get_index(self.actions, labels)
         unknown = np.flatnonzero(best < 0)
         if len(unknown):
             reason = f"calls {labels[unknown[0]]!r} best, which is not among its actions"
@@ -325,7 +345,7 @@ class Classifier:
     def distribution(self, batch: Batch) -> FloatArray:
         features = _features(self.model, batch, self.columns)
         probabilities = self.model.predict_proba(features)
-        return shaped("Classifier", probabilities, len(batch), len(self.actions))
+        return check_matrix("Classifier", probabilities, len(batch), len(self.actions))
 
 
 def _features(model: object, batch: Batch, columns: Sequence[str] | None) -> object:
@@ -366,7 +386,7 @@ class Mixture:
         if len(lists) < len(self.policies):
             return ()
         first, indices = lists[0], list(range(len(lists[0])))
-        same = all(np.sort(index_of(first, other)).tolist() == indices for other in lists)
+        same = all(np.sort(get_index(first, other)).tolist() == indices for other in lists)
         return first if same else ()
 
     def prob(self, batch: Batch) -> FloatArray:
@@ -382,7 +402,7 @@ class Mixture:
         parts = [part for part in self.policies if actions and is_distribution(part)]
         if not parts:
             raise PolicyError("Mixture", "has parts that do not name the same actions")
-        columns = [index_of(part.actions, actions) for part in parts]
+        columns = [get_index(part.actions, actions) for part in parts]
         matrices = [part.distribution(batch) for part in parts]
         return self._sum([m[:, index] for m, index in zip(matrices, columns, strict=True)])
 
@@ -392,7 +412,7 @@ class Mixture:
         return reduce(add, (s * part for s, part in zip(self.shares, doubles, strict=True)))
 
     def expression(self) -> exp.Expr | None:
-        parts = [expression_of(part) for part in self.policies]
+        parts = [find_expression(part) for part in self.policies]
         shares = [Expression(sql_double(share)).expression() for share in self.shares]
         terms = [share * part for share, part in zip(shares, parts, strict=True) if part]
         return reduce(add, terms) if len(terms) == len(parts) else None

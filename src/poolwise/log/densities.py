@@ -5,7 +5,8 @@ perhaps above 1, whose integral over all actions is 1.  The weight of a row is t
 densities, and every estimator works unchanged.  A policy that plays one exact action has no
 density.
 
-A reward model is averaged over the actions that a policy draws.  `drawn` turns levels between 0
+A reward model is averaged over the actions that a policy draws.  `draw_actions` turns levels
+between 0
 and 1 into actions, as a quantile function does, so that even levels give even draws.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import betaincinv, betaln, ndtri, xlog1py, xlogy
 
 from poolwise.errors import PolicyError
 from poolwise.log.adapters import Mixture
@@ -25,7 +26,8 @@ from poolwise.log.policy import Batch, is_distribution
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poolwise.log.policy import FloatArray, Policy
+    from poolwise.log.policy import Policy
+    from poolwise.types import FloatArray
 
 Draws: TypeAlias = "tuple[FloatArray, FloatArray | float]"  # actions, and their weights
 Number: TypeAlias = "float | str | Callable[[Batch], FloatArray]"
@@ -45,13 +47,13 @@ def is_discrete(policy: Policy) -> bool:
 
 
 def can_draw(policy: Policy) -> bool:
-    """Return True if `drawn` serves a policy."""
+    """Return True if `draw_actions` serves a policy."""
     if isinstance(policy, Mixture):
         return all(map(can_draw, policy.policies))
     return getattr(policy, "draw", None) is not None
 
 
-def drawn(policy: Policy, batch: Batch, level: FloatArray) -> Draws:
+def draw_actions(policy: Policy, batch: Batch, level: FloatArray) -> Draws:
     """Return an action for each row, at its level between 0 and 1, and its weight.
 
     With uniform levels, the mean of weight times f(action) is the mean of f under the policy.
@@ -65,7 +67,7 @@ def drawn(policy: Policy, batch: Batch, level: FloatArray) -> Draws:
     for k, inner in enumerate(policy.policies):
         rows = np.flatnonzero(part == k)
         within = (level[rows] - edges[k]) / (edges[k + 1] - edges[k])
-        action[rows], weight[rows] = drawn(inner, batch.take(rows), within)
+        action[rows], weight[rows] = draw_actions(inner, batch.take(rows), within)
     return action, weight
 
 
@@ -88,8 +90,8 @@ class Gaussian:
     scale: Number
 
     def log_prob(self, batch: Batch) -> FloatArray:
-        scale = _positive("Gaussian", _values(self.scale, batch))
-        z = (_actions("Gaussian", batch) - _values(self.mean, batch)) / scale
+        scale = _require_positive("Gaussian", _evaluate_number(self.scale, batch))
+        z = (_require_numbers("Gaussian", batch) - _evaluate_number(self.mean, batch)) / scale
         return np.asarray(-0.5 * z**2 - np.log(scale) - LOG_ROOT_2_PI)
 
     def prob(self, batch: Batch) -> FloatArray:
@@ -97,8 +99,8 @@ class Gaussian:
 
     def draw(self, batch: Batch, level: FloatArray) -> Draws:
         """Return quantiles."""
-        scale = _positive("Gaussian", _values(self.scale, batch))
-        return _values(self.mean, batch) + scale * ndtri(level), 1.0
+        scale = _require_positive("Gaussian", _evaluate_number(self.scale, batch))
+        return _evaluate_number(self.mean, batch) + scale * ndtri(level), 1.0
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,10 @@ class LogNormal:
     scale: Number
 
     def log_prob(self, batch: Batch) -> FloatArray:
-        scale = _positive("LogNormal", _values(self.scale, batch))
+        scale = _require_positive("LogNormal", _evaluate_number(self.scale, batch))
         with np.errstate(divide="ignore", invalid="ignore"):
-            log = np.log(_actions("LogNormal", batch))
-            z = (log - _values(self.mean, batch)) / scale
+            log = np.log(_require_numbers("LogNormal", batch))
+            z = (log - _evaluate_number(self.mean, batch)) / scale
             density = -0.5 * z**2 - np.log(scale) - LOG_ROOT_2_PI - log
         return np.where(log > -math.inf, density, -math.inf)  # NaN and 0 are never played
 
@@ -128,6 +130,46 @@ class LogNormal:
         """Return quantiles."""
         logs, weight = Gaussian(self.mean, self.scale).draw(batch, level)
         return np.exp(logs), weight
+
+
+@dataclass(frozen=True)
+class Beta:
+    r"""Draws a number between 0 and 1, with density proportional to $y^{a-1} (1-y)^{b-1}$.
+
+    After `s` successes and `f` failures, a rate with a uniform prior has the posterior
+    ``Beta(1 + s, 1 + f)``: see `Thompson`.
+
+    >>> from poolwise.log.policy import Batch
+    >>> Beta(2, "b").prob(Batch(np.array([0.5, 1.5]), {"b": np.ones(2)})).tolist()
+    [1.0, 0.0]
+
+    Attributes:
+        a: A number, a context column, or a function of a batch; above 0.
+        b: The same.
+    """
+
+    a: Number
+    b: Number
+
+    def log_prob(self, batch: Batch) -> FloatArray:
+        a, b = self._parameters(batch)
+        y = _require_numbers("Beta", batch)
+        inside = (y >= 0) & (y <= 1)
+        y = np.where(inside, y, 0.5)
+        return np.where(inside, xlogy(a - 1, y) + xlog1py(b - 1, -y) - betaln(a, b), -math.inf)
+
+    def prob(self, batch: Batch) -> FloatArray:
+        return np.exp(self.log_prob(batch))
+
+    def draw(self, batch: Batch, level: FloatArray) -> Draws:
+        """Return quantiles."""
+        return np.asarray(betaincinv(*self._parameters(batch), level)), 1.0
+
+    def _parameters(self, batch: Batch) -> tuple[FloatArray, FloatArray]:
+        a, b = _evaluate_number(self.a, batch), _evaluate_number(self.b, batch)
+        if not all(np.all((v > 0) & (v < math.inf)) for v in (a, b)):
+            raise PolicyError("Beta", "needs finite parameters above 0")
+        return a, b
 
 
 @dataclass(frozen=True)
@@ -148,7 +190,7 @@ class Range:
             raise PolicyError("Range", reason)
 
     def prob(self, batch: Batch) -> FloatArray:
-        action = _actions("Range", batch)
+        action = _require_numbers("Range", batch)
         inside = (action >= self.lower) & (action <= self.upper)
         return np.where(inside, 1 / (self.upper - self.lower), 0.0)
 
@@ -180,7 +222,7 @@ class Density:
 
     def prob(self, batch: Batch) -> FloatArray:
         if hasattr(self.density, "pdf"):
-            return np.asarray(self.density.pdf(_actions("Density", batch)))
+            return np.asarray(self.density.pdf(_require_numbers("Density", batch)))
         return np.asarray(self.density(batch))
 
     @property
@@ -197,19 +239,19 @@ class Density:
         return action, density * (support.upper - support.lower)
 
 
-def _values(number: Number, batch: Batch) -> FloatArray:
+def _evaluate_number(number: Number, batch: Batch) -> FloatArray:
     """Return a number for each row."""
     value = batch[number] if isinstance(number, str) else number
     return np.asarray(value(batch) if callable(value) else value, dtype=np.float64)
 
 
-def _positive(policy: str, scale: FloatArray) -> FloatArray:
+def _require_positive(policy: str, scale: FloatArray) -> FloatArray:
     if not np.all((scale > 0) & (scale < math.inf)):
         raise PolicyError(policy, f"needs a scale above 0 and finite: {DISCRETE}")
     return scale
 
 
-def _actions(policy: str, batch: Batch) -> FloatArray:
+def _require_numbers(policy: str, batch: Batch) -> FloatArray:
     """Return the logged actions as numbers."""
     if batch.action.dtype.kind not in "iuf" or batch.action.ndim != 1:
         raise PolicyError(policy, f"needs numeric actions, got {batch.action.dtype}")

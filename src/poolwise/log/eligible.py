@@ -2,8 +2,8 @@
 
 A column of the log holds the list of actions that could be played in the row.  A policy with a
 list of actions is restricted to it: its probabilities of the eligible actions are divided by
-their sum.  `Softmax` and `EpsilonGreedy` are computed among the eligible actions, so that
-exploration is spread over these only.
+their sum.  `Softmax`, `EpsilonGreedy` and `Thompson` are computed among the eligible actions:
+only these are explored, and only these can have the highest value.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import numpy as np
 
 from poolwise.errors import PolicyError, UsageError
 from poolwise.log.adapters import EpsilonGreedy, Mixture, Softmax
-from poolwise.log.policy import Batch, Distribution, index_of, is_distribution, pick
+from poolwise.log.policy import Batch, Distribution, get_index, is_distribution, pick
+from poolwise.log.posteriors import Thompson
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import AnyArray, FloatArray, IntArray, Policy
+    from poolwise.log.policy import Policy
+    from poolwise.types import AnyArray, FloatArray, IntArray
 
-SHOWN = 5  # rows that an error names
+SHOWN_ROWS = 5  # rows that an error names
 
 
-def restricted(policy: Policy, column: str | None) -> Policy:
+def restrict_policy(policy: Policy, column: str | None) -> Policy:
     """Return the policy among the eligible actions of a column, if it has a list of actions.
 
     Columns, SQL expressions and functions are unchanged: their probabilities are final.  So
@@ -36,7 +38,7 @@ def restricted(policy: Policy, column: str | None) -> Policy:
     if column is None or getattr(policy, "eligible", None) is not None:
         return policy
     if isinstance(policy, Mixture):
-        parts = [restricted(part, column) for part in policy.policies]
+        parts = [restrict_policy(part, column) for part in policy.policies]
         return replace(policy, policies=parts)
     return Eligible(policy, column) if is_distribution(policy) else policy
 
@@ -70,7 +72,7 @@ class Eligible:
         among = self._among(batch)
         others = {name: v for name, v in batch.columns.items() if name != self.column}
         inner = Batch(batch.action, others)
-        if isinstance(self.policy, EpsilonGreedy | Softmax):
+        if isinstance(self.policy, EpsilonGreedy | Softmax | Thompson):
             return self.policy.distribution(inner, among)
         probs = np.where(among, self.policy.distribution(inner), 0.0)
         total = probs.sum(axis=1)
@@ -82,11 +84,13 @@ class Eligible:
         rows, labels = flat(batch[self.column])
         if batch.action.ndim == 1:  # otherwise no action was played yet
             known = list(dict.fromkeys(labels))
-            item, logged = index_of(known, labels), batch.index_in(known)
+            item, logged = get_index(known, labels), batch.index_in(known)
             present = np.zeros(len(batch), dtype=bool)
             present[rows[item == logged[rows]]] = True
             self._refuse(~present, f"needs the logged action in the list of {self.column!r}")
-        among = _marked(len(batch), rows, index_of(self.actions, labels), len(self.actions))
+        among = _mark_actions(
+            len(batch), rows, get_index(self.actions, labels), len(self.actions)
+        )
         self._refuse(among.sum(axis=1) == 0, f"has no action in the list of {self.column!r}")
         return among
 
@@ -95,20 +99,20 @@ class Eligible:
         if len(rows):
             name = type(self.policy).__name__
             where = f"in {len(rows):,} row{'s' * (len(rows) > 1)}"
-            raise PolicyError(name, f"{reason}, {where}", rows[:SHOWN].tolist())
+            raise PolicyError(name, f"{reason}, {where}", rows[:SHOWN_ROWS].tolist())
 
 
-def listed(lists: AnyArray, actions: Sequence[Hashable]) -> NDArray[np.bool]:
+def mark_listed(lists: AnyArray, actions: Sequence[Hashable]) -> NDArray[np.bool]:
     """Return which actions are in the list of each row, shape (n, actions).
 
-    >>> listed(np.array([["b", "z"], None], dtype=object), ["a", "b"]).tolist()
+    >>> mark_listed(np.array([["b", "z"], None], dtype=object), ["a", "b"]).tolist()
     [[False, True], [False, False]]
     """
     rows, labels = flat(lists)
-    return _marked(len(lists), rows, index_of(actions, labels), len(actions))
+    return _mark_actions(len(lists), rows, get_index(actions, labels), len(actions))
 
 
-def _marked(rows: int, row: IntArray, index: IntArray, actions: int) -> NDArray[np.bool]:
+def _mark_actions(rows: int, row: IntArray, index: IntArray, actions: int) -> NDArray[np.bool]:
     marked = np.zeros((rows, actions), dtype=bool)
     marked[row[index >= 0], index[index >= 0]] = True
     return marked

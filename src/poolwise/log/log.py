@@ -20,10 +20,13 @@ from poolwise.errors import UsageError
 from poolwise.log.problems import UTC, role_problems, rule_problems
 
 if TYPE_CHECKING:
+    from poolwise.errors import Finding
+    from poolwise.log.clicks import Clicks
     from poolwise.log.policy import PolicyLike
     from poolwise.log.requests import Requests
 
 OnFault = Literal["raise", "drop"]
+Confounders = Literal["unknown", "in-context"]
 FileFormat = Literal["parquet", "csv", "json"]
 # A frame is an object that DuckDB can register: pyarrow, pandas, Polars. They share no type.
 Frame = Any
@@ -36,6 +39,7 @@ SELECT = re.compile(
 DATABASE = re.compile(r"(.+\.(?:duckdb|ddb|db))::(.+)", re.IGNORECASE)  # file::table
 LONGEST_TEXT = 120  # of an expression or a SELECT in a notebook
 PATTERN = "{logger}"  # in a pattern of propensities, where the label goes
+ESTIMATE = "estimate"  # in place of propensities that were not logged
 PART_LOGGER = "poolwise_logger"  # column that says which part of a mapping a row is from
 ONLY_LOGGER = "log"  # label of the only logger of a log without a logger column
 
@@ -60,7 +64,9 @@ class Part:
 class Log:
     """Rows that several policies logged, with the roles of their columns.
 
-    A probability can be a column name, a SQL expression or a `Policy`.
+    A probability can be a column name, a SQL expression, an array with a value per row of a
+    frame, or a `Policy`. A column of distributions (a map, a struct, a JSON object, or a list
+    next to `eligible`) means the entry of the logged `action`.
 
     Attributes:
         source: A path, a glob or a list of them (Parquet, CSV, JSON lines), a SELECT,
@@ -76,7 +82,13 @@ class Log:
         propensities: Probability of the logged action under *every* logger, by label.
             The value None marks a logger whose probabilities are unknown. A pattern such as
             ``"p_{logger}"`` names one column or expression for each logger of the rows.
+            ``"estimate"`` is for logs without any propensity: all rows count as rows of one
+            logger, whose propensity is the regression of the `action` on the `context`.
         action: Column of the logged action; policies in Python require it.
+        action_group: Group of each action, for catalogues of many actions: a column, or a
+            mapping of actions to groups. Every probability is then that of the group, and must
+            come from a distribution: the entries of its actions are summed. An action without
+            a group is a group of its own.
         context: Columns that policies in Python see; empty means all other columns.
         eligible: Column with the list of actions that could be played in the row. Policies
             with a list of actions play only these; poolwise does not change columns and
@@ -91,7 +103,12 @@ class Log:
             such as ``{"v2": ["v1"]}``: the weights of these logs depend on their rewards.
         estimate_mixture: Estimate the mixture if `propensities` are missing: True, or a
             scikit-learn classifier of the logger that wrote a row. Estimates that depend
-            on it are marked.
+            on it are marked. With ``propensities="estimate"``, the classifier of the action
+            (True is a logistic regression); without one, the frequencies of the actions in
+            each context.
+        confounders: What is known of causes of both action and reward, if propensities are
+            estimates: "in-context" says that all of them are in the `context`. Otherwise
+            ("unknown", the default of ``propensities="estimate"``) no verdict is given.
         mixture: Column of the loggers' average propensity, weighted by their rows, for logs
             that have it instead of `propensities`.
         log_probabilities: All probabilities are given as natural logarithms.
@@ -100,6 +117,8 @@ class Log:
         reward_range: Smallest and largest possible reward, if known.
         requests: Requests that the rows belong to, if values are per request and not per
             row; `ranking_log` sets them.
+        clicks: Position bias behind the probabilities of clicks; `click_log` sets it.
+        notes: What a reader joined or left out; readers set it, and evaluations report it.
         replay_tolerance: Largest difference between a logged `propensity` and the
             probability in `propensities`.
         on_fault: Reject a log with bad rows ("raise"), or drop and count them ("drop").
@@ -121,6 +140,7 @@ class Log:
     propensity: PolicyLike | None = None
     propensities: Mapping[Any, PolicyLike | None] | str | None = None
     action: str | None = None
+    action_group: Mapping[Any, Any] | str | None = None
     context: Sequence[str] = ()
     eligible: str | None = None
     cluster: str | None = None
@@ -129,10 +149,13 @@ class Log:
     trained_on: Mapping[str, Sequence[str]] = field(default_factory=dict)
     estimate_mixture: Any = False  # True, or any classifier
     mixture: str | None = None
+    confounders: Confounders | None = None
     log_probabilities: bool = False
     densities: bool = False
     reward_range: tuple[float, float] | None = None
     requests: Requests | None = None
+    clicks: Clicks | None = None
+    notes: Sequence[Finding] = ()
     replay_tolerance: float = 1e-6
     on_fault: OnFault = "raise"
     reader_options: Mapping[str, object] = field(default_factory=dict)
@@ -142,12 +165,14 @@ class Log:
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", _as_table(self.source))
         value: object = self.propensities  # annotations are not enforced
-        pattern = isinstance(value, str) and PATTERN in value
+        pattern = isinstance(value, str) and (PATTERN in value or value == ESTIMATE)
         if not (pattern or value is None or isinstance(value, Mapping)):
             raise UsageError(
                 "propensities must map loggers to probabilities, as in {'v1': 'p_v1'}, or be a "
-                f"pattern such as 'p_{PATTERN}'; got {value!r}"
+                f"pattern such as 'p_{PATTERN}', or '{ESTIMATE}'; got {value!r}"
             )
+        if self.estimated and self.confounders is None:
+            object.__setattr__(self, "confounders", "unknown")
         problems = [*role_problems(self), *rule_problems(self)]
         if problems:
             raise UsageError("\n".join(problems))
@@ -157,14 +182,38 @@ class Log:
         """Parts of the source, in order."""
         if self.table is not None:
             return (Part(self.table, "table"),)
-        return tuple(_parts(self.source, None))
+        return tuple(_split_source(self.source, None))
 
     @property
     def crossed(self) -> bool:
         """True if a probability under every logger is declared."""
-        pattern = isinstance(self.propensities, str)
+        pattern = isinstance(self.propensities, str) and not self.estimated
         complete = all(p is not None for p in self.by_label.values())
         return pattern or (bool(self.by_label) and complete)
+
+    @property
+    def estimated(self) -> bool:
+        """True if the propensities are to be estimated from actions and context."""
+        return isinstance(self.propensities, str) and self.propensities == ESTIMATE
+
+    @property
+    def conclusive(self) -> bool:
+        """True if differences may have a verdict.
+
+        Propensities were logged; or all confounders are in the context, and the propensities
+        are frequencies or those of a logistic regression.  Intervals of other classifiers were
+        measured to cover far too seldom.
+        """
+        if self.confounders != "in-context":
+            return self.confounders is None
+        steps = getattr(self.estimate_mixture, "steps", [("", self.estimate_mixture)])
+        kinds = {kind.__name__ for kind in type(steps[-1][1]).__mro__}
+        return not self.estimated or not kinds.isdisjoint({"bool", "LogisticRegression"})
+
+    @property
+    def needs_classifier(self) -> bool:
+        """True if a classifier of loggers estimates the mixture."""
+        return self.estimate_mixture is not False and not (self.crossed or self.estimated)
 
     @property
     def by_label(self) -> Mapping[str, PolicyLike | None]:
@@ -176,11 +225,14 @@ class Log:
     def described(self) -> dict[str, str]:
         """Return the time zone and all arguments without their defaults, as texts."""
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        if isinstance(self.action_group, Mapping):
+            text = f"{len(set(self.action_group.values())):,} groups"
+            values = [(n, text if n == "action_group" else v, d) for n, v, d in values]
         return {
             role: text
             for name, value, default in values
             if (value is not default or name == "timezone") and name != "connection"
-            for role, text in _described(name, value)
+            for role, text in describe_role(name, value)
             if text
         }
 
@@ -193,13 +245,13 @@ class Log:
         return f"<table>{lines}</table>"
 
 
-def _described(role: str, value: object) -> Iterator[tuple[str, str]]:
+def describe_role(role: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the text of an argument; of a mapping, one for each logger."""
     if isinstance(value, Mapping):
         for logger, part in value.items():
-            yield from _described(f"{role} of {logger}", part)
+            yield from describe_role(f"{role} of {logger}", part)
     elif isinstance(value, list | tuple):
-        yield role, ", ".join(text for part in value for _, text in _described(role, part))
+        yield role, ", ".join(text for part in value for _, text in describe_role(role, part))
     elif role.startswith("source") and not isinstance(value, str | Path):
         yield role, f"{type(value).__module__.partition('.')[0]} {type(value).__name__}"
     elif value is not None:
@@ -217,10 +269,12 @@ def _as_table(source: Any) -> Any:  # noqa: ANN401 - see Frame
 
     Columns hold numbers somewhere, which a mapping of loggers to sources does not.
     """
-    if isinstance(source, list) and source and all(isinstance(s, Mapping) for s in source):
+    rows = isinstance(source, list) and source and all(isinstance(s, Mapping) for s in source)
+    if rows:
         names = dict.fromkeys(name for line in source for name in line)
         source = {name: [line.get(name) for line in source] for name in names}
-    if not (isinstance(source, Mapping) and any(map(_has_numbers, source.values()))):
+    columns = isinstance(source, Mapping) and any(map(_has_numbers, source.values()))
+    if not (rows or columns):
         return source
     import pyarrow as pa
 
@@ -237,11 +291,11 @@ def _has_numbers(column: object) -> bool:
     return hasattr(column, "__array_interface__") or any(isinstance(v, Real) for v in values)
 
 
-def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see Frame
+def _split_source(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see Frame
     if isinstance(source, Mapping):
         if not source:
             raise UsageError("the source must not be an empty mapping: it names no logger")
-        return [part for label, s in source.items() for part in _parts(s, str(label))]
+        return [part for label, s in source.items() for part in _split_source(s, str(label))]
     if isinstance(source, str) and SELECT.match(source):
         return [Part(source.strip().rstrip(";"), "select", logger)]
     if isinstance(source, str) and not source.strip():
@@ -253,11 +307,11 @@ def _parts(source: Any, logger: str | None) -> list[Part]:  # noqa: ANN401 - see
     if isinstance(source, Sequence) and not isinstance(source, bytes):
         if not source:
             raise UsageError("the source must not be an empty list")
-        return _joined([part for s in source for part in _parts(s, logger)])
+        return _join_parts([part for s in source for part in _split_source(s, logger)])
     return [Part(source, "frame", logger)]
 
 
-def _joined(parts: list[Part]) -> list[Part]:
+def _join_parts(parts: list[Part]) -> list[Part]:
     """Join neighbouring files of one format, so that one scan reads them all."""
     joined: list[Part] = []
     for (kind, logger), neighbours in groupby(parts, lambda part: (part.kind, part.logger)):

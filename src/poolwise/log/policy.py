@@ -16,18 +16,13 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
+from poolwise.types import AnyArray, FloatArray, IntArray, LabelList
 
 if TYPE_CHECKING:
     import pandas as pd
     from sqlglot import exp
-
-FloatArray: TypeAlias = NDArray[np.float64]
-IntArray: TypeAlias = NDArray[np.int64]
-AnyArray: TypeAlias = NDArray[Any]  # labels and columns have the type that the log has
-LabelList: TypeAlias = Sequence[Hashable] | AnyArray
 
 TURNED_ROWS = 1_024  # rows that are copied to a matrix at once, so that they stay in cache
 SUM_TOLERANCE = 1e-6  # of a sum of probabilities that were rounded or stored as float32
@@ -82,7 +77,7 @@ class Batch:
         """
         key = tuple(actions)
         if key not in self._indices:
-            self._indices[key] = index_of(actions, self.action)
+            self._indices[key] = get_index(actions, self.action)
         return self._indices[key]
 
     @cached_property
@@ -124,7 +119,13 @@ class ProbabilityModel(Protocol):
 
 BatchFunction: TypeAlias = Callable[[Batch], AnyArray]
 PolicyLike: TypeAlias = (
-    Policy | ProbabilityModel | BatchFunction | Mapping[Any, Any] | str | float
+    Policy
+    | ProbabilityModel
+    | BatchFunction
+    | Mapping[Any, Any]
+    | LabelList  # of numbers, one per row
+    | str
+    | float
 )
 
 
@@ -136,7 +137,7 @@ def log_prob(policy: Policy, batch: Batch) -> FloatArray:
         return np.log(policy.prob(batch))
 
 
-def expression_of(policy: Policy) -> exp.Expr | None:
+def find_expression(policy: Policy) -> exp.Expr | None:
     """Return the policy in SQL, or None if it must be scored in Python."""
     expression: Callable[[], exp.Expr | None] = getattr(policy, "expression", lambda: None)
     return expression()
@@ -147,13 +148,13 @@ def is_distribution(policy: Policy) -> TypeGuard[Distribution]:
     return hasattr(policy, "distribution") and len(getattr(policy, "actions", ())) > 0
 
 
-def index_of(actions: LabelList, logged: LabelList) -> IntArray:
+def get_index(actions: LabelList, logged: LabelList) -> IntArray:
     """Return the index of each logged label among the actions; -1 if it is missing.
 
     If one side has numbers, text on the other is parsed as numbers: a JSON file has "7"
     for the 7 of a log.
 
-    >>> index_of(["a", "b"], ["b", "z", "a"]).tolist(), index_of(["7", "8"], [8, 9]).tolist()
+    >>> get_index(["a", "b"], ["b", "z", "a"]).tolist(), get_index(["7", "8"], [8, 9]).tolist()
     ([1, -1, 0], [1, -1])
     """
     listed, seen = label_array(actions), label_array(logged)
@@ -163,8 +164,10 @@ def index_of(actions: LabelList, logged: LabelList) -> IntArray:
     labels, rows = listed.tolist(), seen.tolist()
     distinct = dict.fromkeys(rows)
     numeric = any(_is_number(label) for label in (*labels, *distinct))
-    index = {_parsed(label, numeric=numeric): k for k, label in enumerate(labels)}
-    by_label = {label: index.get(_parsed(label, numeric=numeric), -1) for label in distinct}
+    index = {_parse_label(label, numeric=numeric): k for k, label in enumerate(labels)}
+    by_label = {
+        label: index.get(_parse_label(label, numeric=numeric), -1) for label in distinct
+    }
     return np.fromiter(map(by_label.__getitem__, rows), np.int64, len(rows))
 
 
@@ -183,7 +186,7 @@ def _is_number(label: Hashable) -> bool:
     return isinstance(label, Real | np.bool) and not math.isnan(label)  # NaN is a missing label
 
 
-def _parsed(label: Hashable, *, numeric: bool) -> Hashable:
+def _parse_label(label: Hashable, *, numeric: bool) -> Hashable:
     text = label.decode() if isinstance(label, bytes) else label
     if numeric and isinstance(text, str):
         for number in (int, float):  # int first: as floats 2**53 and 2**53 + 1 are equal
@@ -230,7 +233,7 @@ def draw_index(probabilities: FloatArray, rng: np.random.Generator) -> IntArray:
     return index
 
 
-def shaped(policy: str, values: object, rows: int, actions: int) -> FloatArray:
+def check_matrix(policy: str, values: object, rows: int, actions: int) -> FloatArray:
     """Return values as a float64 matrix with one line per row and one column per action."""
     matrix = np.asarray(values, dtype=np.float64)
     if matrix.shape != (rows, actions):
@@ -287,6 +290,42 @@ class Expression:
         from poolwise.log.scalar import parse_scalar  # imports SQLGlot
 
         return parse_scalar(self.sql)
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The probability is in an array, with one value per row of a frame.
+
+    Attributes:
+        given: The array, list or Series.
+    """
+
+    given: Any
+
+    def __post_init__(self) -> None:
+        array = self.array
+        if array.ndim != 1 or array.dtype.kind not in "biuf":
+            raise UsageError(
+                "a policy in an array must be one number per row, got values of type "
+                f"{type(self.given).__name__} and shape {array.shape}: add other values to the "
+                "rows as a column, and give its name"
+            )
+
+    @property
+    def array(self) -> AnyArray:
+        """The values for NumPy."""
+        try:
+            return np.asarray(self.given)
+        except ValueError:  # lists of several lengths
+            return np.empty((0, 0))
+
+    def prob(self, batch: Batch) -> FloatArray:
+        del batch
+        raise PolicyError(
+            "Values",
+            "has one value per row of a frame: give the rows as one frame, or the values as a "
+            "column",
+        )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ def role_problems(log: Log) -> Iterator[str]:
     elif log.connection is not None and log.table is None:
         yield "`connection` requires `table`: the name of a table, or a SELECT"
     mapped = isinstance(log.source, Mapping)
-    if log.propensity is None and not log.crossed:
+    if log.estimated:
+        yield from _estimate_problems(log)
+    elif log.propensity is None and not log.crossed:
         yield (
             "`propensity` is required (of the logged action under the logger that wrote the "
             "row), or `propensities` of every logger"
@@ -39,6 +41,32 @@ def role_problems(log: Log) -> Iterator[str]:
     lists = trained.values() if isinstance(trained, Mapping) else ("",)
     if any(isinstance(names, str) or not isinstance(names, Sequence) for names in lists):
         yield "`trained_on` must map loggers to lists of loggers: {'v2': ['v1']}"
+
+
+def _estimate_problems(log: Log) -> Iterator[str]:
+    """Yield the problems of a log whose propensities are to be estimated."""
+    if log.action is None:
+        yield "propensities='estimate' requires `action`, the column of the logged action"
+    if not log.context:
+        yield "propensities='estimate' requires `context`, the columns that decided the action"
+    given = {
+        "logger": log.logger is not None or isinstance(log.source, Mapping),
+        "propensity": log.propensity is not None,
+        "mixture": log.mixture is not None,
+        "period": log.period is not None,
+        "eligible": log.eligible is not None,
+        "densities": log.densities,
+        "requests": log.requests is not None,
+        "clicks": log.clicks is not None,
+    }
+    if any(given.values()):
+        names = ", ".join(f"`{name}`" for name, is_given in given.items() if is_given)
+        yield (
+            f"propensities='estimate' has no meaning with {names}: all rows count as rows of "
+            "one logger that played one action in each. Leave that out; if loggers or periods "
+            "played differently for a reason that affects rewards, list their column in "
+            "`context`"
+        )
 
 
 def _name_problems(log: Log) -> Iterator[str]:
@@ -58,11 +86,14 @@ def rule_problems(log: Log) -> Iterator[str]:
     classifier = log.estimate_mixture
     if not isinstance(classifier, bool) and not hasattr(classifier, "predict_proba"):
         yield f"`estimate_mixture` must be True or a classifier, got {classifier!r}"
+    if log.confounders not in {None, "unknown", "in-context"}:
+        yield f"`confounders` must be 'in-context' or 'unknown', got {log.confounders!r}"
     if log.mixture is not None and (log.crossed or classifier is not False):
         yield (
             "`mixture` must be left out if `propensities` are known for every logger, or if "
             "`estimate_mixture` is set"
         )
+    yield from _group_problems(log)
     if log.eligible is not None and log.densities:
         yield "`eligible` lists actions, and `densities` are those of a number: leave one out"
     yield from _zone_problems(log.timezone)
@@ -71,6 +102,8 @@ def rule_problems(log: Log) -> Iterator[str]:
     if log.requests is not None:
         drops = log.on_fault == "drop"
         yield from log.requests.problems(clustered=log.cluster is not None, drops=drops)
+    if log.clicks is not None:
+        yield from log.clicks.problems(log)
     if not log.replay_tolerance >= 0:
         yield f"`replay_tolerance` must be 0 or more, got {log.replay_tolerance}"
     lower, upper = (0.0, 1.0) if log.reward_range is None else log.reward_range
@@ -79,6 +112,27 @@ def rule_problems(log: Log) -> Iterator[str]:
             "`reward_range` must be (lower, upper) with lower < upper, both within "
             f"±{LARGEST_REWARD:g}, got {log.reward_range}"
         )
+
+
+def _group_problems(log: Log) -> Iterator[str]:
+    given: object = log.action_group  # annotations are not enforced
+    if given is None:
+        return
+    if not isinstance(given, str | Mapping) or not given:
+        yield (
+            "`action_group` must be a column, or map actions to groups, as in "
+            f"{{'tea': 'drinks'}}; got {given!r}"
+        )
+    if log.action is None:
+        yield "`action_group` requires the column of the `action`"
+    others: Mapping[str, object] = {
+        "densities": log.densities,
+        "log_probabilities": log.log_probabilities,
+        "requests": log.requests,
+        "estimate_mixture": log.estimate_mixture is not False,
+    }
+    for role in (role for role, value in others.items() if value):
+        yield f"`action_group` requires the probability of each action: leave out `{role}`"
 
 
 def _zone_problems(zone: str) -> Iterator[str]:

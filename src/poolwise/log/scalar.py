@@ -53,7 +53,7 @@ TIMES = (
     *(exp.DateAdd, exp.DateDiff, exp.DateFromParts, exp.ToDays, exp.AtTimeZone),
     *(exp.StrToTime, exp.TimeToStr, exp.TimeToUnix, exp.UnixToTime),
 )
-PARTS = (  # of lists, structs, maps and JSON
+PART_FUNCTIONS = (  # of lists, structs, maps and JSON
     *(exp.Bracket, exp.Slice, exp.Array, exp.ArrayContains, exp.ArrayContainsAll),
     *(exp.ArrayOverlaps, exp.ArrayPosition, exp.ArraySize, exp.ArrayMax, exp.ArrayMin),
     *(exp.ArrayFilter, exp.Transform, exp.Lambda),
@@ -61,8 +61,10 @@ PARTS = (  # of lists, structs, maps and JSON
     *(exp.JSONExtract, exp.JSONExtractScalar, exp.ParseJSON),
     *(exp.JSONPath, exp.JSONPathRoot, exp.JSONPathKey, exp.JSONPathSubscript),
 )
-ALLOWED = frozenset((*VALUES, *OPERATORS, *MATHEMATICS, *TEXTS, *TIMES, *PARTS))
-NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
+ALLOWED_FUNCTIONS = frozenset(
+    (*VALUES, *OPERATORS, *MATHEMATICS, *TEXTS, *TIMES, *PART_FUNCTIONS)
+)
+FUNCTION_NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
     (
         *("hash", "isfinite", "prefix", "suffix", "strlen"),
         *("date_part", "datepart", "date_sub", "datesub", "epoch_us", "epoch_ns"),
@@ -77,9 +79,15 @@ NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
 
 # What gives other values outside DuckDB, as measured on Spark and PostgreSQL.
 DIFFERENT = (exp.DateDiff, exp.TimeToStr, exp.RegexpReplace)
-TRANSLATED = (exp.DayOfWeek, exp.DayOfWeekIso, exp.Dayname, exp.Monthname)  # by Spark's engine
+TRANSLATED_NODES = (
+    exp.DayOfWeek,
+    exp.DayOfWeekIso,
+    exp.Dayname,
+    exp.Monthname,
+)  # by Spark's engine
 DIFFERENT_NAMES = frozenset(("hash", "weekday", "date_part", "datepart", "yearweek"))
-SAME_FIELDS = frozenset(("year", "quarter", "month", "day", "hour", "minute", "doy", "epoch"))
+SAME_FIELDS = frozenset(("year", "quarter", "month", "day", "hour", "minute", "doy"))
+SAME_IN_DATABASES = SAME_FIELDS | {"epoch"}
 
 
 def refuse_different(
@@ -94,7 +102,9 @@ def refuse_different(
         translated: The engine itself translates or refuses functions by their names.
     """
     for role, tree in roles.items() if dialect != "duckdb" else ():
-        for node in tree.walk():
+        for node in tree.walk(prune=lambda node: "entry" in node.meta):
+            if "entry" in node.meta:  # written in the dialect
+                continue
             named = not translated and _is_named_differently(node, dialect)
             if named or _is_different(node):
                 part = node.sql(dialect="duckdb")
@@ -113,14 +123,14 @@ def _is_different(node: Expr) -> bool:
 def _is_named_differently(node: Expr, dialect: str) -> bool:
     if isinstance(node, exp.Anonymous):
         field = node.expressions[0].name.lower() if node.expressions else ""
-        return node.name.lower() in DIFFERENT_NAMES and field not in SAME_FIELDS
+        return node.name.lower() in DIFFERENT_NAMES and field not in SAME_IN_DATABASES
     if isinstance(node, exp.Log):  # to the base 10, unless a base is given
         return not node.args.get("expression")
     if isinstance(node, exp.Extract):
-        return node.name.lower() not in SAME_FIELDS
+        return node.name.lower() not in SAME_IN_DATABASES
     if isinstance(node, exp.Round):  # PostgreSQL rounds halves to even numbers
         return dialect == "postgres"
-    return isinstance(node, TRANSLATED)
+    return isinstance(node, TRANSLATED_NODES)
 
 
 def parse_scalar(sql: str) -> Expr:
@@ -142,20 +152,20 @@ def parse_scalar(sql: str) -> Expr:
         raise ExpressionError(sql)
     for node in tree.walk():
         if not _is_allowed(node):
-            raise ExpressionError(sql, _shown(node, sql))
+            raise ExpressionError(sql, _show_node(node, sql))
         node.pop_comments()  # SQLGlot would write them into the query
     return cast("Expr", tree)
 
 
 def _is_allowed(node: Expr) -> bool:
     if isinstance(node, exp.Anonymous):
-        return node.name.lower() in NAMES and not isinstance(node.parent, exp.Dot)
+        return node.name.lower() in FUNCTION_NAMES and not isinstance(node.parent, exp.Dot)
     if isinstance(node, exp.DataType):
         return node.this is not exp.DType.USERDEFINED  # a database may run code in its casts
-    return type(node) in ALLOWED
+    return type(node) in ALLOWED_FUNCTIONS
 
 
-def _shown(node: Expr, sql: str) -> str:
+def _show_node(node: Expr, sql: str) -> str:
     """Return the name of a function as the caller writes it, or another part in SQL."""
     if isinstance(node, exp.Func):
         place = node.meta  # that of the name; SQLGlot keeps it for most functions

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from poolwise.errors import UsageError
-from poolwise.rows.labels import codes_of
+from poolwise.rows.labels import find_codes
 from poolwise.rows.reader import RowGroup, in_order
 from poolwise.rows.rules import (
     case,
@@ -34,19 +34,21 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.rows.distributions import FrequencySums
     from poolwise.rows.footers import Footers
     from poolwise.rows.frames import PlainFrame
     from poolwise.rows.reader import Files, Piece, Stream
     from poolwise.rows.rules import RoleColumns
+    from poolwise.types import FloatArray, IntArray
 
-FEWEST = 30  # rows of an action whose propensities are audited
+FEWEST_AUDITED = 30  # rows of an action whose propensities are audited
 MOST_ACTIONS = 5_000  # of all loggers together; the most frequent ones are kept
 SMALLEST = 1e-60  # propensity that counts in place of a smaller one: 1 / p**4 stays finite
-STEPS = 10_000  # a rounded propensity is a multiple of 1 / STEPS
-TOLERANCE = 1e-3  # of such a multiple, in steps: it may be stored as float32
-SAMPLED = 1 << 19  # rows of plain files or of a frame that are read
-SEED = 20170813  # of a sample in DuckDB
+STEP_COUNT = 10_000  # a rounded propensity is a multiple of 1 / STEPS
+STEP_TOLERANCE = 1e-3  # of such a multiple, in steps: it may be stored as float32
+SAMPLED_ROWS = 1 << 19  # rows of plain files or of a frame that are read
+UNNAMED = 1 << 16  # the same if rows do not name their actions
+ACTION_SEED = 20170813  # of a sample in DuckDB
 PIECE_ROWS = 1 << 16  # rows that are read in one place, at least
 
 
@@ -60,7 +62,7 @@ class ActionSums(NamedTuple):
         inverse: Sum of w.
         squares: Sum of w**2.
         spreads: Sum of (w**2 - w)**2.
-        on_grid: Rows whose propensity is a multiple of 1 / `STEPS`.
+        on_grid: Rows whose propensity is a multiple of 1 / `STEP_COUNT`.
         eligible: Rows of the logger that list the action in `eligible`; None without lists.
     """
 
@@ -80,31 +82,35 @@ class AuditSums:
 
     Attributes:
         counts: Rows of each logger.
-        actions: Sums of each logger and action with at least `FEWEST` rows.
-        grids: Propensities of each logger in units of 1 / `STEPS`, if all are such multiples.
+        actions: Sums of each logger and action with at least `FEWEST_AUDITED` rows.
+        grids: Propensities of each logger in units of 1 / `STEP_COUNT`, if all are such
+        multiples.
+        named: Whether rows name their actions; if not, all rows of a logger count as one
+            action, whose frequency says nothing.
+        frequencies: Sums of the loggers whose whole distributions are known.
     """
 
     counts: Mapping[str, int]
     actions: tuple[ActionSums, ...]
     grids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    named: bool = True
+    frequencies: tuple[FrequencySums, ...] = ()
 
 
 # By query.
 
 
-def rows_query(table: RoleColumns, total: int, most: int = SAMPLED) -> exp.Select:
+def rows_query(table: RoleColumns, total: int, most: int = SAMPLED_ROWS) -> exp.Select:
     """Select what the audit reads of rows in DuckDB; of many rows a sample, always the same."""
-    action = table.action
-    if action is None:
-        raise ValueError("the log names no action")
+    action = string("") if table.action is None else table.action
     if total > most:
         sample = f"SELECT * FROM {table.relation.sql(dialect='duckdb')} USING SAMPLE "
-        sample += f"{100 * most / total}% (system, {SEED})"
+        sample += f"{100 * most / total}% (system, {ACTION_SEED})"
         query: exp.Select = exp.maybe_parse(sample, dialect="duckdb")
         relation = query.subquery("sampled")
         table = replace(table, relation=relation)
     lists = [] if table.eligible is None else [table.eligible.copy()]
-    more = [_text(action, "action"), *(v.as_("eligible", quoted=True) for v in lists)]
+    more = [_cast_text(action, "action"), *(v.as_("eligible", quoted=True) for v in lists)]
     return _audited_rows(table, *more)
 
 
@@ -122,23 +128,23 @@ def _audited_rows(table: RoleColumns, *more: Expression) -> exp.Select:
     return query
 
 
-def _text(value: Expression, name: str) -> Expression:
+def _cast_text(value: Expression, name: str) -> Expression:
     return exp.cast(value.copy(), "varchar").as_(name, quoted=True)
 
 
 def _in_steps(prob: Expression) -> tuple[Expression, Expression]:
     """Return a propensity in steps of the grid, and the condition that it is a whole number."""
-    steps = exp.Mul(this=prob, expression=number(STEPS))
+    steps = exp.Mul(this=prob, expression=number(STEP_COUNT))
     nearest = exp.func("round", steps.copy())
     gap = exp.func("abs", exp.paren(steps - nearest.copy()))
-    return nearest, gap < number(TOLERANCE)
+    return nearest, gap < number(STEP_TOLERANCE)
 
 
 def sums_query(table: RoleColumns) -> exp.Select:
     """Sum powers of inverse propensities by logger and action; keep the most frequent ones."""
     if table.action is None:
         raise ValueError("the log names no action")
-    source = _audited_rows(table, _text(table.action, "action")).subquery("audited")
+    source = _audited_rows(table, _cast_text(table.action, "action")).subquery("audited")
     least = exp.func("greatest", column("prob"), number(SMALLEST))
     inverse = exp.Div(this=number(1.0), expression=least)
     _, whole = _in_steps(column("prob"))
@@ -159,7 +165,7 @@ def sums_query(table: RoleColumns) -> exp.Select:
     labels = column("logger"), column("action")
     query = exp.select(*labels, *(v.as_(name, quoted=True) for name, v in sums.items()))
     query = query.from_(each.subquery("weighed")).group_by(*labels)
-    query = query.having(exp.Count(this=exp.Star()) >= FEWEST)
+    query = query.having(exp.Count(this=exp.Star()) >= FEWEST_AUDITED)
     frequent = exp.Ordered(this=column("rows"), desc=True)
     query = query.order_by(frequent, *labels).limit(MOST_ACTIONS)
     return exp.select("*").from_(query.subquery("frequent"))
@@ -172,7 +178,7 @@ def eligible_query(table: RoleColumns) -> exp.Select:
     source = _audited_rows(table, table.eligible.copy().as_("eligible", quoted=True))
     item = exp.Explode(this=column("eligible")).as_("action", quoted=True)
     each = exp.select(column("logger"), item).from_(source.subquery("audited"))
-    labels = exp.select(column("logger"), _text(column("action"), "action"))
+    labels = exp.select(column("logger"), _cast_text(column("action"), "action"))
     labels = labels.from_(each.subquery("items"))
     count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
     query = exp.select(column("logger"), column("action"), count)
@@ -189,7 +195,7 @@ def grid_query(table: RoleColumns, loggers: Iterable[str]) -> exp.Select:
 
 
 def rounded_loggers(actions: Iterable[ActionSums]) -> list[str]:
-    """Return the loggers all of whose audited propensities are multiples of 1 / `STEPS`.
+    """Return the loggers all of whose audited propensities are multiples of 1 / `STEP_COUNT`.
 
     >>> sums = [ActionSums("v1", "a", 40, 80.0, 160.0, 160.0, on_grid=k) for k in (40, 39)]
     >>> rounded_loggers(sums[:1]), rounded_loggers(sums)
@@ -210,7 +216,7 @@ def sample_sums(
     counts: Mapping[str, int],
     footers: Footers,
     threads: int,
-    most: int = SAMPLED,
+    most: int = SAMPLED_ROWS,
 ) -> AuditSums | None:
     """Return the sums of a sample of plain rows; None where a query must read them.
 
@@ -223,9 +229,9 @@ def sample_sums(
         most: Rows that are read, about.
     """
     labels = {"action": table.action, "eligible": table.eligible}
+    labels = {name: value for name, value in labels.items() if value is not None}
     plain = {name: v.name for name, v in labels.items() if isinstance(v, exp.Column)}
-    odd = len(plain) < sum(value is not None for value in labels.values())
-    if source is None or table.drop or odd:
+    if source is None or table.drop or len(plain) < len(labels):
         return None
     if isinstance(source, tuple):
         tables = _file_tables(table, source, plain, footers, threads, most)
@@ -240,7 +246,7 @@ def sample_sums(
         return None
 
 
-def _names(table: RoleColumns) -> list[str]:
+def _propensity_columns(table: RoleColumns) -> list[str]:
     """Return the columns from which a row's own propensity follows."""
     crossed = [f"p_{k}" for k in range(len(table.propensities))]
     own = ["propensity"] if table.propensity is not None else []
@@ -284,13 +290,13 @@ def _file_tables(
     if stream is None or any(s.count(n) != 1 for s in schemas for n in plain.values()):
         return None
     stream = replace(stream, columns={**stream.columns, **plain})
-    names = [*_names(table), *plain]
+    names = [*_propensity_columns(table), *plain]
     pieces = spread(list(stream.pieces), most)
-    parts = in_order(lambda piece: _read(stream, piece, names), pieces, threads)
+    parts = in_order(lambda piece: _read_piece(stream, piece, names), pieces, threads)
     return [part for tables in parts for part in tables]
 
 
-def _read(stream: Stream, piece: Piece, names: Sequence[str]) -> list[pa.Table]:
+def _read_piece(stream: Stream, piece: Piece, names: Sequence[str]) -> list[pa.Table]:
     return list(stream.reader()([piece], names))
 
 
@@ -309,7 +315,7 @@ def _frame_tables(
     stream = plain_stream(table, replace(frame, table=whole, objects=objects), computing=True)
     if stream is None:
         return None
-    names, read, first = _names(table), stream.reader(), 0
+    names, read, first = _propensity_columns(table), stream.reader(), 0
     tables = []
     for part in (part for piece in stream.pieces for part in read([piece], names)):
         for name, source in plain.items():
@@ -326,12 +332,12 @@ def _frame_tables(
 def sum_batches(
     batches: Iterable[pa.RecordBatch], loggers: Iterable[str], *, lists: bool
 ) -> AuditSums:
-    """Return the sums of the answer to `rows_query`."""
+    """Return the sums of the answer to `rows_query`, of rows that name their actions."""
     parts = [pa.Table.from_batches([batch]) for batch in batches if batch.num_rows]
     codes: dict[str | None, int] = {label: k for k, label in enumerate(loggers)}
     return array_sums(
         [str(label) for label in codes],
-        np.concatenate([codes_of(part.column("logger"), codes) for part in parts]),
+        np.concatenate([find_codes(part.column("logger"), codes) for part in parts]),
         np.concatenate([_doubles(part.column("prob")) for part in parts]),
         _column(parts, "action"),
         _column(parts, "eligible") if lists else None,
@@ -341,12 +347,15 @@ def sum_batches(
 def _sum_tables(
     tables: Sequence[pa.Table], table: RoleColumns, codes: Mapping[str | None, int]
 ) -> AuditSums:
-    loggers = np.concatenate([codes_of(part.column("logger"), codes) for part in tables])
+    loggers = np.concatenate([find_codes(part.column("logger"), codes) for part in tables])
     prob = np.concatenate([_propensity(part, table, codes) for part in tables])
     prob = np.exp(prob) if table.scale.logs else prob
-    action = _column(tables, "action")
+    named = table.action is not None
+    one = pa.chunked_array([_as_arrow(np.zeros(len(prob), dtype=np.int64))])
+    action = _column(tables, "action") if named else one
     lists = _column(tables, "eligible") if table.eligible is not None else None
-    return array_sums([str(label) for label in codes], loggers, prob, action, lists)
+    sums = array_sums([str(label) for label in codes], loggers, prob, action, lists)
+    return replace(sums, named=named)
 
 
 def _column(tables: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
@@ -362,7 +371,7 @@ def _propensity(
     """Return the probability under each row's own logger."""
     if table.propensity is not None:
         return _doubles(part.column("propensity"))
-    loggers = codes_of(part.column("logger"), codes)
+    loggers = find_codes(part.column("logger"), codes)
     prob = np.full(len(loggers), np.nan)
     for k, label in enumerate(table.propensities):
         own = loggers == codes.get(label, len(codes))
@@ -372,8 +381,16 @@ def _propensity(
 
 def _doubles(values: pa.ChunkedArray) -> FloatArray:
     """Return numbers for NumPy; `to_numpy` would load pandas, if that is installed."""
-    chunks = [chunk.cast(pa.float64()).fill_null(np.nan) for chunk in values.chunks]
+    cast = [chunk.cast(pa.float64()) for chunk in values.chunks]
+    # to fill NULL in would load pandas, too
+    chunks = [chunk.fill_null(np.nan) if chunk.null_count else chunk for chunk in cast]
     return np.concatenate([np.from_dlpack(chunk) for chunk in chunks])
+
+
+def _as_arrow(numbers: IntArray) -> pa.Array:
+    """Return numbers as an Arrow array; `pa.array` would load pandas, if that is installed."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    return pa.Array.from_buffers(pa.int64(), len(numbers), buffers)
 
 
 def array_sums(
@@ -399,15 +416,15 @@ def array_sums(
     """
     loggers = loggers.astype(np.int64)
     valid = (loggers >= 0) & (action.is_valid().to_numpy() if action.null_count else True)
-    steps = np.rint(prob * STEPS)
-    on_grid = np.abs(prob * STEPS - steps) < TOLERANCE
+    steps = np.rint(prob * STEP_COUNT)
+    on_grid = np.abs(prob * STEP_COUNT - steps) < STEP_TOLERANCE
     used = slice(None) if valid.all() else np.flatnonzero(valid)
     encoded = (action if valid.all() else action.filter(pa.array(valid))).combine_chunks()
     encoded = encoded.dictionary_encode()
     names = encoded.dictionary
     wide = max(len(names), 1)
     cells = loggers[used] * wide + np.from_dlpack(encoded.indices)
-    numbers = np.arange(len(labels) * wide) if len(labels) * wide <= SAMPLED else None
+    numbers = np.arange(len(labels) * wide) if len(labels) * wide <= SAMPLED_ROWS else None
     if numbers is None:  # memory must not grow with the number of labels
         numbers, cells = np.unique(cells, return_inverse=True)
     inverse = 1 / np.maximum(prob[used], SMALLEST)
@@ -415,8 +432,8 @@ def array_sums(
     powers = (None, inverse, squares, (squares - inverse) ** 2, on_grid[used])
     sums = [np.bincount(cells, weights=p, minlength=len(numbers)) for p in powers]
     order = np.lexsort((numbers, -sums[0]))[:MOST_ACTIONS]
-    chosen = order[sums[0][order] >= FEWEST]
-    texts = names.take(pa.array(numbers[chosen] % wide)).cast(pa.string()).to_pylist()
+    chosen = order[sums[0][order] >= FEWEST_AUDITED]
+    texts = names.take(_as_arrow(numbers[chosen] % wide)).cast(pa.string()).to_pylist()
     eligible: Sequence[int | None] = [None] * len(chosen)
     if lists is not None:
         eligible = _count_listed(lists, names, loggers, numbers[chosen])

@@ -19,12 +19,13 @@ from sqlglot import exp
 from threadpoolctl import threadpool_limits
 
 from poolwise.errors import NO_ROWS, LogError, SourceError, UsageError
-from poolwise.rows.copy import copy_rows
+from poolwise.progress import stage
 from poolwise.rows.folds import learn
 from poolwise.rows.frames import PlainFrame
-from poolwise.rows.output import stage
+from poolwise.rows.guard import count_rows, duckdb_errors, read_batches
 from poolwise.rows.reader import in_order
-from poolwise.rows.score import scorer_of
+from poolwise.rows.score import make_scorer
+from poolwise.rows.sources import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,10 +77,10 @@ def score(
             return scored if then is None else then(scored)
 
     with threadpool_limits(limits=1):
-        yield from in_order(work, _numbered(batches), workers or os.cpu_count() or 1)
+        yield from in_order(work, _number_batches(batches), workers or os.cpu_count() or 1)
 
 
-def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _number_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield batches with the number of their first row."""
     first_row = 0
     for rows in batches:
@@ -98,15 +99,15 @@ def scored_batches(
 
     `source` are files or a table that hold the rows as they are.
     """
-    total = int(connection.execute("SELECT count(*) FROM log").fetchall()[0][0])
+    total = count_rows(connection)
     reader: Any = None if fill else _source_batches(source, list(names))
     if fill is not None:
         reader = fill.read(connection, SCORING_ROWS)
     elif reader is None:
         query = exp.select(*roles.selected(names)).from_("log").sql(dialect="duckdb")
-        reader = connection.sql(query).to_arrow_reader(SCORING_ROWS)
+        reader = read_batches(connection, query, SCORING_ROWS)
     with stage("scoring", total) as advance:
-        for batch in score(reader, scorer_of(roles), then=fill):
+        for batch in score(reader, make_scorer(roles), then=fill):
             advance(batch.num_rows)
             yield batch
 
@@ -203,7 +204,8 @@ def fix_order(connection: duckdb.DuckDBPyConnection, log: Log, folder: Path) -> 
 
     if any(part.kind == "select" for part in log.parts):
         copy = literal(str(folder / "log.parquet"))
-        rows = copy_rows(connection, "log", copy)
+        with duckdb_errors("FROM log"):
+            rows = copy_rows(connection, "log", copy)
         connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS FROM {rows}")
 
 

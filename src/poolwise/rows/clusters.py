@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from poolwise.log.policy import AnyArray
+    from poolwise.types import AnyArray
 
 WIDEST = 1 << 24  # numbers whose buckets are kept
 ROWS_OF_NUMBER = 0.5  # rows that are hashed for each number of a range before it is kept
@@ -30,11 +30,11 @@ def cluster_buckets(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:
     """
     numbered = pa.types.is_integer(clusters.type) and clusters.type != pa.uint64()
     if numbered and len(clusters) and not clusters.null_count:
-        return _tables.setdefault(buckets, NumberedBuckets(buckets))(_joined(clusters))
-    return _hashed(clusters, buckets)
+        return _numbered.setdefault(buckets, NumberedBuckets(buckets))(_join_columns(clusters))
+    return _hash_clusters(clusters, buckets)
 
 
-def _hashed(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:
+def _hash_clusters(clusters: pa.ChunkedArray, buckets: int) -> AnyArray:
     table = pa.table({"cluster": clusters})
     return _answer(f"SELECT hash(CAST(cluster AS VARCHAR)) % {buckets} FROM clusters", table)
 
@@ -48,10 +48,10 @@ def _answer(query: str, clusters: pa.Table | None = None) -> AnyArray:
     connection: duckdb.DuckDBPyConnection = _own.connection
     if clusters is not None:
         connection.register("clusters", clusters)
-    return _joined(connection.sql(query).to_arrow_table().column(0))
+    return _join_columns(connection.sql(query).to_arrow_table().column(0))
 
 
-def _joined(values: pa.ChunkedArray) -> AnyArray:
+def _join_columns(values: pa.ChunkedArray) -> AnyArray:
     """Return numbers, none of them missing."""
     parts = [np.from_dlpack(chunk) for chunk in values.chunks]
     return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0)])
@@ -82,7 +82,7 @@ class NumberedBuckets:
             finally:
                 self._lock.release()
         if not first <= low <= top < first + len(table):
-            return _hashed(pa.chunked_array([numbers]), self.buckets)
+            return _hash_clusters(pa.chunked_array([numbers]), self.buckets)
         return table.take(numbers.astype(np.int64, copy=False) - first)
 
     def _extended(self, low: int, top: int) -> tuple[int, AnyArray]:
@@ -106,5 +106,5 @@ class NumberedBuckets:
         return answer.astype(self._kept[1].dtype)
 
 
-_tables: dict[int, NumberedBuckets] = {}
+_numbered: dict[int, NumberedBuckets] = {}
 _own = threading.local()  # a connection for each thread

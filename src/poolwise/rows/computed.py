@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expr as Expression
 
 OPERAND = "operand "  # begins the names of columns that only expressions read
-ALLOWED = (  # of one row, the same in every batch
+ROW_FUNCTIONS = (  # of one row, the same in every batch
     *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.DataType, exp.Paren),
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg, exp.Abs, exp.Exp, exp.Ln, exp.Sqrt),
     *(exp.Pow, exp.Least, exp.Greatest, exp.Coalesce, exp.Cast, exp.TryCast, exp.Case, exp.If),
@@ -40,7 +40,7 @@ class Computed:
 
     def __init__(self, roles: Mapping[str, Expression]) -> None:
         self.texts = {k: double(value).sql(dialect="duckdb") for k, value in roles.items()}
-        self.columns = {k: _columns(value) for k, value in roles.items()}
+        self.columns = {k: _list_columns(value) for k, value in roles.items()}
 
     def operands(self, names: Iterable[str]) -> dict[str, str]:
         """Return the columns that some roles are computed from, under names of their own."""
@@ -53,7 +53,7 @@ def computed_roles(roles: Mapping[str, Expression]) -> Computed | None:
     """Return roles that can be computed batch by batch; None if one cannot."""
     columns = [node for value in roles.values() for node in value.find_all(exp.Column)]
     qualified = any(node.table for node in columns)
-    varied = all(map(_columns, roles.values()))  # DuckDB counts rows by their columns
+    varied = all(map(_list_columns, roles.values()))  # DuckDB counts rows by their columns
     plain = is_arithmetic(roles.values()) and varied and not qualified
     return Computed(roles) if plain else None
 
@@ -63,12 +63,13 @@ def is_arithmetic(expressions: Iterable[Expression]) -> bool:
     nodes = [node for expression in expressions for node in expression.walk()]
     times = exp.DataType.TEMPORAL_TYPES
     return all(
-        type(node) in ALLOWED and not (isinstance(node, exp.DataType) and node.this in times)
+        type(node) in ROW_FUNCTIONS
+        and not (isinstance(node, exp.DataType) and node.this in times)
         for node in nodes
     )
 
 
-def _columns(expression: Expression) -> list[str]:
+def _list_columns(expression: Expression) -> list[str]:
     return [column.name for column in expression.find_all(exp.Column)]
 
 

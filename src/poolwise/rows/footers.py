@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from poolwise.log.log import PART_LOGGER
 from poolwise.rows.guard import refuse_tables
 from poolwise.rows.labels import KeptLabels
-from poolwise.rows.repeats import stamp_of, whole_file
+from poolwise.rows.repeats import stamp_file, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poolwise.rows.reader import Files
     from poolwise.rows.repeats import Stamp
 
-PATTERN = re.compile(r"[*?\[{]|=.*/|^~|^\w+://")  # paths that DuckDB reads in its own way
+NOT_PLAIN = re.compile(r"[*?\[{]|=.*/|^~|^\w+://")  # paths that DuckDB reads in its own way
 
 
 class Footer(NamedTuple):
@@ -58,13 +58,15 @@ class Footers:
 
     def __call__(self, path: str) -> Footer:
         """Return the footer of a file as it is now."""
-        stamp = stamp_of(path)
+        stamp = stamp_file(path)
         footer = self._read.get(path)
         if footer is None or footer.stamp != stamp:
             parsed = pq.read_metadata(pa.OSFile(path))
             kind = self._kind = self._kind or parsed
             rows = tuple(parsed.row_group(k).num_rows for k in range(parsed.num_row_groups))
-            footer = Footer(stamp, parsed, kind if _alike(kind, parsed) else parsed, rows)
+            footer = Footer(
+                stamp, parsed, kind if _same_columns(kind, parsed) else parsed, rows
+            )
             self._read[path] = footer
         return footer
 
@@ -79,7 +81,7 @@ class Footers:
         return all(s is not None and s.has_null_count and not s.null_count for s in statistics)
 
 
-def _alike(left: pq.FileMetaData, right: pq.FileMetaData) -> bool:
+def _same_columns(left: pq.FileMetaData, right: pq.FileMetaData) -> bool:
     """Test if two files have the same columns of the same types."""
     if left is right:
         return True
@@ -94,12 +96,14 @@ class PlainFiles:
     Attributes:
         source: Paths, each with the label of its rows where no column has it.
         names: Columns of the log.
+        schema: Types of the columns of the files.
         timed: Whether there is a column of times.
         footers: Footers of the files.
     """
 
     source: Files
     names: tuple[str, ...]
+    schema: pa.Schema
     timed: bool
     footers: Footers = field(default_factory=Footers)
 
@@ -114,7 +118,7 @@ def _paths(part: Part) -> Sequence[str]:
 def plain_parquet(log: Log) -> PlainFiles | None:
     """Return the files of a log that are plain; None for others, and for unreadable ones."""
     files = tuple((path, part.logger) for part in log.parts for path in _paths(part))
-    if not files or log.reader_options or any(PATTERN.search(path) for path, _ in files):
+    if not files or log.reader_options or any(NOT_PLAIN.search(path) for path, _ in files):
         return None
     refuse_tables(path for part in log.parts if part.kind == "parquet" for path in part.value)
     footers = Footers()
@@ -130,5 +134,5 @@ def plain_parquet(log: Log) -> PlainFiles | None:
     if not (same and once) or len({name.lower() for name in names}) < len(names):
         return None
     return PlainFiles(
-        files, tuple(names), any(map(pa.types.is_temporal, schema.types)), footers
+        files, tuple(names), schema, any(map(pa.types.is_temporal, schema.types)), footers
     )

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poolwise.log.log import Log
-    from poolwise.log.policy import AnyArray
+    from poolwise.types import AnyArray
 
 FEW_OBJECTS = 64  # rows for each Python object, at least, where labels are told by address
-PLAIN = frozenset({"f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"})
+PLAIN_TYPES = frozenset({"f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"})
 POLARS = frozenset(
     {"Boolean", "Categorical", "Date", "Enum", "Float32", "Float64", "String"}
     | {f"{sign}nt{bits}" for sign in ("I", "UI") for bits in (8, 16, 32, 64)}
@@ -62,6 +62,11 @@ class PlainFrame:
         return tuple(self.table.schema.names)
 
     @property
+    def schema(self) -> pa.Schema:
+        """Types of the columns."""
+        return self.table.schema
+
+    @property
     def timed(self) -> bool:
         """True if there may be a column of times."""
         texts = {name for name, values in self.objects.items() if type(values[0]) is str}
@@ -80,15 +85,15 @@ def plain_frame(log: Log) -> PlainFrame | None:
     source = log.parts[0].value
     if len(log.parts) > 1 or isinstance(log.source, Mapping):
         return None
-    frame = PlainFrame(source) if isinstance(source, pa.Table) else _of_pandas(source)
-    frame = _of_polars(source) if frame is None else frame
+    frame = PlainFrame(source) if isinstance(source, pa.Table) else _read_pandas(source)
+    frame = _read_polars(source) if frame is None else frame
     if frame is None:
         return None
     names = {name.lower() for name in frame.table.schema.names}
     return frame if len(names) == frame.table.num_columns else None
 
 
-def _of_pandas(source: Any) -> PlainFrame | None:  # noqa: ANN401 - pandas may not be installed
+def _read_pandas(source: Any) -> PlainFrame | None:  # noqa: ANN401 - pandas may not be installed
     pandas: Any = sys.modules.get("pandas")
     if pandas is None or type(source) is not pandas.DataFrame or not len(source):
         return None
@@ -98,25 +103,25 @@ def _of_pandas(source: Any) -> PlainFrame | None:  # noqa: ANN401 - pandas may n
     for name, series in source.items():
         if series.dtype == object:
             objects[name] = series.to_numpy()
-        columns[name] = _of_series(series)
+        columns[name] = _read_series(series)
         if columns[name] is None:
             return None
     return PlainFrame(pa.table(columns), objects, other=True)
 
 
-def _of_series(series: Any) -> pa.Array | pa.ChunkedArray | None:  # noqa: ANN401 - see above
+def _read_series(series: Any) -> pa.Array | pa.ChunkedArray | None:  # noqa: ANN401 - see above
     """Return numbers and Arrow texts as they are, nulls for objects and times, else None."""
     dtype = series.dtype
     if isinstance(dtype, np.dtype):
         if dtype.kind in "OM":
             return pa.nulls(len(series))
-        native = dtype.isnative and dtype.str[1:] in PLAIN
+        native = dtype.isnative and dtype.str[1:] in PLAIN_TYPES
         return pa.array(series.to_numpy()) if native else None
     arrow = getattr(dtype, "storage", "") == "pyarrow" or dtype.name == "category"
     return pa.array(series.array, from_pandas=True) if arrow else None
 
 
-def _of_polars(source: Any) -> PlainFrame | None:  # noqa: ANN401 - Polars may not be installed
+def _read_polars(source: Any) -> PlainFrame | None:  # noqa: ANN401 - Polars may not be installed
     polars: Any = sys.modules.get("polars")
     level = getattr(polars, "CompatLevel", None)  # since Polars 1
     if level is None or type(source) is not polars.DataFrame or not len(source):

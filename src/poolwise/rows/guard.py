@@ -10,15 +10,17 @@ from __future__ import annotations
 import glob
 import os
 import re
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from poolwise.errors import SourceError, UsageError
+from poolwise.errors import EngineError, SourceError, UsageError
 from poolwise.rows.repeats import REMOTE, refuse_repeated, whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    import pyarrow as pa
     from duckdb import DuckDBPyConnection as Connection
 
     from poolwise.log.log import Log, Part
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 READERS = {"parquet": "read_parquet", "csv": "read_csv", "json": "read_json"}
 PATH = re.compile(r"'([^']*[./][^']*)'")  # in a SELECT
 GLOB = re.compile(r"[*?\[{~]")
-SHOWN = 5  # missing files that an error names
+SHOWN_FILES = 5  # missing files that an error names
 PLACES = {  # how a path in a remote place begins, and the extension that reads it
     r"(https?|s3|s3a|s3n|gcs|gs|r2|hf)://": "httpfs",
     r"(az|azure|abfss)://": "azure",
@@ -90,7 +92,7 @@ def require_select(connection: Connection, text: str) -> None:
 # Files.
 
 
-def expanded(path: str, kind: str) -> str:
+def expand_path(path: str, kind: str) -> str:
     """Return a path; for a folder, the glob of all files of the format below it."""
     try:
         folder = Path(path).is_dir()
@@ -114,28 +116,28 @@ def _as_written(path: str) -> str:
     return pattern
 
 
-def patterns_of(log: Log, kinds: Collection[str] = tuple(READERS)) -> list[str]:
+def list_patterns(log: Log, kinds: Collection[str] = tuple(READERS)) -> list[str]:
     """List the paths and globs that a log names outside of a SELECT."""
-    return [expanded(path, p.kind) for p in log.parts if p.kind in kinds for path in p.value]
+    return [expand_path(path, p.kind) for p in log.parts if p.kind in kinds for path in p.value]
 
 
-def files_of(log: Log) -> list[str]:
+def list_files(log: Log) -> list[str]:
     """List paths and globs of a log; of a SELECT, quoted texts with a dot or slash."""
     selects = [part.value for part in log.parts if part.kind == "select"]
     databases = [part.value[0] for part in log.parts if part.kind == "database"]
-    return databases + patterns_of(log) + [t for text in selects for t in PATH.findall(text)]
+    return databases + list_patterns(log) + [t for text in selects for t in PATH.findall(text)]
 
 
 def local_files(connection: Connection, log: Log) -> list[str]:
     """List the local files; an error where one is missing or would be read twice."""
     files = named_files(log, lambda: connection)
     found = {path for _, path in files}
-    missing = [repr(_shown(path)) for path in patterns_of(log) if path not in found]
+    missing = [repr(_show_pattern(path)) for path in list_patterns(log) if path not in found]
     if missing:
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        listed = ", ".join(missing[:SHOWN]) + more
+        more = f" and {len(missing) - SHOWN_FILES} more" if len(missing) > SHOWN_FILES else ""
+        listed = ", ".join(missing[:SHOWN_FILES]) + more
         raise SourceError(listed, "there is no such file or folder: check the path")
-    parquet = set(patterns_of(log, ["parquet"]))
+    parquet = set(list_patterns(log, ["parquet"]))
     refuse_tables(file for file, path in files if path in parquet and not REMOTE.match(path))
     refuse_repeated(log, files)
     return [file for file, path in files if not REMOTE.match(path)]
@@ -176,7 +178,7 @@ def _table_kind(folder: str) -> str:
     return ""
 
 
-def _shown(pattern: str) -> str:
+def _show_pattern(pattern: str) -> str:
     """Return a pattern without the brackets that `glob.escape` adds."""
     return re.sub(r"\[([*?[])\]", r"\1", pattern)
 
@@ -198,7 +200,7 @@ def named_files(
             if REMOTE.match(path) or _is_file(path):
                 files.append((path, path))
             else:
-                pattern = expanded(path, part.kind)
+                pattern = expand_path(path, part.kind)
                 files += [(file, pattern) for file in _glob(connect, [pattern])]
     return files
 
@@ -221,7 +223,7 @@ def _is_file(path: str) -> bool:
 
 def part_files(connection: Connection, part: Part) -> list[str]:
     """List the files of a part."""
-    patterns = [expanded(path, part.kind) for path in part.value]
+    patterns = [expand_path(path, part.kind) for path in part.value]
     return _glob(lambda: connection, patterns)
 
 
@@ -300,6 +302,41 @@ def missing_extension(name: str) -> str:
     )
 
 
+@contextmanager
+def duckdb_errors(query: str) -> Iterator[None]:
+    """Translate errors of DuckDB, and of the reader of its answers, which are OSErrors."""
+    import duckdb
+    import pyarrow as pa
+
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError) as reason:
+        raise EngineError("DuckDB", query, RuntimeError(first_line(reason))) from reason
+
+
+def count_rows(connection: Connection) -> int:
+    """Return the number of rows of a log."""
+    query = "SELECT count(*) FROM log"
+    with duckdb_errors(query):
+        return int(connection.execute(query).fetchall()[0][0])
+
+
+def read_batches(connection: Connection, query: str, size: int) -> Iterator[pa.RecordBatch]:
+    """Run a query, the only one of its connection, and yield batches of so many rows."""
+    with duckdb_errors(query):
+        reader: Any = connection.sql(query).to_arrow_reader(size)
+        try:
+            yield from reader
+        finally:
+            reader.close()
+
+
+def read_table(connection: Connection, query: str) -> pa.Table:
+    """Run a query and return its whole answer."""
+    with duckdb_errors(query):
+        return connection.sql(query).to_arrow_table()
+
+
 def first_line(reason: Exception) -> str:
     """Return an error of DuckDB in one line, without its picture of the query."""
     text = str(reason).split("\n\nLINE ", maxsplit=1)[0].strip()
@@ -310,10 +347,10 @@ def first_line(reason: Exception) -> str:
     lines = text.split("\n\n", maxsplit=1)[0].splitlines()
     if "CSV Error" in lines[0]:  # the cause is in the lines after it
         return " ".join(lines)
-    return _explained(text) or lines[0]
+    return _explain_error(text) or lines[0]
 
 
-def _explained(text: str) -> str:
+def _explain_error(text: str) -> str:
     """Return advice about a remote place or a table; empty for other errors."""
     status = re.match(r"(?s)(?:HTTP|IO) Error.*?(?:HTTP|status code:) (40[134])\b", text)
     if status is None:

@@ -17,21 +17,21 @@ from poolwise.rows.rules import EXCLUDED, UNKNOWN
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poolwise.log.policy import AnyArray
+    from poolwise.types import AnyArray
 
-Key = tuple[object, ...]  # a row group of a file as it was, and its column of labels
+LabelKey = tuple[object, ...]  # a row group of a file as it was, and its column of labels
 Coded = tuple[list[str | None], "AnyArray"]  # distinct labels, and the index of each row
 MOST_KEPT = 10 << 20  # bytes of labels: those of ten million rows
-FEW = 16  # labels that are counted one after the other
+FEW_LABELS = 16  # labels that are counted one after the other
 CLOSE = 1_024  # difference of integer labels, or from 0, that need not be looked up
 
 
 def constant(label: str, rows: int) -> pa.Array:
     """Return the same label for every row."""
-    return labelled([label], np.zeros(rows, dtype=np.int8))
+    return make_labels([label], np.zeros(rows, dtype=np.int8))
 
 
-def labelled(texts: Sequence[str], indices: AnyArray) -> pa.DictionaryArray:
+def make_labels(texts: Sequence[str], indices: AnyArray) -> pa.DictionaryArray:
     """Return the text of each index; `pa.array` would load pandas, if that is installed."""
     parts = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int32)
@@ -42,14 +42,14 @@ def labelled(texts: Sequence[str], indices: AnyArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(codes, dictionary, safe=False)
 
 
-def coded(labels: pa.ChunkedArray) -> Iterator[Coded]:
+def code_chunks(labels: pa.ChunkedArray) -> Iterator[Coded]:
     """Yield the distinct labels of each chunk as text, and the index of each row in them.
 
     Text as DuckDB writes integers; the last label is None, that of NULL. Integers that are
     small or close to each other are their own indices.
     """
     for chunk in labels.chunks:
-        texts, indices = _integers(chunk) or _encoded(chunk)
+        texts, indices = _integers(chunk) or _encode_chunk(chunk)
         yield [*texts, None], indices.astype(np.min_scalar_type(-1 - len(texts)), copy=False)
 
 
@@ -69,7 +69,7 @@ def _integers(chunk: pa.Array) -> tuple[list[str], AnyArray] | None:
     return texts, np.subtract(numbers.astype(wide), low)
 
 
-def _encoded(chunk: pa.Array) -> tuple[list[str], AnyArray]:
+def _encode_chunk(chunk: pa.Array) -> tuple[list[str], AnyArray]:
     encoded = pa.types.is_dictionary(chunk.type)
     values = chunk if encoded else chunk.dictionary_encode()
     texts, indices = values.dictionary, values.indices
@@ -80,9 +80,9 @@ def _encoded(chunk: pa.Array) -> tuple[list[str], AnyArray]:
     return texts.to_pylist(), np.from_dlpack(indices)
 
 
-def counts_of(labels: Sequence[str | None], indices: AnyArray) -> Counter[str | None]:
+def count_labels(labels: Sequence[str | None], indices: AnyArray) -> Counter[str | None]:
     """Count the rows of each label."""
-    if len(labels) <= FEW:  # the fastest way
+    if len(labels) <= FEW_LABELS:  # the fastest way
         numbers = [np.count_nonzero(indices == k) for k in range(len(labels))]
     else:
         numbers = np.bincount(indices, minlength=len(labels)).tolist()
@@ -92,11 +92,11 @@ def counts_of(labels: Sequence[str | None], indices: AnyArray) -> Counter[str | 
     return +counts
 
 
-def codes_of(labels: pa.ChunkedArray, code: Mapping[str | None, int]) -> AnyArray:
+def find_codes(labels: pa.ChunkedArray, code: Mapping[str | None, int]) -> AnyArray:
     """Return the code of each row's label; `UNKNOWN` without one."""
     kind = np.min_scalar_type(-max(len(code), -EXCLUDED))
     parts = []
-    for texts, indices in coded(labels):
+    for texts, indices in code_chunks(labels):
         by_index = np.array([code.get(text, UNKNOWN) for text in texts], dtype=kind)
         if by_index.itemsize == indices.itemsize == 1:  # the fastest way
             table = by_index.tobytes().ljust(256)
@@ -115,9 +115,9 @@ class KeptLabels:
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._room = most
-        self._kept: dict[Key, pa.ChunkedArray] = {}
+        self._kept: dict[LabelKey, pa.ChunkedArray] = {}
 
-    def keep(self, read: Sequence[tuple[Key, int]], parts: Sequence[Coded]) -> None:
+    def keep(self, read: Sequence[tuple[LabelKey, int]], parts: Sequence[Coded]) -> None:
         """Keep labels, if there is room and none is missing.
 
         Args:
@@ -131,12 +131,12 @@ class KeptLabels:
             if self._room < 0 or (indices >= len(texts)).any():
                 return
             own = np.array(indices)  # not what was read, of which it may be a part
-            chunks.append(labelled(texts, own))
+            chunks.append(make_labels(texts, own))
         first = 0
         for key, rows in read if chunks else ():
             self._kept[key] = pa.chunked_array(chunks).slice(first, rows)
             first += rows
 
-    def get(self, key: Key) -> pa.ChunkedArray | None:
+    def get(self, key: LabelKey) -> pa.ChunkedArray | None:
         """Return the labels of a row group; None if they were not kept."""
         return self._kept.get(key)

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from poolwise.errors import Fault, LogError, UsageError
 from poolwise.moments.pool import Cell, Stratum, list_periods
-from poolwise.moments.tallies import slots_of
+from poolwise.moments.tallies import hash_buckets
 from poolwise.rows.rules import (
     EXCLUDED,
     UNKNOWN,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from sqlglot.expressions import Expr as Expression
 
-    from poolwise.log.policy import IntArray
     from poolwise.rows.rules import PeriodKind, RoleColumns
+    from poolwise.types import IntArray
 
 NO_NAN = "Write the value, or NULL where there is none: rows with NULL can be dropped."
 MOST_SEGMENTS = 100  # intervals that hold together become too wide to be of use
@@ -58,12 +58,13 @@ class Layout:
         shares: Share of each of `crossed` in the mixture.
         targets: Targets, in the order of ``t_*``.
         valued: Targets with a predicted value, in the order of ``v_*``.
+        measures: Other columns that are used as the reward, in the order of ``m_*``.
         propensity: Whether there is a column ``propensity``.
         predicted: Whether there is a column ``predicted_reward``.
         mixture: Whether there is a column ``estimated_mixture``.
         scale: How probabilities are written.
         buckets: Into how many each logger's rows are split: by a column ``bucket`` or
-            ``cluster``, or by a hash of the row's number, at most `moments.tallies.SLOTS`.
+            ``cluster``, or by a hash of the row's number; at most `MOST_BUCKETS`.
         clustered: Whether there is a column ``cluster``, or ``bucket`` in its place.
         excluded: Loggers whose rows are left out.
         drop: Leave bad rows out instead of raising an error.
@@ -78,6 +79,7 @@ class Layout:
     shares: tuple[float, ...]
     targets: tuple[str, ...]
     valued: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
     propensity: bool = True
     predicted: bool = False
     mixture: bool = False
@@ -89,6 +91,11 @@ class Layout:
     period: PeriodKind | None = None
     cells: tuple[Cell, ...] = ()
     period_shares: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def modelled(self) -> int:
+        """Number of measures with predictions: all or none."""
+        return len(self.measures) if self.predicted else 0
 
     @property
     def strata(self) -> tuple[Stratum, ...]:
@@ -131,8 +138,10 @@ class Layout:
             "reward",
             *(f"p_{k}" for k in range(len(self.crossed))),
             *(f"t_{k}" for k in range(len(self.targets))),
-            *(f"v_{k}" for k in range(len(self.valued))),
+            *(f"v_{k}" for k in range(len(self.valued) * (1 + self.modelled))),
+            *(f"r_{k}" for k in range(self.modelled)),
             *(name for name, present in optional.items() if present),
+            *(f"m_{k}" for k in range(len(self.measures))),
         )
 
     @cached_property
@@ -146,7 +155,7 @@ class Layout:
 
     def deal(self, numbers: IntArray) -> IntArray:
         """Return the buckets of rows with these numbers."""
-        return slots_of(numbers) % self.buckets
+        return hash_buckets(numbers) % self.buckets
 
     @cached_property
     def limits(self) -> dict[str, tuple[float, float]]:
@@ -154,7 +163,7 @@ class Layout:
         return {rule.value: rule.limits[:2] for rule in rules(self.columns, self.scale)}
 
 
-def layout_of(
+def plan_layout(
     table: RoleColumns, counts: Mapping[str, int], cells: Mapping[Cell, int] | None = None
 ) -> Layout:
     """Return the layout of a table whose rows have been counted, perhaps by period."""
@@ -167,6 +176,7 @@ def layout_of(
         shares=tuple(parts.get(label, 0) / total for label in table.propensities),
         targets=tuple(table.targets),
         valued=tuple(table.predicted_values),
+        measures=tuple(table.measures),
         propensity=table.propensity is not None,
         predicted=table.predicted_reward is not None,
         mixture=table.mixture is not None,
@@ -237,6 +247,36 @@ def clusters_query(table: RoleColumns) -> exp.Select:
     return exp.select(*most).from_(each.subquery("clusters"))
 
 
+def marks_query(table: RoleColumns, most: int) -> exp.Select:
+    """Select the largest number of rows of a cluster, in each period, with hashes of clusters.
+
+    Each line has one of the `most` smallest hashes of the period.
+    """
+    if table.cluster is None:
+        raise ValueError("the log has no clusters")
+    period = exp.Literal.string("") if table.period is None else table.period.copy()
+    named = {"period": period, "cluster": table.cluster.copy()}
+    labels = [
+        exp.cast(value, "varchar").as_(name, quoted=True) for name, value in named.items()
+    ]
+    count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
+    mark = exp.MD5(this=column("cluster")).as_("mark", quoted=True)
+    each = exp.select(column("period"), mark, count)
+    each = each.from_(exp.select(*labels).from_(table.relation.copy()).subquery("labels"))
+    each = each.group_by(column("period"), column("cluster"))
+    own = {"partition_by": [column("period")]}
+    order = exp.Order(expressions=[exp.Ordered(this=column("mark"))])
+    numbers = {
+        "rows": exp.Window(this=exp.Max(this=column("rows")), **own),
+        "place": exp.Window(this=exp.RowNumber(), **own, order=order),
+    }
+    ranked = exp.select(column("period"), column("mark"))
+    ranked = ranked.select(*(n.as_(name, quoted=True) for name, n in numbers.items()))
+    ranked = ranked.from_(each.subquery("clusters"))
+    query = exp.select(column("period"), column("mark"), column("rows"))
+    return query.from_(ranked.subquery("ranked")).where(column("place") <= most)
+
+
 def requests_query(table: RoleColumns) -> exp.Select:
     """Select the requests of each period, and the fewest and most rows that they have in it."""
     if table.request is None or table.period is None:
@@ -264,7 +304,7 @@ def times_query(logger: Expression, time: str) -> exp.Select:
     return query.group_by(exp.cast(logger.copy(), "varchar"))
 
 
-def cells_of(
+def list_cells(
     lines: Iterable[Mapping[str, Any]], loggers: Sequence[str], table: RoleColumns
 ) -> dict[Cell, int]:
     """Return the rows of each cell: periods in the order of their values, then loggers.

@@ -16,22 +16,38 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from poolwise.errors import ModelError, UsageError, optional_module
-from poolwise.log.policy import index_of
-from poolwise.rows.output import stage
+from poolwise.log.policy import get_index
+from poolwise.progress import stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from poolwise.errors import Finding
-    from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, LabelList
+    from poolwise.log.policy import Batch
+    from poolwise.types import AnyArray, FloatArray, IntArray, LabelList
 
-MIXTURE = "poolwise_mixture"  # column of the estimated mixture
-FOLDS = 5
+MIXTURE = "poolwise_mixture"  # column of the estimated mixture, or of estimated propensities
+MODEL_FOLDS = 5
 FITTED_ROWS = 200_000  # more rows rarely improve a model, but slow it down
 MOST_FITS = 50  # models of periods
 ONE_HOT_COLUMNS = 64  # at most, of a column of text or of the action
 SklearnModel = Any  # a regressor or classifier with scikit-learn's methods
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """Rows of each context, and of each action in it, over all rows with a reward.
+
+    Attributes:
+        context: Hash of the context of each line.
+        played: Hash of its context and action, in ascending order.
+        rows: Number of rows with this context and action.
+    """
+
+    context: AnyArray
+    played: AnyArray
+    rows: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +67,10 @@ class LearnerRows:
         period: Number of each row's period, shape (n,); empty where the log has none.
         mixture: Log-probability under the mixture, where it is logged or was estimated.
         densities: True if actions are numbers with densities.
+        played: Hash of context and action, where propensities are estimated.
+        frequencies: Counts the rows of each of these hashes in the whole log; in a sample
+            only.
+        measures: Other measures of each row, by their text, each of shape (n,).
     """
 
     batch: Batch
@@ -65,6 +85,9 @@ class LearnerRows:
     period: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     mixture: FloatArray | None = None
     densities: bool = False
+    played: AnyArray | None = None
+    frequencies: Callable[[], Frequencies] | None = None
+    measures: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -98,17 +121,19 @@ class Learner:
     name: str
     columns: tuple[str, ...]
     fit: Callable[[LearnerRows, Mapping[str, int]], Fitted]
-    folds: int = FOLDS
+    folds: int = MODEL_FOLDS
     rows: int = FITTED_ROWS
 
 
 @dataclass(frozen=True, eq=False)
 class Extra:
-    """Columns that a question adds to those of the log: of models, or of segments.
+    """Columns that a question adds to those of the log: of metrics, models or segments.
 
     Attributes:
+        measures: Columns or SQL expressions that are used as the reward, besides the log's own.
         predicted_reward: Column or SQL expression of the predicted reward, if any.
         predicted_values: Column or expression of each target's predicted value.
+        predictions: Both for each other measure, whose model is its own.
         mixture: Column of the estimated mixture, if it is estimated.
         segment: Column or SQL expression of the segments, if the question has them.
         learners: Models that fill such columns.
@@ -117,8 +142,10 @@ class Extra:
 
     predicted_reward: str | None = None
     predicted_values: Mapping[str, str] = field(default_factory=dict)
+    predictions: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     mixture: str | None = None
     segment: str | None = None
+    measures: tuple[str, ...] = ()
     learners: tuple[Learner, ...] = ()
     learning: bool = False
 
@@ -133,7 +160,7 @@ class Extra:
         return tuple(name for learner in self.learners for name in learner.columns)
 
 
-NOTHING: Extra = Extra()
+NO_EXTRA: Extra = Extra()
 
 
 # Fits.
@@ -209,16 +236,16 @@ class Features:
 
     def _block(self, name: str, values: AnyArray) -> FloatArray:
         if name in self.labels:
-            return one_hot(index_of(self.labels[name], values), len(self.labels[name]))
+            return one_hot(get_index(self.labels[name], values), len(self.labels[name]))
         return values.reshape(len(values), -1).astype(np.float64)
 
     def index(self, actions: LabelList) -> IntArray:
         """Return the index of each action among those of the sample; -1 if it is missing."""
-        return index_of(self.actions, actions)
+        return get_index(self.actions, actions)
 
     def code(self, actions: LabelList) -> AnyArray:
         """Return the index of each action, or the action itself if it is a number."""
-        return _numbers(np.asarray(actions)) if self.numeric else self.index(actions)
+        return _to_doubles(np.asarray(actions)) if self.numeric else self.index(actions)
 
     def join(self, context: FloatArray, action: AnyArray) -> FloatArray:
         """Append the columns of one action per row, by its code, to the context."""
@@ -262,7 +289,7 @@ def fit_features(
     return Features(tuple(columns), labels, actions, interactions, numeric)
 
 
-def _numbers(actions: AnyArray) -> FloatArray:
+def _to_doubles(actions: AnyArray) -> FloatArray:
     if actions.dtype.kind not in "iuf":
         raise UsageError(f"a model of densities needs numeric actions, got {actions.dtype}")
     return actions.astype(np.float64)

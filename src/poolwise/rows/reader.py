@@ -8,6 +8,7 @@ says so they are left out here.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +23,7 @@ import pyarrow.parquet as pq
 from poolwise.rows.clusters import cluster_buckets
 from poolwise.rows.computed import Computed, Computer
 from poolwise.rows.footers import Footers
-from poolwise.rows.gather import gather, joined
-from poolwise.rows.labels import coded, codes_of, constant, counts_of
+from poolwise.rows.labels import code_chunks, constant, count_labels, find_codes
 from poolwise.rows.layout import BadRowsError
 from poolwise.rows.repeats import Stamp
 from poolwise.rows.rules import EXCLUDED, GAP, UNKNOWN
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import AnyArray
-    from poolwise.rows.labels import Coded, Key
+    from poolwise.rows.labels import Coded, LabelKey
     from poolwise.rows.layout import Layout
+    from poolwise.types import AnyArray
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -44,6 +44,11 @@ RowArrays = tuple["AnyArray", dict[str, "AnyArray"]]  # groups, and numbers by c
 QUERY_ROWS = 131_072  # rows of one piece of a query
 LABELLED = 524_288  # rows whose labels are read together
 BUFFER = 1 << 16  # bytes of a file that are read at once: they stay in the cache
+GATHERED = 65_536  # rows of small pieces that are read together
+WIDE = 10  # columns of joined tables: to copy wider ones takes longer than it saves
+LAST_PARTS = 4  # a task takes at most this part of the rows that are left
+MOST_GATHERED = 1_048_576  # rows of a thread before its sums are added to those of others
+MEASURES = re.compile(r"reward|m_\d+")  # columns of a layout
 LARGE_GROUP = 8_000_000  # values of a row group that is not read at once: 64 MB
 
 
@@ -113,29 +118,43 @@ class Reader:
         wanted = {name: self.columns[name] for name in names if name in self.columns}
         wanted |= self._compute.computed.operands(names)
         sources = list(dict.fromkeys(wanted.values()))
-        for label, neighbours in groupby(pieces, _label):
-            tables = (table for piece in neighbours for table in self._tables(piece, sources))
-            for table in joined(tables):
-                named = _renamed(table, wanted, label) if self.columns else table
+        width = self._width(names)
+        for label, neighbours in groupby(pieces, _piece_label):
+            tables = (
+                table for piece in neighbours for table in self._tables(piece, sources, width)
+            )
+            for table in join_tables(tables, width=width):
+                named = _rename_columns(table, wanted, label) if self.columns else table
                 yield self._compute(named, names)
+
+    def _width(self, names: Sequence[str]) -> int:
+        """Count the columns that are read, with one for the reward and all other measures."""
+        rest = [name for name in names if not MEASURES.fullmatch(name)]
+        sources = {self.columns[name] for name in rest if name in self.columns}
+        return 1 + len(sources.union(self._compute.computed.operands(rest).values()))
 
     def labels(self, pieces: Iterable[Piece]) -> list[Coded]:
         """Read the labels of neighbouring pieces; keep those of files for later passes."""
         name = self.columns.get("logger", "logger")
-        read: list[tuple[Key, int]] = []
+        read: list[tuple[LabelKey, int]] = []
 
         def tables() -> Iterator[pa.Table]:
             for piece in pieces:
-                yield from self._tables(piece, [name])
+                yield from self._tables(piece, [name], 1)
                 if isinstance(piece, RowGroup):
                     read.append((self._key(piece), piece.num_rows))
 
-        parts = [part for table in joined(tables()) for part in coded(table.column(name))]
+        parts = [
+            part for table in join_tables(tables()) for part in code_chunks(table.column(name))
+        ]
         self._footers.labels.keep(read, parts)
         return parts
 
-    def _tables(self, piece: Piece, names: list[str]) -> Iterator[pa.Table]:
-        """Read columns of a row group; a table in memory as it is, chunk by chunk."""
+    def _tables(self, piece: Piece, names: list[str], width: int) -> Iterator[pa.Table]:
+        """Read columns of a row group; a table in memory as it is, chunk by chunk.
+
+        Where tables end depends on `width`, so that no number depends on other measures.
+        """
         if not isinstance(piece, RowGroup):
             yield from (pa.Table.from_batches([batch]) for batch in piece.to_batches())
             return
@@ -146,7 +165,7 @@ class Reader:
         kept = self._kept(piece, names)
         read = [name for name in names if kept is None or name != self.columns["logger"]]
         first = 0
-        for table in self._columns_of(piece, read):
+        for table in self._read_columns(piece, read, width):
             if table.num_columns < len(read):
                 raise pa.ArrowInvalid(f"{piece.path} has lost a column since it was opened")
             if kept is not None:
@@ -169,21 +188,23 @@ class Reader:
         )
         self._path, self._stamp = path, footer.stamp
 
-    def _columns_of(self, piece: RowGroup, names: list[str]) -> Iterator[pa.Table]:
+    def _read_columns(
+        self, piece: RowGroup, names: list[str], width: int
+    ) -> Iterator[pa.Table]:
         if piece.head:
             batches = self._file.iter_batches(
                 piece.head, [piece.group], names, use_threads=False
             )
             yield pa.Table.from_batches([next(batches)])
             return
-        if piece.num_rows * len(names) <= LARGE_GROUP:
+        if piece.num_rows * width <= LARGE_GROUP:
             yield self._file.read_row_group(piece.group, columns=names, use_threads=False)
             return
-        rows = max(LARGE_GROUP // 8 // len(names), 1)
+        rows = max(LARGE_GROUP // 8 // width, 1)
         for batch in self._file.iter_batches(rows, [piece.group], names, use_threads=False):
             yield pa.Table.from_batches([batch])
 
-    def _key(self, piece: RowGroup) -> Key:
+    def _key(self, piece: RowGroup) -> LabelKey:
         return self._stamp, piece.group, self.columns["logger"]
 
     def _kept(self, piece: RowGroup, names: list[str]) -> pa.ChunkedArray | None:
@@ -195,12 +216,12 @@ class Reader:
         return self._footers.labels.get(self._key(piece))
 
 
-def _label(piece: Piece) -> str | None:
+def _piece_label(piece: Piece) -> str | None:
     """Return the label of all rows of a file; None where a column has it."""
     return piece.logger if isinstance(piece, RowGroup) else None
 
 
-def _renamed(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> pa.Table:
+def _rename_columns(table: pa.Table, wanted: Mapping[str, str], label: str | None) -> pa.Table:
     """Return the columns of a table under the names of a layout, with the label of all rows."""
     of_source = {source: name for name, source in wanted.items()}
     if wanted and label is None and len(of_source) == len(wanted):  # fastest, for small files
@@ -220,12 +241,12 @@ def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
 
     def count(pieces: Sequence[Piece]) -> Counter[str | None]:
         counts: Counter[str | None] = Counter()
-        for label, neighbours in groupby(pieces, _label):
+        for label, neighbours in groupby(pieces, _piece_label):
             if label is not None:
                 counts[label] += sum(piece.num_rows for piece in neighbours)
                 continue
             for part in own.value.labels(neighbours):
-                counts += counts_of(*part)
+                counts += count_labels(*part)
         return counts
 
     pieces = list(stream.pieces)
@@ -235,7 +256,7 @@ def label_counts(stream: Stream, threads: int) -> list[Counter[str | None]]:
     return list(in_order(count, (together for together, _ in gathered), threads))
 
 
-def numbered(stream: Stream) -> Iterator[tuple[Piece, int]]:
+def number_pieces(stream: Stream) -> Iterator[tuple[Piece, int]]:
     """Yield pieces with the number of rows before each."""
     first_row = 0
     for piece in stream.pieces:
@@ -286,11 +307,11 @@ def to_rows(
         size: Rows of one result.
     """
     for table in tables:
-        codes = codes_of(table.column("logger"), layout.codes)
-        columns = {name: _numbers(table.column(name)) for name in layout.columns}
+        codes = find_codes(table.column("logger"), layout.codes)
+        columns = {name: _read_values(table.column(name)) for name in layout.columns}
         strata = _strata(table, codes, layout)
         groups = _groups(table, strata, layout, first_row)
-        used = _labelled(table, strata)
+        used = _is_labelled(table, strata)
         if layout.drop:
             used &= good_rows(codes, columns, layout)
         elif not used.all():
@@ -318,11 +339,11 @@ def _strata(table: pa.Table, codes: AnyArray, layout: Layout) -> AnyArray:
     if not layout.cells:
         known = table.column("period").is_valid().to_numpy()
         return np.where(known | (codes < 0), codes, UNKNOWN)
-    periods = codes_of(table.column("period"), layout.period_codes)
+    periods = find_codes(table.column("period"), layout.period_codes)
     return np.where(codes < 0, codes, layout.cell_numbers[periods, codes])
 
 
-def _numbers(column: pa.ChunkedArray) -> AnyArray:
+def _read_values(column: pa.ChunkedArray) -> AnyArray:
     """Return values for NumPy, without a copy where they are adjacent; nulls are NaN.
 
     `to_numpy` of a number without nulls would load pandas, if that is installed.
@@ -341,7 +362,7 @@ def _groups(table: pa.Table, codes: AnyArray, layout: Layout, first_row: int) ->
     if layout.buckets == 1:
         return codes
     if "bucket" in names:
-        buckets = _numbers(table.column("bucket"))
+        buckets = _read_values(table.column("bucket"))
     elif "cluster" in names:
         buckets = cluster_buckets(table.column("cluster"), layout.buckets)
     else:
@@ -349,12 +370,12 @@ def _groups(table: pa.Table, codes: AnyArray, layout: Layout, first_row: int) ->
     return buckets.astype(np.int64) * len(layout.strata) + codes
 
 
-def _labelled(table: pa.Table, strata: AnyArray) -> NDArray[np.bool]:
+def _is_labelled(table: pa.Table, strata: AnyArray) -> NDArray[np.bool]:
     """Return True for rows that keep the rules of labels: each one is known."""
     known = np.asarray(strata != UNKNOWN)
     names = table.schema.names
     if "no_cluster" in names:
-        known &= _numbers(table.column("no_cluster")) == 0.0
+        known &= _read_values(table.column("no_cluster")) == 0.0
     elif "cluster" in names and table.column("cluster").null_count:
         known &= table.column("cluster").is_valid().to_numpy()
     return known
@@ -366,13 +387,15 @@ def good_rows(
     """Return True for rows that keep the rules of numbers; NaN breaks each."""
     good = np.ones(len(codes), dtype=bool)
     for name, (low, top) in layout.limits.items():
-        values = columns[name] if name in columns else _derived(name, codes, columns, layout)
+        values = (
+            columns[name] if name in columns else _derive_columns(name, codes, columns, layout)
+        )
         if len(values) and not (values.min() >= low and values.max() <= top):
             good &= (values >= low) & (values <= top)
     return good
 
 
-def _derived(
+def _derive_columns(
     name: str, codes: AnyArray, columns: Mapping[str, AnyArray], layout: Layout
 ) -> AnyArray:
     """Return the probability under each row's own logger, or the logged one less it.
@@ -388,3 +411,65 @@ def _derived(
                 with np.errstate(invalid="ignore"):  # inf - inf: outside of the limits
                     values[rows] -= columns["propensity"].take(rows)
     return values
+
+
+# Small pieces together: a pass over a batch has a fixed cost, which few rows do not repay.
+
+
+def gather(
+    pieces: Iterable[tuple[Piece, int]], rows: int = GATHERED, total: int | None = None
+) -> Iterator[tuple[list[Piece], int]]:
+    """Yield neighbouring pieces together, up to so many rows, with the rows before them.
+
+    Fewer towards the end, if the rows of all pieces are known: threads end at about the same
+    time.
+
+    >>> small = [(pa.table({"x": [0] * n}), first) for n, first in ((2, 0), (3, 2), (4, 5))]
+    >>> [(len(pieces), first) for pieces, first in gather(small, 5)]
+    [(2, 0), (1, 5)]
+    """
+    together: list[Piece] = []
+    first = count = 0
+    for piece, first_row in pieces:
+        left = rows if total is None else max((total - first_row) // LAST_PARTS, GATHERED)
+        if together and count + piece.num_rows > min(rows, left):
+            yield together, first
+            together, count = [], 0
+        first = first if together else first_row
+        together.append(piece)
+        count += piece.num_rows
+    if together:
+        yield together, first
+
+
+def join_tables(
+    tables: Iterable[pa.Table], rows: int = GATHERED, width: int = 0
+) -> Iterator[pa.Table]:
+    """Yield small neighbours of one schema as one table, up to so many rows.
+
+    Tables of many rows and columns are not joined; `width` replaces their number of columns.
+
+    >>> tables = [pa.table({"x": [0] * n}) for n in (2, 3, 4, 9, 1)]
+    >>> [table.num_rows for table in join_tables(tables, 5)]
+    [5, 4, 9, 1]
+    """
+    small: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        if small and (
+            count + table.num_rows > rows or not table.schema.equals(small[0].schema)
+        ):
+            yield _join_tables(small)
+            small, count = [], 0
+        wide = table.num_rows * (width or table.num_columns) >= WIDE * rows
+        if table.num_rows >= rows or wide:  # not held while the next one is read
+            yield table
+        else:
+            small.append(table)
+            count += table.num_rows
+    if small:
+        yield _join_tables(small)
+
+
+def _join_tables(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).combine_chunks() if len(tables) > 1 else tables[0]

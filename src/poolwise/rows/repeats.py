@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from poolwise.log.log import Log
-    from poolwise.log.policy import IntArray
+    from poolwise.types import IntArray
 
 PROBED = 512  # bytes of the middle of a file
 COUNTED = 16_384  # rows of a file whose contents are counted
 BYTES = 1 << 22  # of a file of text that are looked at
-PARQUET = b"PAR1"  # first bytes of such a file
+PARQUET_MARK = b"PAR1"  # first bytes of such a file
 CHANCE = math.log(1e-6)  # that some files of a log are equal by coincidence
 LEAST_ALIKE = 0.2  # probability that two runs of rows have the same length
 REMOTE = re.compile(r"\w+://")
@@ -48,7 +48,7 @@ Stamp = tuple[int, ...]  # changes whenever a file does
 LINE = re.compile(rb"\n|(?<=\}),")  # ends of rows, also in an array of JSON
 
 
-def stamp_of(path: str) -> Stamp:
+def stamp_file(path: str) -> Stamp:
     """Return the device, inode, size and time of a file."""
     status = os.stat(path)  # noqa: PTH116 - thousands of files
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -72,7 +72,7 @@ def refuse_repeated(log: Log, files: Sequence[tuple[str, str]]) -> None:
         files: Its files and remote paths, each with the path or glob that names it.
     """
     seen: dict[Hashable, tuple[str, str]] = {}
-    for key, name, path in _identified(log, files):
+    for key, name, path in _identify_sources(log, files):
         if key in seen:
             first, other = seen[key]
             linked = first != name and other == path
@@ -85,12 +85,12 @@ def refuse_repeated(log: Log, files: Sequence[tuple[str, str]]) -> None:
         seen[key] = name, path
 
 
-def _identified(
+def _identify_sources(
     log: Log, files: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[Hashable, str, str]]:
     """Yield what identifies each source, its name, and the path or glob that names it."""
     for file, path in files:
-        yield file if REMOTE.match(file) else stamp_of(file), repr(file), path
+        yield file if REMOTE.match(file) else stamp_file(file), repr(file), path
     for part in log.parts:
         if part.kind == "frame":
             yield id(part.value), "a frame", ""
@@ -104,15 +104,15 @@ def equal_files(files: Sequence[str]) -> list[list[str]]:
     groups: list[list[str]] = []
     pairs = math.log(max(1, len(files) * (len(files) - 1) / 2))
     try:
-        for size in _alike(files, _size):  # many files of about one size
-            for same in _alike(size, partial(_middle, middle=_size(size[0]) // 2)):
-                groups += _alike(same, _digest)
-        return [g for g in sorted(groups) if pairs + chance_of(row_codes(g[0])) < CHANCE]
+        for size in _group_files(files, _file_size):  # many files of about one size
+            for same in _group_files(size, partial(_middle, middle=_file_size(size[0]) // 2)):
+                groups += _group_files(same, _digest)
+        return [g for g in sorted(groups) if pairs + find_chance(row_codes(g[0])) < CHANCE]
     except OSError as reason:  # a file is gone
         raise SourceError(repr(reason.filename), str(reason.strerror)) from reason
 
 
-def _alike(files: Sequence[str], key: Callable[[str], Hashable]) -> list[list[str]]:
+def _group_files(files: Sequence[str], key: Callable[[str], Hashable]) -> list[list[str]]:
     """Return the groups of several files with the same key."""
     groups: dict[Hashable, list[str]] = {}
     for file in files:
@@ -120,7 +120,7 @@ def _alike(files: Sequence[str], key: Callable[[str], Hashable]) -> list[list[st
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _size(file: str) -> int:
+def _file_size(file: str) -> int:
     return os.stat(file).st_size  # noqa: PTH116 - thousands of files
 
 
@@ -142,7 +142,7 @@ def row_codes(file: str) -> IntArray:
     a text, which may be a header.
     """
     with pa.input_stream(file) as opened:  # decompressed
-        if opened.read(len(PARQUET)) != PARQUET:
+        if opened.read(len(PARQUET_MARK)) != PARQUET_MARK:
             lines = LINE.split(opened.read(BYTES))[1:-1][:COUNTED]
             numbers = {line: k for k, line in enumerate(dict.fromkeys(lines))}
             return np.array([numbers[line] for line in lines], dtype=np.int64)
@@ -160,13 +160,13 @@ def row_codes(file: str) -> IntArray:
     return codes
 
 
-def chance_of(codes: IntArray) -> float:
+def find_chance(codes: IntArray) -> float:
     """Return the logarithm of the probability that two files have these rows by chance.
 
     >>> coins = np.repeat([0, 1], 500)
-    >>> round(float(np.exp(chance_of(coins))), 3)  # sorted
+    >>> round(float(np.exp(find_chance(coins))), 3)  # sorted
     0.018
-    >>> chance_of(np.random.default_rng(0).permutation(coins)) < -400
+    >>> find_chance(np.random.default_rng(0).permutation(coins)) < -400
     True
     """
     from scipy.special import ive

@@ -23,12 +23,12 @@ import numpy as np
 
 from poolwise.errors import Finding, ModelError, PolicyError, RefusedError, UsageError
 from poolwise.log.adapters import as_policy
-from poolwise.log.densities import can_draw, drawn
-from poolwise.log.eligible import restricted
-from poolwise.log.policy import AnyArray, Batch, Distribution, FloatArray, is_distribution
+from poolwise.log.densities import can_draw, draw_actions
+from poolwise.log.eligible import restrict_policy
+from poolwise.log.policy import Batch, Distribution, is_distribution
 from poolwise.rows.learners import (
     FITTED_ROWS,
-    FOLDS,
+    MODEL_FOLDS,
     Extra,
     Features,
     Learner,
@@ -40,17 +40,19 @@ from poolwise.rows.learners import (
     rows_by_fold,
 )
 from poolwise.rows.score import checked_distribution
+from poolwise.types import AnyArray, FloatArray
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from poolwise.log.policy import IntArray, Policy, PolicyLike
+    from poolwise.log.policy import Policy, PolicyLike
     from poolwise.rows.learners import LearnerRows
+    from poolwise.types import IntArray
 
 PREDICTED_REWARD, PREDICTED_VALUE = "poolwise_predicted_reward", "poolwise_predicted_value"
-DRAWS = 32  # actions of each row and target with a density
+DENSITY_DRAWS = 32  # actions of each row and target with a density
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly between whole numbers
-TOLERANCE = 0.01  # of the integral of a density
+INTEGRAL_TOLERANCE = 0.01  # of the integral of a density
 CELLS = 1 << 22  # numbers in one matrix of features: 32 MB
 Predict = Callable[[FloatArray], FloatArray]
 RewardsOf = Callable[[AnyArray], FloatArray]  # predicted rewards of one action per row, by code
@@ -98,10 +100,10 @@ class RewardModel:
     """
 
     model: SklearnModel
-    folds: int = FOLDS
+    folds: int = MODEL_FOLDS
     rows: int = FITTED_ROWS
     interactions: bool = False
-    draws: int = DRAWS
+    draws: int = DENSITY_DRAWS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -126,19 +128,25 @@ def model_extra(
     eligible: str | None = None,
     *,
     densities: bool = False,
+    measures: Sequence[str] = (),
 ) -> Extra:
     """Return the columns of a reward model; reject targets without a list of actions.
 
-    Targets with densities must be able to draw actions.
+    Targets with densities must be able to draw actions. Each of the measures has a model of
+    its own.
     """
     if isinstance(model, GivenModel):
-        return _logged(model, targets)
+        if measures:
+            raise UsageError(
+                "a GivenModel predicts one reward, and `metrics` have several: pass a "
+                "regressor, which is fitted to each of them, or leave `model` out"
+            )
+        return _read_columns(model, targets)
     settings = model if isinstance(model, RewardModel) else RewardModel(model)
     policies = {
-        name: restricted(as_policy(target, role=f"target {name!r}"), eligible)
+        name: restrict_policy(as_policy(target, role=f"target {name!r}"), eligible)
         for name, target in targets.items()
     }
-    columns = {name: f"{PREDICTED_VALUE}_{k}" for k, name in enumerate(targets)}
     serves = can_draw if densities else is_distribution
     lacking = [repr(name) for name, policy in policies.items() if not serves(policy)]
     if lacking:
@@ -149,18 +157,21 @@ def model_extra(
             f"logged one. Pass {kinds}, or the predictions themselves: "
             "GivenModel(predicted_reward='q', predicted_value={'candidate': 'v'}).",
         )
-    served = {columns[name]: policy for name, policy in policies.items()}
-    learner = Learner(
-        "reward model",
-        (PREDICTED_REWARD, *served),
-        partial(fit_reward, settings, served),
-        settings.folds,
-        settings.rows,
-    )
-    return Extra(PREDICTED_REWARD, columns, learners=(learner,))
+    learners, columns = [], {}
+    for place, measure in enumerate(("", *measures)):
+        logged = f"{PREDICTED_REWARD}_{place}" if place else PREDICTED_REWARD
+        begin = f"{PREDICTED_VALUE}_{place}_" if place else f"{PREDICTED_VALUE}_"
+        values = {name: f"{begin}{k}" for k, name in enumerate(targets)}
+        served = {values[name]: policy for name, policy in policies.items()}
+        fit = partial(fit_reward, settings, served, measure=measure, logged=logged)
+        learner = Learner("reward model", (logged, *served), fit, settings.folds, settings.rows)
+        learners.append(learner)
+        columns[measure] = (logged, values)
+    own = columns.pop("")
+    return Extra(*own, predictions=columns, learners=tuple(learners))
 
 
-def _logged(model: GivenModel, targets: Mapping[str, PolicyLike]) -> Extra:
+def _read_columns(model: GivenModel, targets: Mapping[str, PolicyLike]) -> Extra:
     values = model.predicted_value
     if isinstance(values, str):
         if len(targets) > 1:
@@ -179,9 +190,21 @@ def fit_reward(
     targets: Mapping[str, Policy],
     sample: LearnerRows,
     counts: Mapping[str, int],
+    measure: str = "",
+    logged: str = PREDICTED_REWARD,
 ) -> FittedReward:
-    """Fit a model for each fold or period; `targets` are named by the column of their value."""
-    interactions, reward, numeric = settings.interactions, sample.reward, sample.densities
+    """Fit a model for each fold or period.
+
+    Args:
+        settings: The model.
+        targets: Policies, by the column of their value.
+        sample: Rows to fit to.
+        counts: Number of rows of each logger.
+        measure: Measure that is used as the reward; empty for the log's own.
+        logged: Column of the predicted reward of the logged action.
+    """
+    interactions, numeric = settings.interactions, sample.densities
+    reward = sample.measures[measure] if measure else sample.reward
     columns = sample.features
     features = fit_features(sample.batch, columns, interactions=interactions, numeric=numeric)
     average: Average = OverDensities(targets, settings.draws, settings.seed)
@@ -194,7 +217,7 @@ def fit_reward(
     )
     total = sum(counts.values())
     default = _constant(reward[:0] if by_period else reward)
-    return FittedReward(features, models, default, average, len(sample), total)
+    return FittedReward(features, models, default, average, len(sample), total, logged)
 
 
 def _few(labels: Sequence[Hashable]) -> str:
@@ -234,6 +257,7 @@ class FittedReward:
         average: Averages predictions over the actions of each target.
         sampled: Rows that the models were fitted to.
         total: All rows.
+        logged: Column of the predicted reward of the logged action.
     """
 
     features: Features
@@ -242,9 +266,10 @@ class FittedReward:
     average: Average
     sampled: int
     total: int
+    logged: str = PREDICTED_REWARD
 
     def __call__(self, rows: LearnerRows) -> dict[str, FloatArray]:
-        names = (PREDICTED_REWARD, *self.average.targets)
+        names = (self.logged, *self.average.targets)
         columns = {name: np.zeros(len(rows)) for name in names}
         for unit, chosen in rows_by_fold(rows.units):
             model = self.models.get(unit, self.default)
@@ -257,7 +282,7 @@ class FittedReward:
         """Predict the logged action, and the mean over each target's actions."""
         ask = partial(self._ask, model, self.features.context(batch))
         logged = ask(self.features.code(batch.action))
-        return {PREDICTED_REWARD: logged, **self.average(ask, batch, number)}
+        return {self.logged: logged, **self.average(ask, batch, number)}
 
     def _ask(self, model: Predict, context: FloatArray, action: AnyArray) -> FloatArray:
         """Predict the rewards of one action per row, in matrices of at most `CELLS` numbers."""
@@ -348,7 +373,7 @@ class OverDensities:
     """
 
     targets: Mapping[str, Policy]
-    draws: int = DRAWS
+    draws: int = DENSITY_DRAWS
     seed: int = 0
 
     def __call__(self, ask: RewardsOf, batch: Batch, number: IntArray) -> dict[str, FloatArray]:
@@ -363,7 +388,7 @@ class OverDensities:
     ) -> FloatArray:
         value, mass = np.zeros(len(batch)), np.zeros(len(batch))
         for level in levels(number, self.draws, self.seed):
-            action, weight = drawn(policy, batch, level)
+            action, weight = draw_actions(policy, batch, level)
             value += weight * ask(action)
             mass += weight
         _refuse_mass(policy, mass / self.draws)
@@ -387,7 +412,7 @@ def levels(number: IntArray, draws: int, seed: int = 0) -> Iterator[FloatArray]:
 def _refuse_mass(policy: Policy, mass: FloatArray) -> None:
     """Reject a density whose integral over its support is not 1."""
     total, noise = mass.mean(), mass.std() / math.sqrt(len(mass))
-    if abs(total - 1) > TOLERANCE + 4 * noise:
+    if abs(total - 1) > INTEGRAL_TOLERANCE + 4 * noise:
         reason = f"needs a density with integral 1 over its support, got {total:.3g}"
         raise PolicyError(type(policy).__name__, reason)
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sqlglot import exp
 
+from poolwise.rows.entries import EXCESS, REFERENCES, as_written, list_entries
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 LARGEST_DOUBLE, SMALLEST_DOUBLE = sys.float_info.max, 5e-324  # both positive
 UNKNOWN, EXCLUDED = -1, -2  # codes of rows that belong to no logger or cell of a layout
 PeriodKind = Literal["period", "segment"]
-NUMBERED = re.compile(r"^([ptv])_\d+$")  # columns of a role that several policies have
+NUMBERED = re.compile(r"^([ptvmr])_\d+$")  # columns of a role that there may be several of
 OWN, GAP = "own", "gap"  # probability under the row's own logger, and the logged one less it
 
 
@@ -71,11 +73,11 @@ class RuleLimits(NamedTuple):
 NULL, INFINITE = "is null or not a number", "is infinite or NaN"
 
 
-def _label(_: Scale) -> RuleLimits:
+def _label_limits(_: Scale) -> RuleLimits:
     return RuleLimits(-math.inf, math.inf, {"null": "is null", "unknown": "is unknown"})
 
 
-def _finite(_: Scale) -> RuleLimits:
+def _finite_limits(_: Scale) -> RuleLimits:
     return RuleLimits(-LARGEST_DOUBLE, LARGEST_DOUBLE, {"null": NULL, "infinite": INFINITE})
 
 
@@ -88,7 +90,7 @@ def _probability(scale: Scale) -> RuleLimits:
     return RuleLimits(low, scale.top, {"null": NULL, "outside": outside})
 
 
-def _positive(scale: Scale) -> RuleLimits:
+def _positive_limits(scale: Scale) -> RuleLimits:
     """Return the limits of a divisor; each way to break them is a different mistake."""
     low, below = SMALLEST_DOUBLE, "is 0 or negative"
     if scale.logs:
@@ -106,19 +108,32 @@ def _small(scale: Scale) -> RuleLimits:
 
 # What a message calls each role, and its limits, in the order in which faults are reported.
 RULES: Mapping[str, tuple[str, Callable[[Scale], RuleLimits]]] = {
-    "logger": ("the logger", _label),
-    "period": ("the {kind}", _label),
-    "cluster": ("the cluster", _label),
-    "reward": ("the reward", _finite),
-    "propensity": ("the {log}propensity", _positive),
+    "logger": ("the logger", _label_limits),
+    "period": ("the {kind}", _label_limits),
+    "cluster": ("the cluster", _label_limits),
+    "reward": ("the reward", _finite_limits),
+    "m": ("the metric {label!r}", _finite_limits),
+    "propensity": ("the {log}propensity", _positive_limits),
     "p": ("the {scale} under logger {label!r}", _probability),
     "t": ("the {scale} of target {label!r}", _probability),
     GAP: ("the logged propensity", _small),
-    "estimated_mixture": ("the {scale} under the mixture", _positive),
-    "v": ("the predicted value", _finite),
-    "predicted_reward": ("the predicted reward", _finite),
+    "estimated_mixture": ("the {scale} under the mixture", _positive_limits),
+    "v": ("the predicted value", _finite_limits),
+    "predicted_reward": ("the predicted reward", _finite_limits),
+    "r": ("the predicted reward of {label!r}", _finite_limits),
 }
-LABELS = frozenset(role for role, (_, limits) in RULES.items() if limits is _label)
+# Faults of the distribution that a probability is an entry of.
+ENTRIES = {
+    "lacking": "has no entry, and the other entries do not sum to 1",
+    "spoilt": "is from numbers that are not a distribution: one is NULL, NaN or negative, "
+    f"lists differ in length, or the sum is above {1 + EXCESS:g}",
+}
+REMEDIES = {
+    "lacking": "If an action without an entry has probability 0, write coalesce({name}, 0) in "
+    "place of the column. ",
+    "spoilt": "Check that {name} holds probabilities, not scores. ",
+}
+LABELS = frozenset(role for role, (_, limits) in RULES.items() if limits is _label_limits)
 
 
 @dataclass(frozen=True)
@@ -173,8 +188,11 @@ class RoleColumns:
         bucket: Integer that splits each logger's rows into groups, if wanted.
         scale: How probabilities are written.
         drop: Leave bad rows out instead of counting them.
+        measures: Other columns that are used as the reward, by their text.
         predicted_reward: Predicted reward of the logged action, if there is a reward model.
         predicted_values: Predicted value of each target.
+        measure_values: The same for each of the measures, if there is a model of each.
+        measure_rewards: Predicted reward of each of the measures, likewise.
         mixture: Probability under the mixture where it was estimated; None where it
             follows from `propensities`.
         action: Logged action, if its propensities are audited.
@@ -197,8 +215,11 @@ class RoleColumns:
     bucket: Expression | None = None
     scale: Scale = field(default_factory=Scale)
     drop: bool = False
+    measures: Mapping[str, Expression] = field(default_factory=dict)
     predicted_reward: Expression | None = None
     predicted_values: Mapping[str, Expression] = field(default_factory=dict)
+    measure_values: tuple[Expression, ...] = ()
+    measure_rewards: tuple[Expression, ...] = ()
     mixture: Expression | None = None
     action: Expression | None = None
     eligible: Expression | None = None
@@ -208,16 +229,19 @@ class RoleColumns:
     @property
     def predictions(self) -> dict[str, Expression]:
         """Expressions of the reward model, by their names in `rows`."""
-        values = {f"v_{k}": v for k, v in enumerate(self.predicted_values.values())}
+        every = (*self.predicted_values.values(), *self.measure_values)
+        values = {f"v_{k}": v for k, v in enumerate(every)}
+        values |= {f"r_{k}": v for k, v in enumerate(self.measure_rewards)}
         if self.predicted_reward is not None:
             values["predicted_reward"] = self.predicted_reward
         return values
 
     @property
     def policies(self) -> dict[str, str]:
-        """Loggers and targets, by the columns of their probabilities in `rows`."""
+        """Loggers, targets and measures, by their columns in `rows`."""
         loggers = {f"p_{k}": label for k, label in enumerate(self.propensities)}
-        return loggers | {f"t_{k}": name for k, name in enumerate(self.targets)}
+        measures = {f"{c}_{k}": text for c in "mr" for k, text in enumerate(self.measures)}
+        return loggers | {f"t_{k}": name for k, name in enumerate(self.targets)} | measures
 
     @property
     def numbers(self) -> dict[str, Expression]:
@@ -229,6 +253,7 @@ class RoleColumns:
             "propensity": self.propensity,
             **self.predictions,
             "estimated_mixture": self.mixture,
+            **{f"m_{k}": value for k, value in enumerate(self.measures.values())},
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -247,12 +272,14 @@ class Breach(NamedTuple):
         broken: Condition that is true of the rows with this fault.
         shown: Columns of `rows` worth showing in an example.
         scaled: Number that may be on another scale, such as percentages.
+        advice: Remedy of this fault alone.
     """
 
     text: str
     broken: Expression
     shown: tuple[str, ...]
     scaled: Expression | None = None
+    advice: str = ""
 
 
 def number(value: float) -> Expression:
@@ -297,6 +324,26 @@ def rows(table: RoleColumns) -> exp.Select:
     return exp.select(*columns).from_(table.relation.copy())
 
 
+def checked_rows(table: RoleColumns) -> exp.Select:
+    """Select the rows, and what is wrong with the distributions of their probabilities."""
+    ways = {
+        f"{way}_{role}": case(_entry_fault(way, value), number(1.0), number(0.0))
+        for role, value in table.numbers.items()
+        if _has_entries(role, table)
+        for way in ENTRIES
+    }
+    query = rows(table).select(*(value.as_(name, quoted=True) for name, value in ways.items()))
+    if not ways or table.action is None:
+        return query
+    return query.select(exp.cast(table.action.copy(), "varchar").as_("action", quoted=True))
+
+
+def _entry_fault(way: str, value: Expression) -> Expression:
+    """Return the condition of a fault of the distributions in an expression."""
+    found = [e.is_lacking if way == "lacking" else e.is_spoilt for e in list_entries(value)]
+    return exp.or_(*(exp.func("coalesce", broken, exp.false()) for broken in found))
+
+
 def row_steps(table: RoleColumns) -> list[tuple[str, exp.Select]]:
     """Return the rows under fixed names; bad ones are left out where the table says so."""
     steps = [("rows", rows(table))]
@@ -319,6 +366,12 @@ def without(table: RoleColumns, logger: str) -> RoleColumns:
         propensities={k: v for k, v in table.propensities.items() if k != logger},
         labels=tuple(label for label in table.labels if label != logger),
     )
+
+
+def measured_by(table: RoleColumns, measure: str) -> RoleColumns:
+    """Let a measure and the reward change places, so that the same rows are good."""
+    swapped = {**table.measures, measure: table.reward}
+    return replace(table, reward=table.measures[measure], measures=swapped)
 
 
 def zero_missing(table: RoleColumns, loggers: tuple[str, ...]) -> RoleColumns:
@@ -363,16 +416,20 @@ def breaches(table: RoleColumns) -> list[Breach]:
             label=table.policies.get(rule.value),
         )
         shown = {OWN: ("propensity",), GAP: ("propensity", OWN)}.get(rule.value, (rule.value,))
-        for way, text in rule.limits.faults.items():
+        faults = rule.limits.faults
+        if _has_entries(rule.value, table):
+            faults, shown = {**ENTRIES, **faults}, (*shown, "action")
+        for way, text in faults.items():
             if way == "unknown" and not (rule.value == "logger" and table.labels):
                 continue
-            scaled = _value(rule, table) if way in {"below", "above", "outside"} else None
+            scaled = _rule_value(rule, table) if way in {"below", "above", "outside"} else None
             broken = _condition(way, rule, table)
-            listed.append(Breach(f"{what} {text}", broken, shown, scaled))
+            advice = _entry_advice(way, table.roles.get(rule.value))
+            listed.append(Breach(f"{what} {text}", broken, shown, scaled, advice))
     return listed
 
 
-def _value(rule: Rule, table: RoleColumns) -> Expression:
+def _rule_value(rule: Rule, table: RoleColumns) -> Expression:
     if rule.value == GAP:
         return exp.paren(column("propensity") - own(table))
     return own(table) if rule.value == OWN else column(rule.value)
@@ -380,20 +437,50 @@ def _value(rule: Rule, table: RoleColumns) -> Expression:
 
 def _condition(way: str, rule: Rule, table: RoleColumns) -> Expression:
     """Return the condition of one way to break a rule."""
+    broken = _own_condition(way, rule, table)
+    if not _has_entries(rule.value, table):
+        return broken
+    lacking, spoilt = (column(f"{name}_{rule.value}") > number(0.0) for name in ENTRIES)
+    if way == "spoilt":
+        return spoilt
+    absent = column(rule.value).is_(exp.null())
+    short = exp.and_(exp.Not(this=exp.paren(spoilt.copy())), lacking, absent)
+    if way == "lacking":
+        return short
+    return exp.and_(broken, *(exp.Not(this=exp.paren(other)) for other in (spoilt, short)))
+
+
+def _entry_advice(way: str, value: Expression | None) -> str:
+    """Return the remedy of a fault of a distribution; empty for other faults."""
+    if value is None or way not in ENTRIES:
+        return ""
+    entry = next(list_entries(value))
+    return REMEDIES[way].format(name=_show_expression(entry.column))
+
+
+def _has_entries(name: str, table: RoleColumns) -> bool:
+    """Test if a number is computed from entries of distributions."""
+    return name in table.numbers and any(list_entries(table.numbers[name]))
+
+
+def _own_condition(way: str, rule: Rule, table: RoleColumns) -> Expression:
+    """Return the condition of a way that concerns the value of a row alone."""
+    if way in ENTRIES:
+        return exp.true()
     if way == "null":
         return _missing(rule.value, table)
     if way == "unknown":
         return exp.Not(this=column("logger").isin(*map(string, table.labels)))
     if way != "differs":
-        return _outside(way, _value(rule, table), rule.limits)
+        return _exceed_limits(way, _rule_value(rule, table), rule.limits)
     mine, its_own = column("propensity"), own(table)
     # other rules report infinities and NaN; but -infinity is the logarithm of 0, which is valid
     known = its_own <= number(LARGEST_DOUBLE) if table.scale.logs else _is_finite(its_own)
-    gap = exp.func("abs", _value(rule, table))
+    gap = exp.func("abs", _rule_value(rule, table))
     return exp.and_(gap > number(rule.limits.top), _is_finite(mine), known)
 
 
-def _outside(way: str, value: Expression, limits: RuleLimits) -> Expression:
+def _exceed_limits(way: str, value: Expression, limits: RuleLimits) -> Expression:
     """Return the condition of a number outside its limits, on one side or both."""
     low, top, faults = limits
     below = value <= number(0.0) if low == SMALLEST_DOUBLE else value < number(low)
@@ -428,11 +515,11 @@ def good(table: RoleColumns) -> Expression:
     """Return a condition that holds for rows that keep every rule; numbers come first."""
     listed = rules(table.roles, table.scale)
     listed.sort(key=lambda rule: rule.value in LABELS)
-    keep = [condition for rule in listed for condition in _kept(rule, table)]
+    keep = [condition for rule in listed for condition in _keep_conditions(rule, table)]
     return exp.func("coalesce", exp.and_(*keep), exp.false())
 
 
-def _kept(rule: Rule, table: RoleColumns) -> list[Expression]:
+def _keep_conditions(rule: Rule, table: RoleColumns) -> list[Expression]:
     """Return conditions that hold for rows that keep a rule; others are NULL or false."""
     if rule.value == "logger" and table.labels:
         # without an estimated mixture, an unknown logger has no cross-propensity
@@ -440,7 +527,7 @@ def _kept(rule: Rule, table: RoleColumns) -> list[Expression]:
         return [] if implied else [column("logger").isin(*map(string, table.labels))]
     if rule.value in LABELS:
         return [exp.Not(this=_missing(rule.value, table))]
-    (low, top, _), value = rule.limits, _value(rule, table)
+    (low, top, _), value = rule.limits, _rule_value(rule, table)
     if low == -top:
         return [exp.func("abs", value) <= number(top)]
     least = value > number(0.0) if low == SMALLEST_DOUBLE else value >= number(low)
@@ -453,7 +540,7 @@ def check_query(table: RoleColumns) -> exp.Select:
     for place, breach in enumerate(breaches(table)):
         select = select.select(count_where(breach.broken).as_(f"rule_{place}", quoted=True))
     query = select.from_("rows").group_by(column("logger"))
-    return query.with_("rows", as_=rows(table))
+    return query.with_("rows", as_=checked_rows(table))
 
 
 def example_query(table: RoleColumns, breach: Breach, logger: str | None) -> exp.Select:
@@ -465,11 +552,17 @@ def example_query(table: RoleColumns, breach: Breach, logger: str | None) -> exp
     if table.propensities:
         select = select.select(own(table).as_(OWN, quoted=True))
     raw = [
-        exp.cast(table.roles[role].copy(), "varchar").as_(f"raw_{role}", quoted=True)
+        exp.cast(_raw(table.roles[role]), "varchar").as_(f"raw_{role}", quoted=True)
         for role in breach.shown
         if role in table.roles
     ]
-    return select.with_("rows", as_=rows(table).select(*raw))
+    return select.with_("rows", as_=checked_rows(table).select(*raw))
+
+
+def _raw(value: Expression) -> Expression:
+    """Return the value of a role as the log has it: in place of an entry, the distribution."""
+    written = as_written(value)
+    return written if isinstance(written, REFERENCES) else value.copy()
 
 
 def range_query(table: RoleColumns, value: Expression) -> exp.Select:
@@ -482,9 +575,14 @@ def role_text(table: RoleColumns, role: str) -> str:
     """Return the user's name of a column of `rows`."""
     if role == OWN:
         return "its logger's own"
-    expression = table.roles.get(role)
+    expression = table.action if role == "action" else table.roles.get(role)
     if expression is None:
         return role
+    return _show_expression(as_written(expression))
+
+
+def _show_expression(expression: Expression) -> str:
+    """Return the text of an expression as the user writes it."""
     if isinstance(expression, exp.Dot):  # the field of a struct
         return ".".join(part.name for part in expression.find_all(exp.Identifier, bfs=False))
     plain = isinstance(expression, exp.Column)

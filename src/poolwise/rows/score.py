@@ -21,7 +21,8 @@ from poolwise.errors import (
     PoolwiseError,
     UsageError,
 )
-from poolwise.log.policy import SUM_TOLERANCE, AnyArray, Batch, FloatArray, Policy, log_prob
+from poolwise.log.action_groups import GroupEntries
+from poolwise.log.policy import SUM_TOLERANCE, Batch, Function, Policy, log_prob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poolwise.rows.roles import Roles
+    from poolwise.types import AnyArray, FloatArray
 
-EXCESS = 1e-9  # rounding may carry a probability this far below 0 or above 1
+ROUNDED_EXCESS = 1e-9  # rounding may carry a probability this far below 0 or above 1
 SHOWN_ROWS = 5  # row numbers that an error names
 
 
@@ -58,6 +60,8 @@ class Scorer:
         for name, policy in self.policies.items():
             if name in rows.schema.names:
                 raise UsageError(f"the rows already have a column {name!r}: rename the policy")
+            if isinstance(policy, GroupEntries):
+                policy = Function(partial(policy.sum_rows, rows))  # noqa: PLW2901
             # models refuse to predict nothing
             values = self._column(name, policy, batch, first_row) if len(batch) else np.empty(0)
             rows = rows.append_column(name, pa.array(values))
@@ -68,14 +72,14 @@ class Scorer:
         ask = partial(log_prob, policy) if logs else policy.prob
         values = _ask(name, ask, batch, first_row)
         wide = self.densities
-        values = checked(name, values, len(batch), first_row, logs=logs, densities=wide)
+        values = check_values(name, values, len(batch), first_row, logs=logs, densities=wide)
         if self.log_probabilities and not logs:
             with np.errstate(divide="ignore"):
                 values = np.log(values)
         return values
 
 
-def scorer_of(roles: Roles) -> Scorer:
+def make_scorer(roles: Roles) -> Scorer:
     """Return the scorer of all policies in Python."""
     scale = roles.table.scale
     return Scorer(dict(roles.scored), roles.action, roles.context, scale.logs, scale.densities)
@@ -99,7 +103,7 @@ def _ask(
         raise PolicyError(name, f"{where}: {type(error).__name__}: {error}") from error
 
 
-def checked(
+def check_values(
     name: str,
     values: object,
     length: int,
@@ -112,28 +116,28 @@ def checked(
 
     Numbers outside [0, 1] by no more than rounding are clipped.
 
-    >>> checked("v1", [0.5, 1.0000000001], length=2).tolist()
+    >>> check_values("v1", [0.5, 1.0000000001], length=2).tolist()
     [0.5, 1.0]
-    >>> checked("v1", [0.5, 1.5], length=2, first_row=100)  # doctest: +ELLIPSIS
+    >>> check_values("v1", [0.5, 1.5], length=2, first_row=100)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     poolwise.errors.PolicyError: policy 'v1' gives ... in 1 of the 2 rows ...: 101 (1.5)
     """
     top = sys.float_info.max if densities else 0.0 if logs else 1.0
-    return _numbers(name, values, (length,), first_row, (-math.inf if logs else 0.0, top))
+    return _to_numbers(name, values, (length,), first_row, (-math.inf if logs else 0.0, top))
 
 
 def checked_distribution(
     name: str, values: object, shape: tuple[int, int], first_row: int = 0
 ) -> FloatArray:
     """Return probabilities of every action, shape (rows, actions), which must sum to 1."""
-    array = _numbers(name, values, shape, first_row)
+    array = _to_numbers(name, values, shape, first_row)
     total = array.sum(axis=1)
     off = np.abs(total - 1) > SUM_TOLERANCE
-    _refuse(name, "gives probabilities that do not sum to 1", total, off, first_row)
+    _refuse_rows(name, "gives probabilities that do not sum to 1", total, off, first_row)
     return array
 
 
-def _numbers(
+def _to_numbers(
     name: str,
     values: object,
     shape: tuple[int, ...],
@@ -148,17 +152,17 @@ def _numbers(
     if array.dtype.kind not in "biuf":
         raise PolicyError(name, f"returns values of type {array.dtype}, not numbers")
     array = array.astype(np.float64, copy=False)
-    _refuse(name, "gives NaN", array, np.isnan(array), first_row)
+    _refuse_rows(name, "gives NaN", array, np.isnan(array), first_row)
     lower, upper = limits
     what = "probabilities outside [0, 1]" if upper else "log-probabilities above 0"
     what = what if upper <= 1 else "densities that are negative or infinite"
-    outside = (array < lower - EXCESS) | (array > upper + EXCESS)
-    _refuse(name, f"gives {what}", array, outside, first_row)
+    outside = (array < lower - ROUNDED_EXCESS) | (array > upper + ROUNDED_EXCESS)
+    _refuse_rows(name, f"gives {what}", array, outside, first_row)
     clipped: FloatArray = array.clip(lower, upper)
     return clipped
 
 
-def _refuse(
+def _refuse_rows(
     name: str, fault: str, array: FloatArray, bad: NDArray[np.bool], first_row: int
 ) -> None:
     if not bad.any():

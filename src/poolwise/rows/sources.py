@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +21,15 @@ import duckdb
 
 from poolwise.errors import SourceError, UsageError
 from poolwise.log.log import PART_LOGGER
-from poolwise.rows.copy import copy_rows
 from poolwise.rows.guard import (
     READERS,
     close_files,
     configure,
-    expanded,
+    expand_path,
     first_line,
+    list_patterns,
     local_files,
     part_files,
-    patterns_of,
     require_select,
 )
 
@@ -44,12 +44,13 @@ DECIDED = {"csv": {"sample_size"}, "json": {"sample_size", "columns"}}
 GUESSING = re.compile(r"read_(csv|json|ndjson)(_auto)?", re.IGNORECASE)
 GUESSED_FILE = re.compile(r".\.(csv|tsv|json|jsonl|ndjson)(\.(gz|zst))?(\?.*)?$", re.IGNORECASE)
 SAMPLED = 1000  # objects of a pandas column that DuckDB looks at by itself
+ASK_AGAIN = 0.05  # seconds; a request is lost if the statement has not begun
 Connection = duckdb.DuckDBPyConnection
 Node = dict[str, Any]  # of a parse tree
 
 
-def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
-    """Create the view ``log`` over all parts and return its columns.
+def create_view(connection: Connection, log: Log, folder: Path) -> dict[str, str]:
+    """Create the view ``log`` over all parts and return the types of its columns.
 
     Args:
         connection: DuckDB; without a SELECT among the parts it is limited to their files.
@@ -61,24 +62,24 @@ def create_view(connection: Connection, log: Log, folder: Path) -> list[str]:
     _attach(connection, log)
     _register_frames(connection, log)
     if all(part.kind != "select" for part in log.parts):
-        close_files(connection, patterns_of(log), files)
+        close_files(connection, list_patterns(log), files)
     try:
         rows = " UNION ALL BY NAME ".join(
-            _select(connection, log, k, folder) for k in range(len(log.parts))
+            _select_part(connection, log, k, folder) for k in range(len(log.parts))
         )
         connection.execute(f"CREATE TEMP VIEW log AS {rows}")
-        names = list(_types(connection, "log"))
+        types = _types(connection, "log")
     except duckdb.Error as reason:
         paths = [path for p in log.parts if p.kind in READERS for path in p.value]
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         shown = f"{paths[0]!r}{more}" if paths else "the source"
         raise SourceError(shown, first_line(reason)) from reason
-    new_names = _numbered(connection, log, names)
+    new_names = _number_columns(connection, log, list(types))
     if new_names:
         listed = ", ".join(f"{identifier(k)} AS {identifier(v)}" for k, v in new_names.items())
         view = f"SELECT * RENAME ({listed}) FROM ({rows})"
         connection.execute(f"CREATE OR REPLACE TEMP VIEW log AS {view}")
-    return [new_names.get(name, name) for name in names]
+    return {new_names.get(name, name): kind for name, kind in types.items()}
 
 
 def _attach(connection: Connection, log: Log) -> None:
@@ -92,7 +93,7 @@ def _attach(connection: Connection, log: Log) -> None:
                 raise SourceError(path, first_line(reason)) from reason
 
 
-def _select(connection: Connection, log: Log, number: int, folder: Path) -> str:
+def _select_part(connection: Connection, log: Log, number: int, folder: Path) -> str:
     """Select all columns of a part, and the label that a mapping gives to its rows."""
     part = log.parts[number]
     framed = part.kind == "frame"
@@ -119,25 +120,26 @@ def _relation(connection: Connection, log: Log, number: int, folder: Path) -> st
         return f"(\n{part.value}\n)"  # may end in a comment
     options = {"union_by_name": True, **log.reader_options}
     if part.kind == "parquet":
-        return _call(part.kind, part.value, options)
+        return _call_reader(part.kind, part.value, options)
     options = _text_labels(connection, part, log, options)
     decided = DECIDED[part.kind] & {name.lower() for name in options}
     whole = options if decided else options | {"sample_size": -1}
     try:
-        return copied(_call(part.kind, part.value, whole))
+        return copied(_call_reader(part.kind, part.value, whole))
     except duckdb.Error as reason:
         if "Error when sniffing" not in str(reason):
             raise
-        return copied(_call(part.kind, part.value, options))  # whose error names the line
+        # The error of a copy names the line.
+        return copied(_call_reader(part.kind, part.value, options))
 
 
-def _call(kind: str, paths: Sequence[str], options: Mapping[str, object]) -> str:
+def _call_reader(kind: str, paths: Sequence[str], options: Mapping[str, object]) -> str:
     """Return the call of DuckDB's reader as SQL."""
     for name in options:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise UsageError(f"{name!r} is not an option of DuckDB's readers")
     named = "".join(f", {name} = {literal(value)}" for name, value in options.items())
-    return f"{READERS[kind]}({literal([expanded(path, kind) for path in paths])}{named})"
+    return f"{READERS[kind]}({literal([expand_path(path, kind) for path in paths])}{named})"
 
 
 def _types(connection: Connection, relation: str) -> dict[str, str]:
@@ -197,7 +199,7 @@ def plain_files(connection: Connection, log: Log, copies: Path | None = None) ->
 # Columns of one name.
 
 
-def _numbered(connection: Connection, log: Log, names: Sequence[str]) -> dict[str, str]:
+def _number_columns(connection: Connection, log: Log, names: Sequence[str]) -> dict[str, str]:
     """Return new names for columns of one name; a role that uses that name finds no column.
 
     DuckDB calls the second of two columns 'click' 'click_1'.
@@ -233,7 +235,7 @@ def _headers(connection: Connection, part: Part, log: Log) -> Iterator[list[str]
         options = {k: v for k, v in log.reader_options.items() if k.lower() not in own}
         options |= {"header": False, "all_varchar": True}
         for path in part_files(connection, part):
-            call = _call("csv", [path], options)
+            call = _call_reader("csv", [path], options)
             try:
                 lines = connection.execute(f"SELECT * FROM {call} LIMIT 1").fetchall()
             except duckdb.Error:  # an option requires a header
@@ -318,10 +320,10 @@ def _text_labels(
         return options
     labels = [name.strip('"').lower() for name in (log.logger, log.cluster) if name]
     try:
-        columns = _types(connection, _call(part.kind, part.value, options))
+        columns = _types(connection, _call_reader(part.kind, part.value, options))
         types = {name: "VARCHAR" for name in columns if name.lower() in labels}
         typed = options | {"types": types}
-        _types(connection, _call(part.kind, part.value, typed))
+        _types(connection, _call_reader(part.kind, part.value, typed))
     except duckdb.Error:  # the label is in the names of folders, or reading raises this again
         return options
     return typed if types else options
@@ -348,14 +350,14 @@ def _typed_select(connection: Connection, select: str) -> str | None:
             _arguments(node).append(_arguments(readers[-1])[-1])
         return node
 
-    tree = _parsed(connection, select, typed)
+    tree = _parse_select(connection, select, typed)
     if not readers:
         return None
     query = "SELECT json_deserialize_sql(?::JSON)"
     return str(connection.execute(query, [json.dumps(tree)]).fetchall()[0][0])
 
 
-def _parsed(
+def _parse_select(
     connection: Connection, select: str, change: Callable[[Node], Node] | None = None
 ) -> Node:
     """Return the parse tree of a SELECT, each node changed."""
@@ -376,7 +378,7 @@ def _reader(connection: Connection, path: str) -> Node:
     ending = GUESSED_FILE.search(path)
     function = "read_json" if ending and "json" in ending.group(1).lower() else "read_csv"
     select = f"SELECT * FROM {function}({literal(path)}, sample_size = -1)"
-    node: Node = _parsed(connection, select)["statements"][0]["node"]["from_table"]
+    node: Node = _parse_select(connection, select)["statements"][0]["node"]["from_table"]
     return node
 
 
@@ -391,3 +393,27 @@ def _guesses(call: Node) -> bool:
     options = "|".join({"sample_size", *TYPED})
     typed = re.search(f'"({options})"', json.dumps(call), re.IGNORECASE)
     return bool(GUESSING.fullmatch(str(call["function_name"]))) and typed is None
+
+
+def copy_rows(connection: Connection, relation: str, file: str) -> str:
+    """Write the rows of a relation to a Parquet file; return the relation that reads it.
+
+    An exception of a signal handler that ends a COPY in the main thread can leave its other
+    threads waiting for ever.  So another thread runs it, and DuckDB is asked to stop.
+
+    Args:
+        connection: DuckDB.
+        relation: The rows.
+        file: The path, as a literal of SQL.
+    """
+    statement = f"COPY (FROM {relation}) TO {file} (FORMAT parquet)"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(connection.execute, statement)
+        try:
+            running.result()
+        except BaseException:
+            while not running.done():
+                connection.interrupt()
+                wait([running], ASK_AGAIN)
+            raise
+    return f"read_parquet({file})"

@@ -50,11 +50,11 @@ def plain_stream(
         files = [(path, label if own is None else own) for path, own in source]
         stream = file_stream(files, columns, footers)
     else:
-        stream = frame_stream(*_labelled(source, columns, label), threads)
+        stream = frame_stream(*_add_label(source, columns, label), threads)
     return None if stream is None else replace(stream, computed=computed)
 
 
-def _labelled(
+def _add_label(
     frame: PlainFrame, columns: dict[str, str], label: str | None
 ) -> tuple[PlainFrame, dict[str, str]]:
     """Append the label of all rows, where no column has it."""
@@ -78,14 +78,18 @@ def file_stream(
     last = None
     for path, label in files:
         footer = footers(path)
-        if footer.kind is not last and not _has(footer.kind.schema.to_arrow_schema(), columns):
+        if footer.kind is not last and not _has_columns(
+            footer.kind.schema.to_arrow_schema(), columns
+        ):
             return None
         last = footer.kind
         pieces += [RowGroup(path, k, n, label) for k, n in enumerate(footer.rows) if n]
     return Stream(pieces, columns, footers)
 
 
-def _has(schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False) -> bool:
+def _has_columns(
+    schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False
+) -> bool:
     """Test if a schema has every column, of a type that all readers read alike."""
     is_a = pa.types
     for name, source in columns.items():
@@ -105,6 +109,16 @@ def _has(schema: pa.Schema, columns: Mapping[str, str], *, framed: bool = False)
     return True
 
 
+def has_numbers(table: RoleColumns, schema: pa.Schema) -> bool:
+    """Test if the columns of all probabilities are numbers, and none is a distribution."""
+    probs = [value for name, value in table.numbers.items() if name != "reward"]
+    names = {node.name for value in probs for node in value.find_all(exp.Column)}
+    is_a = pa.types
+    kinds = [schema.field(name).type for name in names & {*schema.names}]
+    flat = [is_a.is_floating(k) or is_a.is_integer(k) or is_a.is_boolean(k) for k in kinds]
+    return all(flat)
+
+
 def frame_stream(frame: PlainFrame, columns: Mapping[str, str], threads: int) -> Stream | None:
     """Return the columns of a frame in pieces; only labels are copied, as codes.
 
@@ -113,7 +127,7 @@ def frame_stream(frame: PlainFrame, columns: Mapping[str, str], threads: int) ->
     labels = [name for name in columns if name in LABELS]
     objects = {k: frame.objects[columns[k]] for k in labels if columns[k] in frame.objects}
     others = {k: v for k, v in columns.items() if k not in objects}
-    if not _has(frame.table.schema, others, framed=True):
+    if not _has_columns(frame.table.schema, others, framed=True):
         return None
 
     def coded(item: tuple[int, pa.Table]) -> pa.Table:
@@ -129,7 +143,7 @@ def frame_stream(frame: PlainFrame, columns: Mapping[str, str], threads: int) ->
         return piece
 
     renamed = pa.table({k: frame.table.column(source) for k, source in columns.items()})
-    pieces = list(map(pa.Table.from_batches, _parts(renamed)))
+    pieces = list(map(pa.Table.from_batches, _split_table(renamed)))
     starts = accumulate((piece.num_rows for piece in pieces), initial=0)
     try:
         return Stream(list(in_order(coded, zip(starts, pieces, strict=False), threads)))
@@ -137,7 +151,7 @@ def frame_stream(frame: PlainFrame, columns: Mapping[str, str], threads: int) ->
         return None
 
 
-def _parts(table: pa.Table) -> list[list[pa.RecordBatch]]:
+def _split_table(table: pa.Table) -> list[list[pa.RecordBatch]]:
     """Return the batches of each piece: chunks stay whole, small ones together."""
     parts: list[list[pa.RecordBatch]] = []
     for batch in table.to_batches(PIECE):

@@ -1,25 +1,33 @@
-"""Output: files are written whole or not at all, and long stages report their progress.
+"""Files: written whole or not at all, and archives of arrays that are read with care.
 
 Destinations are checked before any work: the ending, an unwritable folder, something that is
 not a file and, above all, one of the input files.  Links are followed; a file is written in a
 temporary folder next to its destination and moved there.
+
+A few kilobytes of a ZIP archive can claim to be gigabytes, and an array can claim more numbers
+than its file has.  Both would fill the memory, so `read_arrays` compares the claims with the
+size of the file first.
 """
 
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 import stat
+import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from functools import partial
+import zipfile
+import zlib
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from poolwise.errors import EngineError, SourceError, UsageError
 
@@ -27,12 +35,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from os import PathLike
 
-    from rich.console import Console
-
+    from numpy.typing import NDArray
 
 # Errors of a disk, as DuckDB and the operating system word them.
-FULL = re.compile(
+DISK_FULL = re.compile(
     "No space left on device|File too large|Disk quota exceeded|failed to offload data"
+)
+MOST_ADDED = 1 << 30  # bytes by which an archive may grow when it is unpacked
+ARCHIVE_ERRORS = (  # what NumPy and zipfile raise for a file of another form
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -59,11 +83,11 @@ def refuse_output(
         sources: Paths and globs of the input files; the output must not be one of them.
     """
     destination = real_place(path)
-    if any(_reads(os.fspath(source), destination) for source in sources):
-        raise _refused(path, "it is one of the sources, which the output would replace")
+    if any(_matches(os.fspath(source), destination) for source in sources):
+        raise _refuse_place(path, "it is one of the sources, which the output would replace")
     if not Path(path).name.lower().endswith(kind.endings):
         listed = " or ".join(kind.endings)
-        raise _refused(path, f"the output is {kind.name}, so its name ends in {listed}")
+        raise _refuse_place(path, f"the output is {kind.name}, so its name ends in {listed}")
     refuse_folder(destination.parent, path)
 
 
@@ -83,11 +107,17 @@ def real_place(path: str | PathLike[str]) -> Path:
         except FileNotFoundError:
             return Path(path).resolve()
         except ValueError as reason:  # no file can have this name
-            raise _refused(path, str(reason)) from reason
+            raise _refuse_place(path, str(reason)) from reason
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
-        raise _refused(path, f"it is {what}, not a file")
+        raise _refuse_place(path, f"it is {what}, not a file")
     return Path(path).resolve()
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise SourceError where a file does not exist: readers may only repeat its name."""
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists fails on names that are too long
+        raise SourceError(f"{str(path)!r}", "the file does not exist: check the path")
 
 
 @contextmanager
@@ -119,7 +149,7 @@ LOCK_SECONDS = 60.0  # to wait for another process
 
 
 @contextmanager
-def locked(path: str | PathLike[str], wait: float = LOCK_SECONDS) -> Iterator[None]:
+def lock_file(path: str | PathLike[str], wait: float = LOCK_SECONDS) -> Iterator[None]:
     """Let one process at a time change a file; refuse if another one takes too long.
 
     The operating system holds the lock, on an empty file next to it, so that the lock ends with
@@ -129,9 +159,9 @@ def locked(path: str | PathLike[str], wait: float = LOCK_SECONDS) -> Iterator[No
     beside, end = place.with_name(f".{place.name}.lock"), time.monotonic() + wait
     with telling(path):
         place.parent.mkdir(parents=True, exist_ok=True)
-        while (number := _lock(beside)) is None:
+        while (number := _lock_file(beside)) is None:
             if time.monotonic() > end:
-                raise _refused(path, f"another process has locked it for {wait:g} seconds")
+                raise _refuse_place(path, f"another process has locked it for {wait:g} seconds")
             time.sleep(0.01)
     try:
         yield
@@ -141,7 +171,7 @@ def locked(path: str | PathLike[str], wait: float = LOCK_SECONDS) -> Iterator[No
         os.close(number)
 
 
-def _lock(path: Path) -> int | None:
+def _lock_file(path: Path) -> int | None:
     """Return the descriptor of a file that this process has locked; None if another has."""
     number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -170,7 +200,7 @@ def telling(path: str | PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as reason:
-        raise _refused(path, reason.strerror or str(reason)) from reason
+        raise _refuse_place(path, reason.strerror or str(reason)) from reason
 
 
 @contextmanager
@@ -190,7 +220,7 @@ def temporary_folder() -> Iterator[Path]:
         try:
             yield Path(name)
         except (duckdb.Error, EngineError, SourceError, OSError) as reason:
-            full = FULL.search(str(reason))
+            full = DISK_FULL.search(str(reason))
             if full is None:
                 raise
             raise UsageError(
@@ -200,11 +230,11 @@ def temporary_folder() -> Iterator[Path]:
             ) from reason
 
 
-def _refused(path: str | PathLike[str], why: str) -> UsageError:
+def _refuse_place(path: str | PathLike[str], why: str) -> UsageError:
     return UsageError(f"cannot write {os.fspath(path)}: {why}")
 
 
-def _reads(source: str, file: Path) -> bool:
+def _matches(source: str, file: Path) -> bool:
     """Test if a path or glob matches a file."""
     if "\0" in source:
         return False
@@ -222,57 +252,36 @@ def _same(name: str, file: Path) -> bool:
         return False
 
 
-# Progress.
-
-LONG = 2.0  # seconds of a stage that need no bar
-Advance = Callable[[int], None]
-
-
-_viewer: ContextVar[Callable[[str, int], AbstractContextManager[Advance]] | None] = ContextVar(
-    "poolwise_progress", default=None
-)
-
-
-def stage(what: str, total: int) -> AbstractContextManager[Advance]:
-    """Report a part of the work; the caller passes the rows done since to the result."""
-    viewer = _viewer.get()
-    return nullcontext(lambda _: None) if viewer is None else viewer(what, total)
+def read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an archive by name; raise one of DAMAGES if it cannot be used."""
+    refuse_bomb(content)
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                _refuse_claim(file, entry.file_size)
+    with np.load(BytesIO(content), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
-@contextmanager
-def shown(console: Console | None = None, long: float = LONG) -> Iterator[None]:
-    """Show a bar with the time left for stages of more than `long` seconds."""
-    token = _viewer.set(partial(_bar, console, long))
-    try:
-        yield
-    finally:
-        _viewer.reset(token)
+def refuse_bomb(content: bytes, most: int = MOST_ADDED) -> None:
+    """Raise ValueError if an archive would become much larger when it is unpacked."""
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > len(content) + most:
+        raise ValueError(
+            f"its {len(content):,} bytes would become {size:,}: more than {most:,} are refused"
+        )
 
 
-@contextmanager
-def _bar(console: Console | None, long: float, what: str, total: int) -> Iterator[Advance]:
-    """Show a bar once a stage turns out to be long, and remove it at its end."""
-    from rich import progress
-
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task(what, total=total)
-    started, done = time.monotonic(), 0
-
-    def advance(rows: int) -> None:
-        nonlocal done
-        done += rows
-        bar.update(task, completed=done)
-        if (time.monotonic() - started) * total / max(done, 1) > long:
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
+def _refuse_claim(file: Any, size: int) -> None:  # noqa: ANN401 - of zipfile
+    """Raise ValueError if the header of an array claims more bytes than its file has."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("an array holds objects of Python in place of numbers or text")
+    claimed = math.prod(shape) * dtype.itemsize
+    if not 0 <= claimed <= size:
+        raise ValueError(f"an array claims {claimed:,} bytes, and its file has {size:,}")
