@@ -18,7 +18,7 @@ import numpy as np
 from poolwise.engines.base import CHANGED, QueryRows
 from poolwise.engines.sql import MomentsRequest, moments_query
 from poolwise.errors import LogError, UsageError
-from poolwise.moments.moments import Moments, pooled, refuse_infinite
+from poolwise.moments.moments import Moments, pool_moments, refuse_infinite
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import Needs, Term, unite
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
     from poolwise.engines.base import Line
     from poolwise.engines.warehouse import Session
-    from poolwise.moments.moments import FloatArray
     from poolwise.rows.rules import RoleColumns
+    from poolwise.types import FloatArray
 
 PILOT_ROWS = 20_000  # enough to centre a term within a small part of its spread
 WELL_CENTRED = 100.0  # squared distance of centre and mean, in variances of a row
 TILE = 6  # terms of one target or two, whose scatters belong in the same query
 EXTRA = {"pair": 1, "extreme": 2, "mean": 0}  # columns besides the sums of the terms
-Pair = tuple[Term, Term]
-GroupKey = tuple[str | None, int]  # logger and bucket
+TermPair = tuple[Term, Term]
+LineKey = tuple[str | None, int]  # logger and bucket
 Aggregate = tuple[str, tuple[Term, ...]]  # a key of EXTRA, and one or two terms
 
 
 @dataclass(frozen=True)
-class Group:
+class AnswerLine:
     """One line of the answer.
 
     Attributes:
@@ -58,37 +58,37 @@ class Group:
     moments: Moments
 
 
-def decode(request: MomentsRequest, line: Line) -> Group:
+def decode(request: MomentsRequest, line: Line) -> AnswerLine:
     """Turn one line of the answer into moments, adding the centres back."""
     terms, index, count = request.needs.terms, request.index, int(line["rows"] or 0)
-    centres = _centres(request, line)
-    offsets = _numbers(line, "sum", range(len(terms))) / count
+    centres = _read_centres(request, line)
+    offsets = _read_line(line, "sum", range(len(terms))) / count
     lowest, largest = np.full((2, len(terms)), np.nan)
     extremes = [index[term] for term in request.needs.extremes]
-    lowest[extremes] = _numbers(line, "lowest", extremes) + centres[extremes]
-    largest[extremes] = _numbers(line, "largest", extremes) + centres[extremes]
-    scatter = _scatter(request, line, count, offsets)
+    lowest[extremes] = _read_line(line, "lowest", extremes) + centres[extremes]
+    largest[extremes] = _read_line(line, "largest", extremes) + centres[extremes]
+    scatter = _read_scatter(request, line, count, offsets)
     logger = None if line["logger"] is None else str(line["logger"])
     moments = Moments(terms, count, centres + offsets, scatter, lowest, largest)
-    return Group(logger, int(line.get("bucket") or 0), int(line["bad"] or 0), moments)
+    return AnswerLine(logger, int(line.get("bucket") or 0), int(line["bad"] or 0), moments)
 
 
-def _numbers(line: Line, name: str, columns: Iterable[int | str]) -> FloatArray:
+def _read_line(line: Line, name: str, columns: Iterable[int | str]) -> FloatArray:
     """Numbers of the line's columns; NaN where they are NULL."""
     return np.array([line[f"{name}_{k}"] for k in columns], dtype=np.float64)
 
 
-def _centres(request: MomentsRequest, line: Line) -> FloatArray:
+def _read_centres(request: MomentsRequest, line: Line) -> FloatArray:
     """The number that was subtracted from each term."""
     if not request.self_centred:
         return np.array([(request.centres or {}).get(t, 0.0) for t in request.needs.terms])
     centres = np.zeros(len(request.needs.terms))
     scattered = range(len(request.needs.scattered))  # they come first
-    centres[list(scattered)] = _numbers(line, "centre", scattered)
+    centres[list(scattered)] = _read_line(line, "centre", scattered)
     return centres
 
 
-def _scatter(
+def _read_scatter(
     request: MomentsRequest, line: Line, count: int, offsets: FloatArray
 ) -> FloatArray:
     """Scatter around the means; infinite where a sum is not a finite double."""
@@ -97,7 +97,7 @@ def _scatter(
     pairs = [(index[left], index[right]) for left, right in request.needs.pairs]
     i, j = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     with np.errstate(all="ignore"):
-        sums = _numbers(line, "scatter", (f"{i}_{j}" for i, j in pairs))
+        sums = _read_line(line, "scatter", (f"{i}_{j}" for i, j in pairs))
         values = sums - count * offsets[i] * offsets[j]
     scatter[i, j] = scatter[j, i] = np.where(np.isnan(values), np.inf, values)
     diagonal = np.einsum("ii->i", scatter)
@@ -112,7 +112,7 @@ def off_centre(request: MomentsRequest, moments: Moments) -> bool:
     sixteen digits, and a sum of 1e8 rows loses another four.
     """
     size = len(request.needs.scattered)
-    distance = (moments.means - _centres(request, {}))[:size]
+    distance = (moments.means - _read_centres(request, {}))[:size]
     gap = moments.count * distance**2
     return bool(((gap > WELL_CENTRED * np.diag(moments.scatter)) & (gap > 0)).any())
 
@@ -125,10 +125,10 @@ class NeedsOfPairs(Needs):
         chosen: The pairs of the groups whose scatter this query returns.
     """
 
-    chosen: tuple[Pair, ...] = ()
+    chosen: tuple[TermPair, ...] = ()
 
     @cached_property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[TermPair]:
         """The chosen pairs."""
         return list(self.chosen)
 
@@ -148,17 +148,17 @@ def cut(needs: Needs, widest: int) -> list[Needs]:
     parts: list[list[Aggregate]] = []
     terms: set[Term] = set()
     extra = widest  # so that the first aggregate begins a part
-    for kind, needed in _aggregates(needs):
+    for kind, needed in _list_aggregates(needs):
         if len(terms.union(needed)) + extra + EXTRA[kind] > widest:
             parts.append([])
             terms, extra = set(), 0
         parts[-1].append((kind, needed))
         terms.update(needed)
         extra += EXTRA[kind]
-    return [_part(part) for part in parts]
+    return [_make_needs(part) for part in parts]
 
 
-def _aggregates(needs: Needs) -> Iterable[Aggregate]:
+def _list_aggregates(needs: Needs) -> Iterable[Aggregate]:
     """The pairs, tile by tile of the terms sorted by target; then extremes and means."""
     by_target = sorted(needs.scattered, key=lambda t: (max(f.target for f in t.factors), t.key))
     tile = {term: k // TILE for k, term in enumerate(by_target)}
@@ -168,7 +168,7 @@ def _aggregates(needs: Needs) -> Iterable[Aggregate]:
     yield from (("mean", (term,)) for term in needs.terms[len(tile) :])
 
 
-def _part(aggregates: Sequence[Aggregate]) -> NeedsOfPairs:
+def _make_needs(aggregates: Sequence[Aggregate]) -> NeedsOfPairs:
     pairs = tuple((of[0], of[1]) for kind, of in aggregates if kind == "pair")
     return NeedsOfPairs(
         means=tuple(of[0] for kind, of in aggregates if kind == "mean"),
@@ -178,7 +178,7 @@ def _part(aggregates: Sequence[Aggregate]) -> NeedsOfPairs:
     )
 
 
-def joined(needs: Needs, parts: Sequence[Moments]) -> Moments:
+def join_moments(needs: Needs, parts: Sequence[Moments]) -> Moments:
     """Join the answers of several queries about the same rows."""
     size = len(needs.scattered)
     means, lowest, largest = np.full((3, len(needs.terms)), np.nan)
@@ -240,13 +240,13 @@ class WarehouseRows(QueryRows):
             request = MomentsRequest(usable, part, self.counts, {})
             groups = self._groups(request, limit=PILOT_ROWS)
             if groups:
-                first = pooled(group.moments for group in groups.values())
+                first = pool_moments(group.moments for group in groups.values())
                 centres.update(zip(first.terms, first.means.tolist(), strict=True))
         return {term: centre for term, centre in centres.items() if math.isfinite(centre)}
 
     def _groups(
         self, request: MomentsRequest, limit: int | None = None
-    ) -> dict[GroupKey, Group]:
+    ) -> dict[LineKey, AnswerLine]:
         groups = [decode(request, line) for line in self._lines(moments_query(request, limit))]
         return {(group.logger, group.bucket): group for group in groups}
 
@@ -260,13 +260,13 @@ class WarehouseRows(QueryRows):
         buckets: dict[int, dict[str, Moments]] = {}
         for logger, bucket in answers[0]:
             moments = [one[logger, bucket].moments for one in answers]
-            whole = moments[0] if len(parts) == 1 else joined(request.needs, moments)
+            whole = moments[0] if len(parts) == 1 else join_moments(request.needs, moments)
             buckets.setdefault(bucket, {})[str(logger)] = whole
         for of_loggers in buckets.values():
             refuse_infinite(of_loggers)
         return Pool(None, [b for _, b in sorted(buckets.items())], self.counts)
 
-    def _refuse_changed(self, answers: Sequence[Mapping[GroupKey, Group]]) -> None:
+    def _refuse_changed(self, answers: Sequence[Mapping[LineKey, AnswerLine]]) -> None:
         """Raise LogError where an answer is not about the rows that were counted."""
         sizes = [{key: group.moments.count for key, group in one.items()} for one in answers]
         rows: Counter[str | None] = Counter()

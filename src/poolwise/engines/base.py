@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from poolwise.errors import NO_ROWS, EngineError, Fault, LogError, UsageError, nearest
 from poolwise.moments.pool import Pool
-from poolwise.moments.terms import Needs
+from poolwise.moments.terms import NO_NEEDS, Needs
 from poolwise.rows.actions import (
     ActionSums,
     AuditSums,
@@ -26,7 +26,7 @@ from poolwise.rows.actions import (
     sums_query,
 )
 from poolwise.rows.layout import counts_query
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.learners import NO_EXTRA
 from poolwise.rows.rules import (
     RoleColumns,
     breaches,
@@ -39,7 +39,7 @@ from poolwise.rows.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -48,20 +48,23 @@ if TYPE_CHECKING:
 
     from poolwise.engines.duckdb import DuckDB
     from poolwise.errors import Finding
+    from poolwise.log.action_groups import Unlogged
+    from poolwise.log.clicks import Predicted, Support
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.blocks import Payoff, Settled
-    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.heavy import Contrast, Found
     from poolwise.moments.pool import Cell
     from poolwise.moments.terms import Term
+    from poolwise.rows.groups import PairSums
     from poolwise.rows.learners import Extra
     from poolwise.rows.roles import Roles
+    from poolwise.types import FloatArray
 
     Bucketed = tuple[list[Pool], Pool]  # by bucket, for each of several needs; of all rows
 
 # An engine, its name, or a SparkSession, whose type is not ours to import.
 EngineLike = Any
-NO_NEEDS = Needs()
 Answer = TypeVar("Answer")
 Line = Mapping[str, Any]  # one line of a database's answer
 MOST_LOGGERS = 2_000  # more distinct labels suggest an ID or timestamp column
@@ -72,7 +75,7 @@ CHANGED = Fault(
     advice="Evaluate rows that no longer change, such as those before today.",
 )
 LONGEST_EXAMPLE = 60  # characters of a value that is not numeric
-ADVICE = (
+FAULT_ADVICE = (
     "Correct the rows at their source, or drop them: pw.Log(..., on_fault='drop') "
     "(--on-fault drop)."
 )
@@ -82,7 +85,7 @@ NOT_NAMED = (
     "column, or drop the rows of others: pw.Log(..., on_fault='drop') (--on-fault drop)."
 )
 ROUNDED_LABEL = re.compile(r"-?\d(\.\d+)?e\+\d+")  # of a number beyond the digits of a double
-ROUNDED = 1.01  # a probability below this was rounded
+ROUNDED_PROBABILITY = 1.01  # a probability below this was rounded
 MOST_DROPPED = 0.05  # share of a logger's rows that may be dropped without another look
 LOGARITHMS = "Are they logarithms? Pass log_probabilities=True to pw.Log (--log-probabilities)."
 PERCENTAGES = "Are they percentages? Divide them by 100. "
@@ -93,6 +96,8 @@ DENSITIES = (
 FORMS = {  # of texts that are not numbers
     r"[+-]?\d+,\d+": "For a CSV file with decimal commas, pass reader_options="
     "{'decimal_separator': ','} to pw.Log (--reader-option decimal_separator=,).",
+    r'(?s)\s*\{\s*".*': "A JSON object gives the entry of the logged action: name its column "
+    "as `action` (--action), and write valid JSON.",
     r"[+-]?\d+([.,]\d+)?\s*%": "Percentages must be numbers: in place of the column, write "
     "replace(replace(column, '%', ''), ',', '.')::DOUBLE / 100.",
 }
@@ -108,10 +113,20 @@ CAPABILITIES: Mapping[str, tuple[str, str, str]] = {
         "leave out `engine` and `connection`, or leave out `period`",
     ),
     "segment": ("`by`", KERNEL, "leave out `engine` and `connection`, or leave out `by`"),
+    "metrics": (
+        "`metrics`",
+        KERNEL,
+        "leave out `engine` and `connection`, or evaluate one reward at a time",
+    ),
     "columns": (
         "a column of a `mixture` or of predicted rewards",
         KERNEL,
         "read the rows with one of them, or leave these columns out",
+    ),
+    "distributions": (
+        "a probability in a column of distributions",
+        "DuckDB, Spark or PostgreSQL (JSON and arrays)",
+        "select the entry of the logged action as a column of the table",
     ),
     "learners": (
         "learning a reward model or an estimated mixture",
@@ -142,6 +157,12 @@ CAPABILITIES: Mapping[str, tuple[str, str, str]] = {
         "leave out `engine` and `connection`, and give the rows as files, a frame or a SELECT",
     ),
     "learn": ("learning a policy", WITH_ROWS, "learn from the log itself"),
+    "clicks": ("a click log", "the DuckDB engine", "leave out `engine`"),
+    "groups": (
+        "`action_group`",
+        "the DuckDB engine",
+        "leave out `engine` and `connection`, or write the probabilities of groups as columns",
+    ),
 }
 
 
@@ -242,6 +263,10 @@ class Rows:
         """Return sums of inverse propensities by logger and action; None if not audited."""
         return None
 
+    def unlogged(self) -> Mapping[str, Unlogged]:
+        """Return what each target plays that is in no row; empty where that is not known."""
+        return {}
+
     def bucketed_and_tallied(
         self, needs: Sequence[Needs], buckets: int, also: Needs = NO_NEEDS
     ) -> Bucketed:
@@ -273,6 +298,32 @@ class Rows:
         """
         raise lacking("blocks")
 
+    def heaviest(
+        self, contrasts: Sequence[Contrast], centre: float
+    ) -> Mapping[str, Mapping[Contrast, Found]] | None:
+        """Return the heaviest rows of contrasts in each period; None if unable.
+
+        Rows that are not summed by period are in one, without a name.
+
+        Args:
+            contrasts: Weights by which rows are heavy.
+            centre: Centre of the rewards in sums.
+        """
+        del contrasts, centre
+        return None
+
+    def heaviest_clusters(
+        self, contrasts: Sequence[Contrast], centre: float
+    ) -> Mapping[Contrast, Found] | None:
+        """Return the heaviest clusters of contrasts; None if unable.
+
+        Args:
+            contrasts: Weights by which clusters are heavy.
+            centre: Centre of the rewards in sums.
+        """
+        del contrasts, centre
+        return None
+
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
         """Return values of terms in at most about `most` rows, and the share of each row.
 
@@ -288,6 +339,10 @@ class Rows:
         """Exclude one logger from the rows and from the mixture."""
         raise lacking("without")
 
+    def measuring(self, measure: str) -> Rows:
+        """Return the rows with another measure in place of the reward."""
+        raise lacking("metrics")
+
     def with_shares(self, shares: Mapping[str, float]) -> Rows:
         """Weight the rows against a mixture of the loggers in these shares, or row counts."""
         raise lacking("shares")
@@ -296,8 +351,30 @@ class Rows:
         """Return the requests of each period or segment: their number, fewest and most rows."""
         raise lacking("period")
 
+    @property
+    def click_support_by_segment(self) -> Mapping[str, Mapping[str, Support]]:
+        """Part of each target's examinations on shown items, by segment; of click logs only."""
+        return {}
+
+    def click_predictions(self) -> Mapping[str, Predicted]:
+        """Return the clicks of each ranker, predicted from the others; of click logs only."""
+        return {}
+
+    def click_support(self) -> Mapping[str, Support]:
+        """Return the same for all rows."""
+        return {}
+
     def times(self) -> dict[str, tuple[object, object]]:
         """Return the first and last time of each logger; empty if they are not known."""
+        return {}
+
+    def pair_sums(self, among: Collection[str] | None = None) -> dict[str, PairSums]:
+        """Return how alike rows with one value earn, by column; empty if it is not known.
+
+        Args:
+            among: Columns to compare; by default all of whole numbers or text.
+        """
+        del among
         return {}
 
     def local_files(self, log: Log) -> list[str]:
@@ -325,7 +402,7 @@ class Engine:
         return False
 
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> AbstractContextManager[Rows]:
         """Open a log with its targets and the columns that the question adds."""
         raise NotImplementedError
@@ -361,6 +438,8 @@ def refuse_extra(extra: Extra, *, columns: bool = False) -> None:
         raise lacking("learners")
     if extra.segment and not columns:
         raise lacking("segment")
+    if extra.measures and not columns:
+        raise lacking("metrics")
     if (extra.mixture or extra.predicted_reward) and not columns:
         raise lacking("columns")
 
@@ -444,14 +523,16 @@ class QueryRows(Rows, ABC):
         logger = line["logger"]
         example = self._lines(example_query(self.table, breach, logger))[0]
         values = {role_text(self.table, role): _example(example, role) for role in breach.shown}
-        advice = next((a for form, a in FORMS.items() if _any_match(form, values)), "")
+        advice = breach.advice and f"{breach.advice}{FAULT_ADVICE}"
+        forms = (a for form, a in FORMS.items() if _any_match(form, values))
+        advice = advice or next(forms, "")
         broken = int(line[f"rule_{number}"])
         many = broken > max(1, MOST_DROPPED * int(line["rows"]))
         if not advice and many and breach.scaled is not None:
             advice = self._scale(breach.scaled)
         elif breach.shown == ("logger",) and logger is not None:
             advice = NOT_NAMED
-        return Fault(breach.text, logger or "", broken, values, advice or ADVICE)
+        return Fault(breach.text, logger or "", broken, values, advice or FAULT_ADVICE)
 
     def _scale(self, value: exp.Expr) -> str:
         """Ask about the scale of probabilities, by what the numbers look like."""
@@ -461,7 +542,7 @@ class QueryRows(Rows, ABC):
             return AT_SOURCE
         if least < 0 and most <= 0:
             return LOGARITHMS
-        if least < 0 or not ROUNDED < most < math.inf:
+        if least < 0 or not ROUNDED_PROBABILITY < most < math.inf:
             return AT_SOURCE
         return PERCENTAGES + DENSITIES if most <= 100 else DENSITIES
 
@@ -538,8 +619,8 @@ def _any_match(form: str, values: Line) -> bool:
 
 
 def _example(line: Line, role: str) -> object:
-    """Return the numeric value, or the raw text if it is not numeric."""
+    """Return the numeric value, or the raw text if it is not numeric, or a distribution."""
     value, text = line.get(role), line.get(f"raw_{role}")
-    if value is not None or text is None:
+    if text is None or (value is not None and not text.startswith(("{", "["))):
         return value
     return text if len(text) <= LONGEST_EXAMPLE else f"{text[:LONGEST_EXAMPLE]}..."

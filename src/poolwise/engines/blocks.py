@@ -2,7 +2,7 @@
 
 Blocks are random, by a hash of the row's number, and each has about the same share of every
 logger's rows; those of a log with periods lie within a period.  A first pass counts the rows
-of each logger in `SLOTS` hash values, from which blocks are put together; a second one sorts
+of each logger in `MOST_BUCKETS` buckets, from which blocks are put together; a second one sorts
 the rows' payoffs into histograms, which add up over batches, threads and workers.
 """
 
@@ -16,25 +16,24 @@ from zlib import crc32
 
 import numpy as np
 
-from poolwise.moments.blocks import NO_BLOCKS, Blocks, BlockSums, Settled, marks_of
+from poolwise.moments.blocks import NO_BLOCKS, Blocks, BlockSums, Settled, hash_blocks
 from poolwise.moments.pool import list_periods
-from poolwise.moments.tallies import SLOTS
+from poolwise.moments.tallies import MOST_BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import AnyArray
     from poolwise.moments.blocks import Payoff
-    from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.moments.pool import Cell
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import RowArrays
+    from poolwise.types import AnyArray, FloatArray, IntArray
 
 SIZES = ((30, 2), (300, 10), (2_000, 40), (20_000, 100))  # blocks for so many rows
 MOST_ROWS = 65_536  # of a batch
-FEWEST_SLOTS, MOST_COUNTS = 256, 1_000_000  # 8 MB of counts, unless strata are very many
+FEWEST_BUCKETS, MOST_COUNTS = 256, 1_000_000  # 8 MB of counts, unless strata are very many
 
 
 def blocks_for(rows: int) -> int:
@@ -93,44 +92,45 @@ class Cut:
     names: tuple[str, ...] = ()
 
 
-def by_slot(
-    slots: IntArray,
+def cut_blocks(
+    buckets: IntArray,
     cells: Sequence[Cell] = (),
     loggers: Sequence[str] = (),
     *,
     clustered: bool = False,
 ) -> Cut:
-    """Put slots together to random blocks, stratified by logger, within each period.
+    """Put buckets together to random blocks, stratified by logger, within each period.
 
     Args:
-        slots: Rows of each slot and logger, or of each slot and cell, shape (slots, strata).
+        buckets: Rows of each bucket and logger, or of each bucket and cell, shape
+            (buckets, strata).
         cells: The cells, if the log has periods.
         loggers: Every logger, likewise.
-        clustered: Whether slots hold clusters, which must stay whole: all rows of a slot and
-            period are in one block then, and blocks are not stratified.
+        clustered: Whether buckets hold clusters, which must stay whole: all rows of a bucket
+            and period are in one block then, and blocks are not stratified.
     """
     names = list_periods(cells)
-    periods = np.array([names.index(cell.period) for cell in cells] or [0] * slots.shape[1])
-    codes = [loggers.index(cell.logger) for cell in cells] or range(slots.shape[1])
-    number = parts_of(int(slots.sum()), len(names))
-    sizes = slots
+    periods = np.array([names.index(cell.period) for cell in cells] or [0] * buckets.shape[1])
+    codes = [loggers.index(cell.logger) for cell in cells] or range(buckets.shape[1])
+    number = count_cuts(int(buckets.sum()), len(names))
+    sizes = buckets
     if clustered:
         of_period = periods[:, None] == periods  # of each pair of strata
-        sizes = slots @ of_period
+        sizes = buckets @ of_period
     before = np.cumsum(sizes, axis=0) - sizes
     part = before * number // np.maximum(sizes.sum(axis=0), 1)
-    part = np.minimum(part, number - 1)  # of slots after the last row
+    part = np.minimum(part, number - 1)  # of buckets after the last row
     block = part + number * periods
-    logger = np.broadcast_to(np.array(codes), slots.shape)
+    logger = np.broadcast_to(np.array(codes), buckets.shape)
     counts = np.zeros((number * max(len(names), 1), max(codes) + 1), dtype=np.int64)
-    np.add.at(counts, (block, logger), slots)
+    np.add.at(counts, (block, logger), buckets)
     return Cut(block.ravel(), logger.ravel(), counts)
 
 
-def parts_of(rows: int, periods: int) -> int:
+def count_cuts(rows: int, periods: int) -> int:
     """Return the number of random blocks of each period, or of a log without periods.
 
-    >>> parts_of(2_000, 0), parts_of(2_000, 1), parts_of(2_000, 8), parts_of(2_000, 200)
+    >>> count_cuts(2_000, 0), count_cuts(2_000, 1), count_cuts(2_000, 8), count_cuts(2_000, 200)
     (40, 40, 5, 1)
     """
     return max(round(blocks_for(rows) / max(periods, 1)), 1)
@@ -166,15 +166,15 @@ class GroupCounts(Folding[Any]):
         return total
 
 
-def slot_layout(layout: Layout) -> Layout:
-    """Return the layout of random slots of rows, or of clusters.
+def bucket_layout(layout: Layout) -> Layout:
+    """Return the layout of random buckets of rows, or of clusters.
 
     There are fewer where there are many loggers or cells.
     """
-    slots = SLOTS
-    while slots > FEWEST_SLOTS and slots * len(layout.strata) > MOST_COUNTS:
-        slots //= 2
-    return replace(layout, buckets=slots)
+    buckets = MOST_BUCKETS
+    while buckets > FEWEST_BUCKETS and buckets * len(layout.strata) > MOST_COUNTS:
+        buckets //= 2
+    return replace(layout, buckets=buckets)
 
 
 def counting_layout(layout: Layout) -> Layout:
@@ -242,7 +242,7 @@ class BlockKernel(Folding[BlockSums]):
         marks = np.zeros(blocks, dtype=np.uint64)
         if self.watched:
             values = [doubles[name] for name in sorted(doubles)]
-            marks = marks_of(block, self._labels[logger], values, blocks)
+            marks = hash_blocks(block, self._labels[logger], values, blocks)
         return BlockSums(tuple(histograms), counts.reshape(blocks, loggers), marks)
 
     @cached_property
@@ -286,7 +286,7 @@ class BlockKernel(Folding[BlockSums]):
     ) -> FloatArray:
         """Return the payoff of each row plus the shift of its block."""
         weight = ratios[f"t_{self.layout.targets.index(payoff.target)}"]
-        if payoff.against:
+        if payoff.against in self.layout.crossed:
             weight = weight - ratios[f"p_{self.layout.crossed.index(payoff.against)}"]
         gain = np.maximum(payoff.sign * (reward - payoff.zero) / payoff.scale, 0.0)
         values = np.where(gain > 0, weight * gain, 0.0) + self.shifts(payoff)[block]
@@ -296,11 +296,14 @@ class BlockKernel(Folding[BlockSums]):
         """Return the shift of each block that makes its payoffs non-negative.
 
         The logger's ratio to a mixture in which it has a share is at most one over this share.
+        A logger that is not live has no share.
         """
         if not payoff.against:
             return np.zeros(len(self.cut.counts))
+        shifts: FloatArray = np.full(len(self.cut.counts), np.inf)
+        if payoff.against not in self.layout.crossed:
+            return shifts
         share = self.shares[:, self.layout.crossed.index(payoff.against)]
-        shifts: FloatArray = np.full(len(share), np.inf)
         return np.divide(1.0, share, out=shifts, where=share > 0)
 
     def settled(self, sums: BlockSums) -> Settled:

@@ -20,7 +20,7 @@ from poolwise.errors import PoolwiseError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.log.policy import AnyArray
+    from poolwise.types import AnyArray
 
 FOLDER = Path(__file__).with_name("native")
 SOURCES = ("kernel.h", "kernel.c")
@@ -48,7 +48,7 @@ STEP = np.dtype(
     [(name, "i8") for name in ("op", "out", "left", "right", "inverse")]
     + [(name, "f8") for name in ("bound", "zero")]
 )
-TILE = np.dtype(
+TILE_TYPE = np.dtype(
     [("left", "i8", (LEFT,)), ("right", "i8", (RIGHT,)), ("place", "i8", (LEFT * RIGHT,))]
 )
 
@@ -109,8 +109,13 @@ class _Arrays(ctypes.Structure):
 
 
 class Program(_Arrays):
-    """Steps and products of the kernel, and room to work."""
+    """Steps and products of the kernel, and room to work.
 
+    Attributes:
+        measures: Number of columns of other rewards, which the compiled code does not know.
+    """
+
+    measures = 0
     _fields_ = [
         *_fields("columns crossed", _number),
         *_fields("lows tops", _pointer),

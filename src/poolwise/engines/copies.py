@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import AnyArray
     from poolwise.rows.reader import RowArrays
+    from poolwise.types import AnyArray
 
-MOST = 1 << 14  # rows of a sample
-FEW = 5  # columns that decide whether a row is in the sample
-FACTOR = 0x9E3779B97F4A7C15  # odd: a product with it, modulo 2**64, spreads bits
+SAMPLE_ROWS = 1 << 14  # rows of a sample
+DECIDING_COLUMNS = 5  # columns that decide whether a row is in the sample
+SPREAD_FACTOR = 0x9E3779B97F4A7C15  # odd: a product with it, modulo 2**64, spreads bits
 
 
 class CopySample:
@@ -34,7 +34,7 @@ class CopySample:
         watched: Whether rows were offered to the sample.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = SAMPLE_ROWS) -> None:
         self.groups = self.threshold = 0
         self.watched = False
         self._most = most
@@ -70,7 +70,7 @@ class CopySample:
 
     def _add(self, groups: AnyArray, columns: Mapping[str, AnyArray]) -> None:
         if self.threshold < 2**64:
-            rows = np.flatnonzero(_short(list(columns.values())) < self.threshold)
+            rows = np.flatnonzero(_shorten(list(columns.values())) < self.threshold)
             groups, columns = groups[rows], {k: v.take(rows) for k, v in columns.items()}
         if len(groups):
             self._parts.append(self._hashes(groups, columns))
@@ -81,7 +81,7 @@ class CopySample:
         with np.errstate(all="ignore"):  # a large number is infinite
             for values in columns.values():
                 hashes ^= values.astype(np.float32).view(np.uint32)
-                hashes *= np.uint64(FACTOR)
+                hashes *= np.uint64(SPREAD_FACTOR)
                 hashes ^= hashes >> np.uint64(29)
         return hashes
 
@@ -93,12 +93,16 @@ def copies_query(part: int = 1) -> str:
     return f"SELECT copies, count(*) AS contents FROM ({copies}) GROUP BY copies"
 
 
-def _short(columns: Sequence[AnyArray]) -> NDArray[np.uint64]:
+def _shorten(columns: Sequence[AnyArray]) -> NDArray[np.uint64]:
     """Return a hash of the sum of a few columns: to read more of them takes longer."""
-    few = columns if len(columns) <= FEW else [*columns[: FEW - 1], columns[-1]]
+    few = (
+        columns
+        if len(columns) <= DECIDING_COLUMNS
+        else [*columns[: DECIDING_COLUMNS - 1], columns[-1]]
+    )
     total = np.add(few[0], few[1] if len(few) > 1 else 0.0, dtype=np.float64)
     for values in few[2:]:
         total += values
     bits = total.view(np.uint64)
-    bits *= np.uint64(FACTOR)  # modulo 2**64
+    bits *= np.uint64(SPREAD_FACTOR)  # modulo 2**64
     return bits

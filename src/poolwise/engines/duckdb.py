@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from sqlglot import exp
 
 from poolwise.engines.base import CHANGED, Engine
 from poolwise.engines.copies import CopySample, copies_query
+from poolwise.engines.heavy_clusters import find_clusters
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import (
     KernelRows,
@@ -32,25 +33,30 @@ from poolwise.engines.parallel import (
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import EngineError, LogError, RefusedError
-from poolwise.moments.terms import Needs
-from poolwise.rows.actions import rows_query, sample_sums, sum_batches
+from poolwise.files import temporary_folder
+from poolwise.moments.terms import Needs, ratio
+from poolwise.progress import stage
+from poolwise.rows.action_groups import find_unlogged, read_groups
+from poolwise.rows.actions import SAMPLED_ROWS, UNNAMED, rows_query, sample_sums, sum_batches
 from poolwise.rows.append import append_scores, fix_order, scored_batches, write_batches
+from poolwise.rows.distributions import has_distributions, read_frequencies
 from poolwise.rows.folds import OrderedRows, learn
 from poolwise.rows.footers import Footers, plain_parquet
 from poolwise.rows.frames import PlainFrame, plain_frame
-from poolwise.rows.guard import first_line, lock, named_files
-from poolwise.rows.layout import TIME, BadRowsError, layout_of, times_query
-from poolwise.rows.learners import NOTHING, Extra
+from poolwise.rows.groups import candidates, pairs_query, read_pairs
+from poolwise.rows.guard import lock, named_files, read_batches
+from poolwise.rows.layout import TIME, BadRowsError, plan_layout, times_query
+from poolwise.rows.learners import NO_EXTRA, Extra
 from poolwise.rows.mixture import learner_extra
-from poolwise.rows.output import stage, temporary_folder
 from poolwise.rows.reader import QUERY_ROWS, Stream, label_counts
 from poolwise.rows.repeats import REMOTE
 from poolwise.rows.roles import Roles, assign
 from poolwise.rows.rules import rows
-from poolwise.rows.streams import plain_stream
+from poolwise.rows.streams import has_numbers, plain_stream
+from poolwise.rows.values import attach_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import duckdb
@@ -59,14 +65,18 @@ if TYPE_CHECKING:
     from poolwise.engines.blocks import Added, Folding
     from poolwise.engines.sums import Sums
     from poolwise.errors import Fault, Finding
+    from poolwise.log.action_groups import Unlogged
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
-    from poolwise.moments.moments import FloatArray
+    from poolwise.moments.heavy import Contrast, FoundClusters
     from poolwise.moments.terms import Term
     from poolwise.rows.actions import AuditSums
+    from poolwise.rows.distributions import FrequencySums
+    from poolwise.rows.groups import PairSums
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Files, RowArrays
     from poolwise.rows.rules import RoleColumns
+    from poolwise.types import FloatArray
 
 
 @dataclass(frozen=True)
@@ -85,14 +95,16 @@ class DuckDB(Engine):
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[DuckDBRows]:
         """Open a log with its targets; policies in Python are scored first.
 
         The models of `extra` are fitted to the rows before that. Frames and plain
         files may need no query at all, so for them DuckDB starts with the first one.
         """
+        log, targets = attach_values(log, targets)
         plain = plain_frame(log) or plain_parquet(log)
+        plain = plain if log.action_group is None else None
         with ExitStack() as stack:
 
             @cache
@@ -100,18 +112,21 @@ class DuckDB(Engine):
                 return stack.enter_context(self._opened(log, targets, extra))
 
             source: Files | PlainFrame | None
-            if plain is None:
+            known = None if plain is None else _roles(log, targets, plain.names, extra)
+            if plain is None or known is None or not has_numbers(known.table, plain.schema):
                 from poolwise.rows.sources import plain_files
 
+                plain = None  # DuckDB knows the types of distributions, and reads them fast
                 connection, folder, roles = opened()
                 source = plain_files(connection, log, folder)
             else:
-                source, roles = plain.source, _roles(log, targets, plain.names, extra)
+                source, roles = plain.source, known
             table: RoleColumns = roles.table
             notes: tuple[Finding, ...] = ()
             if roles.scored or extra.learners:
                 table, source, notes = append_scores(*opened(), log, extra, source)
-            yield DuckDBRows(
+            rows = _kind(log)
+            yield rows(
                 table,
                 lambda: opened()[0],
                 source,
@@ -119,6 +134,8 @@ class DuckDB(Engine):
                 self,
                 footers=Footers() if plain is None else plain.footers,
                 timed=plain is None or plain.timed,
+                roles=roles,
+                find_unlogged=cache(lambda: _unlogged(opened, roles, log, targets)),
             )
 
     @property
@@ -128,6 +145,7 @@ class DuckDB(Engine):
     @contextmanager
     def learner_rows(self, log: Log) -> Iterator[OrderedRows]:
         """Open a log for a learner, which can read all rows again in the same order."""
+        log, _ = attach_values(log, {})
         extra = learner_extra(log)
         with self._opened(log, {}, extra) as (connection, folder, roles):
             fix_order(connection, log, folder)
@@ -141,7 +159,7 @@ class DuckDB(Engine):
         name: Callable[[Roles], Mapping[str, str]],
     ) -> tuple[Roles, Mapping[str, str]]:
         """Write all columns and those of the policies, under the names that `name` returns."""
-        with self._opened(log, targets) as (connection, _, roles):
+        with self._opened(*attach_values(log, targets)) as (connection, _, roles):
             names = name(roles)
             batches = scored_batches(connection, roles, [*roles.columns, *roles.fields])
             every = (*roles.columns, *names)
@@ -150,7 +168,7 @@ class DuckDB(Engine):
 
     @contextmanager
     def _opened(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path, Roles]]:
         """Open a locked connection with the view of the log, a folder, and the roles."""
         import duckdb
@@ -162,7 +180,8 @@ class DuckDB(Engine):
             temporary_folder() as folder,
             duckdb.connect(config={"temp_directory": str(folder), **self.limits}) as connection,
         ):
-            roles = _roles(log, targets, create_view(connection, log, folder), extra)
+            columns = create_view(connection, log, folder)
+            roles = _roles(read_groups(connection, log, columns), targets, columns, extra)
             lock(connection)
             yield connection, folder, roles
 
@@ -173,10 +192,34 @@ class DuckDB(Engine):
         return {name: value for name, value in limits.items() if value}
 
 
+def _kind(log: Log) -> Callable[..., DuckDBRows]:
+    """Return the kind of rows of a log."""
+    if log.clicks is None:
+        return DuckDBRows
+    from poolwise.engines.clicks import ClickRows
+
+    return partial(ClickRows, clicks=log.clicks)
+
+
 def _roles(
-    log: Log, targets: Mapping[str, PolicyLike], columns: Sequence[str], extra: Extra
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+    columns: Sequence[str] | Mapping[str, str],
+    extra: Extra,
 ) -> Roles:
     return assign(log, targets, columns, exp.to_table("log"), extra)
+
+
+def _unlogged(
+    opened: Callable[[], tuple[duckdb.DuckDBPyConnection, Path, Roles]],
+    roles: Roles,
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+) -> Mapping[str, Unlogged]:
+    """Return what targets play that is in no row; without a query where none is known."""
+    if not (roles.scored or roles.known) or log.densities or log.requests is not None:
+        return {}
+    return find_unlogged(opened()[0], roles, log, targets)
 
 
 @contextmanager
@@ -205,6 +248,8 @@ class DuckDBRows(KernelRows):
         hopeful: Whether the rows are read as if none were bad: a bad row raises an error at
             once, without a diagnosis.
         copied: Hashes of rows of the first pass, once there was one.
+        roles: Roles of the log before policies in Python were scored.
+        find_unlogged: Returns what each target plays that is in no row.
     """
 
     connect: Callable[[], duckdb.DuckDBPyConnection]
@@ -215,6 +260,8 @@ class DuckDBRows(KernelRows):
     timed: bool = field(default=False, kw_only=True)
     hopeful: bool = field(default=False, kw_only=True)
     copied: CopySample = field(default_factory=CopySample, kw_only=True)
+    roles: Roles | None = field(default=None, kw_only=True)
+    find_unlogged: Callable[[], Mapping[str, Unlogged]] = field(default=dict, kw_only=True)
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -248,7 +295,7 @@ class DuckDBRows(KernelRows):
             number = exp.Anonymous(this="hash", expressions=[unit])
             bucket = exp.Mod(this=number, expression=exp.convert(layout.buckets))
             table = replace(table, bucket=bucket)
-        query = _coded(rows(table), layout.loggers)
+        query = _code_labels(rows(table), layout.loggers)
         batches = self._batches(query.sql(dialect="duckdb"), QUERY_ROWS)
         stream = Stream(pa.Table.from_batches([b]) for b in batches if b.num_rows)
         return stream, replace(layout, excluded=())  # the query leaves these loggers out
@@ -270,7 +317,7 @@ class DuckDBRows(KernelRows):
         """Good rows of each label."""
         table = self.table
         labels = table.labels or [label for label in self._labels if label is not None]
-        layout = layout_of(table, {label: self._labels.get(label, 0) for label in labels})
+        layout = plan_layout(table, {label: self._labels.get(label, 0) for label in labels})
         with _reading():
             return good_counts(*self._stream(layout), self._threads)
 
@@ -302,10 +349,10 @@ class DuckDBRows(KernelRows):
         return () if self.hopeful or self._all_good else super().check()
 
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
-        (sums,) = self._sums_of([(layout, workspace)])
+        (sums,) = self._sum_parts([(layout, workspace)])
         return sums
 
-    def _sums_of(self, parts: Sequence[tuple[Layout, Workspace]]) -> list[Sums | None]:
+    def _sum_parts(self, parts: Sequence[tuple[Layout, Workspace]]) -> list[Sums | None]:
         first, drop = parts[0][0], self.table.drop and not self._all_good
         with self._pass() as advance:
             stream, first = self._stream(replace(first, drop=drop))
@@ -314,7 +361,7 @@ class DuckDBRows(KernelRows):
             parts = [
                 (replace(layout, drop=drop, excluded=first.excluded), w) for layout, w in parts
             ]
-            return Pass(first, self.engine.threads, advance, copies).sums_of(stream, parts)
+            return Pass(first, self.engine.threads, advance, copies).sum_layouts(stream, parts)
 
     @contextmanager
     def _pass(self) -> Iterator[Callable[[int], object]]:
@@ -341,16 +388,41 @@ class DuckDBRows(KernelRows):
 
     def action_sums(self) -> AuditSums | None:
         table = self.table
-        if table.action is None:
+        known = table.propensity is not None or bool(table.propensities)
+        if table.scale.densities or not known:
             return None
+        named = table.action is not None
+        most = SAMPLED_ROWS if named else UNNAMED
         with _reading():
             place = self.source, self.counts, self.footers, self._threads
-            sample = sample_sums(table, *place)
-        if sample is not None:
-            return sample
-        query = rows_query(table, sum(self.all_counts.values())).sql(dialect="duckdb")
-        batches = self._batches(query, QUERY_ROWS)
-        return sum_batches(batches, self.counts, lists=table.eligible is not None)
+            sums = sample_sums(table, *place, most)
+        if sums is None:
+            query = rows_query(table, sum(self.all_counts.values()), most)
+            batches = self._batches(query.sql(dialect="duckdb"), QUERY_ROWS)
+            sums = sum_batches(batches, self.counts, lists=table.eligible is not None)
+        return replace(sums, named=named, frequencies=self._frequencies())
+
+    def _frequencies(self) -> tuple[FrequencySums, ...]:
+        """Return how often loggers with whole distributions played each action."""
+        if self.roles is None or not has_distributions(self.roles):
+            return ()
+        return read_frequencies(self._read_table, self.roles, self.counts)
+
+    def heaviest_clusters(
+        self, contrasts: Sequence[Contrast], centre: float
+    ) -> dict[Contrast, FoundClusters] | None:
+        if self.table.period is not None or self.excluded:
+            return None
+        columns = tuple(map(ratio, plan_layout(self.table, self.counts).crossed))
+        place = self.table, self.counts
+        return find_clusters(self._read_table, *place, contrasts, columns, centre)
+
+    def _read_table(self, query: exp.Select) -> pa.Table | None:
+        batches = list(self._batches(query.sql(dialect="duckdb"), QUERY_ROWS))
+        return pa.Table.from_batches(batches) if batches else None
+
+    def unlogged(self) -> Mapping[str, Unlogged]:
+        return self.find_unlogged()
 
     def local_files(self, log: Log) -> list[str]:
         files = (file for file, _ in named_files(log, self.connect))
@@ -363,7 +435,7 @@ class DuckDBRows(KernelRows):
         return self.copied.contents() if self.copied.watched else None
 
     def sample(self, terms: tuple[Term, ...], most: int) -> tuple[FloatArray, FloatArray]:
-        layout = layout_of(self.table, self.counts)
+        layout = plan_layout(self.table, self.counts)
         kernel = Kernel(layout, Workspace(Needs(means=terms, extremes=terms), self.batch_rows))
         counts = np.array(list(self.counts.values()))
         steps = -(-counts * len(counts) // most)
@@ -381,6 +453,16 @@ class DuckDBRows(KernelRows):
         lines = self._lines(times_query(self.table.logger, named[0])) if named else []
         return {i["logger"]: (i["first"], i["last"]) for i in lines if i["first"] is not None}
 
+    def pair_sums(self, among: Collection[str] | None = None) -> dict[str, PairSums]:
+        names = candidates(self._answer("DESCRIBE log"), self.table)
+        rows = sum(self.all_counts.values())
+        return {
+            name: read_pairs(line)
+            for name in names
+            if among is None or name in among
+            for line in self._lines(pairs_query(self.table, name, rows))
+        }
+
     def _rows(self, layout: Layout, size: int) -> Iterator[RowArrays]:
         with _reading():
             yield from read_rows(*self._stream(layout), self._threads, size)
@@ -393,19 +475,10 @@ class DuckDBRows(KernelRows):
 
     def _batches(self, text: str, size: int) -> Iterator[pa.RecordBatch]:
         """Run a query; the connection runs one at a time."""
-        import duckdb
-
-        try:
-            reader: Any = self.connection.sql(text).to_arrow_reader(size)
-            try:
-                yield from reader
-            finally:
-                reader.close()
-        except (duckdb.Error, pa.ArrowException) as reason:
-            raise EngineError("DuckDB", text, RuntimeError(first_line(reason))) from reason
+        yield from read_batches(self.connection, text, size)
 
 
-def _coded(query: exp.Select, labels: Sequence[str]) -> exp.Select:
+def _code_labels(query: exp.Select, labels: Sequence[str]) -> exp.Select:
     """Let DuckDB return labels, the first column, as codes; NULL for unknown ones."""
     if not labels:
         return query

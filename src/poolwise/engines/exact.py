@@ -19,7 +19,7 @@ from poolwise.log.log import Log
 from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Cell, Pool, Stratum
-from poolwise.moments.terms import WEIGHTED_REWARD, Factor, Needs
+from poolwise.moments.terms import AT_MOST, WEIGHTED_REWARD, Factor, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.types import FloatArray
 
-TARGET = "target_prob"  # column of the target's probability in drawn logs
+TARGET_COLUMN = "target_prob"  # column of the target's probability in drawn logs
 
 
 def drawn_log(
@@ -51,7 +51,7 @@ def drawn_log(
 
 
 @dataclass(frozen=True)
-class Support:
+class SupportFlags:
     """Coverage of the target by the loggers.
 
     Attributes:
@@ -79,6 +79,9 @@ class FiniteProblem(Rows):
         reward_variance: Variance of the reward given context and action, shape (X, Y).
         predicted_reward: Prediction of a reward model for each context and action, shape
             (X, Y); None without a model.
+        measures: Values of other measures, by name: one for each context and action, or two,
+            of shape (2, X, Y), that go with the lower and the higher reward, a standard
+            deviation below and above its mean.
         periods: Rows that each logger writes in each period, which add up to `counts`;
             empty without periods. With periods, there are moments for each logger in each
             period, as estimators of periods need them.
@@ -104,6 +107,7 @@ class FiniteProblem(Rows):
     counts: Mapping[str, int]
     reward_variance: FloatArray = field(default_factory=lambda: np.zeros(()))
     predicted_reward: FloatArray | None = None
+    measures: Mapping[str, FloatArray] = field(default_factory=dict)
     periods: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,6 +120,10 @@ class FiniteProblem(Rows):
             if array.shape not in {(), shape} or not np.isfinite(array).all():
                 raise UsageError(f"{name} must hold one finite number per context and action")
             self._set(name, np.broadcast_to(array, shape))
+        measures = {k: np.asarray(v, dtype=np.float64) for k, v in self.measures.items()}
+        if any(v.shape not in {(), shape, (2, *shape)} for v in measures.values()):
+            raise UsageError("measures must hold one or two numbers per context and action")
+        self._set("measures", {k: np.broadcast_to(v, (2, *shape)) for k, v in measures.items()})
         policies = {str(k): np.asarray(v, dtype=np.float64) for k, v in self.loggers.items()}
         self._set("loggers", policies)
         self._set("counts", {str(k): int(v) for k, v in self.counts.items()})
@@ -124,7 +132,7 @@ class FiniteProblem(Rows):
             for d, of_period in self.periods.items()
         }
         self._set("periods", periods)
-        _check(self)
+        _check_problem(self)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # inputs become arrays once
@@ -158,11 +166,11 @@ class FiniteProblem(Rows):
         return float(np.einsum("x,xy,xy->", self.context_prob, self.target, self.reward))
 
     @cached_property
-    def support(self) -> Support:
+    def support(self) -> SupportFlags:
         """Coverage of the target by each logger and by the mixture."""
         played = self.context_prob[:, None] * self.target > 0
         rewarded = played & ((self.reward != 0) | (self.reward_variance > 0))
-        return Support(
+        return SupportFlags(
             each={i: bool((p[rewarded] > 0).all()) for i, p in self.loggers.items()},
             mixture=bool((self.mixture[rewarded] > 0).all()),
             strict=bool((self.mixture[played] > 0).all()),
@@ -175,7 +183,7 @@ class FiniteProblem(Rows):
         $$\sigma_i^2 = \sum_{x,y} \Pr(x) \bar\pi^2 (\delta^2 + s^2) / \pi_i - U^2$$
         """
         needs = Needs(groups=((WEIGHTED_REWARD,),))
-        moments = {i: self._moments_of(i, "", self.counts[i], needs) for i in self.loggers}
+        moments = {i: self._compute_moments(i, "", self.counts[i], needs) for i in self.loggers}
         supported = self.support.each
         return {
             logger: m.var(WEIGHTED_REWARD) if supported[logger] else math.inf
@@ -216,10 +224,12 @@ class FiniteProblem(Rows):
 
     def moments(self, needs: Needs) -> Pool:
         """Return the expected moments of each stratum, for these counts."""
-        moments = {key: self._moments_of(*part, needs) for key, part in self.strata.items()}
+        moments = {
+            key: self._compute_moments(*part, needs) for key, part in self.strata.items()
+        }
         return Pool(moments, loggers=self.loggers)
 
-    def _moments_of(self, logger: str, period: str, count: int, needs: Needs) -> Moments:
+    def _compute_moments(self, logger: str, period: str, count: int, needs: Needs) -> Moments:
         """Enumerate contexts, actions and two rewards of each: exact for squares of rewards."""
         terms = needs.terms
         self._refuse_cubic(needs)
@@ -255,6 +265,8 @@ class FiniteProblem(Rows):
 
     def _quantity(self, factor: Factor, logger: str, period: str, name: str) -> FloatArray:
         """Return a quantity of a logger's rows in every context and action."""
+        if name == "reward" and factor.measure:
+            return self.measures[factor.measure]
         if name == "reward":
             spread = np.sqrt(self.reward_variance)
             return np.stack([self.reward - spread, self.reward + spread])
@@ -262,7 +274,7 @@ class FiniteProblem(Rows):
             least: FloatArray = np.min(list(self.loggers.values()), axis=0)
             return least
         if name in {"period", "period_mixture"}:
-            return self._mixture_of(factor.logger if name == "period" else period)
+            return self._mix_loggers(factor.logger if name == "period" else period)
         policies = {"target": self.target, "own": self.loggers[logger], "mixture": self.mixture}
         if name == "logger":
             policies[name] = self.loggers[factor.logger]
@@ -271,7 +283,7 @@ class FiniteProblem(Rows):
             policies[name] = _mix(rest, {i: self.counts[i] for i in rest})
         return policies[name] if name in policies else self._predictions[name]
 
-    def _mixture_of(self, period: str) -> FloatArray:
+    def _mix_loggers(self, period: str) -> FloatArray:
         """Return the loggers of a period mixed in proportion to their rows in it."""
         if period not in self.periods:
             raise UsageError("this estimator requires `periods` of the problem")
@@ -295,7 +307,8 @@ class FiniteProblem(Rows):
         With a reward model the log has the columns ``predicted_reward`` and
         ``predicted_value``, with periods the column ``period``. Rewards are Bernoulli if
         they have the variance of a Bernoulli variable; otherwise they are one standard
-        deviation below or above the mean, with equal probability.
+        deviation below or above the mean, with equal probability, as they always are if there
+        are measures, which have columns of their names.
         """
         import pyarrow as pa
 
@@ -309,7 +322,7 @@ class FiniteProblem(Rows):
         joint = self.context_prob[:, None] * self.loggers[logger]
         cells = rng.choice(joint.size, size=count, p=joint.ravel() / joint.sum())
         policies = {f"propensity_{k}": p for k, p in enumerate(self.loggers.values())}
-        columns = {"propensity": self.loggers[logger], TARGET: self.target, **policies}
+        columns = {"propensity": self.loggers[logger], TARGET_COLUMN: self.target, **policies}
         if self.predicted_reward is not None:
             columns |= self._predictions
         return {
@@ -317,17 +330,23 @@ class FiniteProblem(Rows):
             **({"period": [period] * len(cells)} if self.periods else {}),
             "context": cells // joint.shape[1],
             "action": cells % joint.shape[1],
-            "reward": self._rewards(cells, rng),
+            **self._rewards(cells, rng),
             **{name: array.ravel()[cells] for name, array in columns.items()},
         }
 
-    def _rewards(self, cells: NDArray[np.int64], rng: np.random.Generator) -> FloatArray:
+    def _rewards(
+        self, cells: NDArray[np.int64], rng: np.random.Generator
+    ) -> dict[str, FloatArray]:
+        """Draw the reward and the measures of cells."""
         mean, spread = self.reward.ravel()[cells], self.reward_variance.ravel()[cells]
         bernoulli = np.isclose(spread, mean * (1 - mean)) & (mean >= 0) & (mean <= 1)
         uniform = rng.random(len(cells))
-        two_point = mean + np.sqrt(spread) * np.where(2 * uniform < 1, -1.0, 1.0)
-        drawn: FloatArray = np.where(bernoulli, (uniform < mean).astype(np.float64), two_point)
-        return drawn
+        higher = 2 * uniform >= 1
+        drawn = mean + np.sqrt(spread) * np.where(higher, 1.0, -1.0)
+        if not self.measures:
+            drawn = np.where(bernoulli, (uniform < mean).astype(np.float64), drawn)
+        pairs = {name: value.reshape(2, -1)[:, cells] for name, value in self.measures.items()}
+        return {"reward": drawn, **{k: np.where(higher, b, a) for k, (a, b) in pairs.items()}}
 
 
 def compute_factor(factor: Factor, quantity: Callable[[str], FloatArray]) -> FloatArray:
@@ -335,6 +354,8 @@ def compute_factor(factor: Factor, quantity: Callable[[str], FloatArray]) -> Flo
     made = factor.definition
     if made.minus:
         return quantity(made.above) - quantity(made.minus)
+    if factor.rule == AT_MOST:
+        return np.where(quantity(made.above) <= factor.bound, 1.0, 0.0)
     if not made.below:
         return quantity(made.above)
     below = quantity(made.below)
@@ -364,7 +385,7 @@ def _mix(policies: Mapping[str, FloatArray], counts: Mapping[str, int]) -> Float
     return mixed
 
 
-def _check(problem: FiniteProblem) -> None:
+def _check_problem(problem: FiniteProblem) -> None:
     problems = []
     shape = problem.target.shape
     if not np.isclose(problem.context_prob.sum(), 1) or (problem.context_prob < 0).any():

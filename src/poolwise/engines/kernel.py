@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.engines.compiled import TYPES, Input, Totals, add
-from poolwise.engines.program import program_of, with_room
+from poolwise.engines.program import with_room, write_program
 from poolwise.engines.sums import add_tail, fresh_floors, no_sums, raise_floors
 from poolwise.rows.layout import BadRowsError
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from poolwise.engines.compiled import Program
     from poolwise.engines.sums import Sums
     from poolwise.engines.workspace import Workspace
-    from poolwise.log.policy import AnyArray
-    from poolwise.moments.moments import FloatArray, IntArray
     from poolwise.moments.terms import Term
     from poolwise.rows.layout import Layout
+    from poolwise.types import AnyArray, FloatArray, IntArray
 
 FIRST_ROWS = 32_768  # of a batch before the floors of tails are raised
 MOST_LISTED = 8_192  # values of a tail that are merged together
@@ -55,7 +54,7 @@ class Kernel:
         self.layout, self.workspace = layout, workspace
         self.floors = fresh_floors(layout, workspace) if floors is None else floors
         self._columns = layout.columns
-        self._shared = program or program_of(layout, workspace, self.floors)
+        self._shared = program or write_program(layout, workspace, self.floors)
         self._listed = np.zeros(len(self.floors), dtype=np.int64)  # values of each tail
         self._room: tuple[FloatArray, AnyArray] | None = None  # for these, and their strata
 
@@ -116,7 +115,7 @@ class Kernel:
     ) -> None:
         """Add a batch to sums; `codes` are the groups of its rows."""
         rows = len(codes)
-        arrays = [_plain(columns[name]) for name in self._columns]
+        arrays = [_align_column(columns[name]) for name in self._columns]
         large, strata = self._room_for_tails(sums, rows)
         batch, totals = Input(rows=rows, before=int(sums.count.sum())), Totals()
         batch.set(
@@ -152,7 +151,7 @@ class Kernel:
         raise_floors(self.floors, sums)
 
 
-def _plain(column: AnyArray) -> AnyArray:
+def _align_column(column: AnyArray) -> AnyArray:
     """Return a column as adjacent numbers of a type that the compiled code reads."""
     kind = column.dtype if column.dtype in TYPES else np.float64
     return np.ascontiguousarray(column, dtype=kind)

@@ -21,37 +21,47 @@ from poolwise.engines.blocks import (
     BlockKernel,
     GroupCounts,
     as_one,
+    bucket_layout,
     by_period,
-    by_slot,
+    count_cuts,
     counting_layout,
-    parts_of,
-    slot_layout,
+    cut_blocks,
 )
+from poolwise.engines.heavy import HeavyKernel
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.sums import (
     bucketed_moments,
-    moments_of,
     raise_floors,
-    tallies_of,
+    total_moments,
+    total_tallies,
 )
 from poolwise.engines.workspace import MOST_ROWS as MOST_BATCH_ROWS
 from poolwise.engines.workspace import Workspace
 from poolwise.errors import LogError, UsageError
-from poolwise.moments.pool import Pool, list_periods
-from poolwise.moments.terms import Needs, unite
-from poolwise.rows.gather import GATHERED, MOST_GATHERED, gather
+from poolwise.moments.blocks import MARK, MOST_MARKS, ClusterMarks
+from poolwise.moments.pool import Pool, find_logger, list_periods
+from poolwise.moments.terms import NO_NEEDS, Needs, ratio, unite
 from poolwise.rows.guard import named_files
 from poolwise.rows.layout import (
-    cells_of,
     cells_query,
     clusters_query,
-    layout_of,
+    list_cells,
+    marks_query,
     missing_query,
+    plan_layout,
     requests_query,
 )
-from poolwise.rows.reader import PerThread, in_order, numbered, to_rows
+from poolwise.rows.reader import (
+    GATHERED,
+    MOST_GATHERED,
+    PerThread,
+    gather,
+    in_order,
+    number_pieces,
+    to_rows,
+)
 from poolwise.rows.repeats import REMOTE
-from poolwise.rows.rules import zero_missing
+from poolwise.rows.rules import measured_by, zero_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,14 +74,14 @@ if TYPE_CHECKING:
     from poolwise.engines.sums import Sums
     from poolwise.log.log import Log
     from poolwise.moments.blocks import Payoff, Settled
-    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.moments.heavy import Contrast, Found
     from poolwise.moments.pool import Cell, Stratum
     from poolwise.moments.terms import Term
     from poolwise.rows.layout import Layout
     from poolwise.rows.reader import Piece, RowArrays, Stream
+    from poolwise.types import FloatArray, IntArray
 
 MOST_ROWS = 65_536  # of a batch of single rows
-NOTHING = Needs()
 
 
 def workers(threads: int) -> int:
@@ -95,7 +105,7 @@ class Pass:
     on_rows: Callable[[int], object] = lambda _: None
     copies: CopySample | None = None
 
-    def sums_of(
+    def sum_layouts(
         self, stream: Stream, parts: Sequence[tuple[Layout, Workspace]]
     ) -> list[Sums | None]:
         """Sums of several layouts of the same rows, which are read once, in their order.
@@ -112,7 +122,7 @@ class Pass:
                 tables = list(tables)
             watches = chain([iter if self.copies is None else self.copies.watch], repeat(iter))
             each = zip(kernels, watches, strict=False)
-            sums = [_together(k, tables, first_row, watch) for k, watch in each]
+            sums = [_sum_piece(k, tables, first_row, watch) for k, watch in each]
             return sums, sum(piece.num_rows for piece in gathered)
 
         totals: list[Sums | None] = [None] * len(parts)
@@ -120,17 +130,17 @@ class Pass:
         total = sum(piece.num_rows for piece in stream.pieces) if known else None
         held = not known or len(parts) > 1  # rows of a query, or of several kernels
         most = GATHERED if held else MOST_GATHERED
-        pieces = gather(numbered(stream), most, total)
+        pieces = gather(number_pieces(stream), most, total)
         for each, rows in in_order(work, pieces, workers(self.threads)):
             self.on_rows(rows)
             for k, (sums, kernel) in enumerate(zip(each, of_parts, strict=True)):
-                totals[k] = total = _added(totals[k], sums, kernel.workspace)
+                totals[k] = total = _add_sums(totals[k], sums, kernel.workspace)
                 if total is not None:
                     raise_floors(kernel.floors, total)
         return totals
 
 
-def _together(
+def _sum_piece(
     kernel: Kernel,
     tables: Iterable[pa.Table],
     first_row: int,
@@ -142,7 +152,7 @@ def _together(
     return None if first is None else kernel.together(chain([first], batches))
 
 
-def _added(total: Sums | None, more: Sums | None, workspace: Workspace) -> Sums | None:
+def _add_sums(total: Sums | None, more: Sums | None, workspace: Workspace) -> Sums | None:
     if total is None or more is None:
         return more if total is None else total
     return total.add(more, workspace)
@@ -156,7 +166,7 @@ def read_rows(stream: Stream, layout: Layout, threads: int, size: int) -> Iterat
         piece, first_row = item
         return list(to_rows(reader.value([piece], layout.names), layout, first_row, size))
 
-    for batches in in_order(read, numbered(stream), threads):
+    for batches in in_order(read, number_pieces(stream), threads):
         yield from batches
 
 
@@ -205,7 +215,7 @@ def fold(stream: Stream, work: Folding[Added], layout: Layout, threads: int) -> 
         return work.together(to_rows(tables, layout, first_row, work.rows))
 
     total = work.together(())
-    for more in in_order(part, numbered(stream), threads):
+    for more in in_order(part, number_pieces(stream), threads):
         total = total + more
     return total
 
@@ -223,7 +233,7 @@ class KernelRows(QueryRows):
 
     @cached_property
     def cells(self) -> dict[Cell, int]:
-        cells = cells_of(self._lines(cells_query(self.table)), list(self.counts), self.table)
+        cells = list_cells(self._lines(cells_query(self.table)), list(self.counts), self.table)
         by_logger = Counter[str]()
         for cell, count in cells.items():
             by_logger[cell.logger] += count
@@ -262,6 +272,12 @@ class KernelRows(QueryRows):
             return ()
         return tuple(dict.fromkeys(label for label, _ in lacking))
 
+    def measuring(self, measure: str) -> Self:
+        """Return the rows with another measure in place of the reward, if one is named."""
+        if not measure:
+            return self
+        return replace(self, table=measured_by(self.table, measure), counted=self.counts)
+
     def requests_in_periods(self) -> list[dict[str, Any]]:
         return self._lines(requests_query(self.table))
 
@@ -271,13 +287,13 @@ class KernelRows(QueryRows):
         return {key: count for key, count in (self.apart or self.counts).items()}  # noqa: C416
 
     def _layout(self) -> Layout:
-        return layout_of(self.table, self.counts, self.apart)
+        return plan_layout(self.table, self.counts, self.apart)
 
     @abstractmethod
     def _sums(self, layout: Layout, workspace: Workspace) -> Sums | None:
         """Sums over all rows; None if there are none."""
 
-    def _sums_of(self, parts: Sequence[tuple[Layout, Workspace]]) -> list[Sums | None]:
+    def _sum_parts(self, parts: Sequence[tuple[Layout, Workspace]]) -> list[Sums | None]:
         """Sums over all rows, for each of several layouts: the first has all columns."""
         return [self._sums(*part) for part in parts]
 
@@ -305,7 +321,7 @@ class KernelRows(QueryRows):
         """Moments of each logger."""
         workspace = Workspace(needs, self.batch_rows)
         sums = self._sums(self._layout(), workspace)
-        moments = moments_of(sums, workspace, self._strata)
+        moments = total_moments(sums, workspace, self._strata)
         if moments is None:
             raise LogError([CHANGED])
         return Pool(moments, loggers=self.counts)
@@ -316,44 +332,69 @@ class KernelRows(QueryRows):
         return self.bucketed_and_tallied(apart, buckets)[0]
 
     def bucketed_and_tallied(
-        self, needs: Sequence[Needs], buckets: int, also: Needs = NOTHING
+        self, needs: Sequence[Needs], buckets: int, also: Needs = NO_NEEDS
     ) -> Bucketed:
         """Moments of each bucket and logger; tails, histograms and others of each logger."""
         layout, strata = self._layout(), self._strata
         workspace = Workspace(replace(unite(needs), slices=()), self.batch_rows)
         more = Workspace(also, self.batch_rows)
         parts = [(replace(layout, buckets=buckets), workspace), (layout, more)]
-        sums, *others = self._sums_of(parts if also.terms else parts[:1])
+        sums, *others = self._sum_parts(parts if also.terms else parts[:1])
         moments = bucketed_moments(sums, workspace, needs, strata)
-        whole = moments_of(others[0], more, strata) if others else {}
+        whole = total_moments(others[0], more, strata) if others else {}
         if moments is None or whole is None:
             raise LogError([CHANGED])
-        tallies = tallies_of(sums, workspace, strata)
+        tallies = total_tallies(sums, workspace, strata)
         for i, m in whole.items():
             t = tallies.get(i, m)
             tallies[i] = replace(m, tails=t.tails, histograms=t.histograms)
         pools = [Pool(None, parts, self.counts) for parts in moments]
         return pools, Pool(tallies, loggers=self.counts)
 
+    def heaviest(
+        self, contrasts: Sequence[Contrast], centre: float
+    ) -> dict[str, dict[Contrast, Found]]:
+        """Return the heaviest rows of contrasts, in one more pass over the rows."""
+        layout = self._layout()
+        periods = list_periods(layout.cells) or ("",)
+        part = np.array([periods.index(cell.period) for cell in layout.cells])
+        part = part if layout.cells else np.zeros(len(layout.strata), dtype=np.int64)
+        columns = tuple(map(ratio, layout.crossed))
+        kernel = HeavyKernel(layout, tuple(contrasts), columns, centre, part)
+        loggers = [find_logger(i) for i in layout.strata]
+        found = kernel.found(self._fold(kernel), loggers)
+        return dict(zip(periods, found, strict=True))
+
     def settle(
         self, payoffs: Sequence[Payoff], *, pooled: bool, watched: bool = False
     ) -> Settled:
         """Return the histograms of payoffs, by block."""
         cells: Mapping[Cell, int] = {} if self.table.period is None else self.cells
-        layout = layout_of(self.table, self.counts, cells)
-        if watched or parts_of(sum(self.counts.values()), len(list_periods(cells))) == 1:
+        layout = plan_layout(self.table, self.counts, cells)
+        if watched or count_cuts(sum(self.counts.values()), len(list_periods(cells))) == 1:
             cut = by_period(cells, layout.loggers) if cells else as_one(self.counts)
         else:
-            layout = slot_layout(layout)
-            slots = self._fold(GroupCounts(counting_layout(layout)))
-            of_slots = slots.reshape(layout.buckets, -1)
+            layout = bucket_layout(layout)
+            buckets = self._fold(GroupCounts(counting_layout(layout)))
+            by_bucket = buckets.reshape(layout.buckets, -1)
             clustered = layout.clustered
-            cut = by_slot(of_slots, layout.cells, layout.loggers, clustered=clustered)
+            cut = cut_blocks(by_bucket, layout.cells, layout.loggers, clustered=clustered)
         kernel = BlockKernel(layout, cut, tuple(payoffs), pooled, watched)
         sums = self._fold(kernel)
         if not np.array_equal(sums.counts, cut.counts):
             raise LogError([CHANGED])
-        return replace(kernel.settled(sums), cluster_rows=self._cluster_rows())
+        settled = replace(kernel.settled(sums), cluster_rows=self._cluster_rows())
+        marked = watched and self.table.cluster is not None
+        return replace(settled, clusters=self._clusters()) if marked else settled
+
+    def _clusters(self) -> dict[str, ClusterMarks]:
+        """Return the clusters of each period; without periods, under an empty name."""
+        marks: dict[str, list[str]] = {}
+        rows: dict[str, int] = {}
+        for line in self._lines(marks_query(self.table, MOST_MARKS)):
+            marks.setdefault(str(line["period"]), []).append(str(line["mark"])[:MARK])
+            rows[str(line["period"])] = int(line["rows"])
+        return {name: ClusterMarks(rows[name], tuple(sorted(marks[name]))) for name in marks}
 
     def _cluster_rows(self) -> int:
         """Return the rows of the largest cluster; refuse clusters that span periods."""

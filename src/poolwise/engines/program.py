@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE, Program
+from poolwise.engines.compiled import LEFT, OPS, RIGHT, STEP, TILE_TYPE, Program
 from poolwise.moments.pool import list_periods
 from poolwise.moments.tallies import BINS, FIRST, SHIFT, slices_for
-from poolwise.moments.terms import Factor, Term
+from poolwise.moments.terms import AT_MOST, Factor, Term
 from poolwise.rows.rules import GAP, OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from poolwise.engines.workspace import Workspace
-    from poolwise.log.policy import AnyArray
-    from poolwise.moments.moments import FloatArray
     from poolwise.rows.layout import Layout
+    from poolwise.types import AnyArray, FloatArray
 
 BLOCK = 256  # rows of the matrix; if it depended on the number of lines, so would the last bits
 PADDING = 8  # doubles between lines, which would compete for the cache a power of two apart
@@ -111,7 +110,7 @@ class Writer:
         if made.minus:
             return self._step("subtract", above, self._quantity(made.minus, factor))
         if not made.below:
-            return above
+            return self._at_most(above, factor.bound) if factor.rule == AT_MOST else above
         below = self._quantity(made.below, factor)
         last = max(above, below)  # a step that computed a quantity wrote it for this factor
         out = None if last in self.given.values() else last
@@ -125,9 +124,15 @@ class Writer:
             small = self._step("switch", out, out, bound=factor.bound)
             return self._step("inverse", small, out, small)
         if factor.rule:
-            right = self.columns["reward"] if made.logarithmic else out
+            right = self._quantity("reward", factor) if made.logarithmic else out
             self._step(factor.rule, out, right, out, factor.bound, factor.zero)
         return out
+
+    def _at_most(self, line: int, bound: float) -> int:
+        """Write the steps of an indicator: 1 where nothing of a line is above a bound."""
+        out = self._step("clip", line, line, bound=bound)
+        self._step("subtract", line, out, out)
+        return self._step("is_zero", out, out, out)
 
     def _quantity(self, name: str, factor: Factor) -> int:
         """Return the line of a quantity; write the step that computes it."""
@@ -137,18 +142,24 @@ class Writer:
         if name == "period":
             return self._step("mix", self.periods[factor.logger], 0)
         if name == "others":
-            self.mixes.append(_shares_of_others(layout, factor.logger))
+            self.mixes.append(_other_shares(layout, factor.logger))
             return self._step("mix", len(self.mixes) - 1, 0)
         if name == "target":
             name = f"t_{layout.targets.index(factor.target)}"
+        elif name == "reward" and factor.measure:
+            name = f"m_{layout.measures.index(factor.measure)}"
+        elif name == "predicted_reward" and factor.measure:
+            name = f"r_{layout.measures.index(factor.measure)}"
         elif name == "predicted_value":
-            name = f"v_{layout.valued.index(factor.target)}"
+            place = layout.measures.index(factor.measure) + 1 if factor.measure else 0
+            first = place * len(layout.valued)
+            name = f"v_{first + layout.valued.index(factor.target)}"
         elif name == "logger":
             name = f"p_{layout.crossed.index(factor.logger)}"
         return self.given[name]
 
 
-def _shares_of_others(layout: Layout, logger: str) -> tuple[float, ...]:
+def _other_shares(layout: Layout, logger: str) -> tuple[float, ...]:
     """Return the share of each logger in the mixture of all loggers except one."""
     left = [
         0.0 if i == logger else s for i, s in zip(layout.crossed, layout.shares, strict=True)
@@ -157,7 +168,7 @@ def _shares_of_others(layout: Layout, logger: str) -> tuple[float, ...]:
     return tuple(share / total for share in left)
 
 
-def program_of(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:
+def write_program(layout: Layout, workspace: Workspace, floors: FloatArray) -> Program:
     """Return the program of a layout and a workspace, without room to work."""
     program, writer = Program(), Writer(layout, workspace)
     _set_products(program, writer)
@@ -215,7 +226,7 @@ def _set_tallies(program: Program, writer: Writer, floors: FloatArray) -> None:
     program.set(
         **{name: [writer.line(term) for term in terms] for name, terms in wanted.items()},
         floors=floors,
-        slices=slices_for(len(writer.layout.groups) * len(needs.slices)),
+        slices=slices_for(len(writer.layout.groups) * writer.workspace.sliced_terms),
         bins=BINS,
         first_bin=FIRST,
         bin_shift=SHIFT,
@@ -234,6 +245,7 @@ def _set_layout(program: Program, writer: Writer) -> None:
     own_period = mixes[[writer.periods[cell.period] for cell in layout.cells]]
     shares = np.tile(np.array(layout.shares, dtype=np.float64), (len(strata), 1))
     logged = [k for name, k in columns.items() if name.startswith(("p_", "t_"))]
+    program.measures = len(layout.measures)
     program.set(
         columns=len(columns),
         crossed=len(crossed),
@@ -262,7 +274,7 @@ def with_room(shared: Program) -> Program:
     program = Program.from_buffer_copy(shared)
     program.arrays = [*shared.arrays]
     columns, lines, groups = program.columns, program.lines, program.groups
-    most = max(MOST_ORDERED // columns, PART)
+    most = max(MOST_ORDERED // (columns - shared.measures), PART)  # not of their number
     part = min(max(PART, PART_OF_GROUP * groups), most)
     room = part + 8 * min(groups, part) + PADDING
     matrix = np.empty((lines + 1 - columns, BLOCK + PADDING))
@@ -309,7 +321,7 @@ def _cover(products: Sequence[tuple[int, int, int]], rank: Mapping[int, int]) ->
         rights = sorted({right for left in four for right in by_left[left]})
         pairs = [rights[k : k + RIGHT] for k in range(0, len(rights), RIGHT)]
         cover += [_tile(four, pair, by_left) for pair in pairs]
-    return np.array(cover, dtype=TILE)
+    return np.array(cover, dtype=TILE_TYPE)
 
 
 def _tile(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolwise.engines.base import Engine, Rows, refuse_extra
-from poolwise.engines.files import (
-    DAMAGED,
+from poolwise.engines.saved_files import (
+    DAMAGED_FILE,
     QuestionHashes,
     question,
     read_moments,
@@ -24,10 +24,10 @@ from poolwise.engines.files import (
 )
 from poolwise.errors import Finding, RefusedError, SourceError, UsageError
 from poolwise.moments.pool import Pool
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.learners import NO_EXTRA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from poolwise.errors import Fault
     from poolwise.log.log import Log
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.learners import Extra
 
+CROSSED = {"mixture", "least", "logger", "others"}  # quantities from cross-propensities
 SAME_SHARE = 1e-12  # shares that differ by less give the same weights
-NARROW = (
+NARROWING = (
     "Estimators that do not use the mixture (naive, and weighted or self-normalised with own "
     "propensities) are available now: evaluate summary.narrowed(log) instead of the log."
 )
@@ -72,11 +73,13 @@ class SavedRows(Rows):
         by_logger: Moments of each logger, in the order in which loggers are shown.
         dropped: True if rows that break a rule were dropped, uncounted.
         notes: Findings about the origin of the moments.
+        own: True if the moments are those of an only logger, whose propensity is the mixture.
     """
 
     by_logger: Mapping[str, Moments]
     dropped: bool = False
     notes: tuple[Finding, ...] = ()
+    own: bool = False
 
     @property
     def saved(self) -> bool:
@@ -90,13 +93,17 @@ class SavedRows(Rows):
     def counts(self) -> dict[str, int]:
         return {logger: m.count for logger, m in self.by_logger.items()}
 
+    def mix_own(self) -> SavedRows | None:
+        """Return the same moments, if they were computed with the propensity as the mixture."""
+        return self if self.own else None
+
     def check(self) -> tuple[Fault, ...]:
         """Return no faults where broken rows were dropped."""
         return () if self.dropped else super().check()
 
     def moments(self, needs: Needs) -> Pool:
         """Return the requested moments, if they were saved."""
-        if not all(_holds(m, needs) for m in self.by_logger.values()):
+        if not all(_has_moments(m, needs) for m in self.by_logger.values()):
             raise RefusedError(
                 "not-saved",
                 "these estimators need averages that the saved moments do not hold: summarise "
@@ -109,11 +116,11 @@ class SavedRows(Rows):
         """Return None: actions are not saved."""
 
 
-def _holds(m: Moments, needs: Needs) -> bool:
+def _has_moments(m: Moments, needs: Needs) -> bool:
     """Return True if moments hold each requested mean, pair and extreme."""
     try:
         for left, right in needs.pairs:
-            m.scatter_of([left, right])
+            m.select_scatter([left, right])
         for term in needs.extremes:
             m.max(term)
     except KeyError:
@@ -153,9 +160,14 @@ class Summary(Engine):
         """True if moments that use the mixture are present."""
         return bool(self.manifest)
 
+    @property
+    def own(self) -> bool:
+        """True if the moments are those of an only logger, whose propensity is the mixture."""
+        return self.crossed and not self.question.mixture
+
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[SavedRows]:
         """Return the moments as rows, if the log and targets are those of the summary."""
         refuse_extra(extra)
@@ -164,7 +176,8 @@ class Summary(Engine):
         if log.crossed:
             self._refuse_mixture(requested.mixture)
         lost = self.question.mixture and not self.crossed
-        yield SavedRows(self.moments, log.on_fault == "drop", (LOST,) if lost else ())
+        notes = (LOST,) if lost else ()
+        yield SavedRows(self.moments, log.on_fault == "drop", notes, self.own)
 
     def _refuse_other(self, requested: QuestionHashes) -> None:
         if requested.roles != self.question.roles:
@@ -182,7 +195,7 @@ class Summary(Engine):
 
     def _refuse_mixture(self, requested: str) -> None:
         if not self.crossed:
-            raise RefusedError("mixture-left-out", f"{LOST} {NARROW}")
+            raise RefusedError("mixture-left-out", f"{LOST} {NARROWING}")
         if requested != self.question.mixture:
             raise UsageError(
                 "these moments were computed with other `propensities`: pass the same ones, or "
@@ -191,9 +204,9 @@ class Summary(Engine):
         if not same_shares(self.rows, self.manifest):
             raise RefusedError(
                 "other-counts",
-                f"the mixture was fixed for {_listed(self.manifest)}, but the rows are "
-                f"{_listed(self.rows)}: weights against the mixture would be wrong. Add the "
-                f"missing parts, or summarise the rows again with counts=these. {NARROW}",
+                f"the mixture was fixed for {_join_rows(self.manifest)}, but the rows are "
+                f"{_join_rows(self.rows)}: weights against the mixture would be wrong. Add the "
+                f"missing parts, or summarise the rows again with counts=these. {NARROWING}",
             )
 
     def narrowed(self, log: Log) -> Log:
@@ -214,15 +227,20 @@ class Summary(Engine):
         mixed = self.crossed and other.crossed and ours.mixture == theirs.mixture
         if mixed and same_shares(self.manifest, other.manifest):
             return self._plus(other)
-        return self._own()._plus(other._own())
+        return self._without_mixture()._plus(other._without_mixture())
 
-    def _own(self) -> Summary:
-        """Drop the moments that use the mixture."""
-        own = {
-            logger: m.select({t: t for t in m.terms if not _of_mixture(t)})
+    def _without_mixture(self) -> Summary:
+        """Drop the moments that use the mixture.
+
+        The summary of an only logger keeps what it would have among several loggers without
+        cross-propensities.
+        """
+        lost = CROSSED if self.own else {"mixture"}
+        kept = {
+            logger: m.select({t: t for t in m.terms if not _depends_on(t, lost)})
             for logger, m in self.moments.items()
         }
-        return replace(self, moments=own, manifest={})
+        return replace(self, moments=kept, manifest={})
 
     def _plus(self, other: Summary) -> Summary:
         """Add moments; loggers keep the order of the manifest, or of their names."""
@@ -254,10 +272,10 @@ class Summary(Engine):
             hashes = QuestionHashes(str(header["roles"]), targets, str(header["mixture"]))
             manifest = {str(k): float(v) for k, v in header["manifest"].items()}
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as reason:
-            raise SourceError(f"{str(path)!r}", DAMAGED) from reason
-        mixed = any(_of_mixture(t) for m in moments.values() for t in m.terms)
+            raise SourceError(f"{str(path)!r}", DAMAGED_FILE) from reason
+        mixed = any(_depends_on(t, {"mixture"}) for m in moments.values() for t in m.terms)
         if bool(manifest) != mixed or not set(moments) <= {*(manifest or moments)}:
-            raise SourceError(f"{str(path)!r}", DAMAGED)
+            raise SourceError(f"{str(path)!r}", DAMAGED_FILE)
         return cls(moments, hashes, manifest)
 
 
@@ -269,10 +287,10 @@ def _without_cubes(moments: Mapping[str, Moments]) -> Mapping[str, Moments]:
     }
 
 
-def _of_mixture(term: Term) -> bool:
-    """Return True if a term depends on the mixture, and so on every logger's rows."""
-    return any("mixture" in factor.definition.quantities for factor in term.factors)
+def _depends_on(term: Term, quantities: Collection[str]) -> bool:
+    """Return True if a term depends on one of some quantities."""
+    return any(set(quantities) & set(f.definition.quantities) for f in term.factors)
 
 
-def _listed(counts: Mapping[str, float]) -> str:
+def _join_rows(counts: Mapping[str, float]) -> str:
     return ", ".join(f"{i!r} {n:,.12g}" for i, n in counts.items())

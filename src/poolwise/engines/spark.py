@@ -28,26 +28,28 @@ from poolwise.engines.kernel import Kernel
 from poolwise.engines.parallel import KernelRows
 from poolwise.engines.spark_session import SameVersion, running_session, spark_errors
 from poolwise.engines.spark_sources import (
-    collected,
-    configured,
-    frame_of,
+    collect_batches,
+    column_types,
+    configure_session,
     local_files,
+    make_view,
     narrow,
-    scored,
+    open_frame,
+    score_frame,
     spark_text,
-    viewed,
 )
 from poolwise.errors import EngineError, LogError, SourceError
 from poolwise.log.scalar import refuse_different
 from poolwise.moments.moments import LONGEST_TAIL
 from poolwise.moments.tallies import BINS
 from poolwise.rows.layout import BadRowsError
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.learners import NO_EXTRA
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.reader import Reader, RowGroup, to_rows
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import row_steps, rows_name
 from poolwise.rows.streams import plain_stream
+from poolwise.rows.values import attach_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,35 +93,36 @@ class Spark(Engine):
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[SparkRows]:
         """Open a log with its targets; workers score the policies in Python.
 
         The columns of `extra` are columns of the log: Spark learns no model.
         """
         refuse_extra(extra, columns=True)
+        log, targets = attach_values(log, targets)
         with ExitStack() as stack:
             session = stack.enter_context(self._running())
-            stack.enter_context(configured(session, log.timezone))
-            frame = frame_of(session, log)
-            view = stack.enter_context(viewed(session, frame))
-            roles = assign(log, targets, frame.columns, view, extra)
+            stack.enter_context(configure_session(session, log.timezone))
+            frame = open_frame(session, log)
+            view = stack.enter_context(make_view(session, frame))
+            roles = assign(log, targets, column_types(frame.schema), view, extra, "spark")
             refuse_different(roles.table.roles, "spark", "Spark", translated=True)
             table, files = roles.table, local_files(session, log)
             if roles.scored:
                 with spark_errors("scoring policies in Python"):
-                    frame = stack.enter_context(scored(roles, frame))
-                relation = stack.enter_context(viewed(session, frame))
+                    frame = stack.enter_context(score_frame(roles, frame))
+                relation = stack.enter_context(make_view(session, frame))
                 table, files = replace(table, relation=relation), None
             yield SparkRows(table, session, files, self.task_rows)
 
     def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
         """Yield the columns that a learner reads, in batches that workers pack."""
-        with self._running() as session, configured(session, log.timezone):
-            frame = frame_of(session, log)
+        with self._running() as session, configure_session(session, log.timezone):
+            frame = open_frame(session, log)
             roles = assign(log, {}, frame.columns, exp.to_table("log"), learner_extra(log))
             with spark_errors("copying the rows"):
-                yield from collected(narrow(frame, roles))
+                yield from collect_batches(narrow(frame, roles))
 
     def _running(self) -> AbstractContextManager[SparkSession]:
         own = self.session
@@ -174,7 +177,7 @@ def sum_groups(
     if hidden:
         return Failure(socket.gethostname(), hidden[0])
     tables = Reader(columns)(pieces, task.layout.names)
-    return _total(task, tables, first_row)
+    return _add_tables(task, tables, first_row)
 
 
 def sum_partition(
@@ -185,11 +188,11 @@ def sum_partition(
 
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
-    outcome = _total(task, _tables(batches, task.rows), partition * PARTITION_ROWS)
+    outcome = _add_tables(task, _join_batches(batches, task.rows), partition * PARTITION_ROWS)
     yield pa.record_batch({"partition": [partition], "outcome": [pickle.dumps(outcome)]})
 
 
-def _total(task: Folding[Any], tables: Iterable[pa.Table], first_row: int) -> TaskResult:
+def _add_tables(task: Folding[Any], tables: Iterable[pa.Table], first_row: int) -> TaskResult:
     """Add up all tables, in their order."""
     batches = to_rows(tables, task.layout, first_row, task.rows)
     try:
@@ -200,7 +203,7 @@ def _total(task: Folding[Any], tables: Iterable[pa.Table], first_row: int) -> Ta
         return Failure(socket.gethostname())
 
 
-def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+def _join_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
     """Join batches up to so many rows, or a few more: Spark's are small.
 
     A bucket of Spark's query is a cluster, which the reader hashes.
@@ -215,11 +218,13 @@ def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
             waiting = []
 
 
-def tasks_of(pieces: Sequence[RowGroup], rows: int, most: int = MOST_TASKS) -> list[FileWork]:
+def split_tasks(
+    pieces: Sequence[RowGroup], rows: int, most: int = MOST_TASKS
+) -> list[FileWork]:
     """Neighbouring pieces of at least so many rows, with the number of their first row.
 
     >>> groups = [RowGroup("a", 0, 60), RowGroup("a", 1, 60), RowGroup("b", 0, 5)]
-    >>> tasks = tasks_of(groups, rows=100)
+    >>> tasks = split_tasks(groups, rows=100)
     >>> [(first, [(piece.path, piece.group) for piece in task]) for first, task in tasks]
     [(0, [('a', 0), ('a', 1)]), (120, [('b', 0)])]
     """
@@ -287,7 +292,7 @@ class SparkRows(KernelRows):
         if stream is None:
             outcomes = self._run_on_rows(work, most)
         else:
-            tasks = tasks_of(list(stream.pieces), self.task_rows, most)
+            tasks = split_tasks(list(stream.pieces), self.task_rows, most)
             layout = replace(work.layout, excluded=self.excluded)
             work = replace(work, layout=layout)
             run = partial(sum_groups, SameVersion(), work, stream.columns)

@@ -41,7 +41,7 @@ ANSWER_SECONDS = 10.0  # that a master may take to accept a connection
 CONNECT_TRIES = 3  # of a Spark Connect server's first answer; Spark tries for ten minutes
 POLICY_FAILED = "poolwise policy failed: "  # prefix of a worker's message
 OTHER_VERSION = "poolwise of another version: "  # likewise
-ADVICE = {  # by a part of Spark's message
+SESSION_ADVICE = {  # by a part of Spark's message
     "CSV header does not conform": "Spark reads CSV by position, and these files do not have "
     "the same columns in the same order: write them alike, or to Parquet.",
     "TIMESTAMP(NANOS": "Write times in microseconds, or start the session with "
@@ -76,7 +76,7 @@ def running_session(master: str) -> Iterator[SparkSession]:
     if running is None:
         connected = CONNECT_MODE in os.environ
         try:
-            session = _started(master)
+            session = _start_session(master)
             try:
                 yield session
             finally:
@@ -90,7 +90,7 @@ def running_session(master: str) -> Iterator[SparkSession]:
     if master and (remote or master != where):
         raise UsageError(
             f"a Spark session is running at {where!r}: leave the master out to use it, or stop "
-            f"it before starting one at {_shown(master)!r}"
+            f"it before starting one at {_hide_parameters(master)!r}"
         )
     yield running
 
@@ -113,7 +113,7 @@ def _running() -> SparkSession | None:
     return None
 
 
-def _started(master: str) -> SparkSession:
+def _start_session(master: str) -> SparkSession:
     """Start a session, of Spark Connect if the master or SPARK_REMOTE says so."""
     address = master or os.environ.get("SPARK_REMOTE", "")
     remote = address.startswith(CONNECT)
@@ -126,9 +126,9 @@ def _started(master: str) -> SparkSession:
     chosen = os.environ.get("PYSPARK_PYTHON")
     os.environ["PYSPARK_PYTHON"] = chosen or sys.executable  # workers run this Python
     try:
-        return _connected(address) if remote else _classic(master)
-    except errors_of_spark() as reason:
-        where = f" at {_shown(address)!r}" if address else ""
+        return _connect_session(address) if remote else _classic(master)
+    except error_classes() as reason:
+        where = f" at {_hide_parameters(address)!r}" if address else ""
         raise UsageError(f"Spark does not start{where}: {first_line(reason)}") from reason
     finally:
         if chosen is None:
@@ -145,7 +145,7 @@ def _classic(master: str) -> SparkSession:
         return pool.submit(chosen.getOrCreate).result()
 
 
-def _connected(address: str) -> SparkSession:
+def _connect_session(address: str) -> SparkSession:
     """Open a session at a Spark Connect server, and have it answer once."""
     from pyspark.sql import SparkSession
 
@@ -161,7 +161,7 @@ def _connected(address: str) -> SparkSession:
         with warnings.catch_warnings():  # what PySpark warns of, we raise
             warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
             _ = session.version
-    except errors_of_spark() as reason:
+    except error_classes() as reason:
         session.stop()
         raise _no_answer(address, first_line(reason)) from reason
     client.set_retry_policies(patient)
@@ -185,14 +185,16 @@ def _refuse_silent(master: str) -> None:
 
 def _no_answer(address: str, reason: str) -> EngineError:
     what = "Spark Connect server" if address.startswith(CONNECT) else "master"
-    text = f"the {what} at {_shown(address)!r} does not answer ({reason.rstrip('.')}): "
+    text = (
+        f"the {what} at {_hide_parameters(address)!r} does not answer ({reason.rstrip('.')}): "
+    )
     return EngineError("Spark", "", RuntimeError(text + "start it, or correct the address"))
 
 
-def _shown(address: str) -> str:
+def _hide_parameters(address: str) -> str:
     """Return an address without its parameters, among which may be a token.
 
-    >>> _shown("sc://host:443/;token=secret")
+    >>> _hide_parameters("sc://host:443/;token=secret")
     'sc://host:443'
     """
     return address.partition("/;")[0]
@@ -201,7 +203,7 @@ def _shown(address: str) -> str:
 # Errors.
 
 
-def errors_of_spark() -> tuple[type[Exception], ...]:
+def error_classes() -> tuple[type[Exception], ...]:
     """The exceptions of Spark, of its bridge to Java and of their connection."""
     from pyspark.errors import PySparkException
 
@@ -219,9 +221,9 @@ def spark_errors(text: str, source: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except errors_of_spark() as reason:
+    except error_classes() as reason:
         line, whole = first_line(reason), str(reason)
-        advice = next((a for sign, a in ADVICE.items() if sign in whole), "")
+        advice = next((a for sign, a in SESSION_ADVICE.items() if sign in whole), "")
         if source or advice:
             raise SourceError(source or "the files", f"{line} {advice}".strip()) from reason
         raise _from_worker(whole) or EngineError("Spark", text, RuntimeError(line)) from reason

@@ -25,15 +25,16 @@ from threadpoolctl import threadpool_limits
 from poolwise.engines.spark_session import (
     POLICY_FAILED,
     SameVersion,
-    errors_of_spark,
+    error_classes,
     is_remote,
     spark_errors,
 )
 from poolwise.errors import PolicyError, UsageError
 from poolwise.log.log import PART_LOGGER, SELECT
-from poolwise.rows.guard import expanded, named_files, refuse_tables
+from poolwise.log.scalar import SAME_FIELDS
+from poolwise.rows.guard import expand_path, named_files, refuse_tables
 from poolwise.rows.repeats import refuse_repeated
-from poolwise.rows.score import Scorer, scorer_of
+from poolwise.rows.score import Scorer, make_scorer
 from poolwise.rows.sources import plain_files
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ OTHERWISE = {
     "monthname()",
     "format()",
 }
-SAME_PARTS = {"year", "quarter", "month", "day", "hour", "minute", "doy", "week"}
+SAME_IN_SPARK = SAME_FIELDS | {"week"}  # ISO weeks, as in DuckDB
 LARGER = {  # types that hold all numbers of types that Spark lacks
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -88,7 +89,7 @@ ZONE, ANSI = "spark.sql.session.timeZone", "spark.sql.ansi.enabled"
 
 
 @contextmanager
-def configured(session: SparkSession, timezone: str) -> Iterator[None]:
+def configure_session(session: SparkSession, timezone: str) -> Iterator[None]:
     """Fix the settings that change results; restore those of the session at the end."""
     own = {name: session.conf.get(name, None) for name in (ZONE, ANSI)}
     try:
@@ -97,7 +98,7 @@ def configured(session: SparkSession, timezone: str) -> Iterator[None]:
             session.conf.set(ANSI, "true")  # an integer that overflows is an error
         yield
     finally:
-        with suppress(*errors_of_spark()):  # of a session that was stopped meanwhile
+        with suppress(*error_classes()):  # of a session that was stopped meanwhile
             for name, value in own.items():
                 session.conf.unset(name) if value is None else session.conf.set(name, value)
 
@@ -112,26 +113,26 @@ def spark_text(query: exp.Select) -> str:
     """
     query = query.copy()
     for node in [*query.find_all(*TRANSLATED)][::-1]:  # inner ones first
-        node.replace(_translated(node))
+        node.replace(_translate_node(node))
     text: str = query.sql(dialect="spark")
     return text
 
 
-def _translated(node: Expression) -> Expression:
+def _translate_node(node: Expression) -> Expression:
     """Return an expression that is in Spark what a node is in DuckDB."""
     if isinstance(node, exp.Cast):
         return _cast(node)
     if isinstance(node, exp.Div):
         return node if isinstance(node.expression, exp.Nullif) else _quotient(node)
     if isinstance(node, exp.Log):  # with one argument Spark's is natural
-        return node if node.expression else _call("LOG10", node.this)
+        return node if node.expression else _call_spark("LOG10", node.this)
     if isinstance(node, exp.DayOfWeek | exp.DayOfWeekIso):
-        from_monday = _call("WEEKDAY", node.this) + 1
+        from_monday = _call_spark("WEEKDAY", node.this) + 1
         return exp.paren(
             from_monday % 7 if isinstance(node, exp.DayOfWeek) else from_monday, copy=False
         )
     if isinstance(node, exp.Extract):
-        known = node.name.lower() in SAME_PARTS
+        known = node.name.lower() in SAME_IN_SPARK
         name = f"extract({node.name.lower()} FROM ...)"
     else:
         name = f"{node.name.lower() if isinstance(node, exp.Anonymous) else node.key}()"
@@ -144,7 +145,7 @@ def _translated(node: Expression) -> Expression:
     return node
 
 
-def _call(name: str, *arguments: Expression) -> Expression:
+def _call_spark(name: str, *arguments: Expression) -> Expression:
     return exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
 
 
@@ -153,7 +154,7 @@ def _quotient(node: exp.Div) -> Expression:
     a, b = node.this.copy(), node.expression.copy()
     infinity = exp.cast(exp.Literal.string("Infinity"), "double")
     by_zero = exp.paren(a) * exp.If(this=exp.paren(b).eq(0), true=infinity, false=exp.Null())
-    return exp.func("coalesce", _call("TRY_DIVIDE", a, b), by_zero)
+    return exp.func("coalesce", _call_spark("TRY_DIVIDE", a, b), by_zero)
 
 
 def _cast(node: exp.Cast) -> Expression:
@@ -161,7 +162,7 @@ def _cast(node: exp.Cast) -> Expression:
 
     Spark knows the type of a column before it reads a row, and drops the other cases.
     """
-    kind, text = _call("TYPEOF", node.this), exp.cast(node.this.copy(), "varchar")
+    kind, text = _call_spark("TYPEOF", node.this), exp.cast(node.this.copy(), "varchar")
     if isinstance(node, exp.TryCast):
         node.set("safe", True)  # noqa: FBT003 - SQLGlot's mark of TRY_CAST
     if node.to.is_type("double"):
@@ -174,21 +175,21 @@ def _cast(node: exp.Cast) -> Expression:
     whole = exp.Case(default=node.copy())
     for kinds, rounding in ((("float", "double"), "RINT"), (("decimal",), "ROUND")):
         rounded = node.copy()
-        rounded.set("this", _call(rounding, number))
+        rounded.set("this", _call_spark(rounding, number))
         name = exp.func("split_part", kind.copy(), exp.Literal.string("("), exp.convert(1))
         whole = whole.when(name.isin(*kinds), rounded)
     return whole
 
 
-def frame_of(session: SparkSession, log: Log) -> DataFrame:
+def open_frame(session: SparkSession, log: Log) -> DataFrame:
     """All parts of a log as one DataFrame, with the columns of all parts."""
     if log.connection is not None:
         raise UsageError("Spark does not read through a `connection`: leave `engine` out")
     refuse_repeated(log, named_files(log))
     frames = []
     for part in log.parts:
-        with spark_errors("", _shown(part)):
-            frame = _frame(session, part, log)
+        with spark_errors("", _show_part(part)):
+            frame = _read_part(session, part, log)
         if isinstance(log.source, Mapping):
             label = exp.Literal.string(str(part.logger)).sql(dialect="spark")
             frame = frame.selectExpr("*", f"{label} AS {PART_LOGGER}")
@@ -201,7 +202,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
-def _frame(session: SparkSession, part: Part, log: Log) -> DataFrame:
+def _read_part(session: SparkSession, part: Part, log: Log) -> DataFrame:
     if part.kind == "database":
         raise UsageError("Spark does not read DuckDB files: write the table to Parquet first")
     if part.kind == "table" and not SELECT.match(part.value):
@@ -215,7 +216,7 @@ def _frame(session: SparkSession, part: Part, log: Log) -> DataFrame:
     if part.kind == "csv" and re.search(r"\.tsv\b", part.value[0].lower()):
         chosen.setdefault("sep", "\t")
     located: dict[str, list[str]] = {}  # paths by the folder above their partition folders
-    for path in (file for pattern in part.value for file in _files(pattern, part.kind)):
+    for path in (file for pattern in part.value for file in _find_files(pattern, part.kind)):
         above = re.match(r"(.*?)/[^/]*=[^/]*/", path)
         base = re.sub(r"\\(.)", r"\1", above.group(1)) if above else ""  # is no pattern
         located.setdefault(base, []).append(path)
@@ -265,11 +266,30 @@ def _from_frame(session: SparkSession, frame: Any) -> DataFrame:  # noqa: ANN401
             f"a value of type {type(frame).__name__} is not a source: give a path, a glob, a "
             "SELECT, a Spark DataFrame, another frame, a list of these, or a mapping by logger"
         ) from reason
-    copied: DataFrame = session.createDataFrame(_readable(frame))  # type: ignore[arg-type, unused-ignore]
+    copied: DataFrame = session.createDataFrame(_widen_numbers(frame))  # type: ignore[arg-type, unused-ignore]
     return copied
 
 
-def _readable(table: pa.Table) -> pa.Table:
+def column_types(schema: StructType) -> dict[str, str]:
+    """Return the type of each column as text, with the names of fields quoted."""
+    return {field.name: _type_text(field.dataType) for field in schema}
+
+
+def _type_text(kind: Any) -> str:  # noqa: ANN401 - a type of Spark
+    name = kind.typeName()
+    if name == "struct":
+        fields = [
+            f"{exp.to_identifier(f.name, quoted=True).sql(dialect='spark')}: "
+            f"{_type_text(f.dataType)}"
+            for f in kind
+        ]
+        return f"struct<{', '.join(fields)}>"
+    if name == "map":
+        return f"map<{_type_text(kind.keyType)}, {_type_text(kind.valueType)}>"
+    return f"array<{_type_text(kind.elementType)}>" if name == "array" else kind.simpleString()
+
+
+def _widen_numbers(table: pa.Table) -> pa.Table:
     """Return a table with numbers that Spark has: it lacks unsigned integers and halves."""
     for k, field in enumerate(table.schema):
         if field.type in LARGER:
@@ -278,13 +298,13 @@ def _readable(table: pa.Table) -> pa.Table:
     return table
 
 
-def _files(pattern: str, kind: str) -> list[str]:
+def _find_files(pattern: str, kind: str) -> list[str]:
     """Patterns of the files that match a path; the path where this process sees none."""
     if "://" in pattern:
         return [pattern]
     with duckdb.connect() as connection:
         query = "SELECT file FROM glob(?)"
-        lines = connection.execute(query, [expanded(pattern, kind)]).fetchall()
+        lines = connection.execute(query, [expand_path(pattern, kind)]).fetchall()
     names = [str(line[0]) for line in lines]
     if kind == "parquet":
         refuse_tables(names, spark=True)
@@ -302,7 +322,7 @@ def local_files(session: SparkSession, log: Log) -> Files | None:
     return files and tuple((str(Path(path).absolute()), label) for path, label in files)
 
 
-def _shown(part: Part) -> str:
+def _show_part(part: Part) -> str:
     if part.kind in READER_OPTIONS or part.kind == "database":
         more = f" and {len(part.value) - 1} more" if len(part.value) > 1 else ""
         return f"{part.value[0]!r}{more}"
@@ -312,7 +332,7 @@ def _shown(part: Part) -> str:
 
 
 @contextmanager
-def viewed(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
+def make_view(session: SparkSession, frame: DataFrame) -> Iterator[exp.Table]:
     """Name a DataFrame for queries, and drop the name at the end."""
     name = f"poolwise_{next(VIEW_NUMBERS)}"
     with spark_errors(f"CREATE VIEW {name}"):
@@ -329,14 +349,16 @@ def narrow(frame: DataFrame, roles: Roles) -> DataFrame:
     return frame.selectExpr(*(e.sql(dialect="spark") for e in roles.selected(roles.read)))
 
 
-def collected(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+def collect_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """All rows in batches, each of which a worker writes to bytes."""
-    packed = frame.mapInArrow(partial(_packed, SameVersion()), "batch binary")
+    packed = frame.mapInArrow(partial(_pack_batches, SameVersion()), "batch binary")
     for (content,) in packed.toLocalIterator(prefetchPartitions=True):
         yield from pa.ipc.open_stream(bytes(content))
 
 
-def _packed(_: SameVersion, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _pack_batches(
+    _: SameVersion, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Write each batch to bytes, on a worker."""
     for batch in batches:
         sink = pa.BufferOutputStream()
@@ -347,7 +369,7 @@ def _packed(_: SameVersion, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
 
 
 @contextmanager
-def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
+def score_frame(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     """The columns that queries read and the policies' probabilities, cached by the workers."""
     from pyspark import StorageLevel
     from pyspark.sql.types import DoubleType, StructType
@@ -356,7 +378,7 @@ def scored(roles: Roles, frame: DataFrame) -> Iterator[DataFrame]:
     schema = StructType([needed.schema[n] for n in roles.queried])
     for name in roles.scored:
         schema = schema.add(name, DoubleType())
-    scoring = partial(_score, SameVersion(), scorer_of(roles), schema.names)
+    scoring = partial(_score, SameVersion(), make_scorer(roles), schema.names)
     try:
         with_scores = needed.mapInArrow(scoring, schema)
     except (pickle.PicklingError, TypeError, AttributeError) as reason:

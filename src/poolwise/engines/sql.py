@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
+from poolwise.moments.terms import AT_MOST, REWARD
 from poolwise.rows.rules import (
     RoleColumns,
     case,
@@ -33,7 +34,7 @@ from poolwise.rows.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sqlglot.expressions import Expr as Expression
 
@@ -81,15 +82,31 @@ def moments_query(request: MomentsRequest, limit: int | None = None) -> exp.Sele
     steps += [
         ("probs", _probs(table)),
         ("ratios", _ratios(request)),
-        ("shared", _shared(request)),
-        ("terms", _terms(request)),
+        ("shared", _compute_shared(request)),
+        ("terms", _select_terms(request)),
     ]
     if request.self_centred:
-        steps.append(("centres", _centres(request)))
+        steps.append(("centres", _select_centres(request)))
     query = _aggregate(request)
     for name, step in steps:
         query = query.with_(name, as_=step)
     return query
+
+
+def factor_steps(request: MomentsRequest) -> Callable[[exp.Select], exp.Select]:
+    """Return what adds the steps to a query of `ratios`, the factors of each row."""
+    steps = [
+        *row_steps(request.table),
+        ("probs", _probs(request.table)),
+        ("ratios", _ratios(request)),
+    ]
+
+    def add_steps(query: exp.Select) -> exp.Select:
+        for name, step in steps:
+            query = query.with_(name, as_=step.copy())
+        return query
+
+    return add_steps
 
 
 def _totals(table: RoleColumns) -> exp.Select:
@@ -114,7 +131,7 @@ def _probs(table: RoleColumns) -> exp.Select:
     own = propensity(table)
     if table.scale.logs:
         tops = [own.copy(), *(column(n) for n in names if n.startswith("p_"))]
-        top = _of_all("greatest", tops)
+        top = _choose_extreme("greatest", tops)
         probs: list[Expression] = [
             exp.func("exp", column(n) - top.copy()).as_(n, quoted=True) for n in names
         ]
@@ -123,11 +140,11 @@ def _probs(table: RoleColumns) -> exp.Select:
         probs = [column(n) for n in names]
     bad = case(good(table), exp.Literal.number(0), exp.Literal.number(1))
     extra = [own.as_("own", quoted=True), bad.as_("bad", quoted=True)]
-    carried = _carried(table, "reward", *table.predictions)
+    carried = _carry_columns(table, "reward", *table.predictions)
     return exp.select(*carried, *probs, *extra).from_(rows_name(table))
 
 
-def _carried(table: RoleColumns, *names: str) -> list[exp.Column]:
+def _carry_columns(table: RoleColumns, *names: str) -> list[exp.Column]:
     """The logger, these columns and the bucket, as a step passes them on."""
     bucket = () if table.bucket is None else ("bucket",)
     return [column(name) for name in ("logger", *names, *bucket)]
@@ -156,7 +173,7 @@ def _ratios(request: MomentsRequest) -> exp.Select:
     values = [
         _factor(f, table).as_(factor_name(f, table), quoted=True)
         for f in factors
-        if f.name != "reward"
+        if f != REWARD.factors[0]
     ]
     probs: list[Expression] = [exp.Star()]
     if table.propensities or table.mixture is not None:
@@ -170,7 +187,7 @@ def _ratios(request: MomentsRequest) -> exp.Select:
     inner = exp.select(*probs).from_("probs")
     if request.counts is None and table.propensities:
         inner = inner.join("totals", join_type="cross")
-    carried = _carried(table, "bad", "reward")
+    carried = _carry_columns(table, "bad", "reward")
     return exp.select(*carried, *values).from_(inner.subquery("mixed"))
 
 
@@ -180,6 +197,8 @@ def _factor(factor: Factor, table: RoleColumns) -> Expression:
     above = _quantity(made.above, factor, table) if made.above else number(0.0)
     if made.minus:
         return above - _quantity(made.minus, factor, table)
+    if factor.rule == AT_MOST:
+        return case(above <= number(factor.bound), number(1.0), number(0.0))
     if not made.below:
         return above
     below = _quantity(made.below, factor, table)
@@ -189,7 +208,7 @@ def _factor(factor: Factor, table: RoleColumns) -> Expression:
     quotient: Expression = above / _not_zero(below)
     if made.below == "others":  # which may be 0
         quotient = exp.func("coalesce", quotient, number(0.0))
-    return (_smoothed if made.logarithmic else _shrunk)(quotient, factor)
+    return (_smooth_weight if made.logarithmic else _shrunk)(quotient, factor)
 
 
 def _quantity(name: str, factor: Factor, table: RoleColumns) -> Expression:
@@ -197,7 +216,9 @@ def _quantity(name: str, factor: Factor, table: RoleColumns) -> Expression:
     if name.startswith("period"):
         raise ValueError("queries do not compute mixtures of periods")
     if name == "least":
-        return _of_all("least", [column(f"p_{k}") for k in range(len(table.propensities))])
+        return _choose_extreme(
+            "least", [column(f"p_{k}") for k in range(len(table.propensities))]
+        )
     if name == "target":
         name = f"t_{list(table.targets).index(factor.target)}"
     elif name == "predicted_value":
@@ -225,7 +246,7 @@ def _shrunk(weight: Expression, factor: Factor) -> Expression:
     return bound * weight / square
 
 
-def _smoothed(weight: Expression, factor: Factor) -> Expression:
+def _smooth_weight(weight: Expression, factor: Factor) -> Expression:
     """The logarithm of 1 plus the weighted gain over the factor's bound."""
     ends = column("reward"), number(factor.zero)
     distance = ends[0] - ends[1] if factor.rule == "gain" else ends[1] - ends[0]
@@ -233,7 +254,7 @@ def _smoothed(weight: Expression, factor: Factor) -> Expression:
     return exp.func("ln", number(1.0) + exp.paren(weight) * gain / number(factor.bound))
 
 
-def _of_all(function: str, values: Sequence[Expression]) -> Expression:
+def _choose_extreme(function: str, values: Sequence[Expression]) -> Expression:
     """The least or the greatest of several values, or the only one."""
     return exp.func(function, *values) if len(values) > 1 else values[0]
 
@@ -247,7 +268,7 @@ def factor_name(factor: Factor, table: RoleColumns) -> str:
     made = factor.definition
     rule = f"_{factor.rule}_{factor.bound!r}" if factor.rule else ""
     if made.scope == "row":
-        return factor.name
+        return f"{factor.name}{rule}"
     if made.scope == "target":
         rule += f"_{factor.zero!r}" if made.logarithmic else ""
         return f"{factor.name}_{list(table.targets).index(factor.target)}{rule}"
@@ -266,17 +287,20 @@ def _stem(term: Term) -> tuple[Factor, ...]:
     return tuple(f for f in term.factors if not f.logger)
 
 
-def _product(request: MomentsRequest, factors: Sequence[Factor]) -> Expression:
+def _multiply_factors(request: MomentsRequest, factors: Sequence[Factor]) -> Expression:
     return reduce(mul, [column(factor_name(f, request.table)) for f in factors])
 
 
-def _shared(request: MomentsRequest) -> exp.Select:
+def _compute_shared(request: MomentsRequest) -> exp.Select:
     """The factors, and products that several terms have in common, computed once."""
-    stems = [_product(request, s).as_(name, quoted=True) for s, name in _stems(request).items()]
+    stems = [
+        _multiply_factors(request, s).as_(name, quoted=True)
+        for s, name in _stems(request).items()
+    ]
     return exp.select(exp.Star(), *stems).from_("ratios")
 
 
-def _terms(request: MomentsRequest) -> exp.Select:
+def _select_terms(request: MomentsRequest) -> exp.Select:
     """Value of each term in each row, less its centre where that is known."""
     centres, stems = request.centres or {}, _stems(request)
     values = []
@@ -284,16 +308,16 @@ def _terms(request: MomentsRequest) -> exp.Select:
         stem = _stem(term)
         rest = [f for f in term.factors if f.logger]
         if stem in stems and rest:
-            product: Expression = column(stems[stem]) * _product(request, rest)
+            product: Expression = column(stems[stem]) * _multiply_factors(request, rest)
         else:
-            product = _product(request, term.factors)
+            product = _multiply_factors(request, term.factors)
         if centres.get(term):
             product = product - number(centres[term])
         values.append(product.as_(f"x_{k}", quoted=True))
-    return exp.select(*_carried(request.table, "bad"), *values).from_("shared")
+    return exp.select(*_carry_columns(request.table, "bad"), *values).from_("shared")
 
 
-def _centres(request: MomentsRequest) -> exp.Select:
+def _select_centres(request: MomentsRequest) -> exp.Select:
     """Average of each term that has a scatter, by logger."""
     means = [
         exp.Avg(this=column(f"x_{k}")).as_(f"c_{k}", quoted=True)
@@ -311,7 +335,7 @@ def _aggregate(request: MomentsRequest) -> exp.Select:
         *(key.copy() for key in keys),
         exp.Count(this=exp.Star()).as_("rows", quoted=True),
         exp.Sum(this=column("bad", "terms")).as_("bad", quoted=True),
-        *(value.as_(name, quoted=True) for name, value in _aggregates(request)),
+        *(value.as_(name, quoted=True) for name, value in _name_aggregates(request)),
     ).from_("terms")
     if request.self_centred:
         same = column("logger", "terms").eq(column("logger", "centres"))
@@ -319,10 +343,10 @@ def _aggregate(request: MomentsRequest) -> exp.Select:
     return query.group_by(*keys).order_by(*(key.copy() for key in keys))
 
 
-def _aggregates(request: MomentsRequest) -> Iterator[tuple[str, Expression]]:
+def _name_aggregates(request: MomentsRequest) -> Iterator[tuple[str, Expression]]:
     """Sums, scatters, extremes and computed centres, by their names in the answer."""
     index, needs = request.index, request.needs
-    values = {term: _centred(request, term) for term in index}
+    values = {term: _centre_term(request, term) for term in index}
     for term, k in index.items():
         yield f"sum_{k}", exp.Sum(this=values[term].copy())
     for left, right in needs.pairs:
@@ -336,7 +360,7 @@ def _aggregates(request: MomentsRequest) -> Iterator[tuple[str, Expression]]:
             yield f"centre_{k}", exp.Min(this=column(f"c_{k}", "centres"))
 
 
-def _centred(request: MomentsRequest, term: Term) -> Expression:
+def _centre_term(request: MomentsRequest, term: Term) -> Expression:
     """A term's column, less the centre that the query computed for it."""
     k = request.index[term]
     value = column(f"x_{k}", "terms")
@@ -347,10 +371,10 @@ def _centred(request: MomentsRequest, term: Term) -> Expression:
 
 UNCHANGED = {"duckdb", "spark", "spark2"}  # SQLGlot's text needs no change
 FENCED = {"probs", "ratios", "shared", "terms"}  # steps whose columns are read many times
-TINY = -300.0  # exp of it is 5e-131: practically zero, and its square is still a double
+TINY = -150.0  # exp of it is 7e-66: practically zero, and its fourth power is still a double
 
 
-def written(query: exp.Select, dialect: str, *, pretty: bool = False) -> str:
+def write_sql(query: exp.Select, dialect: str, *, pretty: bool = False) -> str:
     """Return the text of a query in a dialect, with what SQLGlot lacks for it."""
     if dialect not in UNCHANGED:
         query = query.copy()

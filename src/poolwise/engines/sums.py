@@ -13,15 +13,15 @@ import numpy as np
 
 from poolwise.engines.workspace import wanted_pairs
 from poolwise.moments.moments import LONGEST_TAIL, Moments, Terms, refuse_infinite
-from poolwise.moments.tallies import BINS, POWERS, add_slices, added_powers, slices_for
+from poolwise.moments.tallies import BINS, POWERS, add_powers, add_slices, slices_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poolwise.engines.workspace import Workspace
-    from poolwise.log.policy import AnyArray, FloatArray, IntArray
     from poolwise.moments.terms import Needs, Term
     from poolwise.rows.layout import Layout
+    from poolwise.types import AnyArray, FloatArray, IntArray
 
 Key = TypeVar("Key")  # a logger or a cell
 NO_ROW = np.iinfo(np.int64).max  # first row of a group without rows
@@ -90,7 +90,7 @@ class Sums:
         self.histograms += other.histograms
         for sums, more, rows in zip(self.slices, other.slices, self.count, strict=True):
             add_slices(sums, more, rows)
-        self.powers = added_powers(self.powers, other.powers)
+        self.powers = add_powers(self.powers, other.powers)
         first, last = other.spans + self.count.sum()
         has_rows = other.count > 0
         np.minimum(self.spans[0], first, out=self.spans[0], where=has_rows)
@@ -113,7 +113,7 @@ def no_sums(layout: Layout, workspace: Workspace) -> Sums:
         plain=np.zeros((g, len(workspace.plain))),
         tails=[[np.empty(0)] * strata for _ in needs.tails],
         histograms=np.zeros((len(needs.histograms), strata, BINS), dtype=np.int64),
-        slices=np.zeros((g, len(needs.slices), slices_for(g * len(needs.slices)))),
+        slices=np.zeros((g, len(needs.slices), slices_for(g * workspace.sliced_terms))),
         powers=np.zeros((g, len(needs.powers), POWERS)),
         spans=np.array([np.full(g, NO_ROW), np.full(g, -1)]),
     )
@@ -152,7 +152,7 @@ def raise_floors(floors: FloatArray, sums: Sums) -> None:
                 floors[tail, group] = max(floors[tail, group], values.min())
 
 
-def moments_of(
+def total_moments(
     sums: Sums | None, workspace: Workspace, counts: Mapping[Key, int]
 ) -> dict[Key, Moments] | None:
     """Return the moments of each logger; None if the rows are not those that were counted."""
@@ -176,10 +176,10 @@ def bucketed_moments(
     ]:
         return None
     apart = [replace(part, tails=(), histograms=()) for part in needs]
-    return [_by_bucket(grouped(sums, workspace, part), loggers) for part in apart]
+    return [_by_bucket(group_moments(sums, workspace, part), loggers) for part in apart]
 
 
-def tallies_of(
+def total_tallies(
     sums: Sums | None, workspace: Workspace, counts: Mapping[Key, int]
 ) -> dict[Key, Moments]:
     """Return the tails and histograms of each logger over all buckets, without terms."""
@@ -195,7 +195,7 @@ def tallies_of(
             nothing,
             nothing,
             tails={
-                t: _sorted(tail[g]) for t, tail in zip(needs.tails, sums.tails, strict=True)
+                t: _sort_tail(tail[g]) for t, tail in zip(needs.tails, sums.tails, strict=True)
             },
             histograms={t: sums.histograms[k, g] for k, t in enumerate(needs.histograms)},
         )
@@ -203,7 +203,7 @@ def tallies_of(
     }
 
 
-def _sorted(tail: FloatArray) -> FloatArray:
+def _sort_tail(tail: FloatArray) -> FloatArray:
     return np.sort(tail)[::-1][:LONGEST_TAIL]
 
 
@@ -220,18 +220,18 @@ def _by_bucket(
 
 def to_moments(sums: Sums, workspace: Workspace, loggers: Sequence[Key]) -> dict[Key, Moments]:
     """Return one `Moments` for each logger that has rows."""
-    pairs = zip(loggers, grouped(sums, workspace, workspace.needs), strict=True)
+    pairs = zip(loggers, group_moments(sums, workspace, workspace.needs), strict=True)
     return {logger: moments for logger, moments in pairs if moments is not None}
 
 
-def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | None]:
+def group_moments(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | None]:
     """Return the moments of each group for a part of the needs; None without rows."""
     means = _means(sums, workspace, needs)
     lowest, largest = (
-        _placed(values, workspace.needs.extremes, needs)
+        _place_values(values, workspace.needs.extremes, needs)
         for values in (sums.lowest, sums.largest)
     )
-    scatter = _scatter(sums, workspace, needs, means)
+    scatter = _place_scatter(sums, workspace, needs, means)
     every = workspace.needs
     tails = [(t, sums.tails[k]) for k, t in enumerate(every.tails) if t in needs.tails]
     bins = [(k, t) for k, t in enumerate(every.histograms) if t in needs.histograms]
@@ -246,7 +246,7 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
             scatter=scatter[g],
             lowest=lowest[g],
             largest=largest[g],
-            tails={t: _sorted(values[g]) for t, values in tails},
+            tails={t: _sort_tail(values[g]) for t, values in tails},
             histograms={t: sums.histograms[k, g] for k, t in bins},
             slices={t: sums.slices[g, k] for k, t in sliced},
             powers={t: sums.powers[g, k] for k, t in powered},
@@ -258,7 +258,7 @@ def grouped(sums: Sums, workspace: Workspace, needs: Needs) -> list[Moments | No
     ]
 
 
-def _placed(values: FloatArray, terms: Sequence[Term], needs: Needs) -> FloatArray:
+def _place_values(values: FloatArray, terms: Sequence[Term], needs: Needs) -> FloatArray:
     """Return the values of terms in the order of the needs, nan where there is none."""
     place = {term: k for k, term in enumerate(needs.terms)}
     pairs = [(place[t], k) for k, t in enumerate(terms) if t in place]
@@ -272,7 +272,7 @@ def _means(sums: Sums, workspace: Workspace, needs: Needs) -> FloatArray:
     """Return the mean of each term."""
     place = {term: k for k, term in enumerate(needs.terms)}
     with np.errstate(invalid="ignore"):  # callers reject infinite means
-        means = _placed(sums.means + sums.rest, workspace.singles, needs)
+        means = _place_values(sums.means + sums.rest, workspace.singles, needs)
     count = np.maximum(sums.count, 1)
     for k, term in enumerate(workspace.plain):
         if term in place:
@@ -280,7 +280,9 @@ def _means(sums: Sums, workspace: Workspace, needs: Needs) -> FloatArray:
     return means
 
 
-def _scatter(sums: Sums, workspace: Workspace, needs: Needs, means: FloatArray) -> FloatArray:
+def _place_scatter(
+    sums: Sums, workspace: Workspace, needs: Needs, means: FloatArray
+) -> FloatArray:
     """Return the scatter of the scattered terms, nan for pairs that are not wanted."""
     place = {term: k for k, term in enumerate(needs.scattered)}
     size = len(place)

@@ -15,13 +15,14 @@ from sqlglot import exp, parse, parse_one
 from sqlglot.errors import SqlglotError
 
 from poolwise.engines.answer import WarehouseRows
-from poolwise.engines.base import Engine, refuse_extra
-from poolwise.engines.sql import written
+from poolwise.engines.base import Engine, lacking, refuse_extra
+from poolwise.engines.sql import write_sql
 from poolwise.errors import EngineError, UsageError
 from poolwise.log.log import SELECT
 from poolwise.log.problems import UTC
 from poolwise.log.scalar import refuse_different
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.entries import NoEntriesError
+from poolwise.rows.learners import NO_EXTRA
 from poolwise.rows.mixture import learner_extra
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import LABELS
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from poolwise.rows.rules import RoleColumns
 
 DatabaseConnection = Any  # drivers share methods, but no type
-NAMES: Mapping[str, str] = {
+TITLES: Mapping[str, str] = {
     "postgres": "PostgreSQL",
     "bigquery": "BigQuery",
     "snowflake": "Snowflake",
@@ -89,14 +90,23 @@ ZONES: Mapping[str, str] = {
     "snowflake": "SHOW PARAMETERS LIKE 'TIMEZONE'; ALTER SESSION SET TIMEZONE = '{}'",
 }
 # Column types that need a conversion: PostgreSQL returns type numbers, Arrow words.
-KINDS = {
+DIALECTS = {
     **dict.fromkeys(("25", "1042", "1043", "string", "large_string"), "text"),
     **dict.fromkeys(("16", "bool", "boolean"), "flag"),
+}
+# Types that hold distributions, by PostgreSQL's numbers.
+NESTED = {
+    **dict.fromkeys(("25", "1042", "1043"), "TEXT"),
+    "114": "JSON",
+    "3802": "JSONB",
+    **dict.fromkeys(("1021", "1022", "1231"), "DOUBLE[]"),
 }
 TEXTS = LABELS | {"relation", "action", "eligible"}  # fields of a table that are not numbers
 LENIENT = {"sqlite", "mysql", "singlestore"}  # CAST('a word' AS a number) is 0 there
 # Text that PostgreSQL can cast to a double.
-NUMBER = r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
+NUMBER_PATTERN = (
+    r"^\s*[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[iI][nN][fF](inity)?|[nN][aA][nN])\s*$"
+)
 WRITES = (exp.DML, exp.DDL, exp.Drop, exp.Command, exp.Into, exp.Alter)
 BATCH_ROWS = 65_536  # that are fetched at once
 READ_ONLY = "READ ONLY"
@@ -109,7 +119,7 @@ def check_dialect(dialect: str) -> str:
     """Return a dialect of SQLGlot in lower case; reject others and lenient databases."""
     from sqlglot.dialects.dialect import Dialect
 
-    listed = ", ".join(NAMES)
+    listed = ", ".join(TITLES)
     if not dialect or Dialect.get(dialect.lower()) is None:
         raise UsageError(f"dialect must be one of SQLGlot's ({listed}, ...), got {dialect!r}")
     if dialect.lower() in LENIENT:
@@ -121,7 +131,7 @@ def check_dialect(dialect: str) -> str:
     return dialect.lower()
 
 
-def dialect_of(connection: DatabaseConnection) -> str:
+def find_dialect(connection: DatabaseConnection) -> str:
     """Return the dialect of a driver's connection, by the name of its module."""
     wrapped = getattr(connection, "driver_connection", None)  # of a pool's wrapper
     modules = [
@@ -146,7 +156,7 @@ def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__name__}"
 
 
-def relation_of(table: str, dialect: str = "duckdb") -> Expression:
+def parse_relation(table: str, dialect: str = "duckdb") -> Expression:
     """Return the FROM clause for the name of a table, or for one SELECT that only reads."""
     try:
         if not SELECT.match(table):
@@ -161,12 +171,12 @@ def relation_of(table: str, dialect: str = "duckdb") -> Expression:
     return exp.Subquery(this=statements[0], alias=exp.to_identifier("source"))
 
 
-def bucket_of(cluster: Expression, buckets: int, dialect: str) -> Expression:
+def hash_bucket(cluster: Expression, buckets: int, dialect: str) -> Expression:
     """Return a number below `buckets`, equal for all rows of a cluster and on every day."""
     if dialect not in HASHES:
         raise UsageError(
             f"clusters need a hash function, and none is defined for "
-            f"{NAMES.get(dialect, dialect)}: pass interval='student' if rows are independent, "
+            f"{TITLES.get(dialect, dialect)}: pass interval='student' if rows are independent, "
             "or read the log with DuckDB"
         )
     tree = parse_one(HASHES[dialect], dialect=dialect)
@@ -194,35 +204,37 @@ class Session:
     @property
     def name(self) -> str:
         """The name of the database, for messages."""
-        return NAMES.get(self.dialect, self.dialect)
+        return TITLES.get(self.dialect, self.dialect)
 
     def lines(self, query: exp.Select) -> list[dict[str, Any]]:
         """Run a query and return each line of the answer as a mapping by column."""
-        with self._running(written(query, self.dialect)) as cursor:
+        with self._running(write_sql(query, self.dialect)) as cursor:
             names = [str(column[0]) for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in _values(cursor.fetchall())]
+            return [
+                dict(zip(names, row, strict=True)) for row in _read_lines(cursor.fetchall())
+            ]
 
     def batches(self, query: exp.Select) -> Iterator[pa.RecordBatch]:
         """Run a query and yield its answer in batches, as drivers return it: Arrow or rows."""
-        with self._running(written(query, self.dialect), stream=True) as cursor:
+        with self._running(write_sql(query, self.dialect), stream=True) as cursor:
             if hasattr(cursor, "fetch_record_batch"):
                 yield from cursor.fetch_record_batch()
                 return
             names = [str(column[0]) for column in cursor.description]
             while rows := cursor.fetchmany(BATCH_ROWS):
-                lists = map(list, zip(*_values(rows), strict=True))
+                lists = map(list, zip(*_read_lines(rows), strict=True))
                 columns = dict(zip(names, lists, strict=True))
                 yield pa.RecordBatch.from_pydict(columns)
 
     def columns(self, relation: Expression) -> dict[str, str]:
-        """Return the columns of a relation, each with its kind: "text", "flag" or empty."""
+        """Return the columns of a relation, each with the driver's word for its type."""
         query = exp.select("*").from_(relation.copy()).limit(0)
         with self._running(query.sql(dialect=self.dialect)) as cursor:
-            return {str(c[0]): KINDS.get(str(c[1]).lower(), "") for c in cursor.description}
+            return {str(c[0]): str(c[1]) for c in cursor.description}
 
     def bucket(self, cluster: Expression, buckets: int) -> Expression:
         """Return a number below `buckets`, equal for all rows of a cluster."""
-        return bucket_of(cluster, buckets, self.dialect)
+        return hash_bucket(cluster, buckets, self.dialect)
 
     @contextmanager
     def _running(self, text: str, *, stream: bool = False) -> Iterator[Any]:
@@ -297,7 +309,7 @@ class Session:
             )
         ask, change = ZONES[self.dialect].split("; ")
         with self._running(ask) as cursor:
-            line = list(_values(cursor.fetchall())[0])
+            line = list(_read_lines(cursor.fetchall())[0])
         own = str(line[min(1, len(line) - 1)])  # the first of several columns is a name
         if own == timezone:
             return ()
@@ -329,7 +341,7 @@ class Session:
                 cursor.close()
 
 
-def _values(rows: Sequence[Any]) -> list[Sequence[Any]]:
+def _read_lines(rows: Sequence[Any]) -> list[Sequence[Any]]:
     """Return rows as sequences; some drivers return mappings."""
     return [row.values() if hasattr(row, "values") else row for row in rows]
 
@@ -359,22 +371,26 @@ class Warehouse(Engine):
                 "a warehouse requires Log(table=..., connection=...): the name of a table or a "
                 "SELECT, and a DB-API or ADBC connection that can read it"
             )
-        dialect = check_dialect(self.dialect) if self.dialect else dialect_of(log.connection)
+        dialect = check_dialect(self.dialect) if self.dialect else find_dialect(log.connection)
         session = Session(log.connection, dialect)
         with session.borrowed(log.timezone):
             yield session
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[WarehouseRows]:
         """Open a log with its targets and look up their names in the table."""
         refuse_extra(extra)
         with self.session(log) as session:
             dialect = session.dialect
-            relation = relation_of(str(log.table), dialect)
+            relation = parse_relation(str(log.table), dialect)
             columns = session.columns(relation)
-            roles = assign(log, targets, list(columns), relation)
+            try:
+                types = column_types(columns, dialect)
+                roles = assign(log, targets, types, relation, dialect=dialect)
+            except NoEntriesError:
+                raise lacking("distributions") from None
             refuse_different(roles.table.roles, dialect, session.name)
             if roles.scored:
                 raise UsageError(
@@ -382,31 +398,49 @@ class Warehouse(Engine):
                     f"({', '.join(roles.scored)}): write their probabilities as columns of the "
                     "table first"
                 )
-            table = _readable(roles.table, columns, dialect)
+            table = _as_numbers(roles.table, columns, dialect)
             table = replace(table, eligible=None)  # databases have no type of lists in common
             yield WarehouseRows(table, session, self.widest)
 
     def learner_batches(self, log: Log) -> Iterator[pa.RecordBatch]:
         """Yield the columns that a learner reads, in batches."""
         with self.session(log) as session:
-            relation = relation_of(str(log.table), session.dialect)
-            columns = list(session.columns(relation))
-            roles = assign(log, {}, columns, relation, learner_extra(log))
-            names = roles.selected(roles.read)
+            relation = parse_relation(str(log.table), session.dialect)
+            columns = session.columns(relation)
+            roles = assign(log, {}, list(columns), relation, learner_extra(log))
+            types = column_types(columns, session.dialect)
+            names = [
+                exp.cast(value.copy(), "text").as_(value.name, quoted=True)
+                if types.get(value.name, "").startswith("JSON")
+                else value
+                for value in roles.selected(roles.read)
+            ]
             yield from session.batches(exp.select(*names).from_(relation.copy()))
 
 
-def _readable(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> RoleColumns:
+def column_types(columns: Mapping[str, str], dialect: str) -> dict[str, str]:
+    """Return the types of columns in SQL, where the driver's words for them are known."""
+    if dialect == "duckdb":
+        return dict(columns)
+    texts = {"string": "TEXT", "large_string": "TEXT"}
+    known = texts | NESTED if dialect == "postgres" else texts
+    return {name: known.get(kind.lower(), "") for name, kind in columns.items()}
+
+
+def _as_numbers(table: RoleColumns, kinds: Mapping[str, str], dialect: str) -> RoleColumns:
     """Convert flags to 0 and 1, and non-numeric text to NULL, as DuckDB does."""
 
     def as_number(value: Any) -> Any:  # noqa: ANN401 - any field of a table
         if isinstance(value, Mapping):
             return {key: as_number(part) for key, part in value.items()}
-        kind = kinds.get(value.name, "") if isinstance(value, exp.Column) else ""
+        known = isinstance(value, exp.Column)
+        kind = DIALECTS.get(kinds.get(value.name, "").lower(), "") if known else ""
         if kind == "flag" and dialect != "duckdb":
             return exp.cast(value.copy(), "int")
         if kind == "text" and dialect == "postgres":  # it has no TRY_CAST
-            fits = exp.RegexpLike(this=value.copy(), expression=exp.Literal.string(NUMBER))
+            fits = exp.RegexpLike(
+                this=value.copy(), expression=exp.Literal.string(NUMBER_PATTERN)
+            )
             return exp.Case().when(fits, value.copy())
         return value
 

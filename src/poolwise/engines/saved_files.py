@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from poolwise.engines.answer import decode
-from poolwise.engines.sql import MomentsRequest, moments_query, written
-from poolwise.engines.warehouse import check_dialect, relation_of
+from poolwise.engines.base import lacking
+from poolwise.engines.sql import MomentsRequest, moments_query, write_sql
+from poolwise.engines.warehouse import check_dialect, parse_relation
 from poolwise.errors import Fault, LogError, SourceError, UsageError
-from poolwise.log.adapters import as_policy
+from poolwise.files import (
+    PARQUET,
+    real_place,
+    refuse_missing,
+    refuse_output,
+    telling,
+    whole_file,
+)
+from poolwise.log.action_groups import ActionGroups
+from poolwise.log.adapters import policy_text
 from poolwise.log.log import ONLY_LOGGER, file_format
-from poolwise.log.policy import expression_of
 from poolwise.log.problems import UTC
 from poolwise.log.scalar import refuse_different
 from poolwise.moments.moments import Moments, refuse_infinite
 from poolwise.moments.tallies import BINS, POWERS
 from poolwise.moments.terms import FACTORS, Factor, Term
 from poolwise.rows.computed import is_arithmetic
-from poolwise.rows.output import PARQUET, real_place, refuse_output, telling, whole_file
+from poolwise.rows.entries import NoEntriesError
 from poolwise.rows.roles import assign
 from poolwise.rows.rules import string
 
@@ -41,20 +49,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from poolwise.engines.answer import Group
+    from poolwise.engines.answer import AnswerLine
     from poolwise.engines.base import Line
     from poolwise.log.log import Log
-    from poolwise.log.policy import FloatArray, PolicyLike
+    from poolwise.log.policy import PolicyLike
     from poolwise.moments.terms import Needs
     from poolwise.rows.rules import RoleColumns
+    from poolwise.types import FloatArray
 
 FORMAT = 3  # version of saved files
 ANSWER_FORMAT = 1  # version of the printed query and of its answer
 HASH_LENGTH = 16
 KEY = b"poolwise"
-DAMAGED = "the file is damaged: summarise the log again, or restore a copy"
+DAMAGED_FILE = "the file is damaged: summarise the log again, or restore a copy"
 UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)  # not Parquet, or damaged
-DAMAGES = (LookupError, MemoryError, OverflowError, RecursionError, TypeError, ValueError)
+CONTENT_ERRORS = (
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 ARRAYS = ("means", "scatter", "lowest", "largest")
 TALLIES: Mapping[str, type] = {
     "tails": np.float64,
@@ -68,9 +84,9 @@ SCHEMA = pa.schema(
     + [(name, pa.list_(pa.list_(pa.from_numpy_dtype(t)))) for name, t in TALLIES.items()]
 )
 Header = dict[str, Any]  # the JSON in the metadata
-MARK = "poolwise"  # column of the answer with the hash of the question
+HASH_COLUMN = "poolwise"  # column of the answer with the hash of the question
 NULLS = {"", "NULL", "\\N"}  # NULL in exported CSV files
-ADVICE = (
+CORRECT_ADVICE = (
     "Correct the rows at their source, or print the query for pw.Log(..., on_fault='drop') "
     "(--on-fault drop). `poolwise check`, or an evaluation over a connection, lists the rules "
     "that they break."
@@ -111,6 +127,8 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> QuestionHashes:
     logger = ONLY_LOGGER if log.logger is None else policy_text(log.logger)
     rules = [log.log_probabilities, log.on_fault, *["densities"] * log.densities]
     rules += [] if log.timezone == UTC else [log.timezone]
+    groups = log.action_group
+    rules += [] if groups is None else [groups if isinstance(groups, str) else _pairs(groups)]
     crossed = {k: policy_text(v) for k, v in log.by_label.items() if v is not None}
     own = None if log.propensity is None else policy_text(log.propensity)
     return QuestionHashes(
@@ -120,13 +138,9 @@ def question(log: Log, targets: Mapping[str, PolicyLike]) -> QuestionHashes:
     )
 
 
-def policy_text(value: PolicyLike) -> str:
-    """Return the SQL of a policy, or the name of its class."""
-    policy = as_policy(value)
-    expression = expression_of(policy)
-    if expression is None:  # a policy in Python: its code cannot be hashed
-        return f"{type(policy).__name__} in Python"
-    return expression.sql(dialect="duckdb", normalize_functions=False)
+def _pairs(groups: Mapping[object, object]) -> str:
+    """Return the text of the groups of actions."""
+    return repr(sorted(ActionGroups.read(groups).by_action.items()))
 
 
 def _factors(term: Term) -> list[list[str]]:
@@ -198,18 +212,12 @@ def _refuse_path(path: Path) -> None:
         )
 
 
-def refuse_missing(path: Path) -> None:
-    """Raise SourceError where a file does not exist: pyarrow only repeats its name."""
-    if not os.path.exists(path):  # noqa: PTH110 - Path.exists fails on names that are too long
-        raise _unreadable(path, "the file does not exist: check the path")
-
-
 def _unreadable(path: Path, why: str) -> SourceError:
     return SourceError(f"{str(path)!r}", why)
 
 
 def _why(reason: BaseException) -> str:
-    return str(reason).partition("\n")[0] or DAMAGED
+    return str(reason).partition("\n")[0] or DAMAGED_FILE
 
 
 def holds_moments(path: Path) -> bool:
@@ -233,9 +241,9 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
     try:
         meta = json.loads(text)
         version = meta["format"]
-        moments = _decoded(table, meta) if version == FORMAT else {}
-    except DAMAGES as reason:
-        raise _unreadable(path, DAMAGED) from reason
+        moments = _decode_table(table, meta) if version == FORMAT else {}
+    except CONTENT_ERRORS as reason:
+        raise _unreadable(path, DAMAGED_FILE) from reason
     if version != FORMAT:
         raise _unreadable(
             path,
@@ -245,7 +253,7 @@ def read_moments(path: Path) -> tuple[dict[str, Moments], Header]:
     return moments, meta
 
 
-def _decoded(table: pa.Table, meta: Header) -> dict[str, Moments]:
+def _decode_table(table: pa.Table, meta: Header) -> dict[str, Moments]:
     _require(table.schema.equals(SCHEMA) and table.num_rows > 0)
     lines = table.to_pylist()
     _require(meta["checksum"] == checksum(meta, lines))
@@ -311,7 +319,7 @@ def _array(values: list[float | None], size: int) -> FloatArray:
     return array
 
 
-def _require(holds: bool, problem: str = DAMAGED) -> None:  # noqa: FBT001 - a condition
+def _require(holds: bool, problem: str = DAMAGED_FILE) -> None:  # noqa: FBT001 - a condition
     if not holds:
         raise ValueError(problem)
 
@@ -324,20 +332,29 @@ def standalone_query(
     A comment names the time zone where expressions may depend on it.
     """
     dialect = check_dialect(dialect)
-    request = standalone_request(log, table, targets, needs)
+    if log.action_group is not None:
+        raise lacking("groups")
+    request = standalone_request(log, table, targets, needs, dialect)
     refuse_different(request.table.roles, dialect, dialect)
-    mark = string(question(log, targets).mark(needs)).as_(MARK, quoted=True)
-    text = written(moments_query(request).select(mark), dialect, pretty=True)
+    mark = string(question(log, targets).mark(needs)).as_(HASH_COLUMN, quoted=True)
+    text = write_sql(moments_query(request).select(mark), dialect, pretty=True)
     if log.timezone == UTC and is_arithmetic(request.table.roles.values()):
         return text
     return f"-- For a session with the time zone {log.timezone}.\n{text}"
 
 
 def standalone_request(
-    log: Log, table: str, targets: Mapping[str, PolicyLike], needs: Needs
+    log: Log,
+    table: str,
+    targets: Mapping[str, PolicyLike],
+    needs: Needs,
+    dialect: str = "duckdb",
 ) -> MomentsRequest:
     """Return the request of such a query; column names are not looked up."""
-    roles = assign(log, targets, None, relation_of(table))
+    try:
+        roles = assign(log, targets, None, parse_relation(table), dialect=dialect)
+    except NoEntriesError:
+        raise lacking("distributions") from None
     if roles.scored:
         raise UsageError("policies in Python cannot be written as SQL: score them first")
     return MomentsRequest(roles.table, needs)
@@ -348,8 +365,8 @@ def read_answer(
 ) -> dict[str, Moments]:
     """Return the moments of an exported answer by logger; reject that to another question."""
     refuse_missing(path)
-    lines = _exported(path)
-    marks = {str(line.get(MARK)) for line in lines}
+    lines = _read_exported(path)
+    marks = {str(line.get(HASH_COLUMN)) for line in lines}
     if not lines or "None" in marks:
         raise _unreadable(path, "the file is not the result of `poolwise sql`")
     if marks != {question(log, targets).mark(needs)}:
@@ -362,7 +379,7 @@ def read_answer(
     try:
         _require(all(int(line["rows"]) > 0 for line in lines), "a logger without rows")
         groups = {group.logger: group for group in (decode(request, line) for line in lines)}
-    except DAMAGES as reason:
+    except CONTENT_ERRORS as reason:
         raise _unreadable(path, f"its columns are damaged ({reason})") from reason
     _refuse_bad(groups, request.table)
     if len(groups) < len(lines):
@@ -373,9 +390,9 @@ def read_answer(
     return {label: moments[label] for label in order}
 
 
-def _refuse_bad(groups: Mapping[str | None, Group], table: RoleColumns) -> None:
+def _refuse_bad(groups: Mapping[str | None, AnswerLine], table: RoleColumns) -> None:
     faults = [
-        Fault("the row breaks a rule", label or "", group.bad, advice=ADVICE)
+        Fault("the row breaks a rule", label or "", group.bad, advice=CORRECT_ADVICE)
         for label, group in groups.items()
         if group.bad
     ]
@@ -385,11 +402,11 @@ def _refuse_bad(groups: Mapping[str | None, Group], table: RoleColumns) -> None:
         raise LogError(faults)
 
 
-def _exported(path: Path) -> list[dict[str, Any]]:
+def _read_exported(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a small file as mappings, with column names in lower case."""
     kind = file_format(str(path))
     try:
-        lines = _parsed(path, kind)
+        lines = _parse_lines(path, kind)
         return [{str(name).lower(): value for name, value in line.items()} for line in lines]
     except OSError as reason:
         raise _unreadable(path, reason.strerror or _why(reason)) from reason
@@ -398,7 +415,7 @@ def _exported(path: Path) -> list[dict[str, Any]]:
         raise _unreadable(path, why) from reason
 
 
-def _parsed(path: Path, kind: str) -> Sequence[Line]:
+def _parse_lines(path: Path, kind: str) -> Sequence[Line]:
     """Read Parquet, with the checksums of its pages if it has some, CSV or JSON."""
     if kind == "parquet":
         return [*pq.read_table(path, page_checksum_verification=True).to_pylist()]
