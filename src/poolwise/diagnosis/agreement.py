@@ -22,8 +22,9 @@ from poolwise.estimators.calibrated import (
     supported_columns,
 )
 from poolwise.estimators.ips import Weighted
-from poolwise.moments.linear import Deviation, Score, deviation, ratio_score, shares
-from poolwise.moments.terms import OVERLAP, OVERLAP_REWARD, WEIGHTED_REWARD
+from poolwise.moments.deviation import Deviation, deviation
+from poolwise.moments.linear import Score, ratio_score, shares
+from poolwise.moments.terms import OVERLAP, OVERLAP_REWARD, REWARD, WEIGHTED_REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     Estimates = Mapping[str, tuple[float, float]]  # value and variance, by logger
 
+OVERLAP_SQUARE = OVERLAP_REWARD * REWARD
 ENOUGH_OVERLAP = 50  # effective sample size of the overlap policy required for the test
 FULL: tuple[Columns, ...] = ("loggers", "target")  # columns of calibrated
 
@@ -147,11 +149,13 @@ def diagnose(
             **hausman(pool),
         }
     return Diagnosis(
-        alone=_alone(pool, values, divergence),
+        alone=_average_alone(pool, values, divergence),
         gamma=gamma(pool, divergence),
         columns=means,
         checks=checks,
-        typical=random_effects(*_unzipped(supported), level) if len(supported) > 1 else None,
+        typical=random_effects(*_unzip_estimates(supported), level)
+        if len(supported) > 1
+        else None,
     )
 
 
@@ -159,11 +163,13 @@ def _with_error(values: Estimates) -> dict[str, tuple[float, float]]:
     return {i: v for i, v in values.items() if 0 < v[1] < math.inf}
 
 
-def _unzipped(values: Estimates) -> tuple[list[float], list[float]]:
+def _unzip_estimates(values: Estimates) -> tuple[list[float], list[float]]:
     return [value for value, _ in values.values()], [spread for _, spread in values.values()]
 
 
-def _alone(pool: Pool, values: Estimates, divergence: Mapping[str, float]) -> dict[str, Alone]:
+def _average_alone(
+    pool: Pool, values: Estimates, divergence: Mapping[str, float]
+) -> dict[str, Alone]:
     last = pool.loggers[-1]
     unit = divergence[last] if 0 < divergence[last] < math.inf else 0.0
     rows = {i: pool[i].count for i in pool.loggers}
@@ -227,17 +233,44 @@ def drift(pool: Pool) -> dict[str, Check]:
     r"""Test that the overlap policy $\propto \min_k \pi_k$ has one value in all logs.
 
     Its weights are light under every logger, so the test has more power than one on the
-    target.  The estimates are self-normalised, the test is Welch's.
+    target.  The self-normalised estimate $v_i$ of each log is compared with the mean of the
+    others, in proportion to their effective rows $e$, by a score that allows for skewed
+    rewards; the p-value is that of the worst log with Bonferroni's correction.
+
+    If nothing drifted, the rewards of all logs have one distribution under the overlap
+    policy, with variance $s^2$.  So the variance of a difference is at least
+    $s^2 (1/e_i + 1/\sum_{k \ne i} e_k)$: a log that missed its rare rewards is not precise.
     """
-    values = {}
-    for logger in pool.loggers:
-        if pool[logger].effective(OVERLAP) < ENOUGH_OVERLAP:
-            continue
-        score = ratio_score(pool[logger], OVERLAP_REWARD, OVERLAP)
-        variance, _ = score.of(logger).deviation_variance(pool)
-        values[logger] = (score.constant, variance)
-    test = _by_welch(pool, values)
-    return {} if test is None else {"drift": Check("overlap policy by logger (F)", *test)}
+    effective = {i: pool[i].effective(OVERLAP) for i in pool.loggers}
+    used = [i for i, e in effective.items() if e >= ENOUGH_OVERLAP]
+    if len(used) < 2:
+        return {}
+    scores = {i: ratio_score(pool[i], OVERLAP_REWARD, OVERLAP) for i in used}
+    spread = _overlap_spread(pool.keep(used))
+    tests = []
+    for i in used:
+        rest = shares({k: effective[k] for k in used if k != i})
+        others = sum(effective[k] for k in rest)
+        expected = sum(part * scores[k].constant for k, part in rest.items())
+        gap = scores[i].of(i)
+        for k, part in rest.items():
+            gap -= (scores[k] * part).of(k)
+        gap = replace(gap, constant=gap.constant + expected)
+        least = spread * (1 / effective[i] + 1 / others)
+        tests.append(deviation(gap, pool, expected=expected, at_least=least))
+    worst = min(tests, key=lambda test: test.p_value)
+    p_value = min(1.0, len(tests) * worst.p_value)
+    return {"drift": Check("overlap policy by logger (worst z)", worst.z, p_value)}
+
+
+def _overlap_spread(pool: Pool) -> float:
+    """Return the variance of rewards under the overlap policy; 0 if the pass has no squares."""
+    if not all(m.has(OVERLAP_SQUARE) for m in pool.values()):
+        return 0.0
+    whole = pool.together
+    weight = whole.mean(OVERLAP)
+    mean = whole.mean(OVERLAP_REWARD) / weight
+    return max(0.0, whole.mean(OVERLAP_SQUARE) / weight - mean**2)
 
 
 def estimates(pool: Pool, values: Estimates) -> dict[str, Check]:
@@ -247,7 +280,9 @@ def estimates(pool: Pool, values: Estimates) -> dict[str, Check]:
         return {}
     return {
         "estimates": Check("target by logger (Welch's F)", *test),
-        "estimates-q": Check("target by logger (Cochran's Q)", *cochran(*_unzipped(values))),
+        "estimates-q": Check(
+            "target by logger (Cochran's Q)", *cochran(*_unzip_estimates(values))
+        ),
     }
 
 
@@ -255,7 +290,7 @@ def _by_welch(pool: Pool, values: Estimates) -> tuple[float, float] | None:
     used = {i: v for i, v in _with_error(values).items() if pool[i].count > 1}
     if len(used) < 2:
         return None
-    return welch(*_unzipped(used), [pool[i].count for i in used])
+    return welch(*_unzip_estimates(used), [pool[i].count for i in used])
 
 
 def hausman(pool: Pool) -> dict[str, Check]:

@@ -15,17 +15,26 @@ the rows with action k estimate by $\sum (1/p^2 - 1/p) / n$.  Inverse propensiti
 to the right: a mean above 1 by chance comes with a large standard error, so that false alarms
 are rare; a mean below 1 may only have missed its rare large terms, which is why a mean below
 1 counts only if that variance does not rest on a few rows.
+
+Where the whole distribution of a logger is known, the number of rows with an action is
+compared with the sum of its probabilities instead, and so are the rows whose action had a
+probability in some band.  These are sums of draws of known probabilities p, whose deviation t
+has Bennett's bound at any number of rows, with $V = \sum p (1 - p)$:
+
+$$P(\text{deviation} \ge t) \le e^{-V h(t / V)}, \qquad h(u) = (1 + u) \ln(1 + u) - u$$
+
+Bennett, Journal of the American Statistical Association (1962).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from poolwise.errors import Finding
-from poolwise.rows.actions import STEPS
-from poolwise.text import percent, short
+from poolwise.rows.actions import STEP_COUNT
+from poolwise.text import percent, quote_names, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,12 +42,15 @@ if TYPE_CHECKING:
     from poolwise.errors import Severity
     from poolwise.log.log import Log
     from poolwise.rows.actions import ActionSums, AuditSums
+    from poolwise.rows.distributions import FrequencySums
 
-LEVEL = 1e-3  # of a false alarm in a log, all loggers and actions together
+AUDIT_LEVEL = 1e-3  # of a false alarm in a log, all loggers and actions together
 RESTING = 50  # effective number of rows in a variance, from which a mean below 1 counts
 FEW_VALUES = 10  # distinct propensities below which a policy may be designed on a grid
 COSTLY = 1e-3  # relative error of inverse propensities that is worth a note
-SHOWN = 3  # actions that a finding names
+HARMFUL = 1e-2  # the same that may exceed the error of an estimate: worth a warning
+ROUNDING = 1e-9  # relative error of a sum of probabilities
+SHOWN_ACTIONS = 3  # actions that a finding names
 
 
 @dataclass(frozen=True)
@@ -109,15 +121,77 @@ def compare_frequency(sums: ActionSums, count: int) -> ActionTest:
     )
 
 
-def find_wrong_actions(sums: AuditSums) -> list[ActionTest]:
+@dataclass(frozen=True)
+class FrequencyTest:
+    """Comparison of a frequency with the whole distributions of a logger.
+
+    Attributes:
+        sums: The frequency, and its mean and variance.
+    """
+
+    sums: FrequencySums
+
+    @property
+    def logger(self) -> str:
+        """Label of the logger."""
+        return self.sums.logger
+
+    @property
+    def action(self) -> str:
+        """The action; empty for a band of probabilities."""
+        return self.sums.action
+
+    @property
+    def rows(self) -> int:
+        """Rows with this action."""
+        return self.sums.played
+
+    @property
+    def factor(self) -> float:
+        """Rows with this action, relative to the sum of its probabilities."""
+        expected = self.sums.expected
+        return self.rows / expected if expected > 0 else math.inf if self.rows else 1.0
+
+    @property
+    def p_value(self) -> float:
+        """Bound on the probability of a frequency at least as far from its mean, either side.
+
+        >>> from poolwise.rows.distributions import FrequencySums
+        >>> FrequencyTest(FrequencySums("v1", "a", 60, 50.0, 25.0)).p_value  # of 100 coins
+        0.338...
+        """
+        gap, variance = abs(self.rows - self.sums.expected), self.sums.variance
+        if gap <= ROUNDING * max(1.0, self.sums.expected):
+            return 1.0
+        if variance <= 0:
+            return 0.0
+        ratio = gap / variance
+        exponent = variance * ((1 + ratio) * math.log1p(ratio) - ratio)
+        return min(1.0, 2 * math.exp(-exponent))
+
+
+Test: TypeAlias = ActionTest | FrequencyTest
+
+
+def find_wrong_actions(sums: AuditSums) -> list[Test]:
     """Return the actions whose frequency differs from the propensities, the farthest first."""
-    tests = [compare_frequency(one, sums.counts[one.logger]) for one in sums.actions]
-    off = [t for t in tests if t.p_value * len(tests) < LEVEL and (t.z > 0 or _rests(t))]
-    return sorted(off, key=lambda t: (-abs(math.log(t.factor)), t.logger, t.action))
+    if not sums.named:
+        return []
+    exact = [FrequencyTest(one) for one in sums.frequencies]
+    others = [compare_frequency(one, sums.counts[one.logger]) for one in sums.actions]
+    level = AUDIT_LEVEL / max(1, len(exact) + len(others))
+    known = {test.logger for test in exact}
+    off: list[Test] = [t for t in exact if t.p_value < level]
+    off += [
+        t
+        for t in others
+        if t.p_value < level and (t.z > 0 or (t.resting >= RESTING and t.logger not in known))
+    ]
+    return sorted(off, key=lambda t: (-_distance(t.factor), t.logger, t.action))
 
 
-def _rests(test: ActionTest) -> bool:
-    return test.resting >= RESTING
+def _distance(factor: float) -> float:
+    return abs(math.log(factor)) if factor > 0 else math.inf
 
 
 def audit_findings(sums: AuditSums, *, clustered: bool = False) -> tuple[Finding, ...]:
@@ -130,15 +204,16 @@ def audit_findings(sums: AuditSums, *, clustered: bool = False) -> tuple[Finding
     """
     off = find_wrong_actions(sums)
     severity: Severity = "warning" if clustered else "alarm"
-    above = [test for test in off if test.z > 0]
-    below = [test for test in off if test.z < 0 and test.listed]
+    above = [test for test in off if test.factor > 1]
+    low = [test for test in off if test.factor < 1]
+    below = [test for test in low if isinstance(test, FrequencyTest) or test.listed]
     explained = {test.logger for test in (*above, *below)}
-    unknown = [t for t in off if t.z < 0 and not t.listed and t.logger not in explained]
+    unknown = [t for t in low if t not in below and t.logger not in explained]
     return (
         *(_too_often(above, severity) if above else ()),
         *(_too_seldom(below, severity) if below else ()),
         *(_seldom(unknown) if unknown else ()),
-        *_rounded(sums),
+        *_find_rounded(sums),
     )
 
 
@@ -149,63 +224,72 @@ WRONG = (
 )
 
 
-def _too_often(tests: Sequence[ActionTest], severity: Severity) -> Iterator[Finding]:
+def _too_often(tests: Sequence[Test], severity: Severity) -> Iterator[Finding]:
     yield Finding(
         "action-too-often",
-        f"Actions are played more often than their propensities allow: {_parts(tests)}. The "
-        "propensities are wrong, and so is every estimate.",
+        f"Actions are played more often than their propensities allow: {_list_tests(tests)}. "
+        "The propensities are wrong, and so is every estimate.",
         WRONG,
         severity,
     )
 
 
-def _too_seldom(tests: Sequence[ActionTest], severity: Severity) -> Iterator[Finding]:
+def _too_seldom(tests: Sequence[Test], severity: Severity) -> Iterator[Finding]:
     yield Finding(
         "action-too-seldom",
-        "Actions are played less often than their propensities say, in rows that list them as "
-        f"eligible: {_parts(tests)}. The propensities or the lists are wrong.",
+        "Actions are played less often than their propensities say, in rows in which they "
+        f"could be played: {_list_tests(tests)}. The propensities are wrong, or the lists of "
+        "`eligible`.",
         f"{WRONG} Check that `eligible` lists only actions that could be played.",
         severity,
     )
 
 
-def _seldom(tests: Sequence[ActionTest]) -> Iterator[Finding]:
+def _seldom(tests: Sequence[Test]) -> Iterator[Finding]:
     yield Finding(
         "action-seldom",
-        f"Actions are played less often than their propensities say: {_parts(tests)}. Either "
-        "they could be played in only some of the rows, or the propensities are wrong.",
+        f"Actions are played less often than their propensities say: {_list_tests(tests)}. "
+        "Either they could be played in only some of the rows, or the propensities are wrong.",
         "Name `eligible` (--eligible), the column with the actions that could be played in "
         "each row: the audit then distinguishes the two.",
         "note",
     )
 
 
-def _parts(tests: Sequence[ActionTest]) -> str:
+def _list_tests(tests: Sequence[Test]) -> str:
     named = [
-        f"logger {t.logger!r} plays {t.action!r} {short(t.factor)} times as often "
+        f"logger {t.logger!r} plays {_what(t)} {short(t.factor)} times as often "
         f"({t.rows:,} rows)"
-        for t in tests[:SHOWN]
+        for t in tests[:SHOWN_ACTIONS]
     ]
     left = len(tests) - len(named)
     return ", ".join([*named, *([f"and {left:,} more"] if left else [])])
 
 
-def _rounded(sums: AuditSums) -> Iterator[Finding]:
-    """Yield a note about each logger whose propensities are multiples of one number."""
+def _what(test: Test) -> str:
+    band = test.sums.band if isinstance(test, FrequencyTest) else None
+    if band is None:
+        return repr(test.action)
+    return f"actions of probability {short(band[0])} to {short(band[1])}"
+
+
+def _find_rounded(sums: AuditSums) -> Iterator[Finding]:
+    """Yield a finding about loggers whose propensities are multiples of one number."""
+    by_steps: dict[int, dict[str, float]] = {}
     for logger, values in sums.grids.items():
-        if len(values) < FEW_VALUES:
-            continue
-        steps = STEPS // math.gcd(STEPS, *values)
-        cost = rounding_cost(sums, logger, steps)
-        if cost >= COSTLY:
-            yield Finding(
-                "propensities-rounded",
-                f"All propensities of logger {logger!r} are multiples of 1/{steps:,}: they "
-                f"were rounded, or are shares of {steps:,} draws. Rounding alone shifts the "
-                f"mean weight by up to {percent(cost)}; intervals do not allow for it.",
-                "Log the propensities as they were computed, in full precision.",
-                "note",
-            )
+        steps = STEP_COUNT // math.gcd(STEP_COUNT, *values)
+        if len(values) >= FEW_VALUES and (cost := rounding_cost(sums, logger, steps)) >= COSTLY:
+            by_steps.setdefault(steps, {})[logger] = cost
+    for steps, costs in by_steps.items():
+        worst = max(costs.values())
+        yield Finding(
+            "propensities-rounded",
+            f"All propensities of {quote_names(list(costs), 'loggers')} are multiples of "
+            f"1/{steps:,}: they were rounded, or are shares of {steps:,} draws. Rounding alone "
+            f"shifts the mean weight by up to {percent(worst)}; intervals do not allow for it.",
+            "Log the propensities as they were computed, in full precision.",
+            "warning" if worst >= HARMFUL else "note",
+        )
 
 
 def rounding_cost(sums: AuditSums, logger: str, steps: int) -> float:
@@ -224,7 +308,7 @@ def rounding_cost(sums: AuditSums, logger: str, steps: int) -> float:
     return 0.5 / steps * sum(o.squares for o in own) / sum(o.inverse for o in own)
 
 
-def unaudited(log: Log) -> tuple[Finding, ...]:
+def explain_unaudited(log: Log) -> tuple[Finding, ...]:
     """Return the note why propensities of a log are not compared with frequencies, if so."""
     reason, advice = "", ""
     if log.densities:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.statistics import ENOUGH
 from poolwise.errors import Finding, Severity
-from poolwise.estimators.calibrated import few_effective_rows, target_uncovered
-from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHTED_REWARD
-from poolwise.text import listed, p_text, percent, short
+from poolwise.estimators.calibrated import SMALL_PART, few_effective_rows, target_uncovered
+from poolwise.estimators.decisive import REACHED, RULED
+from poolwise.moments.heavy import FEW as FEW_BEHIND
+from poolwise.moments.heavy import count_behind, heavy_share
+from poolwise.moments.terms import BALANCED_REWARD, REWARD, WEIGHT, WEIGHTED_REWARD
+from poolwise.text import count_text, join_names, list_numbers, p_text, percent, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +25,20 @@ if TYPE_CHECKING:
     from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.overlap import Overlap
     from poolwise.diagnosis.statistics import TailIndex
+    from poolwise.log.action_groups import Unlogged
     from poolwise.moments.coverage import Coverage
+    from poolwise.moments.estimate import SetsLimits
     from poolwise.moments.pool import Pool
 
 ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones
-DRIFTED, NOTABLE = 1e-3, 1e-2  # p-values of a drift that is an alarm, or a note
-HAUSMAN = 3.0  # standard errors between two estimates of one value
+DISAGREEING, NOTABLE = 1e-3, 1e-2  # p-values of a disagreement: a warning, or a note
+UNCOVERED_P = 2e-4  # p-value of a mean weight that makes an alarm of an estimator
+LOW_WEIGHTS = frozenset({"target-uncovered", "thin-overlap"})  # what they report then
 DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and its ratio to the mean
+RULING = 0.1  # share of the largest weight that makes a heavy tail an alarm
 ENDLESS = 1.0  # tail index from which the mean is infinite
 RARE = 20  # effective rewarded rows below which Student's interval undercovers
-FEW = 30  # effective sample size below which Student's interval is unreliable
+FEW_EFFECTIVE = 30  # effective sample size below which Student's interval is unreliable
 UNEVEN = 100  # the same for uneven weights
 CLAIMED = 45  # effective sample size from which the skew-score interval holds its level
 NARROW = "the interval is probably too narrow"
@@ -39,6 +46,10 @@ UNSURE = "the interval may cover the value less often than its level says"
 MEASURED = " docs/which-estimator.md has the coverage measured with so few."
 FEW_CLUSTERS = 20  # below which the error of a jackknife is off by a sixth and more
 WORSE = 1.1  # ratio of standard errors that is worth a note
+DECIDED = 3  # effective decisive rows below which it is an alarm
+SOME, LEAST = 0.1, 150  # share and rows of a log that few of its rows may decide
+LITTLE_UNLOGGED, SLIGHT_UNLOGGED, GRAVE_UNLOGGED = 0.001, 0.01, 0.05  # note, warning, alarm
+SAME_AS_DECISIVE = frozenset({"few-effective-rows", "dominant-row", "heavy-weights"})
 
 
 def judge(
@@ -49,6 +60,7 @@ def judge(
     *,
     skewed: bool = False,
     pooled: bool = True,
+    tests: int = 1,
 ) -> list[Finding]:
     """Return the findings about one target.
 
@@ -59,59 +71,114 @@ def judge(
         rows: Rows of each logger.
         skewed: The intervals are skew-score ones.
         pooled: The first estimator needs only the loggers together to cover the target.
+        tests: Number of answers, such as segments, whose findings appear together; the level
+            of each test is divided by it.
     """
     crossed = mixture is not None
-    findings = [*_agreement(diagnosis, crossed=crossed)]
+    low = _mean_weights(loggers, rows, tests, above=False)
+    above = _mean_weights(loggers, rows, tests, above=True)
+    findings = [*_judge_agreement(diagnosis, tests, crossed=crossed)]
     if mixture is None:
-        findings += _unpooled(loggers, rows, skewed=skewed)
+        findings += _judge_unpooled(loggers, above, skewed=skewed)
     else:
         findings += [
-            *_probabilities(loggers, mixture, diagnosis, rows),
-            *_pooled(mixture, sum(rows.values()), skewed=skewed),
+            *_probabilities(mixture, diagnosis, rows, above, tests),
+            *_judge_pooled(mixture, sum(rows.values()), skewed=skewed),
         ]
-    findings += _by_logger(loggers, rows, crossed=crossed, pooled=pooled)
+    findings += _by_logger(loggers, rows, low, crossed=crossed, pooled=pooled)
     return [*findings, *_harmful(diagnosis)]
 
 
-def _probabilities(
+def unlogged_actions(found: Unlogged, *, grouped: bool, modelled: bool) -> list[Finding]:
+    """Return the finding that a target plays actions, or groups, that no logger plays.
+
+    Args:
+        found: Their probability.
+        grouped: Whether probabilities are those of groups.
+        modelled: Whether the recommended estimator predicts their rewards.
+    """
+    if found.mass < LITTLE_UNLOGGED:
+        return []
+    what = "groups" if grouped else "actions"
+    named = ", ".join(f"{name!r} ({percent(mass)})" for name, mass in found.largest)
+    more = found.number - len(found.largest)
+    rest = f", and {more:,} more" if more else ""
+    groups = "" if grouped else ", or, if rewards depend on its group, the `action_group`"
+    advice = (
+        "The recommended estimate takes their rewards from the model alone."
+        if modelled
+        else f"Log such {what}, or give a reward model (`model`){groups}."
+    )
+    where = "no logger plays" if found.certain else "are in no row"
+    severity: Severity = "warning"
+    if found.certain and found.mass >= GRAVE_UNLOGGED:
+        severity = "alarm"
+    if modelled or found.mass < SLIGHT_UNLOGGED:
+        severity = "warning" if found.mass >= SLIGHT_UNLOGGED else "note"
+    return [
+        Finding(
+            "actions-unlogged",
+            f"The target plays {what} that {where} {percent(found.mass)} of the time: "
+            f"{named}{rest}.",
+            advice,
+            severity,
+        )
+    ]
+
+
+def keep_significant(
+    findings: Sequence[Finding],
     loggers: Mapping[str, Overlap],
+    mixture: Overlap | None,
+    tests: int,
+) -> list[Finding]:
+    """Return the findings of estimators that remain if there are so many answers.
+
+    An estimator tests the mean weights of its own rows without knowing of other answers.
+    """
+    overlaps = [*loggers.values()] if mixture is None else [mixture]
+    level = UNCOVERED_P / len(overlaps) / tests
+    if tests == 1 or any(o.mean_weight < 1 and o.mean_weight_p < level for o in overlaps):
+        return [*findings]
+    return [f for f in findings if f.code not in LOW_WEIGHTS]
+
+
+def _probabilities(
     mixture: Overlap,
     diagnosis: Diagnosis,
     rows: Mapping[str, int],
+    above: Mapping[str, float],
+    tests: int,
 ) -> Iterator[Finding]:
-    """Yield alarms about means that should be 1."""
-    if mixture.mean_weight_p < ALARMING and sum(rows.values()) >= ENOUGH:
+    """Yield alarms about means that should be 1; `above` has loggers with larger weights."""
+    level = ALARMING / tests
+    if mixture.mean_weight_p < level and sum(rows.values()) >= ENOUGH:
         low = target_uncovered(mixture.mean_weight, "or probabilities are wrong.")
         yield low if mixture.mean_weight < 1 else _too_heavy(mixture)
     columns = diagnosis.columns
-    off = {i: c.value for i, c in columns.items() if c.p_value * len(columns) < ALARMING}
+    off = {i: c.value for i, c in columns.items() if c.p_value * len(columns) < level}
     own = diagnosis.checks.get("own-columns")
-    above = _mean_weights(loggers, rows, above=True)
     if off:
-        yield _wrong(f"Logger over mixture averages {_numbers(off)} over all rows, not 1.")
-    elif own is not None and own.p_value < ALARMING:
+        yield _wrong(f"Logger over mixture averages {list_numbers(off)} over all rows, not 1.")
+    elif own is not None and own.p_value < level:
         yield _wrong(
             "A logger plays the actions in its own rows *less* often than the others do: "
             "columns may be swapped."
         )
     elif above:
-        yield _wrong(f"Weights against one logger average more than 1: {_numbers(above)}.")
+        yield _wrong(f"Weights against one logger average more than 1: {list_numbers(above)}.")
 
 
 def _mean_weights(
-    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, above: bool
+    loggers: Mapping[str, Overlap], rows: Mapping[str, int], tests: int, *, above: bool
 ) -> dict[str, float]:
     """Return the mean weights that are significantly above 1, or below."""
-    level = ALARMING / len(loggers)
+    level = ALARMING / len(loggers) / tests
     return {
         i: o.mean_weight
         for i, o in loggers.items()
         if o.mean_weight_p < level and rows[i] >= ENOUGH and (o.mean_weight > 1) is above
     }
-
-
-def _numbers(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{i!r} {short(value)}" for i, value in values.items())
 
 
 def _too_heavy(mixture: Overlap) -> Finding:
@@ -135,13 +202,13 @@ def _wrong(symptom: str) -> Finding:
     )
 
 
-def _pooled(mixture: Overlap, rows: int, *, skewed: bool) -> Iterator[Finding]:
+def _judge_pooled(mixture: Overlap, rows: int, *, skewed: bool) -> Iterator[Finding]:
     """Yield findings about the balanced weights, which the default estimator uses."""
     uneven = 2 * mixture.effective_rows < rows
-    least = CLAIMED if skewed else UNEVEN if uneven else FEW
+    least = CLAIMED if skewed else UNEVEN if uneven else FEW_EFFECTIVE
     if mixture.effective_rows < least:
         yield _too_few(mixture.effective_rows, skewed=skewed)
-    if mixture.effective_rows >= FEW and mixture.largest_share > DOMINANT:
+    if mixture.effective_rows >= FEW_EFFECTIVE and mixture.largest_share > DOMINANT:
         yield Finding(
             "dominant-row",
             f"One row has {percent(mixture.largest_share)} of the sum of balanced weights.",
@@ -150,7 +217,7 @@ def _pooled(mixture: Overlap, rows: int, *, skewed: bool) -> Iterator[Finding]:
     if mixture.tail is None:
         yield TAIL_UNKNOWN
     elif mixture.tail.heavy:
-        alarming = mixture.tail.value >= ENDLESS or mixture.largest_share > DOMINANT
+        alarming = mixture.tail.value >= ENDLESS or mixture.largest_share > RULING
         yield _heavy(mixture.tail, "alarm" if alarming else "warning")
 
 
@@ -159,17 +226,16 @@ def _too_few(effective: float, weights: str = "", *, skewed: bool) -> Finding:
     return replace(finding, advice=finding.advice + MEASURED) if skewed else finding
 
 
-def _unpooled(
-    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, skewed: bool
+def _judge_unpooled(
+    loggers: Mapping[str, Overlap], above: Mapping[str, float], *, skewed: bool
 ) -> Iterator[Finding]:
     """Yield findings about own weights, which all estimators use without propensities."""
-    above = _mean_weights(loggers, rows, above=True)
     if above:
-        yield _wrong(f"Weights average more than 1: {_numbers(above)}.")
-    least = CLAIMED if skewed else FEW
+        yield _wrong(f"Weights average more than 1: {list_numbers(above)}.")
+    least = CLAIMED if skewed else FEW_EFFECTIVE
     few = {i: o.effective_rows for i, o in loggers.items() if o.effective_rows < least}
     if few:
-        yield _too_few(sum(few.values()), f" against {_names(few)}", skewed=skewed)
+        yield _too_few(sum(few.values()), f" against {_list_loggers(few)}", skewed=skewed)
 
 
 def _heavy(tail: TailIndex, severity: Severity) -> Finding:
@@ -192,18 +258,22 @@ TAIL_UNKNOWN = Finding(
 
 
 def _by_logger(
-    loggers: Mapping[str, Overlap], rows: Mapping[str, int], *, crossed: bool, pooled: bool
+    loggers: Mapping[str, Overlap],
+    rows: Mapping[str, int],
+    low: Mapping[str, float],
+    *,
+    crossed: bool,
+    pooled: bool,
 ) -> Iterator[Finding]:
     """Yield findings about single loggers, notes if the first estimator pools the logs."""
     affected = "naive and weighted" if crossed else "every estimate"
     advice = "Rely on estimators that pool the loggers." if crossed else PROPENSITIES
     severity: Severity = "note" if crossed and pooled else "warning"
-    low = _mean_weights(loggers, rows, above=False)
     if low:
         yield Finding(
             "thin-overlap",
-            f"Weights against single loggers average less than 1: {_numbers(low)}. Such a log "
-            f"covers too little of the target, which biases {affected} down by as much.",
+            f"Weights against single loggers average less than 1: {list_numbers(low)}. Such a "
+            f"log covers too little of the target, which biases {affected} down by as much.",
             advice,
             severity,
         )
@@ -217,6 +287,8 @@ def _by_logger(
             "Rely on estimators that only require the loggers together to cover the target.",
             severity,
         )
+    if crossed and pooled:  # the tables show it, and the first estimator has no such weights
+        return
     heavy = [i for i, o in loggers.items() if o.tail is not None and o.tail.heavy]
     top = [
         i
@@ -224,25 +296,41 @@ def _by_logger(
         if o.largest_share > max(DOMINANT, ABOVE_MEAN / rows[i]) and rows[i] >= ENOUGH
     ]
     if heavy or top:
-        yield Finding(
-            "heavy-logger",
-            f"A few rows dominate the weights against {_names(dict.fromkeys([*heavy, *top]))}: "
-            f"{affected} may be far off.",
-            advice,
-            severity,
-        )
+        yield _heavy_logger(loggers, dict.fromkeys([*heavy, *top]), crossed=crossed)
+
+
+def _heavy_logger(
+    loggers: Mapping[str, Overlap], heavy: Mapping[str, object], *, crossed: bool
+) -> Finding:
+    """Return the finding that a few rows dominate the weights against some loggers.
+
+    Without cross-propensities, the default averages logs by their effective rows, and such a
+    log has few.
+    """
+    text = f"A few rows dominate the weights against {_list_loggers(heavy)}: "
+    if crossed:
+        text += "naive and weighted may be far off."
+        return Finding("heavy-logger", text, "Rely on estimators that pool the loggers.")
+    effective = {i: o.effective_rows for i, o in loggers.items()}
+    part = sum(effective[i] for i in heavy) / sum(effective.values())
+    text += (
+        "naive may be far off; self-normalised averages the logs by their effective rows, of "
+        f"which these have {percent(part)}."
+    )
+    severity: Severity = "note" if part < SMALL_PART else "warning"
+    return Finding("heavy-logger", text, PROPENSITIES, severity)
 
 
 PROPENSITIES = "Give `propensities` under every logger, so that the logs can be pooled."
 
 
-def _agreement(diagnosis: Diagnosis, *, crossed: bool) -> Iterator[Finding]:
+def _judge_agreement(diagnosis: Diagnosis, tests: int, *, crossed: bool) -> Iterator[Finding]:
     """Yield findings about logs or estimators that disagree."""
     drift = diagnosis.checks.get("drift")
-    if drift is not None and drift.p_value < NOTABLE:
-        yield _drift(diagnosis, drift.p_value)
+    if drift is not None and drift.p_value < NOTABLE / tests:
+        yield _drift(diagnosis, drift.p_value, tests)
     target = diagnosis.checks.get("estimates")
-    if not crossed and target is not None and target.p_value < DRIFTED:
+    if not crossed and target is not None and target.p_value < DISAGREEING / tests:
         yield Finding(
             "loggers-disagree",
             "The loggers' own estimates of the target differ significantly "
@@ -251,7 +339,7 @@ def _agreement(diagnosis: Diagnosis, *, crossed: bool) -> Iterator[Finding]:
             "Check the estimates by logger before pooling them.",
         )
     gap = diagnosis.checks.get("hausman")
-    if gap is not None and abs(gap.statistic) > HAUSMAN:
+    if gap is not None and gap.p_value < DISAGREEING / tests:
         yield Finding(
             "hausman",
             "Calibrated and reward-free weighted estimate the same value, but differ by "
@@ -259,11 +347,16 @@ def _agreement(diagnosis: Diagnosis, *, crossed: bool) -> Iterator[Finding]:
             "probabilities are wrong, or the logs drifted.",
             "Give `trained_on` (--trained-on) if a logger was trained on one of these logs; "
             "otherwise check the probabilities.",
-            "alarm",
+            _disagreement(gap.p_value * tests),
         )
 
 
-def _drift(diagnosis: Diagnosis, p_value: float) -> Finding:
+def _disagreement(p_value: float) -> Severity:
+    """Return how grave it is that numbers differ which should be equal."""
+    return "alarm" if p_value < ALARMING else "warning" if p_value < DISAGREEING else "note"
+
+
+def _drift(diagnosis: Diagnosis, p_value: float, tests: int) -> Finding:
     parts = ", ".join(f"{i!r} {a.value:.3g}" for i, a in diagnosis.alone.items())
     typical, period = diagnosis.typical, ""
     if typical is not None:
@@ -275,7 +368,7 @@ def _drift(diagnosis: Diagnosis, p_value: float) -> Finding:
         f"logs (p {p_text(p_value)}): contexts or rewards changed between the logs. A pooled "
         f"estimate is then an average over them. Estimates by logger: {parts}.{period}",
         "Report the logs separately, or as periods.",
-        "alarm" if p_value < DRIFTED else "note",
+        _disagreement(p_value * tests),
     )
 
 
@@ -286,15 +379,85 @@ def _harmful(diagnosis: Diagnosis) -> Iterator[Finding]:
     if worse:
         yield Finding(
             "logger-hurts-balanced",
-            f"The standard error of balanced would be lower without {_names(worse)}; "
+            f"The standard error of balanced would be lower without {_list_loggers(worse)}; "
             "calibrated gives such a log less weight by itself.",
             "Rely on calibrated, or leave the log out of balanced.",
             "note",
         )
 
 
-def _names(loggers: Sequence[str] | Mapping[str, object]) -> str:
+def _list_loggers(loggers: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(map(repr, loggers))
+
+
+def decisive_rows(target: str, found: SetsLimits, rows: int) -> Finding:
+    """Return the finding about rows that decide a value."""
+    share = percent(max(found.mass, 0.0))
+    message = f"{share} of {target}'s decisions rest on {found.units} of this log"
+    enough = not found.lacks_rows
+    if not found.ranged and found.rows < DECIDED and not enough:
+        severity: Severity = "alarm"
+        rest = "so few that the log hardly shows what they earn."
+    else:
+        severity = "note" if enough else "warning"
+        rest = "and the interval allows for what so few can show."
+        if not found.number:
+            rest = "and the interval allows for any reward in their range."
+    advice = "Log more rows of such actions for a narrower interval."
+    if found.rows and not enough:
+        advice = (
+            f"About {count_text(float(f'{found.more_rows(rows):.2g}'))} more rows like these "
+            f"would make them {REACHED}; fewer if a logger plays such actions more often."
+        )
+    if not found.ranged and not enough:
+        advice += " If rewards are bounded, give `reward_range` (--reward-range)."
+    return Finding("decisive-rows", f"{message}, {rest}", advice, severity)
+
+
+def not_set_apart(pool: Pool, target: str, *, clustered: bool) -> list[Finding]:
+    """Return the finding about rows that decide a value, where they cannot be set apart."""
+    whole = pool.together
+    behind = count_behind(whole).most
+    if not behind < FEW_BEHIND or heavy_share(whole) < RULED:
+        return []
+    reason = (
+        "clusters of segments, of periods or in this engine"
+        if clustered
+        else "rows that this engine does not return"
+    )
+    advice = "together, with the default engine" if clustered else "with the default engine"
+    return [_judge_heavy(behind, f"{target}'s value", reason, f"Evaluate the rows {advice}")]
+
+
+def decided_by_few(pool: Pool, shares: Mapping[str, float]) -> list[Finding]:
+    """Return the finding about logs in which few rows decide the variance of own weights.
+
+    Where only own propensities are known, rows are not set apart.
+
+    Args:
+        pool: Moments of each logger.
+        shares: Share of each logger in the estimate.
+    """
+    used = [i for i in pool.loggers if shares.get(i, 0.0) > SOME and pool[i].count >= LEAST]
+    behind = {i: count_behind(pool[i], WEIGHT).most for i in used}
+    few = {i: rows for i, rows in behind.items() if rows < FEW_BEHIND}
+    few = {i: rows for i, rows in few.items() if heavy_share(pool[i], WEIGHT) >= RULED}
+    if not few:
+        return []
+    what = f"the weights against {_list_loggers([*map(str, few)])}"
+    reason = "rows without their probability under every logger"
+    advice = "Give `propensities` (--propensities) under every logger"
+    return [_judge_heavy(min(few.values()), what, reason, advice)]
+
+
+def _judge_heavy(behind: float, what: str, reason: str, advice: str) -> Finding:
+    number = max(1, round(behind))
+    few = "1 row decides" if number == 1 else f"About {number} rows decide"
+    return Finding(
+        "decisive-rows",
+        f"{few} the variance of {what}, and poolwise does not set apart {reason}: {UNSURE}.",
+        f"{advice}: the heaviest rows are then set apart.",
+    )
 
 
 def few_rewarded(pool: Pool, coverage: Coverage, *, skewed: bool = False) -> list[Finding]:
@@ -357,18 +520,55 @@ def no_cross_propensities(
     cause, rest = "The probability of each row's action is given under its own logger only", ""
     if live:
         cause = (
-            f"The probability under {_names(loggers)} is missing in periods in which the "
-            "logger was not live"
+            f"The probability under {_list_loggers(loggers)} is missing in periods in which "
+            "the logger was not live"
         )
         rest = " Estimates of periods do without it, and weigh periods by their rows."
     finding = Finding(
         "no-cross-propensities",
-        f"{cause}: {listed(refused)} cannot be computed. They would weigh each row against "
+        f"{cause}: {join_names(refused)} cannot be computed. They would weigh each row against "
         "all loggers together, with less variance, and logs could cover a target together."
         f"{rest}",
-        f"Give `propensities` (--propensities) for {_names(loggers)}: a column, an expression "
-        "or a policy for each; or estimate the mixture from `context` with "
+        f"Give `propensities` (--propensities) for {_list_loggers(loggers)}: a column, an "
+        "expression or a policy for each; or estimate the mixture from `context` with "
         "Log(estimate_mixture=True).",
         "note",
     )
     return (finding,)
+
+
+def propensities_estimated(confounders: str, *, conclusive: bool) -> Finding:
+    """Return the finding about a log whose propensities are estimates.
+
+    Args:
+        confounders: What the log says of causes of both action and reward.
+        conclusive: Whether differences may have a verdict.
+    """
+    code = "propensities-estimated"
+    if confounders == "in-context" and not conclusive:
+        return Finding(
+            code,
+            "The propensities are predictions of a classifier other than logistic regression. "
+            "Intervals with such propensities were measured to cover far too seldom: no target "
+            "is called better or worse.",
+            "Use a logistic regression (--estimate-mixture logistic), or put the context into "
+            "bins and leave `estimate_mixture` out.",
+            "alarm",
+        )
+    if confounders == "in-context":
+        return Finding(
+            code,
+            "The propensities are estimates. All numbers assume what `confounders` says, that "
+            "no cause of both action and reward is missing in the context, and that the "
+            "regression of the action on the context is right.",
+            "Log the probability of each action.",
+        )
+    return Finding(
+        code,
+        "The propensities are estimates. A cause of both action and reward that is not in the "
+        "context would bias every estimate, and no interval allows for it: no target is called "
+        "better or worse.",
+        "If all such causes are in the context, say confounders='in-context' (--confounders "
+        "in-context); otherwise log the probability of each action.",
+        "alarm",
+    )

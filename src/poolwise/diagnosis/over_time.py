@@ -20,29 +20,29 @@ import numpy as np
 from poolwise.errors import Finding
 from poolwise.intervals.simultaneous import ALONE, DifferenceShape, skew_scores
 from poolwise.intervals.student import Interval
-from poolwise.moments.estimate import Estimate, estimated
+from poolwise.moments.estimate import Estimate, make_estimate
 from poolwise.moments.linear import Linear, Score
 from poolwise.moments.shape import (
     Powers,
     Shape,
     cumulants,
-    powers_of_estimate,
+    estimate_powers,
+    measure_shape,
     shape_from,
-    shape_of,
 )
 from poolwise.moments.terms import PERIOD_WEIGHT
-from poolwise.moments.units import NULL_SPREAD, pull_of, units_of
+from poolwise.moments.units import NULL_SPREAD, centre_units, find_pull
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import Pool, Stratum
     from poolwise.moments.terms import Term
+    from poolwise.types import FloatArray
 
 IntervalRule = Callable[[Estimate, Shape | None, Powers | None], Interval]
 COLUMN = Score({PERIOD_WEIGHT: 1.0}, -1.0)  # its expectation is 0
-SIGNIFICANT = 0.001  # a smaller p-value of no drift becomes a finding
+SIGNIFICANT_P = 0.001  # a smaller p-value of no drift becomes a finding
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class OverTime:
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the finding that the value changes, if the test is significant."""
-        if not self.drift < SIGNIFICANT:
+        if not self.drift < SIGNIFICANT_P:
             return ()
         return (
             Finding(
@@ -127,11 +127,11 @@ def over_time(
         rule: Returns the interval of an estimate with a shape and powers, if it has any.
     """
     linear = whole[0].linear
-    used = {d: c for d, c in pool.by_period.items() if _part(linear, c)[0] > 0}
+    used = {d: c for d, c in pool.by_period.items() if _cut_linear(linear, c)[0] > 0}
     sums = _sums(linear, used.values(), pool)
     values = []
     for period, so_far in zip(used, accumulate(sums, _PeriodSums.__add__), strict=True):
-        single, shape, powers = _alone(linear, used[period])
+        single, shape, powers = _estimate_alone(linear, used[period])
         alone = rule(single, shape, powers)
         running = so_far.estimate
         until = rule(running, so_far.shape, so_far.scaled_powers)
@@ -139,7 +139,7 @@ def over_time(
             PeriodValue(
                 period=period,
                 rows=used[period].rows,
-                share=_part(linear, used[period])[0],
+                share=_cut_linear(linear, used[period])[0],
                 value=single.value,
                 std_error=single.std_error,
                 lower=alone.lower,
@@ -151,32 +151,34 @@ def over_time(
         )
     lower, upper = whole[1].lower, whole[1].upper
     values[-1] = replace(values[-1], running_lower=lower, running_upper=upper)
-    return OverTime(name, tuple(values), drift_of(linear, pool))
+    return OverTime(name, tuple(values), measure_drift(linear, pool))
 
 
-def _part(linear: Linear, cells: Iterable[Stratum]) -> tuple[float, Linear]:
+def _cut_linear(linear: Linear, cells: Iterable[Stratum]) -> tuple[float, Linear]:
     """Return the share of some cells in an estimate, and what they add to it.
 
     The centre of a period is minus the coefficient of its weights, which average to 1.
     """
     parts = {c: linear.parts[c] for c in cells}
-    share = math.fsum(_largest(part) for part in parts.values())
+    share = math.fsum(_reward_coefficient(part) for part in parts.values())
     constant = -math.fsum(part.get(PERIOD_WEIGHT, 0.0) for part in parts.values())
     return share, Linear(parts, constant)
 
 
-def _largest(part: Mapping[Term, float]) -> float:
+def _reward_coefficient(part: Mapping[Term, float]) -> float:
     """Return the coefficient of the rewards of a cell, the same for a model's terms."""
     return max((x for t, x in part.items() if t != PERIOD_WEIGHT), default=0.0)
 
 
-def _alone(linear: Linear, cells: Pool) -> tuple[Estimate, Shape | None, Powers | None]:
+def _estimate_alone(
+    linear: Linear, cells: Pool
+) -> tuple[Estimate, Shape | None, Powers | None]:
     """Return the estimate of one period, with its shape and its powers."""
-    own = _scaled(linear, cells)
-    strata = units_of(own, cells)
-    pull = pull_of((COLUMN,), cells, within=True)
-    shape = None if strata is None else shape_of(strata, pull)
-    return _estimated(own, cells), shape, powers_of_estimate(own, cells)
+    own = _scale_linear(linear, cells)
+    strata = centre_units(own, cells)
+    pull = find_pull((COLUMN,), cells, within=True)
+    shape = None if strata is None else measure_shape(strata, pull)
+    return _estimate_linear(own, cells), shape, estimate_powers(own, cells)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +220,7 @@ class _PeriodSums:
         """Estimate from these periods."""
         rows, share, value, variance, alone, below, _ = self.numbers.tolist()
         if self.clustered and self.units is not None:
-            variance = float(_tallied(*self.units)[0]) * self.scale**2
+            variance = float(_tally_units(*self.units)[0]) * self.scale**2
             freedom = self.units.shape[1] - 1.0
         else:
             below += alone**2 / max(1.0, rows - 1.0)
@@ -227,10 +229,10 @@ class _PeriodSums:
 
     @property
     def shape(self) -> Shape | None:
-        """Shape of the estimate; the weights average to 1, as in `moments.units.pull_of`."""
+        """Shape of the estimate; the weights average to 1, as in `moments.units.find_pull`."""
         if self.units is None:
             return None
-        *total, squares, products = _tallied(*self.units) if self.clustered else self.units
+        *total, squares, products = _tally_units(*self.units) if self.clustered else self.units
         rows, weights = float(self.numbers[0]), float(self.numbers[-1])
         spread = math.sqrt(squares)
         rise = 0.0
@@ -244,7 +246,7 @@ class _PeriodSums:
         return self.powers and self.powers.scaled(self.powers.rows / self.numbers[1])
 
 
-def _tallied(units: FloatArray, weights: FloatArray) -> FloatArray:
+def _tally_units(units: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the cumulants of one stratum, the squares of its weights, and the products."""
     free = len(units) / max(1, len(units) - 1)
     products = free * float(np.sum(weights * units**2))
@@ -261,7 +263,7 @@ def _sums(
     error = math.sqrt(math.fsum(variances.values()))
     scale = error if 0 < error < math.inf else 1.0  # keeps cubes in range
     for cells in periods:
-        share, part = _part(linear, cells)
+        share, part = _cut_linear(linear, cells)
         pairs = [(variances.get(c, 0.0), m.count) for c, m in cells.items()]
         rows, variance = sum(n for _, n in pairs), math.fsum(v for v, _ in pairs)
         alone = math.fsum(v for v, n in pairs if n == 1)
@@ -269,33 +271,35 @@ def _sums(
         column = Linear({c: {PERIOD_WEIGHT: float(m.count)} for c, m in cells.items()})
         value, weight = part.value(cells), column.value(cells)
         numbers = np.array([rows, share, value, variance, alone, below, weight])
-        powers = powers_of_estimate(part, cells)
+        powers = estimate_powers(part, cells)
         powers = powers and powers.scaled(1 / rows)
-        both = [units_of(x, cells) for x in (part * (1 / scale), column)]
+        both = [centre_units(x, cells) for x in (part * (1 / scale), column)]
         units = None
         if both[0] is not None and both[1] is not None:
             strata = list(zip(*both, strict=True))
-            parts = [np.stack(pair) if pool.clustered else _tallied(*pair) for pair in strata]
+            parts = [
+                np.stack(pair) if pool.clustered else _tally_units(*pair) for pair in strata
+            ]
             units = np.sum(parts, axis=0)
         yield _PeriodSums(numbers, units, powers, scale, pool.clustered)
 
 
-def _estimated(linear: Linear, pool: Pool) -> Estimate:
+def _estimate_linear(linear: Linear, pool: Pool) -> Estimate:
     """Return the estimate of a combination; clusters give the variance, if there are any."""
-    estimate = estimated(linear, pool)
+    estimate = make_estimate(linear, pool)
     if not pool.clustered:
         return estimate
     variance, freedom = linear.deviation_variance(pool)
     return replace(estimate, variance=variance, freedom=freedom)
 
 
-def _scaled(linear: Linear, cells: Iterable[Stratum]) -> Linear:
+def _scale_linear(linear: Linear, cells: Iterable[Stratum]) -> Linear:
     """Return the estimate from some cells alone."""
-    share, part = _part(linear, cells)
+    share, part = _cut_linear(linear, cells)
     return part * (1 / share)
 
 
-def drift_of(linear: Linear, pool: Pool) -> float:
+def measure_drift(linear: Linear, pool: Pool) -> float:
     """Return the p-value of the same value in the earlier and the later half of the rows.
 
     The two halves are combinations of the same estimates of periods as the whole.  The
@@ -306,11 +310,11 @@ def drift_of(linear: Linear, pool: Pool) -> float:
     if halves is None:
         return math.nan
     difference = halves[1] - halves[0]
-    estimate = _estimated(difference, pool)
+    estimate = _estimate_linear(difference, pool)
     if not 0 < estimate.variance < math.inf:
         return math.nan
-    strata = units_of(difference, pool)
-    shape = shape_of(strata) if strata is not None else Shape()
+    strata = centre_units(difference, pool)
+    shape = measure_shape(strata) if strata is not None else Shape()
     ratio = estimate.value / estimate.std_error
     difference_shape = DifferenceShape(np.array([shape.skewness]), np.array([shape.noise]))
     score = skew_scores(np.array([ratio]), difference_shape, np.array([estimate.freedom]))
@@ -326,5 +330,5 @@ def _halves(linear: Linear, pool: Pool) -> tuple[Linear, Linear] | None:
     ends = list(accumulate(cells.rows for cells in periods))
     cut = min(range(1, len(ends)), key=lambda k: abs(2 * ends[k - 1] - ends[-1]))
     halves = (chain.from_iterable(half) for half in (periods[:cut], periods[cut:]))
-    earlier, later = (_scaled(linear, half) for half in halves)
+    earlier, later = (_scale_linear(linear, half) for half in halves)
     return earlier, later

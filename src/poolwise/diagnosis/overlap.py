@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.statistics import TailIndex, tail_index
-from poolwise.estimators.calibrated import UNCOVERED, logger_columns, many
+from poolwise.estimators.calibrated import is_uncovered, logger_columns, many
 from poolwise.estimators.divergences import pooled_divergences
-from poolwise.moments.linear import Score, deviation, row_variance
+from poolwise.moments.deviation import deviation
+from poolwise.moments.linear import Score, row_variance
 from poolwise.moments.tallies import edges
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -29,7 +30,7 @@ from poolwise.moments.terms import (
 
 if TYPE_CHECKING:
     from poolwise.moments.coverage import Coverage
-    from poolwise.moments.linear import Deviation
+    from poolwise.moments.deviation import Deviation
     from poolwise.moments.moments import Moments
     from poolwise.moments.pool import Pool
 
@@ -66,6 +67,8 @@ class Overlap:
         unsupported: Probability with which the target plays actions that were never logged.
         tail: Tail index of the weights, or None if the engine does not return tails.
         histogram: Non-empty bins of the weights; empty if the engine does not count them.
+        decisive_rows: Heavy rows that were set apart; None if none were.
+        decisive_share: Share of the target's decisions that rests on them.
     """
 
     divergence: float
@@ -78,11 +81,15 @@ class Overlap:
     unsupported: float
     tail: TailIndex | None
     histogram: tuple[Bin, ...] = ()
+    decisive_rows: int | None = None
+    decisive_share: float = 0.0
 
     def to_dict(self) -> Row:
         """Return all numbers under flat names."""
         row = {k: v for k, v in vars(self).items() if k not in {"tail", "histogram"}}
         row["histogram"] = [vars(b) for b in self.histogram]
+        if self.decisive_rows is None:
+            del row["decisive_rows"], row["decisive_share"]
         if self.tail is None:
             return {**row, "tail_index": None}
         return {
@@ -93,8 +100,8 @@ class Overlap:
         }
 
 
-def shown(coverage: Coverage) -> Needs:
-    """Return the moments that the diagnosis needs."""
+def list_needs(coverage: Coverage, *, shaped: bool = False) -> Needs:
+    """Return the moments that the diagnosis needs, with slices if tests are `shaped`."""
     own = Needs(
         means=(REWARD,),
         groups=((WEIGHT,), (WEIGHTED_REWARD,)),
@@ -112,9 +119,10 @@ def shown(coverage: Coverage) -> Needs:
         (BALANCED_REWARD, BALANCED_WEIGHT, *ratios, WEIGHTED_REWARD),
         (OVERLAP, OVERLAP_REWARD),
     )
-    means = tuple(kind(i) for kind in kinds for i in loggers)
+    means = (*(kind(i) for kind in kinds for i in loggers), OVERLAP_REWARD * REWARD)
     mixed = (BALANCED_WEIGHT,)
-    return own | Needs(means, groups, extremes=mixed, tails=mixed, histograms=mixed)
+    sliced = (OVERLAP, OVERLAP_REWARD) if shaped else ()
+    return own | Needs(means, groups, mixed, mixed, mixed, slices=sliced)
 
 
 def own_overlap(pool: Pool, coverage: Coverage) -> dict[str, Overlap]:
@@ -128,7 +136,7 @@ def own_overlap(pool: Pool, coverage: Coverage) -> dict[str, Overlap]:
     for i in pool.loggers:
         mean = deviation(Score({WEIGHT: 1.0}).of(i), pool)
         missing = whole.mean(unsupported_weight(i)) if coverage.crossed else 0.0
-        overlaps[i] = _overlap(pool[i], WEIGHT, divergence[i], mean, missing)
+        overlaps[i] = _measure_overlap(pool[i], WEIGHT, divergence[i], mean, missing)
     return overlaps
 
 
@@ -141,9 +149,9 @@ def mixed_overlap(pool: Pool) -> Overlap:
     whole = pool.together
     rows = sum(m.count * m.var(BALANCED_REWARD) for m in pool.values() if m.count > 1)
     mean = deviation(Score({BALANCED_WEIGHT: 1.0}).over(pool), pool)
-    missing = max(0.0, 1 - mean.value) if mean.z < -UNCOVERED else 0.0
+    missing = max(0.0, 1 - mean.value) if is_uncovered(pool) else 0.0
     bounded, divergence = _is_logger(pool), rows / whole.count
-    return _overlap(whole, BALANCED_WEIGHT, divergence, mean, missing, bounded=bounded)
+    return _measure_overlap(whole, BALANCED_WEIGHT, divergence, mean, missing, bounded=bounded)
 
 
 def _is_logger(pool: Pool) -> bool:
@@ -154,7 +162,7 @@ def _is_logger(pool: Pool) -> bool:
     return any(all(map(whole.has, g)) and row_variance(whole, g) == 0 for g in gaps)
 
 
-def _overlap(
+def _measure_overlap(
     moments: Moments,
     weight: Term,
     divergence: float,
@@ -173,7 +181,7 @@ def _overlap(
         mean_weight_p=mean.p_value,
         largest_share=moments.max(weight) / total if total > 0 else 0.0,
         unsupported=unsupported,
-        tail=_tail(moments, weight, bounded=bounded),
+        tail=_measure_tail(moments, weight, bounded=bounded),
         histogram=_histogram(moments, weight),
     )
 
@@ -189,7 +197,7 @@ def _histogram(moments: Moments, weight: Term) -> tuple[Bin, ...]:
     return tuple(Bin(lower[k], upper[k], int(counts[k])) for k in counts.nonzero()[0])
 
 
-def _tail(moments: Moments, weight: Term, *, bounded: bool) -> TailIndex | None:
+def _measure_tail(moments: Moments, weight: Term, *, bounded: bool) -> TailIndex | None:
     """Return the tail index of a weight, if the moments have its tail."""
     if weight not in moments.tails:
         return None

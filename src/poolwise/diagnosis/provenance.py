@@ -46,8 +46,8 @@ ERRORS = 4  # standard errors by which pairs must exceed their bound
 FEWEST_PAIRS = 20
 FEWEST_HIDDEN = 100  # rows of a log whose copies are worth a note
 HONEST = Weighted(divergence="reward-free")
-FEWEST_ROWS = 5  # of a logger: two with so few rows in random order are apart in 1 of 126 logs
-SHOWN = 5  # names that a finding lists
+FEWEST = 5  # rows of a logger: two with so few in random order are apart in 1 of 126 logs
+SHOWN_NAMES = 5  # names that a finding lists
 SHOWN_PERIODS = 12
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -56,9 +56,11 @@ CALENDAR = (  # words that begin with one of these
     r"|oct(ober)?|nov(ember)?|dec(ember)?|(mon|fri|sun)(day)?|tue(s(day)?)?|wed(s|nesday)?"
     r"|thu(rs?(day)?)?|sat(urday)?"
 )
-PARTS = re.compile(rf"(?<=:\d\d)\.\d+|\d+|(?<![^\W\d_])({CALENDAR})(?![^\W\d_])", re.IGNORECASE)
+NAME_PARTS = re.compile(
+    rf"(?<=:\d\d)\.\d+|\d+|(?<![^\W\d_])({CALENDAR})(?![^\W\d_])", re.IGNORECASE
+)
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
-RANKS = {"month": 0, "weekday": 2}  # of parts of a name; numbers are in between
+PART_RANKS = {"month": 0, "weekday": 2}  # of parts of a name; numbers are in between
 Conflicts = dict[str, list[str]]
 
 
@@ -129,9 +131,11 @@ def equal_files_found(groups: Sequence[Sequence[str]]) -> tuple[Finding, ...]:
     if not groups:
         return ()
     folder = os.path.commonpath([Path(path).absolute().parent for g in groups for path in g])
-    shown = [[os.path.relpath(path, folder) for path in group] for group in groups[:SHOWN]]
-    listed = "; ".join(" and ".join(map(repr, group[:SHOWN])) for group in shown)
-    listed += ", ..." if len(groups) > SHOWN else ""
+    shown = [
+        [os.path.relpath(path, folder) for path in group] for group in groups[:SHOWN_NAMES]
+    ]
+    listed = "; ".join(" and ".join(map(repr, group[:SHOWN_NAMES])) for group in shown)
+    listed += ", ..." if len(groups) > SHOWN_NAMES else ""
     copies = sum(len(group) - 1 for group in groups)
     repeat = "1 file repeats" if copies == 1 else f"{copies:,} files repeat"
     return (
@@ -213,28 +217,74 @@ def target_on_log(target: str, logs: Sequence[str]) -> Finding:
     )
 
 
-def succession(pool: Pool, times: Ranges) -> tuple[Finding, ...]:
-    """Return the finding that loggers follow each other, if they do.
+def in_succession(pool: Pool, times: Ranges) -> tuple[str, ...]:
+    """Return the loggers that follow each other in time; none if most of them do not.
 
     Args:
         pool: Moments of each logger.
         times: First and last time of each logger; empty without a column of times.
     """
-    labels = [i for i in pool.loggers if pool[i].count >= FEWEST_ROWS and i in times]
-    chain = chained({i: times[i] for i in labels})
-    if len(chain) < 2 or 2 * len(chain) < len(labels):
-        return ()
-    names = ", ".join(map(repr, chain[:SHOWN])) + (", ..." if len(chain) > SHOWN else "")
-    return (
-        Finding(
-            "loggers-in-succession",
-            f"{len(chain)} loggers follow each other in the times of the log ({names}). "
-            "Estimates that pool loggers are biased, mostly down, if a policy was trained on "
-            "earlier rows of this log, and their intervals are too narrow.",
-            "If these policies were trained on earlier rows of this log, give `period` "
-            "(--period), the column of the day or version.",
-            "note",
-        ),
+    labels = [i for i in pool.loggers if pool[i].count >= FEWEST and i in times]
+    chain = chain_ranges({i: times[i] for i in labels})
+    return () if len(chain) < 2 or 2 * len(chain) < len(labels) else tuple(chain)
+
+
+def agreeing(chain: Sequence[str], *, compared: bool) -> Finding:
+    """Return the note that loggers follow each other, and that it shows nowhere.
+
+    Args:
+        chain: Loggers that follow each other.
+        compared: Whether calibrated was compared with estimates from own propensities.
+    """
+    text = (
+        f"{_follow(chain)} Estimates that pool loggers are biased if a policy was trained on "
+        "earlier rows of this log"
+    )
+    if compared:
+        text += "; here they agree with estimates from own propensities, which are not"
+    return Finding(SUCCESSION, f"{text}.", TRAINED, "note")
+
+
+def apart(chain: Sequence[str], name: str, honest: str, reason: str) -> Finding:
+    """Return the warning that it matters whether loggers learned from each other.
+
+    Args:
+        chain: Loggers that follow each other.
+        name: Estimator that pools them.
+        honest: Estimate that holds for policies that learned.
+        reason: What differs between the two.
+    """
+    return Finding(
+        SUCCESSION,
+        f"{_follow(chain)} {reason} If a policy was trained on earlier rows of this log, "
+        f"{name} is biased and its interval too narrow; {HONEST.name} is not, unless the "
+        f"target was trained on them too: {honest}.",
+        TRAINED,
+    )
+
+
+SUCCESSION = "loggers-in-succession"
+TRAINED = (
+    "If policies were trained on earlier rows of this log, give `period` (--period), the "
+    "column of the day or version."
+)
+
+
+def _follow(chain: Sequence[str]) -> str:
+    names = ", ".join(map(repr, chain[:SHOWN_NAMES])) + (
+        ", ..." if len(chain) > SHOWN_NAMES else ""
+    )
+    return f"{len(chain)} loggers follow each other in the times of the log ({names})."
+
+
+def untested_drift(chain: Sequence[str]) -> Finding:
+    """Return the finding that logs of different times cannot be compared."""
+    return Finding(
+        "drift-untested",
+        f"{_follow(chain)} They share too few actions to test whether rewards changed between "
+        "them: a change would bias estimates that pool them, without another finding.",
+        "Give `period` (--period), the column of the day or version: weights are then taken "
+        "against the loggers of the period, and the estimate of each period is shown.",
     )
 
 
@@ -256,15 +306,16 @@ def text_order(periods: Sequence[str]) -> tuple[Finding, ...]:
         Finding(
             "periods-as-text",
             "The periods are text, and text is ordered by its characters: "
-            f"{_order(periods)}. Their names suggest another order, such as {_order(wrong)}. "
-            "Estimates, models and bets of a period rest on the periods before it.",
+            f"{_list_periods(periods)}. Their names suggest another order, such as "
+            f"{_list_periods(wrong)}. Estimates, models and bets of a period rest on the "
+            "periods before it.",
             "Give `period` as a date, a time or a number, or as text whose characters sort as "
             "meant, such as 2024-01-09 or v09.",
         ),
     )
 
 
-def _order(names: Sequence[str]) -> str:
+def _list_periods(names: Sequence[str]) -> str:
     first = ", ".join(map(repr, names[:SHOWN_PERIODS]))
     return first + (", ..." if len(names) > SHOWN_PERIODS else "")
 
@@ -279,10 +330,10 @@ def _skeleton(name: str) -> str:
     >>> _skeleton("Q1 2024"), _skeleton("5 March 2024"), _skeleton("Monday")
     ('Q0 0', '0 month 0', 'weekday')
     """
-    return PARTS.sub(lambda part: _part(part[0])[0], name)
+    return NAME_PARTS.sub(lambda part: _parse_part(part[0])[0], name)
 
 
-def _part(text: str) -> tuple[str, float]:
+def _parse_part(text: str) -> tuple[str, float]:
     """Return the kind of a part of a name, and its place in the order of its kind."""
     word = text.lower()[:3]
     for kind, words in (("month", MONTHS), ("weekday", WEEKDAYS)):
@@ -299,11 +350,13 @@ def _meaning(names: Sequence[str]) -> Callable[[str], tuple[float, ...]]:
     """
     if _all_numbers(names):
         return lambda name: (float(name),)
-    parts = {name: [_part(part[0]) for part in PARTS.finditer(name)] for name in names}
+    parts = {
+        name: [_parse_part(part[0]) for part in NAME_PARTS.finditer(name)] for name in names
+    }
     columns = list(zip(*([value for _, value in each] for each in parts.values()), strict=True))
     kinds = [kind for kind, _ in parts[names[0]]]
     years = [k for k, c in enumerate(columns) if kinds[k] == "0" and all(map(_is_year, c))]
-    order = sorted(range(len(kinds)), key=lambda k: (RANKS.get(kinds[k], 1), k))
+    order = sorted(range(len(kinds)), key=lambda k: (PART_RANKS.get(kinds[k], 1), k))
     if len(years) == 1:
         order.remove(years[0])
         order.insert(0, years[0])
@@ -316,10 +369,10 @@ def _is_year(value: float) -> bool:
     return 1900 <= value < 2100
 
 
-def chained(ranges: Ranges) -> list[str]:
+def chain_ranges(ranges: Ranges) -> list[str]:
     """Return the most loggers whose ranges do not overlap, in their order.
 
-    >>> chained({"control": (0, 9), "v1": (0, 3), "v2": (4, 6), "v3": (7, 9)})
+    >>> chain_ranges({"control": (0, 9), "v1": (0, 3), "v2": (4, 6), "v3": (7, 9)})
     ['v1', 'v2', 'v3']
     """
     chain: list[str] = []

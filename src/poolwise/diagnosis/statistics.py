@@ -20,7 +20,7 @@ from poolwise.moments.estimate import Estimate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
     Numbers = Sequence[float] | FloatArray
 
@@ -29,8 +29,8 @@ MIN_TAIL = 5  # fewer points do not determine the shape of a generalised Pareto
 MIN_DISTINCT = 10  # fewer distinct weights are a discrete distribution
 HEAVIEST = 0.7  # Vehtari et al. (2024): above it no practical number of rows suffices
 GRID, PRIOR = 30, 3.0  # Zhang & Stephens (2009), as in Pareto smoothing
-PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weak prior that regularises the fit of a short tail
 LEVEL = 0.5  # index of the top of a tail, relative to the threshold, below which it ends there
+PRIOR_ROWS, PRIOR_INDEX = 10, 0.5  # weak prior that regularises the fit of a short tail
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ def tail_index(largest_weights: Numbers, count: int, *, bounded: bool = False) -
     policies that play one action with a fixed probability, are not fitted.  An index below
     the threshold does not prove that the tail was sampled.
 
-    The fit sees differences of weights, even if these are tiny.  So a tail counts as heavy
-    only if its largest weights differ by factors: Hill's index of the $\sqrt M$
+    The fit sees differences of weights, even if these are tiny, and ties mislead it.  So a
+    tail counts as heavy only if its weights also differ by factors: Hill's index of the $j$
     largest, the mean of $\ln(w / w_0)$ with $w_0$ the next weight, estimates $k$ as well.
-    It is near 0 where they are nearly equal, as at a bound, and then takes the place of a
-    fitted index above the threshold.
+    If it is below the threshold for the $\sqrt M$ largest *and* for all $M$, the larger of
+    the two takes the place of a fitted index above the threshold.  So does the index of the
+    $\sqrt M$ largest if it is near 0: these weights are nearly equal, as at a bound.
 
     Args:
         largest_weights: The `tail_size(count) + 1` largest weights, in any order; all
@@ -118,18 +119,22 @@ def tail_index(largest_weights: Numbers, count: int, *, bounded: bool = False) -
         return TailIndex(0.0, threshold, discrete=True)
     excesses = (weights[1:] - weights[0]) / (weights[-1] - weights[0])
     fitted = pareto_shape(excesses[excesses > 0])  # ties with the next weight are left out
-    if fitted > threshold and (top := _top_index(weights)) < LEVEL * threshold:
-        fitted = top
+    if fitted > threshold:
+        top = _hill(weights, math.ceil(math.sqrt(len(weights) - 1)))
+        hill = top if top < LEVEL * threshold else max(top, _hill(weights))
+        fitted = hill if hill < threshold else fitted
     return TailIndex(min(fitted, 0.0) if bounded else fitted, threshold, discrete=False)
 
 
-def _top_index(weights: FloatArray) -> float:
-    """Return Hill's index of the largest weights of a tail, ascending; infinite if 0 is next.
+def _hill(weights: FloatArray, number: int = 0) -> float:
+    """Return Hill's index of the largest of ascending weights, or of all but the smallest.
 
-    >>> round(_top_index(np.array([1.0, 1.0, 1.0, 2.0, 2.0])), 4)  # the two largest
+    It is infinite if the next weight is 0.
+
+    >>> round(_hill(np.array([1.0, 1.0, 1.0, 2.0, 2.0]), 2), 4)
     0.6931
     """
-    top = weights[-1 - math.ceil(math.sqrt(len(weights) - 1)) :]
+    top = weights[-1 - (number or len(weights) - 1) :]
     return float(np.log(top[1:] / top[0]).mean()) if top[0] > 0 else math.inf
 
 
@@ -184,7 +189,7 @@ def cochran(values: Numbers, variances: Numbers) -> tuple[float, float]:
     """
     from scipy.special import chdtrc
 
-    estimates, precisions, _ = _scaled(values, variances)
+    estimates, precisions, _ = _scale_values(values, variances)
     centre = float((precisions * estimates).sum() / precisions.sum())
     statistic = float((precisions * (estimates - centre) ** 2).sum())
     return statistic, float(chdtrc(len(estimates) - 1, statistic))
@@ -218,7 +223,7 @@ def welch(means: Numbers, variances: Numbers, counts: Sequence[int]) -> tuple[fl
     rows = np.asarray(counts, dtype=np.float64)
     if len(rows) != len(means) or not (rows >= 2).all():
         raise UsageError("Welch's test requires at least two rows of each log")
-    estimates, precisions, _ = _scaled(means, variances)
+    estimates, precisions, _ = _scale_values(means, variances)
     groups = len(estimates)
     part = precisions / precisions.sum()
     centre = float((part * estimates).sum())
@@ -252,7 +257,7 @@ def random_effects(values: Numbers, variances: Numbers, level: float) -> Interva
         >>> round(interval.lower, 4), round(interval.upper, 4)
         (0.3471, 1.7959)
     """
-    estimates, precisions, unit = _scaled(values, variances)
+    estimates, precisions, unit = _scale_values(values, variances)
     freedom = len(estimates) - 1
     part = precisions / precisions.sum()  # squares of precisions may overflow
     scale = precisions.sum() * (1 - float((part**2).sum()))
@@ -265,7 +270,7 @@ def random_effects(values: Numbers, variances: Numbers, level: float) -> Interva
     return Interval(unit * interval.lower, unit * interval.upper, level)
 
 
-def _scaled(values: Numbers, variances: Numbers) -> tuple[FloatArray, FloatArray, float]:
+def _scale_values(values: Numbers, variances: Numbers) -> tuple[FloatArray, FloatArray, float]:
     """Return estimates and precisions in units of the largest standard error, and the unit.
 
     Rejects fewer than two logs and unusable numbers.
