@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.diagnosis.findings import ALARMING
+from poolwise.diagnosis.findings import ALARMING, RARE
 from poolwise.diagnosis.provenance import on_own, target_on_log
 from poolwise.engines import as_engine, with_loggers
 from poolwise.errors import Finding, UsageError
@@ -33,15 +33,15 @@ from poolwise.evaluation.output import Reported, Row, of_requests
 from poolwise.evaluation.read import run
 from poolwise.evaluation.request import request
 from poolwise.evaluation.spread import Candidates
-from poolwise.intervals.simultaneous import factor_of, max_t
+from poolwise.intervals.simultaneous import factor_correlation, max_t
 from poolwise.intervals.student import Interval
 from poolwise.moments.buckets import BUCKETS
-from poolwise.moments.estimate import Estimate, estimated
+from poolwise.moments.estimate import Estimate, make_estimate
 from poolwise.moments.linear import Linear, by_count
 from poolwise.moments.terms import REWARD, Needs, others_play, others_weight, unite
-from poolwise.moments.units import units_of
-from poolwise.report.backtest import backtest_chart, backtest_table
-from poolwise.text import listed, named, p_text
+from poolwise.moments.units import centre_units
+from poolwise.report.breakdown import backtest_chart, backtest_table
+from poolwise.text import join_names, p_text, quote_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,21 +49,24 @@ if TYPE_CHECKING:
     import altair as alt
 
     from poolwise.engines.base import EngineLike, Rows
+    from poolwise.errors import Severity
     from poolwise.evaluation.differences import Difference, Family
     from poolwise.evaluation.read import Answers, OpenLog
     from poolwise.evaluation.spread import Spread
     from poolwise.log.log import Log
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import Pool
     from poolwise.moments.terms import Term
     from poolwise.report.tables import Grid
+    from poolwise.types import FloatArray
 
 MOST_WEIGHT = 100.0  # of a row: others that play an action less often say nothing about it
 ROWS_PER_WEIGHT = 50  # rows of the others for each unit of the bound, so that no row dominates
 LEAST_WEIGHT = 2.0  # of the bound, in small logs
 HARDLY = 0.5  # share of a logger's rows below which a note says that few are compared
-DIRECTIONS = 20_000  # drawn for a critical value: a standard error of 0.01 at most
-SEED = 20170813  # the same rows give the same critical value
+LEAST_WARNING = 1e-3  # p-value below which a failed prediction is more than a note
+QUICK_ROWS, QUICK_LOGGERS = 1_000_000, 20  # at most: predictions then take little time
+BACKTEST_DIRECTIONS = 20_000  # drawn for a critical value: a standard error of 0.01 at most
+BACKTEST_SEED = 20170813  # the same rows give the same critical value
 SAVED = "a backtest reads rows, which saved moments lack: read the log itself"
 PREDICTED, EARNED = "predicted", "earned"  # names of the two sides
 
@@ -136,6 +139,7 @@ class Backtest(Reported):
     """
 
     kind = "backtest"
+    labels = ("logger",)
     loggers: Mapping[str, Prediction]
     level: float
     findings: tuple[Finding, ...] = ()
@@ -204,9 +208,11 @@ def _sentence(result: Backtest) -> str:
     if len(silent) == len(result.loggers):
         return "The other logs predict no logger: there is nothing to compare."
     if not off:
-        each = f"Each logger except {named(silent, 'loggers')}" if silent else "Each logger"
+        each = (
+            f"Each logger except {quote_names(silent, 'loggers')}" if silent else "Each logger"
+        )
         return f"{each} earned what the other logs predict, within the error."
-    apart = f"{named(off, 'loggers')} did not earn what the other logs predict"
+    apart = f"{quote_names(off, 'loggers')} did not earn what the other logs predict"
     if not result.misfit:
         return f"The logs contradict each other: {apart}. Which of two is wrong is unknown."
     misfit, alpha = result.loggers[result.misfit], 1 - result.level
@@ -215,7 +221,7 @@ def _sentence(result: Backtest) -> str:
     start = f"Logger {result.misfit!r} does not fit: without it the others {agree}"
     start += f" (p {_equals(misfit.p_without or 0.0)})"
     also = [f"{i!r} (p {_equals(p)})" for i, p in rest.items() if p >= alpha]
-    return f"{start}. They also do without {listed(also, 'or')}." if also else f"{start}."
+    return f"{start}. They also do without {join_names(also, 'or')}." if also else f"{start}."
 
 
 def _equals(p_value: float) -> str:
@@ -243,7 +249,13 @@ def backtest(log: Log, *, level: float = 0.95, engine: EngineLike = None) -> Bac
     refuse_backtest(log)
     first = next((i, p) for i, p in log.by_label.items() if p is not None)
     asked = request(log, dict([first]), Balanced(), level=level)  # a pass has a target
-    return run(asked, engine, _backtest_in_pass)
+    return run(asked, engine, _backtest_in_pass if log.clicks is None else _backtest_clicks)
+
+
+def _backtest_clicks(rows: OpenLog) -> Backtest:
+    from poolwise.evaluation.clicks import click_backtest  # which imports this module
+
+    return click_backtest(rows)
 
 
 def _backtest_in_pass(rows: OpenLog) -> Backtest:
@@ -261,11 +273,21 @@ def refuse_backtest(log: Log) -> None:
         )
     if not log.crossed:
         missing = [i for i, policy in log.by_label.items() if policy is None]
-        lacking = f", also for {named(missing, 'loggers')}" if missing else ""
+        lacking = f", also for {quote_names(missing, 'loggers')}" if missing else ""
         raise UsageError(
             "a backtest requires the probability of each row's action under every logger: give "
             f"`propensities` (--propensities) for each of them{lacking}"
         )
+
+
+def is_quick(rows: OpenLog) -> bool:
+    """Test if a backtest applies to an open log, and takes little time."""
+    log, counts = rows.request.log, rows.rows.counts
+    if log.clicks is not None:
+        return len(counts) > 1
+    applies = log.crossed and rows.coverage.crossed and log.period is None
+    few = 2 <= len(counts) <= QUICK_LOGGERS and sum(counts.values()) <= QUICK_ROWS
+    return applies and few and rows.rows.by_kernel and not log.trained_on
 
 
 def backtest_needs(rows: OpenLog) -> Needs:
@@ -302,7 +324,7 @@ def compute_backtest(rows: OpenLog, answers: Answers) -> Backtest:
     found = _Comparison(answers.pool(target), asked.level).predictions()
     if len(found) > 2 and not all(p.fits for p in found.values()):
         found = {
-            i: replace(p, p_without=_agreement(rows, i, asked.level)) for i, p in found.items()
+            i: replace(p, p_without=_test_rest(rows, i, asked.level)) for i, p in found.items()
         }
     log = asked.log
     result = Backtest(
@@ -315,7 +337,7 @@ def compute_backtest(rows: OpenLog, answers: Answers) -> Backtest:
     return replace(result, findings=(*_misfit_findings(result), *overfitted))
 
 
-def _agreement(rows: OpenLog, logger: str, level: float) -> float:
+def _test_rest(rows: OpenLog, logger: str, level: float) -> float:
     """Return the p-value that the loggers except one agree."""
     rest: Rows = rows.rows.without(logger)
     clustered = rows.request.clustered
@@ -324,6 +346,13 @@ def _agreement(rows: OpenLog, logger: str, level: float) -> float:
     pool = rest.bucketed([needs], BUCKETS)[0] if clustered else rest.moments(needs)
     found = _Comparison(pool, level)
     return min(difference.adjusted for difference in found.differences.values())
+
+
+def judge_misfit(p_value: float) -> Severity:
+    """Return the severity of a failed prediction: some fail in clean logs, at their level."""
+    if p_value >= LEAST_WARNING:
+        return "note"
+    return "alarm" if p_value < ALARMING else "warning"
 
 
 def _misfit_findings(result: Backtest) -> list[Finding]:
@@ -338,7 +367,7 @@ def _misfit_findings(result: Backtest) -> list[Finding]:
                 f"{result.sentence} Wrong probabilities or rewards, or a change between the "
                 "logs, do this.",
                 f"Check probabilities, rewards and dates of {which} before you pool the logs.",
-                "alarm" if least < ALARMING else "warning",
+                judge_misfit(least),
             )
         )
     few = [i for i, p in result.loggers.items() if p.supported < HARDLY]
@@ -346,8 +375,8 @@ def _misfit_findings(result: Backtest) -> list[Finding]:
         findings.append(
             Finding(
                 "backtest-unsupported",
-                f"The others hardly ever play most actions of {named(few, 'loggers')}: less "
-                "than half of these rows are compared.",
+                f"The others hardly ever play most actions of {quote_names(few, 'loggers')}: "
+                "less than half of these rows are compared.",
                 "Log more of these actions with another policy.",
                 "note",
             )
@@ -460,7 +489,7 @@ class _Comparison:
 
     def _estimate(self, linear: Linear) -> Estimate:
         if not self.pool.buckets:
-            return estimated(linear, self.pool, {})
+            return make_estimate(linear, self.pool, {})
         variance, freedom = linear.deviation_variance(self.pool)
         value, freedom = linear.value(self.pool), min(freedom, linear.most_free)
         return Estimate(value, linear.inflation * variance, {}, freedom, linear=linear)
@@ -469,12 +498,31 @@ class _Comparison:
         """Return the difference of both sides with its error and its shape."""
         candidates = Candidates(self.sides[logger], self.pool)
         spread = candidates.differences([(PREDICTED, EARNED)])
-        return replace(spread, stretch=np.ones(()))  # weights are bounded: no rows are missing
+        # weights are bounded: no rows are missing
+        return replace(spread.widen(self._lack(logger, spread)), stretch=np.ones(()))
+
+    def _lack(self, logger: str, spread: Spread) -> float:
+        """Return the factor on the error if few rows of a side have a reward.
+
+        They may happen to show less variance than there is: the rewards of all rows then give
+        a lower bound.
+        """
+        terms, own = self.terms[logger], self.pool[logger]
+        others = self.pool.keep(k for k in self.pool if k != logger).together
+        outcome, weighted = terms.supported * REWARD, terms.weight * REWARD
+        spread_of_all, more = self.pool.together.var(outcome), 0.0
+        if own.effective(outcome) < RARE:
+            more += max(0.0, spread_of_all - own.var(outcome)) / own.count
+        if others.effective(weighted) < RARE:
+            bound = others.mean_square(terms.weight) * spread_of_all
+            more += max(0.0, bound - others.var(weighted)) / others.count
+        error = float(spread.errors[0])
+        return math.sqrt(1 + more / error**2) if 0 < error < math.inf else 1.0
 
     def _family(self) -> Family:
         """Return how the differences hold together: by their correlation, if units show it."""
         strata = [
-            units_of(side[PREDICTED].linear - side[EARNED].linear, self.pool)
+            centre_units(side[PREDICTED].linear - side[EARNED].linear, self.pool)
             for side in self.sides.values()
         ]
         known = [units for units in strata if units is not None]
@@ -483,4 +531,8 @@ class _Comparison:
         covariance: FloatArray = np.sum(
             [np.array(units) @ np.array(units).T for units in zip(*known, strict=True)], axis=0
         )
-        return max_t(factor_of(covariance), np.random.default_rng(SEED), DIRECTIONS)
+        return max_t(
+            factor_correlation(covariance),
+            np.random.default_rng(BACKTEST_SEED),
+            BACKTEST_DIRECTIONS,
+        )

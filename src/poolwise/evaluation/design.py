@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poolwise.estimators.calibrated import least_effective
+
 if TYPE_CHECKING:
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
 Variance = Callable[["FloatArray"], float]  # from rows of each logger
 SplitFor = Callable[[float, "FloatArray"], "FloatArray"]  # from new rows and a first split
 MOST_FOLD = 1e9  # more rows than this many times the log are infeasible
 COLLINEAR = 1e-10  # of the largest: singular values below it are rounding
 CLOSE_ENOUGH = 1e-3  # relative error of a number of rows
-STEPS = 30  # of the search for split and size together; about five suffice
+STEADY = 5  # a number of rows may be so many times the number of those that determine it
+DESIGN_STEPS = 30  # of the search for split and size together; about five suffice
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,27 @@ def weighted_variance(divergence: FloatArray, counts: FloatArray) -> float:
         return 0.0
     precision = float(np.sum(counts / divergence))
     return 1 / precision if precision > 0 else math.inf
+
+
+def normalised_variance(
+    effective: FloatArray, divergence: FloatArray, counts: FloatArray
+) -> float:
+    r"""Return the variance of self-normalised by log, $\sum_i s_i^2 \sigma_i^2 / n_i$.
+
+    The shares $s_i$ are those of the effective rows, of the logs that have enough of them.
+
+    Args:
+        effective: Effective rows that a row of each logger adds; 0 if its log is left out.
+        divergence: Variance of one row of each logger in the ratio of its log.
+        counts: Rows of each logger.
+    """
+    rows = effective * counts
+    used = rows > least_effective(float(rows.sum()))
+    total, fitted = float(rows[used].sum()), int(used.sum())
+    if total <= fitted:
+        return math.inf
+    shares = rows[used] / total
+    return float(shares**2 @ (divergence[used] / counts[used])) * total / (total - fitted)
 
 
 def period_variance(
@@ -105,6 +129,30 @@ def rows_behind(squares: FloatArray) -> float:
     """
     total = float(squares.sum())
     return total**2 / float(squares @ squares) if total > 0 else 0.0
+
+
+def rows_shown(squares: FloatArray, weights: FloatArray, known: float | None = None) -> float:
+    """Return the number of rows that determine a variance, as far as they can show it.
+
+    Where the tail is heavy, rows that would raise the variance are missing, and the rows at
+    hand show too large a number.  It is therefore at most the number of rows that determine
+    the squared weights, as rewards may come in any of these rows, and at most five times the
+    number of rows that determine the number itself.
+
+    Args:
+        squares: What each row adds to the variance.
+        weights: What each row would add if every reward were 1; empty if this is unknown.
+        known: The number that the rows show, by default `rows_behind`.
+
+    >>> rows_shown(np.ones(90), np.ones(90)), rows_shown(np.ones(90), np.eye(90)[0])
+    (90.0, 1.0)
+    """
+    largest = float(squares.max(initial=0.0))
+    if not largest > 0:
+        return 0.0
+    known = rows_behind(squares) if known is None else known
+    known = min(known, STEADY * rows_behind((squares / largest) ** 2))
+    return min(known, rows_behind(weights)) if weights.any() else known
 
 
 def own_squares(sample: RowSample, counts: FloatArray, per_row: FloatArray) -> FloatArray:
@@ -198,7 +246,7 @@ def best_split(
 
     def loss(split: FloatArray) -> tuple[float, FloatArray]:
         added = extra * np.maximum(split, 0.0)
-        value, slope = _loss(sample, counts, added, target_column=target_column)
+        value, slope = _residual_moment(sample, counts, added, target_column=target_column)
         return value / scale, slope * (extra / scale)
 
     scale = 1.0
@@ -217,7 +265,7 @@ def best_split(
     return split if loss(split)[0] <= loss(start)[0] else start
 
 
-def _loss(
+def _residual_moment(
     sample: RowSample, counts: FloatArray, added: FloatArray, *, target_column: bool | None
 ) -> tuple[float, FloatArray]:
     """Return the second moment of residuals with more rows, and its gradient."""
@@ -271,7 +319,7 @@ def best_plan(
     """
     split = counts / counts.sum()
     rows = rows_needed(reached, counts, split)
-    for _ in range(STEPS):
+    for _ in range(DESIGN_STEPS):
         if not 0 < rows < math.inf:
             break
         better = split_for(rows, split)

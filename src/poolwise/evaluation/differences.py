@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -26,16 +26,19 @@ from scipy.special import ndtr, ndtri
 from poolwise.diagnosis.provenance import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.estimators import recommend
-from poolwise.evaluation.spread import Candidates, ErrorSource, Spread, firsts
+from poolwise.evaluation.decisive import INCUMBENT, TARGET
+from poolwise.evaluation.relation import Relative, relate_apart
+from poolwise.evaluation.spread import Candidates, ErrorSource, Spread, find_equals
 from poolwise.intervals.simultaneous import ALONE
 from poolwise.intervals.skew import reaching
-from poolwise.intervals.student import Interval, tail_of, within
-from poolwise.moments.estimate import estimated
+from poolwise.intervals.student import Interval, tail_probability, within
+from poolwise.moments.estimate import make_estimate
 from poolwise.moments.linear import Linear, shares
 from poolwise.moments.pool import Cell, find_logger
-from poolwise.moments.shape import weight_of
+from poolwise.moments.shape import find_weight
 from poolwise.moments.terms import (
     BALANCED_WEIGHT,
+    NO_NEEDS,
     REWARD,
     WEIGHT,
     Factor,
@@ -45,7 +48,7 @@ from poolwise.moments.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from poolwise.errors import Finding
     from poolwise.evaluation.output import Row
@@ -53,19 +56,21 @@ if TYPE_CHECKING:
     from poolwise.evaluation.results import TargetResult
     from poolwise.intervals.simultaneous import MaxT
     from poolwise.intervals.skew import Reaching
-    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate, Estimator
     from poolwise.moments.pool import Pool, Stratum
+    from poolwise.types import FloatArray
 
     Pair = tuple[str, str]  # a target, and what is subtracted from it
+    Relate = Callable[[int, float], Relative | None]
 
 Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
 Requirement = Literal["better", "not-worse"]
 FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
-DOUBTED = frozenset({"weights-off", "propensities-off"})  # probabilities cannot be right
-TARGET, INCUMBENT = "target", "incumbent"  # names of the two sides in a contrast
+ESTIMATED = "propensities-estimated"
+DOUBTED = frozenset(
+    {"weights-off", "propensities-off", ESTIMATED}
+)  # alarms about probabilities
 REST = "(the other segments)"
-NOTHING = Needs()
 OF_POLICY = frozenset({"reward", "ratio", "balanced_weight", "period_weight"})  # of loggers too
 RATIOS = {"balanced_weight": "ratio", "period_weight": "period_ratio"}  # of a logger's policy
 
@@ -88,7 +93,16 @@ class Difference:
         adjusted: P-value adjusted for all of them, by single-step max-T in a comparison and by
             Bonferroni in an evaluation: below 1 - level if and only if the interval excludes 0.
         verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
-            says that the probabilities of either target cannot be right.
+            says that the probabilities of either target cannot be right, or that they were
+            estimated and may leave out a cause.
+        odds_to_reverse: Factor by which an unseen cause must change the odds of an action to
+            reverse the difference, if propensities were estimated; infinite if no factor is
+            enough.
+        units: What each bucket of clusters adds to the error; None without clusters, and where
+            the two sides were not estimated together.
+        relative: The difference relative to the other value; None if that value is not
+            significantly away from 0.
+        sign: 1 if higher values are better, -1 if lower ones are, as of latency.
     """
 
     target: str
@@ -99,6 +113,16 @@ class Difference:
     p_value: float
     adjusted: float
     verdict: Verdict
+    odds_to_reverse: float | None = None
+    units: FloatArray | None = field(default=None, repr=False, compare=False)
+    relative: Relative | None = None
+    sign: float = 1.0
+
+    def facing(self, sign: float) -> Difference:
+        """Return the difference with the verdict of this direction."""
+        if sign == self.sign:
+            return self
+        return replace(self, verdict=FLIPPED.get(self.verdict, self.verdict), sign=sign)
 
     def against(self, baseline: str) -> Difference:
         """Return the difference with the baseline as the target that is subtracted."""
@@ -111,37 +135,64 @@ class Difference:
             value=-self.value,
             interval=Interval(-self.interval.upper, -self.interval.lower, self.interval.level),
             verdict=FLIPPED.get(self.verdict, self.verdict),
+            relative=self.relative and self.relative.inverse,
         )
 
     def lack(self, required: Requirement, margin: float) -> str:
         """Return the reason why a requirement does not hold; empty if it does."""
         if self.verdict == "unreliable":
-            return f"the probabilities of {self.target!r} or {self.other!r} cannot be right"
+            return f"an alarm forbids a verdict on {self.target!r} less {self.other!r}"
         if self.verdict == "identical" and required == "not-worse":
             return ""
-        bound = margin if required == "better" else -margin
-        if self.interval.lower > bound:
+        bound = self.sign * (margin if required == "better" else -margin)
+        higher = self.sign > 0
+        limit = self.interval.lower if higher else self.interval.upper
+        if self.sign * (limit - bound) > 0:
             return ""
-        start = f"the interval of {self.target!r} less {self.other!r} begins at"
-        return f"{start} {self.interval.lower:.4g}, not above {bound:g}"
+        words = ("begins", "above") if higher else ("ends", "below")
+        start = f"the interval of {self.target!r} less {self.other!r} {words[0]} at"
+        return f"{start} {limit:.4g}, not {words[1]} {bound:g}"
 
     def to_dict(self) -> Row:
         """Return the difference under flat names."""
         ends = {"lower": self.interval.lower, "upper": self.interval.upper}
         row = {"target": self.target, "other": self.other, "difference": self.value}
         rest = {k: getattr(self, k) for k in ("p_value", "adjusted", "verdict")}
-        return {**row, "std_error": self.std_error, **ends, **rest}
+        if self.odds_to_reverse is not None:
+            rest["odds_to_reverse"] = self.odds_to_reverse
+        row |= {"std_error": self.std_error, **ends, **rest}
+        known = self.relative
+        row |= {} if known is None else {"relative": known.value}
+        ends = {} if known is None else vars(known.interval)
+        return row | {f"relative_{k}": ends[k] for k in ends if k != "level"}
+
+
+def check_requirement(
+    verdict: Requirement,
+    margin: float,
+    pairs: Sequence[Difference],
+    target: str | None,
+    baseline: str,
+) -> None:
+    """Reject a requirement that no difference can meet or fail."""
+    if verdict not in get_args(Requirement) or not 0 <= margin < math.inf or not pairs:
+        raise UsageError(
+            "require takes 'better' or 'not-worse', a finite margin of 0 or more, and a "
+            "comparison with a baseline and the target; got "
+            f"{verdict!r}, {margin:g} and {target!r} against {baseline!r}"
+        )
 
 
 def tie(target: str, other: str, level: float) -> Difference:
     """Return the difference of targets that are equal on every row."""
-    nothing = Interval(0.0, 0.0, level)
-    return Difference(target, other, 0.0, 0.0, nothing, 1.0, 1.0, "identical")
+    none = Interval(0.0, 0.0, level)
+    same = Relative(0.0, none)
+    return Difference(target, other, 0.0, 0.0, none, 1.0, 1.0, "identical", relative=same)
 
 
 def find_doubts(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the codes of alarms that say that probabilities cannot be right."""
-    return tuple(sorted(DOUBTED & {finding.code for finding in findings}))
+    """Return the codes of alarms that say that probabilities cannot be relied on."""
+    return tuple(sorted(DOUBTED & {f.code for f in findings if f.severity == "alarm"}))
 
 
 def judge_difference(interval: Interval, *, doubted: bool) -> Verdict:
@@ -151,6 +202,11 @@ def judge_difference(interval: Interval, *, doubted: bool) -> Verdict:
     if 0.0 in interval:
         return "undecided"
     return "better" if interval.lower > 0 else "worse"
+
+
+def relate_none(number: int, critical: float) -> None:
+    """Return no relation of a pair, by its number, at a critical value."""
+    del number, critical
 
 
 # --- intervals and p-values that hold together ------------------------------------------
@@ -211,6 +267,7 @@ def conclude(
     reward_range: tuple[float, float] | None = None,
     doubted: Collection[Pair] = (),
     agree: FloatArray | bool = True,
+    relate: Relate = relate_none,
 ) -> list[Difference]:
     """Return differences with intervals, p-values and verdicts that hold together.
 
@@ -223,8 +280,10 @@ def conclude(
         doubted: Pairs with a side whose probabilities cannot be right.
         agree: False where other evidence contradicts the sign of a difference, so that
             nothing is shown.
+        relate: Returns the relation of a pair, by its number, at a critical value.
     """
-    lower, upper = spread.limits(family.critical(level))
+    critical = family.critical(level)
+    lower, upper = spread.limits(critical)
     # without spread, only the range of the rewards bounds a difference
     lower = np.where(spread.errors > 0, lower, -math.inf)
     upper = np.where(spread.errors > 0, upper, math.inf)
@@ -234,12 +293,16 @@ def conclude(
     p_values = (ALONE.p_values(scores), family.p_values(scores))
     numbers = np.column_stack([spread.values, spread.errors, lower, upper, *p_values])
     differences = []
-    for pair, (value, error, low, high, p, adjusted) in zip(
-        pairs, numbers.tolist(), strict=True
+    for k, (pair, (value, error, low, high, p, adjusted)) in enumerate(
+        zip(pairs, numbers.tolist(), strict=True)
     ):
         interval = within(Interval(low, high, level), reward_range)
         verdict = judge_difference(interval, doubted=pair in doubted)
-        differences.append(Difference(*pair, value, error, interval, p, adjusted, verdict))
+        relative = relate(k, critical)
+        if relative is not None and 0.0 in interval:
+            relative = relative.with_zero
+        found = Difference(*pair, value, error, interval, p, adjusted, verdict)
+        differences.append(replace(found, relative=relative))
     return differences
 
 
@@ -251,13 +314,16 @@ def contrast_segments(
     rng: np.random.Generator,
     *,
     dependent: bool,
+    units: FloatArray | None = None,
 ) -> dict[str, Difference]:
     r"""Return the difference in each segment less its mean over the other segments.
 
     $$c_s = d_s - \sum_{t \ne s} \frac{n_t}{n - n_s} d_t$$
 
-    Segments are independent, so the covariance of the contrasts follows from the errors of
-    the differences.  Several targets are allowed for as if they were independent.
+    Segments of independent rows are independent, so the covariance of the contrasts follows
+    from the errors of the differences.  Clusters may have rows in several segments: the
+    correlation of the differences is then that of what each bucket of clusters adds to them.
+    Several targets are allowed for as if they were independent.
 
     Args:
         differences: Difference of one target in each segment, at least two.
@@ -267,16 +333,20 @@ def contrast_segments(
         rng: Generator of the draws behind the critical value.
         dependent: Whether segments depend on each other in an unknown way, as parts of one
             request do; errors of the contrasts then add up.
+        units: What each bucket of clusters adds to the error of each difference, shape
+            (segments, buckets); None if rows are independent.
     """
     rest = sizes / (sizes.sum() - sizes)[:, None]
     np.fill_diagonal(rest, 0.0)
     matrix = np.eye(len(sizes)) - rest
-    source = ErrorSource(csr_array(matrix), np.diag(errors**2), math.inf)
-    if dependent:
-        added = np.diag((np.abs(matrix) @ errors) ** 2)
-        source = ErrorSource(csr_array(np.eye(len(sizes))), added, math.inf)
     values = matrix @ np.array([d.value for d in differences.values()])
+    source = ErrorSource(csr_array(matrix), np.diag(errors**2), math.inf)
+    if units is not None:
+        scaled = units * (errors / np.sqrt((units**2).sum(axis=1)))[:, None]
+        source = ErrorSource(csr_array(matrix), scaled @ scaled.T, units.shape[1] - 1.0)
     spread = Spread(values, [source], np.full(len(sizes), math.inf))
+    if dependent:
+        spread = Spread.of_errors(values, np.abs(matrix) @ errors)
     level = next(iter(differences.values())).interval.level
     pairs = [(d.target, REST) for d in differences.values()]
     contrasts = conclude(pairs, spread, Families(spread.together(rng), targets), level)
@@ -317,31 +387,41 @@ class Incumbent:
     reason: str
     estimator: str
     joins: bool = False
-    needs: Needs = NOTHING
+    needs: Needs = NO_NEEDS
+
+    @property
+    def joined(self) -> str:
+        """The logger, if its own policy is estimated from the rows of all loggers."""
+        return self.name if self.joins else ""
 
     def differences(
         self, answers: Answers, results: Mapping[str, TargetResult]
     ) -> dict[str, Difference]:
         """Return each target less the incumbent; targets without an estimate have none."""
-        family, pairing = Bonferroni(len(results)), None
+        pairing = None
         differences = {}
         for target, result in results.items():
             estimate = result.estimates.get(self.estimator)
             if estimate is not None and estimate.linear.parts and self.needs.terms:
                 with suppress(RefusedError):  # a finding of the target gives the reason
                     pairing = pairing or self._pairing(answers, target)
-                    differences[target] = self._paired(pairing, answers, target, result, family)
+                    differences[target] = self._paired(pairing, answers, target, result)
             if result.estimates and target not in differences:
-                differences[target] = self._apart(answers, target, result, family)
+                own, error = self.bound_own(answers, target)
+                differences[target] = self.subtract_apart(
+                    answers, target, result, own, (error, error)
+                )
         return differences
 
     def _pairing(self, answers: Answers, target: str) -> _Pairing:
         """Return the incumbent's own value, which the moments of any target contain."""
-        own, pool = self._own(answers, target)
+        own, pool = self.estimate_own(answers, target)
         alone = own
         if answers.request.clustered:
             variance, freedom = own.linear.deviation_variance(pool)
             alone = replace(own, variance=variance, freedom=freedom)
+        if answers.request.log.clicks is not None:  # single rows do not have the curve's error
+            own = alone
         return _Pairing(own, reaching(alone, pool, answers.limits(target)))
 
     def _paired(
@@ -350,24 +430,48 @@ class Incumbent:
         answers: Answers,
         target: str,
         result: TargetResult,
-        family: Bonferroni,
     ) -> Difference:
         """Return the difference with the covariance of both sides."""
-        estimate, level = result.estimates[self.estimator], answers.request.level
+        estimate = result.estimates[self.estimator]
         pool, limits = self._pool(answers, target), answers.limits(target)
-        both = pool.select(self._terms())
         sides = {TARGET: estimate, INCUMBENT: pairing.own}
         reaches = {TARGET: reaching(estimate, pool, limits), INCUMBENT: pairing.reach}
-        spread = Candidates(sides, both, reaches).differences([(TARGET, INCUMBENT)])
-        first = firsts(both, list(sides), BALANCED_WEIGHT) if self.joins else {}
+        heavy = answers.heavy.against(target, self.name)
+        usable = answers.served.estimators[self.estimator].sets_apart
+        own = heavy if usable else None
+        both = pool.select(self.name_terms())
+        candidates = Candidates(sides, both, reaches, lambda _left, _right: own)
+        return self.subtract(candidates, answers, target, result, limits.reward_range)
+
+    def subtract(
+        self,
+        candidates: Candidates,
+        answers: Answers,
+        target: str,
+        result: TargetResult,
+        reward_range: tuple[float, float] | None,
+    ) -> Difference:
+        """Return the difference of two sides that were estimated from the same rows.
+
+        It holds together with those of all other targets.
+        """
+        level, pair = answers.request.level, (TARGET, INCUMBENT)
+        pool, family = self._pool(answers, target), Bonferroni(len(answers.request.names))
+        first = find_equals(candidates.pool, pair, BALANCED_WEIGHT) if self.joins else {}
         if first.get(INCUMBENT) == TARGET or self._is_played(pool):
             return tie(target, self.name, level)
-        pair = (target, self.name)
-        doubted = [pair] if find_doubts(result.findings) else []
+        spread, named = candidates.differences([pair]), (target, self.name)
+        doubted = [named] if find_doubts(result.findings) else []
         (difference,) = conclude(
-            [pair], spread, family, level, reward_range=limits.reward_range, doubted=doubted
+            [named],
+            spread,
+            family,
+            level,
+            reward_range=reward_range,
+            doubted=doubted,
+            relate=lambda _, critical: candidates.relate(*pair, critical, level),
         )
-        return difference
+        return replace(difference, units=candidates.bucket_sums(pair))
 
     def _is_played(self, pool: Pool) -> bool:
         """Test if the target is the incumbent's own policy, by the incumbent's own rows."""
@@ -379,15 +483,15 @@ class Incumbent:
         """Return the moments that the estimator of the differences reads."""
         return answers.pool(target, answers.served.estimators[self.estimator])
 
-    def _terms(self) -> dict[Term, Term]:
-        """Return the terms of both sides, each under its own name."""
-        terms = {t.bind(TARGET): t for t in self.needs.scattered}
+    def name_terms(self, measure: str = "") -> dict[Term, Term]:
+        """Return the terms of both sides, each under its own name, of one measure."""
+        own = [t.bind(measure=measure) for t in self.needs.scattered]
+        terms = {t.bind(TARGET): t for t in own}
         if self.joins:
-            named = {t: _of_logger(t, self.name) for t in self.needs.scattered}
-            terms |= {t.bind(INCUMBENT): own for t, own in named.items()}
+            terms |= {t.bind(INCUMBENT): _bind_logger(t, self.name) for t in own}
         return terms
 
-    def _own(self, answers: Answers, target: str) -> tuple[Estimate, Pool]:
+    def estimate_own(self, answers: Answers, target: str) -> tuple[Estimate, Pool]:
         """Return the incumbent's own value, and the moments behind it.
 
         It is that of its policy, or its mean reward.
@@ -397,27 +501,18 @@ class Incumbent:
             estimator = answers.served.estimators[self.estimator]
             coverage = replace(answers.served.coverage, loggers=answers.loggers)
             own = estimator.needs(coverage)
-            terms = {t: _of_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
+            terms = {t: _bind_logger(t, self.name) for t in (*own.terms, BALANCED_WEIGHT)}
             pool = pool.select(terms)
             return estimator.estimate(pool), pool
         counts = {i: m.count for i, m in pool.items() if find_logger(i) == self.name}
         parts = {i: {REWARD: share} for i, share in shares(counts).items()}
-        return estimated(Linear(parts), pool), pool
+        return make_estimate(Linear(parts), pool), pool
 
-    def _apart(
-        self, answers: Answers, target: str, result: TargetResult, family: Bonferroni
-    ) -> Difference:
-        """Return the difference from the mean reward, without a covariance.
+    def bound_own(self, answers: Answers, target: str) -> tuple[float, float]:
+        """Return the incumbent's mean reward, and a bound on its standard error.
 
-        The errors of both sides add up, which holds however they depend on each other.  The
-        variance of rewards between m and M with mean r is at most (M - r) (r - m).
+        The variance of rewards between m and M with mean r is at most (M - r) (r - m).
         """
-        name = (
-            self.estimator
-            if self.estimator in result.estimates
-            else next(iter(result.estimates))
-        )
-        estimate, interval = result.estimates[name], result.intervals[name]
         pool = answers.pool(target)
         own = pool[self.name]
         mean = own.mean(REWARD)
@@ -425,10 +520,39 @@ class Incumbent:
         error = math.sqrt(max(0.0, bound) / (own.count - 1)) if own.count > 1 else math.inf
         if answers.request.clustered:
             error = max(error, _clustered_error(pool, self.name))
-        value, both = estimate.value - mean, estimate.std_error + error
-        normal = -float(ndtri(tail_of(interval.level, answers.request.sides)))
-        below = (estimate.value - interval.lower) / normal + error  # at a critical value of 1
-        above = (interval.upper - estimate.value) / normal + error
+        return mean, error
+
+    def subtract_apart(
+        self,
+        answers: Answers,
+        target: str,
+        result: TargetResult,
+        own: float,
+        errors: tuple[float, float],
+    ) -> Difference:
+        """Return the difference from the incumbent's own value, without a covariance.
+
+        The errors of both sides add up, which holds however they depend on each other.
+
+        Args:
+            answers: Moments of the pass.
+            target: Name of the target.
+            result: Its result.
+            own: The incumbent's own value.
+            errors: Distances from it to its limits at a critical value of 1.
+        """
+        family = Bonferroni(len(answers.request.names))
+        name = (
+            self.estimator
+            if self.estimator in result.estimates
+            else next(iter(result.estimates))
+        )
+        estimate, interval = result.estimates[name], result.intervals[name]
+        value, both = estimate.value - own, estimate.std_error + max(errors)
+        normal = -float(ndtri(tail_probability(interval.level, answers.request.sides)))
+        down, up = errors
+        below = (estimate.value - interval.lower) / normal + up  # at a critical value of 1
+        above = (interval.upper - estimate.value) / normal + down
         reach = below if value >= 0 else above
         p_value = 2 * float(ndtr(-abs(value) / reach)) if 0 < reach < math.inf else 1.0
         level = answers.request.level
@@ -437,7 +561,16 @@ class Incumbent:
         ends = within(ends, answers.request.log.reward_range)
         verdict = judge_difference(ends, doubted=bool(find_doubts(result.findings)))
         adjusted = min(1.0, p_value * family.number)
-        return Difference(target, self.name, value, both, ends, p_value, adjusted, verdict)
+        baseline = Interval(own - critical * down, own + critical * up, level)
+        relative = None
+        if 0.0 not in baseline:
+            below, above = critical * (below - up), critical * (above - down)
+            mine = Interval(estimate.value - below, estimate.value + above, level)
+            relative = relate_apart(estimate.value, mine, own, baseline)
+            relative = relative.with_zero if 0.0 in ends else relative
+        names = (target, self.name)
+        found = Difference(*names, value, both, ends, p_value, adjusted, verdict)
+        return replace(found, relative=relative)
 
 
 def _clustered_error(pool: Pool, logger: str) -> float:
@@ -450,13 +583,13 @@ def _clustered_error(pool: Pool, logger: str) -> float:
     return math.sqrt(len(present) / (len(present) - 1) * float(sums @ sums)) / float(total)
 
 
-def _of_logger(term: Term, logger: str) -> Term:
+def _bind_logger(term: Term, logger: str) -> Term:
     """Return the term with the logger's policy in place of the target's."""
     ratios = {weight: Factor(name, logger) for weight, name in RATIOS.items()}
     return Term(tuple(sorted(ratios.get(f.name, f) for f in term.factors)))
 
 
-def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
+def find_incumbent(rows: OpenLog, baseline: str | None) -> Incumbent:
     """Return the logger to compare with: the named one, or the one with the most rows."""
     asked, counts = rows.request, rows.rows.counts
     if baseline is not None and baseline not in counts:
@@ -478,7 +611,7 @@ def incumbent_of(rows: OpenLog, baseline: str | None) -> Incumbent:
 
 def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> Incumbent:
     """Return the incumbent with the moments of its differences."""
-    asked, wanted = rows.request, rows.needs_of(estimator)
+    asked, wanted = rows.request, rows.find_needs(estimator)
     own, means = wanted.scattered, wanted.means
     factors = [factor for term in own for factor in term.factors]
     joins = (
@@ -488,12 +621,12 @@ def _with_needs(incumbent: Incumbent, rows: OpenLog, estimator: Estimator) -> In
     )
     if joins:
         weights = (BALANCED_WEIGHT, ratio(incumbent.name))
-        terms = {*own, *weights, *(_of_logger(t, incumbent.name) for t in own)}
+        terms = {*own, *weights, *(_bind_logger(t, incumbent.name) for t in own)}
     else:
-        terms = {*own, REWARD, *(w for t in own if (w := weight_of(t)) is not None)}
+        terms = {*own, REWARD, *(w for t in own if (w := find_weight(t)) is not None)}
     group = tuple(sorted(terms))
     shaped = asked.interval.shaped and rows.rows.shaped
-    crossed = tuple(_of_logger(t, incumbent.name) for t in means) if joins else ()
+    crossed = tuple(_bind_logger(t, incumbent.name) for t in means) if joins else ()
     needs = Needs(crossed, (group,), slices=group if shaped else ())
     return replace(incumbent, joins=joins, needs=needs)
 

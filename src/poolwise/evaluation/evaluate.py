@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from poolwise.diagnosis.provenance import on_own
 from poolwise.engines import with_loggers
-from poolwise.errors import UsageError, did_you_mean
+from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.estimators import recommend
-from poolwise.evaluation.backtest import backtest_needs, compute_backtest
-from poolwise.evaluation.differences import incumbent_of
-from poolwise.evaluation.read import NOTHING, keep_recommended, run, select_target
-from poolwise.evaluation.request import named_targets, request, segmented
-from poolwise.evaluation.segments import segments_of
-from poolwise.evaluation.target import LEFT_OUT, errors_of, pairs_of, results_of
+from poolwise.evaluation.backtest import backtest_needs, compute_backtest, is_quick
+from poolwise.evaluation.clicks import click_backtest
+from poolwise.evaluation.differences import find_incumbent
+from poolwise.evaluation.distribution import Wanted, choose_steps, find_distribution, want
+from poolwise.evaluation.metrics import add_metrics, compare_metrics
+from poolwise.evaluation.per_request import refuse_clicks
+from poolwise.evaluation.position_bias import describe
+from poolwise.evaluation.read import keep_recommended, run, select_target
+from poolwise.evaluation.request import add_segments, named_targets, request
+from poolwise.evaluation.segments import read_segments
+from poolwise.evaluation.sensitivity import read_sensitivity
+from poolwise.evaluation.target import LEFT_OUT, find_errors, make_pairs, make_results
 from poolwise.intervals.guarantees import by_betting
 from poolwise.moments.buckets import BUCKETS
-from poolwise.moments.terms import WEIGHT, Needs, unite
+from poolwise.moments.terms import NO_NEEDS, WEIGHT, Needs, unite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from poolwise.engines.base import EngineLike
-    from poolwise.evaluation.comparison import Comparison
+    from poolwise.evaluation.backtest import Backtest
+    from poolwise.evaluation.comparison import Comparison, Pairs
     from poolwise.evaluation.differences import Incumbent
     from poolwise.evaluation.read import Answers, OpenLog
+    from poolwise.evaluation.request import Request
     from poolwise.evaluation.results import Evaluation
+    from poolwise.evaluation.sensitivity import Sensitivity
     from poolwise.evaluation.target import Errors
     from poolwise.intervals.base import IntervalName
     from poolwise.intervals.student import Interval, Sides
     from poolwise.log.log import Log
+    from poolwise.log.metrics import MetricsLike
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimator
     from poolwise.rows.reward_model import ModelLike
 
-MOST = 30  # targets that an evaluation compares by itself: 435 pairs
+NOTHING = Wanted()
+MOST_COMPARED_TARGETS = 30  # targets that an evaluation compares by itself: 435 pairs
 
 
 def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
@@ -54,7 +66,10 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
     model: ModelLike | None = None,
     baseline: str | None = None,
     by: str | None = None,
-    backtest: bool = False,
+    backtest: bool | None = None,
+    metrics: MetricsLike | None = None,
+    thresholds: Sequence[float] | None = None,
+    quantiles: Sequence[float] | None = None,
 ) -> Evaluation:
     """Estimate the value of each target with each estimator, in one pass over the log.
 
@@ -83,14 +98,36 @@ def evaluate(  # noqa: PLR0913 - options are keyword-only, each with a default
         by: Column or SQL expression of segments, such as a country: one answer for each
             segment, with simultaneous intervals, in one more pass over the rows.
         backtest: Also predict what each logger earned from the other logs, in the same pass;
-            if a prediction fails, the log is read once more for each logger.
+            if a prediction fails, the log is read once more for each logger. By default for
+            logs of up to a million rows and 20 loggers, where it takes little time.
+        metrics: Other metrics by name, from the same pass: a column, a SQL expression or a
+            `Metric`. The log's own reward is the metric "reward".
+        thresholds: Also report how often the target's reward is at most each of these numbers.
+        quantiles: Also report these quantiles of the target's reward, such as ``[0.1, 0.5]``.
+            Without `thresholds`, a sample of the rows says which values the reward has.
     """
     log = with_loggers(log, engine)
+    if which_logs:
+        refuse_clicks(log, "which_logs")
     asked = request(
-        log, targets, estimators, level=level, interval=interval, sides=sides, model=model
+        log,
+        targets,
+        estimators,
+        level=level,
+        interval=interval,
+        sides=sides,
+        model=model,
+        metrics=metrics,
     )
-    verb = partial(_evaluated, baseline=baseline, which_logs=which_logs, backtest=backtest)
-    return replace(run(segmented(asked, by), engine, verb), truth=truth or {})
+    wanted = want(asked, thresholds, quantiles)
+    verb = partial(
+        _evaluate_open,
+        baseline=baseline,
+        which_logs=which_logs,
+        backtest=backtest,
+        wanted=wanted,
+    )
+    return replace(run(add_segments(asked, by), engine, verb), truth=truth or {})
 
 
 def compare(
@@ -102,6 +139,7 @@ def compare(
     level: float = 0.95,
     engine: EngineLike = None,
     model: ModelLike | None = None,
+    metrics: MetricsLike | None = None,
 ) -> Comparison:
     """Rank targets, and report which differences between them are significant.
 
@@ -121,18 +159,27 @@ def compare(
         level: Simultaneous level of the intervals of all targets, and of all pairs.
         engine: As for `evaluate`.
         model: A reward model, as for `evaluate`.
+        metrics: Other metrics by name, as for `evaluate`.
     """
     log, own = with_loggers(log, engine), named_targets(targets)
     named = _with_baseline(log, own, baseline)
     if len(named) < 2:
         raise UsageError("compare needs at least two targets, or a target and a baseline")
-    asked = request(log, named, estimator, level=level, model=model)
+    asked = request(log, named, estimator, level=level, model=model, metrics=metrics)
     joined = "" if baseline is None or baseline in own else baseline
-    answers = run(asked, engine, partial(_compare_in_pass, joined=joined))
-    return pairs_of(answers).ranked(results_of(answers), baseline or "")
+    answers, sensitivity = run(asked, engine, partial(_compare_in_pass, joined=joined))
+    return compare_metrics(answers, baseline or "", sensitivity)
 
 
-def _compare_in_pass(rows: OpenLog, joined: str) -> Answers:
+def read_pairs(
+    asked: Request, engine: EngineLike = None, joined: str = ""
+) -> tuple[Pairs, Evaluation]:
+    """Make the pass of a comparison; `joined` is a logger among the targets, or empty."""
+    answers, sensitivity = run(asked, engine, partial(_compare_in_pass, joined=joined))
+    return replace(make_pairs(answers), sensitivity=sensitivity), make_results(answers)
+
+
+def _compare_in_pass(rows: OpenLog, joined: str) -> tuple[Answers, Sensitivity | None]:
     """Make the pass of a comparison; `joined` is a logger among the targets, or empty."""
     if joined in rows.coverage.live:
         raise _uncovered(joined)
@@ -140,34 +187,63 @@ def _compare_in_pass(rows: OpenLog, joined: str) -> Answers:
     name = next(iter(rows.served.estimators), "")
     if not name:
         raise UsageError("this log supports no default estimator: name one")
-    return rows.read(name)
+    return rows.read(name), read_sensitivity(rows)
 
 
-def _evaluated(
-    rows: OpenLog, *, baseline: str | None, which_logs: bool, backtest: bool
+def _evaluate_open(
+    rows: OpenLog,
+    *,
+    baseline: str | None,
+    which_logs: bool,
+    backtest: bool | None,
+    wanted: Wanted,
 ) -> Evaluation:
     """Make the pass over all rows and over segments, and estimate."""
     asked = rows.request
+    if asked.log.clicks is not None and asked.log.clicks.values and baseline is None:
+        baseline = find_incumbent(
+            rows, None
+        ).name  # among the targets, where clicks are weighed
     among = baseline if baseline in asked.names else ""
-    incumbent = incumbent_of(rows, None if among else baseline)
-    answer = partial(_answered, incumbent=incumbent, among=among)
-    compared = _compared(rows, always=bool(among))
-    bets = partial(_bets, rows) if asked.interval.by_block else dict
-    without = partial(_without_each, rows) if which_logs and rows.coverage.crossed else dict
-    tested = backtest_needs(rows) if backtest else Needs()
-    evaluation = answer(rows, compared, bets, without, tested)
+    incumbent = find_incumbent(rows, None if among else baseline)
+    answer = partial(_evaluate_pass, incumbent=incumbent, among=among)
+    compared = _choose_compared(rows, always=bool(among))
+    bets = partial(_bet_on_targets, rows) if asked.interval.by_block else dict
+    leave_out = which_logs and rows.coverage.crossed
+    without = partial(_without_each, rows) if leave_out else _of_none
+    backtest = is_quick(rows) if backtest is None else backtest
+    of_clicks = asked.log.clicks is not None
+    tested = backtest_needs(rows) if backtest and not of_clicks else NO_NEEDS
+    evaluation = answer(rows, compared, bets, without, tested, wanted)
+    evaluation = _with_sensitivity(evaluation, rows)
+    if of_clicks and backtest:
+        evaluation = _with_backtest(evaluation, click_backtest(rows))
+    if asked.log.clicks is not None:
+        requests = asked.log.requests.rows if asked.log.requests else 1
+        counts = {i: n // requests for i, n in rows.rows.counts.items()}
+        bias = describe(asked.log.clicks.curve, counts, asked.level)
+        evaluation = replace(evaluation, position_bias=bias)
     if asked.by is None:
         return evaluation
     ask = partial(answer, compared=compared if among else "")
-    return replace(evaluation, segments=segments_of(rows, ask))
+    segments = read_segments(rows, ask)
+    metrics = {k: replace(e, segments=segments[k]) for k, e in evaluation.metrics.items()}
+    return replace(evaluation, segments=segments[""], metrics=metrics)
 
 
-def _answered(
+def _of_none(measure: str) -> dict[str, dict[str, Errors]]:
+    """Return no standard errors, of no logger that is left out."""
+    del measure
+    return {}
+
+
+def _evaluate_pass(
     rows: OpenLog,
     compared: str,
     bets: Callable[[], Mapping[str, Interval]] = dict,
-    without: Callable[[], Mapping[str, Mapping[str, Errors]]] = dict,
-    tested: Needs = NOTHING,
+    without: Callable[[str], Mapping[str, Mapping[str, Errors]]] = _of_none,
+    tested: Needs = NO_NEEDS,
+    wanted: Wanted = NOTHING,
     *,
     incumbent: Incumbent,
     among: str,
@@ -177,17 +253,39 @@ def _answered(
     Loggers are backtested if `tested` has the needs of that.  Bets are placed and loggers left
     out after the pass, which rejects rows that break a rule.
     """
-    answers = rows.read(compared, tested if among else incumbent.needs | tested)
+    against = "" if among else incumbent.joined
+    needs = NO_NEEDS if among else incumbent.needs
+    steps = choose_steps(rows, wanted)
+    answers = rows.read(compared, needs, tested, against=against, steps=steps.thresholds)
+    conclude = partial(_conclude, incumbent=incumbent, among=among)
+    evaluation = conclude(answers, bets(), without(""))
+    if tested.terms:
+        with suppress(RefusedError):  # findings of the targets give the reason
+            evaluation = _with_backtest(evaluation, compute_backtest(rows, answers))
+    if wanted:
+        found = find_distribution(answers, steps, wanted)
+        evaluation = replace(evaluation, distribution=found)
+    if not rows.request.metrics:
+        return evaluation
+    others = {m: conclude(own, {}, without(m)) for m, own in answers.measures.items()}
+    return add_metrics(evaluation, others, answers, incumbent, among)
+
+
+def _conclude(
+    answers: Answers,
+    bets: Mapping[str, Interval],
+    without: Mapping[str, Mapping[str, Errors]],
+    *,
+    incumbent: Incumbent,
+    among: str,
+) -> Evaluation:
+    """Estimate all targets from the moments of a pass, and their differences."""
     evaluation = replace(
-        results_of(answers, bets(), without()),
-        pairs=pairs_of(answers) if answers.compared else None,
+        make_results(answers, bets, without),
+        pairs=make_pairs(answers) if answers.compared else None,
         baseline=among or incumbent.name,
         baseline_reason="" if among else incumbent.reason,
     )
-    if tested.terms:
-        found = compute_backtest(rows, answers)
-        findings = (*evaluation.findings, *found.findings)
-        evaluation = replace(evaluation, backtest=found, findings=findings)
     if among:
         return evaluation.against(among)
     if incumbent.name not in answers.loggers:  # of a segment
@@ -195,19 +293,37 @@ def _answered(
     return replace(evaluation, differences=incumbent.differences(answers, evaluation.targets))
 
 
-def _compared(rows: OpenLog, *, always: bool) -> str:
+def _with_sensitivity(evaluation: Evaluation, rows: OpenLog) -> Evaluation:
+    """Return the evaluation with the odds that reverse its differences, if they are asked."""
+    found = read_sensitivity(rows)
+    if found is None:
+        return evaluation
+    differences = {name: found.mark(d) for name, d in evaluation.differences.items()}
+    pairs = evaluation.pairs and replace(evaluation.pairs, sensitivity=found)
+    return replace(evaluation, differences=differences, pairs=pairs)
+
+
+def _with_backtest(evaluation: Evaluation, found: Backtest) -> Evaluation:
+    grave = (f for f in found.findings if f.severity != "note")
+    return replace(evaluation, backtest=found, findings=(*evaluation.findings, *grave))
+
+
+def _choose_compared(rows: OpenLog, *, always: bool) -> str:
     """Return the estimator that targets are compared in, if they are compared.
 
-    Unless `always`, they are not if there are more than `MOST`, or if a database would have
+    Unless `always`, they are not if there are more than `MOST_COMPARED_TARGETS`, or if a
+    database would have
     to sum each pair of terms by name.
     """
     targets = len(rows.request.targets)
-    if targets < 2 or not (always or (targets <= MOST and rows.rows.by_kernel)):
+    if targets < 2 or not (
+        always or (targets <= MOST_COMPARED_TARGETS and rows.rows.by_kernel)
+    ):
         return ""
     return recommend(rows.served.estimators)
 
 
-def _bets(rows: OpenLog) -> dict[str, Interval]:
+def _bet_on_targets(rows: OpenLog) -> dict[str, Interval]:
     """Return the betting interval of each target, from histograms of the rows."""
     asked = rows.request
     learned = on_own(asked.log.trained_on, tuple(rows.rows.counts))
@@ -223,8 +339,8 @@ def _bets(rows: OpenLog) -> dict[str, Interval]:
     )
 
 
-def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
-    """Return standard errors by target and left-out logger.
+def _without_each(rows: OpenLog, measure: str) -> dict[str, dict[str, Errors]]:
+    """Return standard errors by target and left-out logger, of one measure.
 
     Leaving a logger out changes the mixture and so every weight: the rows are read once more
     for each logger.
@@ -234,13 +350,14 @@ def _without_each(rows: OpenLog) -> dict[str, dict[str, Errors]]:
     for logger in loggers if len(loggers) > 1 else ():
         needs = _needs_without(rows.coverage.without(logger))
         bound = [needs.bind(name) for name in targets]
-        rest = rows.rows.without(logger)
+        every = rows.rows.measuring(measure) if measure else rows.rows
+        rest = every.without(logger)
         if rows.request.clustered:
             pools = rest.bucketed(bound, BUCKETS)
         else:
             pools = [rest.moments(unite(bound))] * len(targets)
         for name, pool in zip(targets, pools, strict=True):
-            by_target[name][logger] = errors_of(select_target(pool, needs, name))
+            by_target[name][logger] = find_errors(select_target(pool, needs, name))
     return by_target
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import Finding
-from poolwise.estimators.calibrated import many
+from poolwise.estimators.calibrated import OWN_TERMS, effective_rows, is_uncovered, many
 from poolwise.estimators.divergences import pooled_divergences
 from poolwise.estimators.ips import with_row_errors
 from poolwise.evaluation.design import (
@@ -28,19 +28,20 @@ from poolwise.evaluation.design import (
     calibrated_variance,
     less_target,
     naive_variance,
+    normalised_variance,
     own_squares,
     period_variance,
-    rows_behind,
     rows_needed,
+    rows_shown,
     three_digits,
     weighted_variance,
 )
-from poolwise.moments.linear import row_variances
+from poolwise.moments.linear import ratio_score, row_variance, row_variances
 from poolwise.moments.shape import cumulants
-from poolwise.moments.terms import WEIGHTED_REWARD
-from poolwise.moments.units import units_of
+from poolwise.moments.terms import WEIGHT, WEIGHTED_REWARD
+from poolwise.moments.units import centre_units, slice_sums
 from poolwise.report.tables import BEST_SPLIT
-from poolwise.text import listed
+from poolwise.text import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from poolwise.evaluation.design import RowSample, SplitFor, Variance
     from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import ByStratum, Pool
+    from poolwise.types import FloatArray
 
 AS_NOW = "(as now)"
 BEST = BEST_SPLIT
@@ -84,7 +85,7 @@ class Option:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class VarianceModel:
     """The variance of an estimator as a function of the rows of each logger.
 
     Attributes:
@@ -98,8 +99,15 @@ class Model:
     split_for: SplitFor | None = None
 
 
-def variance_limits(behind: float, level: float) -> tuple[float, float]:
+def variance_limits(
+    behind: float, level: float, *, bounded: bool | None = None
+) -> tuple[float, float]:
     """Return the limits of a variance that so many rows determine, over its estimate.
+
+    Args:
+        behind: The rows.
+        level: Level of the interval.
+        bounded: Whether it has an upper limit; by default if there are enough rows.
 
     >>> [round(limit, 3) for limit in variance_limits(50.0, 0.95)]
     [0.772, 1.347]
@@ -110,9 +118,10 @@ def variance_limits(behind: float, level: float) -> tuple[float, float]:
 
     if not behind > 0:
         return 0.0, math.inf
+    bounded = behind >= FEWEST_BEHIND if bounded is None else bounded
     freedom, tail = 2 * behind, (1 - level) / 2
     lower = float(freedom / chdtri(freedom, tail))
-    upper = float(freedom / chdtri(freedom, 1 - tail)) if behind >= FEWEST_BEHIND else math.inf
+    upper = float(freedom / chdtri(freedom, 1 - tail)) if bounded else math.inf
     return lower, upper
 
 
@@ -192,7 +201,7 @@ class Outlook:
         return self.together * three_digits(rows / self.together)
 
     def _range(
-        self, estimate: Estimate, model: Model, rows: float, split: FloatArray
+        self, estimate: Estimate, model: VarianceModel, rows: float, split: FloatArray
     ) -> tuple[float, float, float]:
         """Return the limits of a number of rows, and the rows that determine the variance."""
         counts = self.counts
@@ -200,7 +209,10 @@ class Outlook:
             return math.inf, math.inf, model.behind(counts)
         behind = model.behind(counts + rows * split)
         limits = []
-        for factor in variance_limits(behind, self.level):
+        # with buckets of clusters the later variance will be as uncertain as the present one
+        known = behind / 2 if self.pool.clustered else behind
+        ends = variance_limits(known, self.level, bounded=behind >= FEWEST_BEHIND)
+        for factor in ends:
             if factor in {0.0, math.inf}:
                 limits.append(factor)
                 continue
@@ -229,20 +241,23 @@ class Outlook:
         )
         return np.array([by_logger[i] for i in self.pool.loggers])
 
-    def _model(self, name: str, estimate: Estimate) -> Model:
+    def _model(self, name: str, estimate: Estimate) -> VarianceModel:
         """Return the variance of an estimator, and the rows that determine it."""
         counts, sample, divergence = self.counts, self.sample, self._divergence
         from_units = partial(self._behind_units, name, estimate)
         formula = self.estimators[name].formula
         if formula == "period":
             now = estimate.variance
-            return Model(partial(period_variance, divergence, counts, now), from_units)
+            return VarianceModel(partial(period_variance, divergence, counts, now), from_units)
+        if formula == "self-normalised":
+            variance = partial(normalised_variance, *self._normalised())
+            return VarianceModel(variance, from_units)
         if formula not in {"calibrated", "balanced"} or sample is None:
             weighted = formula == "weighted" and self.coverage.crossed
             variance = partial(weighted_variance if weighted else naive_variance, divergence)
             per_row = 1 / divergence**2 if weighted else np.ones_like(divergence)
             squares = partial(own_squares, per_row=per_row)
-            return Model(variance, self._behind_rows(squares, from_units))
+            return VarianceModel(variance, self._behind_rows(squares, from_units, own=True))
         column: bool | None = None
         if formula == "calibrated":
             column = all(f.code != "target-uncovered" for f in estimate.findings)
@@ -255,38 +270,81 @@ class Outlook:
         if column is None:
             rest = replace(self, sample=sample)
             behind = rest._behind_rows(balanced_squares, from_units)  # noqa: SLF001 - its own
-            return Model(partial(balanced_variance, sample), behind, split_for)
+            return VarianceModel(partial(balanced_variance, sample), behind, split_for)
         fitted = partial(calibrated_squares, target_column=column)
         variance = partial(calibrated_variance, sample, target_column=column)
-        return Model(variance, self._behind_rows(fitted, from_units), split_for)
+        return VarianceModel(variance, self._behind_rows(fitted, from_units), split_for)
+
+    def _normalised(self) -> tuple[FloatArray, FloatArray]:
+        """Return effective rows per row and divergence of self-normalised, by logger."""
+        pool = self.pool
+        low = [i for i in pool if is_uncovered(pool.keep([i]), WEIGHT)]
+        effective = effective_rows(pool, low)
+        per_row = [effective.get(i, 0.0) / m.count for i, m in pool.items()]
+        divergence = [
+            row_variance(m, ratio_score(m, *OWN_TERMS).parts) if m.mean(WEIGHT) > 0 else 0.0
+            for m in pool.values()
+        ]
+        return np.array(per_row), np.array(divergence)
 
     def _behind_rows(
         self,
         squares: Callable[[RowSample, FloatArray], FloatArray],
-        otherwise: Callable[[FloatArray], float],
+        from_units: Callable[[FloatArray], float],
+        *,
+        own: bool = False,
     ) -> Callable[[FloatArray], float]:
         """Return the number of rows behind a variance, from the sample if there is one.
 
-        Rows of a cluster are not independent: their buckets determine the variance.
+        Rows of a cluster are not independent: their buckets determine the variance as well.
         """
         sample = self.sample
-        if sample is None or self.pool.clustered:
-            return otherwise
+        if sample is None:
+            return from_units
         part = float(self.counts.sum()) / len(sample.shares)
-        return lambda counts: part * rows_behind(squares(sample, counts))
+        ones = replace(sample, outcome=sample.weight)  # as if every reward were 1
+        # columns of a regression would take the weights away
+        weight_squares = squares if own else balanced_squares
+
+        def behind(counts: FloatArray) -> float:
+            weights = weight_squares(ones, counts)
+            rows = part * rows_shown(squares(sample, counts), weights)
+            return min(rows, from_units(counts)) if self.pool.clustered else rows
+
+        return behind
 
     def _behind_units(self, name: str, estimate: Estimate, counts: FloatArray) -> float:
         """Return the number of rows behind the variance, from slices or buckets; 0 if none.
 
         New rows of a logger change its part in the variance of naive.
         """
-        strata = units_of(estimate.linear, self.pools[name])
+        strata = centre_units(estimate.linear, self.pools[name])
         if strata is None:
             return 0.0
         variance, _, noise = np.array([cumulants(units) for units in strata]).T
         change = counts / self.counts if len(strata) == len(counts) else np.ones(len(strata))
         below = float(change**2 @ noise)
-        return float(change @ variance) ** 2 / below if below > 0 else 0.0
+        if not below > 0:
+            return 0.0
+        known = float(change @ variance) ** 2 / below
+        if self.pool.clustered and self.sample is not None:  # whose rows show the tail better
+            return known
+        squares = np.concatenate([c * u**2 for c, u in zip(change, strata, strict=True)])
+        return rows_shown(squares, self._unit_weights(estimate, change), known)
+
+    def _unit_weights(self, estimate: Estimate, change: FloatArray) -> FloatArray:
+        """Return what each slice would add if every reward were 1; nothing without slices."""
+        parts = estimate.linear.parts
+        own = [parts.get(i, {}).get(WEIGHTED_REWARD, 0.0) for i in self.pool]
+        if self.pool.clustered or len(change) != len(own):
+            return np.empty(0)
+        if not all(WEIGHT in m.slices for m in self.pool.values()):
+            return np.empty(0)
+        sums = [
+            c * (part * slice_sums([WEIGHT], m)[1][0] / m.count) ** 2
+            for c, part, m in zip(change, own, self.pool.values(), strict=True)
+        ]
+        return np.concatenate(sums)
 
     def _reached(self, estimate: Estimate, variance: Variance) -> Callable[[FloatArray], bool]:
         """Return a test if numbers of rows give an estimate that is precise enough."""
@@ -317,7 +375,7 @@ def rough(options: Sequence[Option]) -> tuple[Finding, ...]:
     if few:
         finding = Finding(
             "rough-plan",
-            f"Fewer than {FEWEST_BEHIND} rows determine the variance of {listed(few)}, and "
+            f"Fewer than {FEWEST_BEHIND} rows determine the variance of {join_names(few)}, and "
             "rows that would raise it may be missing: the numbers of new rows have no upper "
             "limit.",
             "Plan again when the log has more rows.",

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from poolwise.errors import UsageError
 from poolwise.log.problems import UTC
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
-from poolwise.report.tables import Grid, as_html, as_text
+from poolwise.report.tables import Grid, as_html, as_markdown, as_text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from os import PathLike
 
     import altair as alt
@@ -32,8 +36,9 @@ if TYPE_CHECKING:
     from poolwise.moments.terms import Term
 
 Row = dict[str, object]
+PLAIN = re.compile(r"[^\w\-. ]", re.ASCII)  # what MLflow refuses in names, and a slash
 SCHEMA_VERSION = 1  # of docs/schema/poolwise-1.json, which describes the JSON of every result
-STEPS = 2**26  # of a fingerprint to each doubling: eight digits
+FINGERPRINT_STEPS = 2**26  # of a fingerprint to each doubling: eight digits
 # Round numbers (halves, tenths, integers) must not lie where a cut is made, or rounding
 # would decide on which side they fall: cuts are at odd offsets.
 ODD, BETWEEN = math.pi / 3, 1 / math.pi
@@ -43,6 +48,7 @@ class Result:
     """A result with its findings, as dictionaries, frames, JSON, text and HTML."""
 
     kind: ClassVar[str]  # in the schema of the JSON
+    labels: ClassVar[tuple[str, ...]] = ()  # of `to_dicts`: what names a row
     findings: tuple[Finding, ...]
 
     @property
@@ -82,6 +88,37 @@ class Result:
         """Return the nested dictionary as JSON, perhaps with the question; no infinities."""
         whole = self.to_dict() | ({"question": question} if question else {})
         return json_text(self.kind, whole, indent=indent)
+
+    def to_markdown(self) -> str:
+        """Return sentences, tables and findings as Markdown."""
+        return as_markdown(self.brief(), self.warnings, self.sentences, self.opening)
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return the finite numbers by names that experiment trackers accept.
+
+        A name consists of the labels of the row and the name of the number, as in
+        "candidate/calibrated/value"; characters other than letters, digits, spaces and
+        ``_-.`` become ``_``.
+
+        Raises:
+            UsageError: Two labels become the same name.
+        """
+        found: dict[str, float] = {}
+        for row in self.to_dicts():
+            parts = [PLAIN.sub("_", str(row[name])) for name in self.labels if name in row]
+            for name, value in row.items():
+                if not isinstance(value, int | float) or isinstance(value, bool):
+                    continue
+                if name in self.labels:
+                    continue
+                key = "/".join([*parts, name])
+                if key in found:
+                    raise UsageError(
+                        f"two results would have the metric {key!r}: rename a target or metric"
+                    )
+                if math.isfinite(value):
+                    found[key] = float(value)
+        return found
 
     def to_arrow(self) -> pa.Table:
         """Return the flat dictionaries as an Arrow table."""
@@ -146,7 +183,7 @@ class Reported(Result):
             command: Command that reproduces the numbers, shown in the report.
             question: Date, log and targets for an audit, from `Question.record`.
         """
-        from poolwise.rows.output import HTML, refuse_output, write_whole
+        from poolwise.files import HTML, refuse_output, write_whole
 
         refuse_output(path, HTML)
         write_whole(Path(path), self.page_text(command, question).encode())
@@ -190,8 +227,31 @@ def listed_findings(findings: Sequence[Finding]) -> list[Row]:
     for finding in sorted(findings, key=lambda f: f.rank):
         row: Row = {"code": finding.code, "severity": finding.severity}
         row |= {"target": finding.target} if finding.target else {}
+        row |= {"metric": finding.metric} if finding.metric else {}
         rows.append(row | {"message": finding.text})
     return rows
+
+
+def share_findings(
+    metrics: Mapping[str, Sequence[Finding]], ratios: Collection[str]
+) -> list[Finding]:
+    """Return the findings of several metrics: once what they share, else with their metric.
+
+    A ratio has the findings of both its measures, which metrics of these have already.
+
+    Args:
+        metrics: Findings of each metric.
+        ratios: Names of the metrics that are ratios.
+    """
+    plain = [set(own) for name, own in metrics.items() if name not in ratios]
+    shared: set[Finding] = set.intersection(*plain) if plain else set()
+    measured: set[Finding] = set().union(*plain)
+    findings = [f for f in next(iter(metrics.values())) if f in shared]
+    findings = list(dict.fromkeys(findings))
+    for name, own in metrics.items():
+        known = measured if name in ratios else shared
+        findings += [replace(f, metric=name) for f in own if f not in known]
+    return findings
 
 
 def fingerprint(pools: Mapping[str, Pool], coverage: Coverage, *, timezone: str = UTC) -> str:
@@ -211,13 +271,13 @@ def fingerprint(pools: Mapping[str, Pool], coverage: Coverage, *, timezone: str 
     for target, pool in sorted(pools.items()):
         for logger in sorted(pool.loggers):
             moments = pool[logger]
-            numbers = [number for term in terms for number in _numbers(moments, term)]
+            numbers = [number for term in terms for number in _list_numbers(moments, term)]
             line = (target, logger, moments.count, *numbers)
             digest.update(f"{line!r}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def _numbers(moments: Moments, term: Term) -> list[tuple[int, int]]:
+def _list_numbers(moments: Moments, term: Term) -> list[tuple[int, int]]:
     low, high, mean = moments.min(term), moments.max(term), moments.mean(term)
     # a sum with cancellation is known to the digits of its largest summands
     scale = abs(mean) if low >= 0 else max(-low, abs(high))
@@ -235,4 +295,4 @@ def cut(value: float, scale: float) -> tuple[int, int]:
     if scale == 0 or not math.isfinite(value / scale):
         return 0, 0
     power = math.floor(math.log2(scale * ODD))
-    return power, math.floor(math.ldexp(value, -power) * STEPS + BETWEEN)
+    return power, math.floor(math.ldexp(value, -power) * FINGERPRINT_STEPS + BETWEEN)

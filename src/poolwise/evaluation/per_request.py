@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poolwise.errors import UsageError
+from poolwise.log.clicks import lacks_probabilities
 
 if TYPE_CHECKING:
     from poolwise.engines.base import Rows
@@ -27,6 +28,21 @@ def refuse_lists(log: Log, what: str) -> None:
         raise UsageError(
             f"{what} requires one row for each request, and this log has {log.requests.rows}: "
             "read it with ranking_log(..., model='whole')"
+        )
+
+
+def refuse_clicks(log: Log, what: str) -> None:
+    """Raise UsageError if a log is one of clicks, which this question cannot answer."""
+    if log.clicks is not None:
+        raise lacks_probabilities(what)
+
+
+def refuse_estimates(log: Log, what: str) -> None:
+    """Raise UsageError if the propensities of a log are estimates, which nothing guarantees."""
+    if log.confounders is not None:
+        raise UsageError(
+            f"{what} requires propensities that were logged, and those of this log are "
+            "estimates: call `evaluate` with the default interval"
         )
 
 
@@ -67,7 +83,7 @@ def refuse_split(rows: Rows, requests: Requests) -> None:
         )
 
 
-def scaled(
+def scale_to_requests(
     estimate: Estimate, interval: Interval, difference: Difference | None, factor: float
 ) -> tuple[Estimate, Interval, Difference | None]:
     """Return numbers of a segment with all rewards multiplied by a positive factor."""
@@ -76,16 +92,17 @@ def scaled(
             difference,
             value=factor * difference.value,
             std_error=factor * difference.std_error,
-            interval=_scaled(difference.interval, factor),
+            interval=_scale_interval(difference.interval, factor),
         )
     estimate = replace(
         estimate,
         value=factor * estimate.value,
         variance=factor**2 * estimate.variance,
         linear=estimate.linear * factor,
+        decisive=None,
     )
-    return estimate, _scaled(interval, factor), difference
+    return estimate, _scale_interval(interval, factor), difference
 
 
-def _scaled(interval: Interval, factor: float) -> Interval:
+def _scale_interval(interval: Interval, factor: float) -> Interval:
     return replace(interval, lower=factor * interval.lower, upper=factor * interval.upper)

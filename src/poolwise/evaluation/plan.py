@@ -13,19 +13,21 @@ from poolwise.diagnosis.provenance import on_own
 from poolwise.engines import with_loggers
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.estimators.calibrated import many
+from poolwise.estimators.decisive import REACHED, Decisive
 from poolwise.evaluation.comparison import without_training
 from poolwise.evaluation.design import RowSample
-from poolwise.evaluation.differences import incumbent_of
+from poolwise.evaluation.differences import find_incumbent
 from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough
 from poolwise.evaluation.output import Result, Row, of_requests
-from poolwise.evaluation.read import run, settle
+from poolwise.evaluation.per_request import refuse_clicks
+from poolwise.evaluation.read import open_supported, run
 from poolwise.evaluation.request import named_targets, request
 from poolwise.evaluation.results import check_lift
-from poolwise.evaluation.target import results_of
+from poolwise.evaluation.target import make_results
 from poolwise.intervals.student import student
-from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, Needs, ratio
+from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, NO_NEEDS, ratio
 from poolwise.report.tables import Grid, needed_rows, plan_tables
-from poolwise.text import count_text, in_units, listed, percent, short, unit_text
+from poolwise.text import count_text, in_units, join_names, percent, short, unit_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,15 +39,15 @@ if TYPE_CHECKING:
     from poolwise.evaluation.request import Request
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
+    from poolwise.moments.coverage import Coverage
     from poolwise.moments.estimate import Estimate
 
-FEW = 5  # loggers that a sentence lists
+LISTED_LOGGERS = 5  # loggers that a sentence lists
 PLANNED = ("calibrated", "balanced", "weighted", "naive")
-OF_PERIODS = ("period-balanced",)
-ALWAYS = (
-    "New rows are like the old ones, and all policies stay as they are.",
-    "Ranges are as wide as the present variances are uncertain.",
-)
+OF_PERIODS, OF_OWN = "period-balanced", "self-normalised"
+ALWAYS = "New rows are like the old ones, and all policies stay as they are."
+OF_RANGES = "Ranges are as wide as the present variances are uncertain."
+OF_LIFTS = "The number of rows that shows a lift has no range: it is as rough as a variance."
 SAMPLE_ROWS = 50_000  # rows of the sample, which represents the log
 FEWEST_ROWS = 5_000  # of them with many loggers
 SAMPLE_WORK = SAMPLE_ROWS * 40**2  # rows times pairs of loggers: under a minute
@@ -81,6 +83,8 @@ def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
             rows.
         estimators: Names among calibrated, balanced, weighted and naive, and
             period-balanced if the log has a `period`; by default all that the log supports.
+            For a log with own propensities only they are self-normalised, the default, and
+            naive.
         level: Level of the interval.
         engine: As for `evaluate`.
     """
@@ -89,13 +93,14 @@ def plan(  # noqa: PLR0913 - options are keyword-only, each with a default
     if len(named) != 1:
         raise UsageError(f"plan takes one target, got {len(named)}: call it for each")
     log = with_loggers(log, engine)
-    if log.estimate_mixture and not log.crossed:
+    refuse_clicks(log, "plan")
+    if log.needs_classifier:
         raise UsageError(
             "plan does not estimate mixtures: give `propensities` under every logger"
         )
-    asked = request(log, named, _wanted(estimators, log), level=level)
+    asked = request(log, named, _choose_estimators(estimators, log), level=level)
     wanted = None if lift is None else (lift, power)
-    verb = partial(_planned, half_width=half_width, wanted=wanted, baseline=baseline)
+    verb = partial(_plan_pass, half_width=half_width, wanted=wanted, baseline=baseline)
     return run(replace(asked, strict=estimators is not None), engine, verb)
 
 
@@ -109,28 +114,29 @@ def _refuse_goal(half_width: float | None, lift: float | None, power: float) -> 
         check_lift(lift, power)
 
 
-def _planned(
+def _plan_pass(
     rows: OpenLog,
     half_width: float | None,
     wanted: tuple[float, float] | None,
     baseline: str | None,
 ) -> Plan:
     """Make the pass, and plan for a half-width, or for a lift with its power."""
-    if not (rows.request.strict or rows.coverage.crossed):
-        rows = settle(_without_crossing(rows.request), rows.rows)
+    rows = open_supported(_plannable(rows.request, rows.coverage), rows.rows)
     asked, log = rows.request, rows.request.log
     (name,) = asked.names
-    incumbent = incumbent_of(rows, baseline)
-    answers = rows.read(also=incumbent.needs if wanted else Needs())
+    incumbent = find_incumbent(rows, baseline)
+    answers = rows.read(also=incumbent.needs if wanted else NO_NEEDS)
     formulas = {estimator.formula for estimator in rows.served.estimators.values()}
     sample = None
     if rows.coverage.crossed and half_width:
         try:
-            sample = _sample(rows.rows, name)
+            sample = _sample_rows(rows.rows, name)
         except UsageError:  # weighted and naive can do without
             if formulas & {"calibrated", "balanced"}:
                 raise
-    evaluation = without_training(results_of(answers), on_own(log.trained_on, answers.loggers))
+    evaluation = without_training(
+        make_results(answers), on_own(log.trained_on, answers.loggers)
+    )
     result, pool = evaluation[name], answers.pool(name)
     usable = {e: s for e, s in rows.served.estimators.items() if e in result.estimates}
     pools = {e: answers.pool(name, s) for e, s in usable.items()}
@@ -163,15 +169,20 @@ def _planned(
         rows=evaluation.rows,
         estimates=estimates,
         options=tuple(options),
-        assumptions=_assumptions(log, outlook, len(pool)),
+        assumptions=(
+            ALWAYS,
+            *([OF_RANGES] if options else ()),
+            *([OF_LIFTS] if detection else ()),
+            *_assumptions(log, outlook, len(pool)),
+        ),
         findings=(*evaluation.findings, *result.findings, *rough(options)),
         detection=detection,
         rows_per_request=per_request,
     )
 
 
-def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
-    allowed = PLANNED if log.period is None else (*OF_PERIODS, *PLANNED)
+def _choose_estimators(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
+    allowed = (*PLANNED, OF_OWN) if log.period is None else (OF_PERIODS, *PLANNED, OF_OWN)
     if estimators is None:
         return allowed
     if isinstance(estimators, str):
@@ -183,13 +194,25 @@ def _wanted(estimators: Sequence[str] | None, log: Log) -> Sequence[str]:
     return list(dict.fromkeys(estimators))
 
 
-def _without_crossing(asked: Request) -> Request:
-    """Return a plan of the estimators that need no cross-propensities."""
-    usable = [e for e in asked.estimators if e.by_cell or e.formula == "naive"]
+def _plannable(asked: Request, coverage: Coverage) -> Request:
+    """Return a plan of the estimators that the log supports and `plan` can predict."""
+    mixed = OF_OWN if coverage.mixture else ""
+    if asked.strict:
+        if mixed in {e.name for e in asked.estimators}:
+            raise UsageError(
+                f"plan takes {OF_OWN} for logs with own propensities only: for others, take "
+                "calibrated"
+            )
+        return asked
+    if coverage.crossed:
+        usable = [e for e in asked.estimators if e.name != mixed]
+    else:
+        others = "naive" if mixed else OF_OWN
+        usable = [e for e in asked.estimators if e.by_cell or e.name == others]
     return replace(asked, estimators=tuple(usable))
 
 
-def _sample(rows: Rows, name: str) -> RowSample:
+def _sample_rows(rows: Rows, name: str) -> RowSample:
     terms = (
         BALANCED_REWARD.bind(name),
         BALANCED_WEIGHT.bind(name),
@@ -201,7 +224,7 @@ def _sample(rows: Rows, name: str) -> RowSample:
 
 
 def _assumptions(log: Log, outlook: Outlook, loggers: int) -> tuple[str, ...]:
-    sentences = [*ALWAYS]
+    sentences = []
     if outlook.sample is not None:
         total, taken = outlook.pool.rows, len(outlook.sample.shares)
         part = "all" if taken == total else f"{taken:,} of {total:,}"
@@ -274,6 +297,7 @@ class Plan(Result):
     """
 
     kind = "plan"
+    labels = ("source", "estimator")
     target: str
     half_width: float
     level: float
@@ -304,7 +328,22 @@ class Plan(Result):
         if self.detection is not None:
             detected = self.detection.sentence(total, self.rows_per_request)
         reached = "" if math.isnan(self.half_width) else self._reached()
-        return " ".join(filter(None, [reached, detected]))
+        return " ".join(filter(None, [reached, detected, self._decided()]))
+
+    def _decided(self) -> str:
+        """Return how many rows bring the decisive ones to ten, in words."""
+        found = next((e.decisive for e in self.estimates.values() if e.decisive), None)
+        if not isinstance(found, Decisive) or not found.lacks_rows:
+            return ""
+        per_request = self.rows_per_request
+        rows, units = sum(self.rows.values()), f"{unit_text(per_request)}s"
+        if not found.rows:
+            return f"No decisive row was logged yet: how many {units} bring one is unknown."
+        more = float(f"{in_units(found.more_rows(rows), per_request):.2g}")
+        return (
+            f"Decisive in this log: {found.units}. About {count_text(more)} more {units}, of "
+            f"loggers mixed as now, bring them to {REACHED}."
+        )
 
     def _reached(self) -> str:
         """Return how the half-width is reached, in words."""
@@ -323,12 +362,12 @@ class Plan(Result):
         if not best.rows:
             return f"{first.capitalize()} has already reached {wanted}: it is {short(now)} now."
         parts = sorted(best.split.items(), key=lambda part: -part[1])
-        origin = listed([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])
-        origin = "in the best split" if len(parts) > FEW else origin
+        origin = join_names([f"{percent(round(share, 3))} from {i!r}" for i, share in parts])
+        origin = "in the best split" if len(parts) > LISTED_LOGGERS else origin
         return (
-            f"{first.capitalize()} needs {_needed(best, now, per_request)} more {units} for "
+            f"{first.capitalize()} needs {_word_need(best, now, per_request)} more {units} for "
             f"{wanted}, if they come {origin}; with the loggers mixed as they are now, "
-            f"{_needed(mixed, now, per_request)}."
+            f"{_word_need(mixed, now, per_request)}."
         )
 
     def to_dicts(self) -> list[Row]:
@@ -377,5 +416,5 @@ class Plan(Result):
         return plan_tables(self.to_dict()) if self.options else []
 
 
-def _needed(option: Option, now: float, per_request: int | None) -> str:
+def _word_need(option: Option, now: float, per_request: int | None) -> str:
     return needed_rows(option.rows, now, option.lower, option.upper, per_request=per_request)

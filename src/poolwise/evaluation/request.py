@@ -1,29 +1,32 @@
 """Request: a question about a log, validated before any row is read.
 
-`request` validates the arguments of a verb; `served` settles which estimators the loggers can
+`request` validates the arguments of a verb; `select_estimators` settles which estimators the
+loggers can
 serve, and the moments that these need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
-from poolwise.diagnosis.overlap import shown
+from poolwise.diagnosis.overlap import list_needs
 from poolwise.diagnosis.provenance import HONEST
 from poolwise.errors import Finding, RefusedError, UsageError, did_you_mean
-from poolwise.estimators import ALL, by_default
-from poolwise.evaluation.per_request import refuse_lists
+from poolwise.estimators import ALL, by_default, find_shrunk
+from poolwise.estimators.clicks import of_clicks
+from poolwise.evaluation.per_request import refuse_clicks, refuse_estimates, refuse_lists
 from poolwise.intervals.base import DEFAULT, check_kind, find_kind
 from poolwise.intervals.skew import interval_needs
 from poolwise.intervals.student import SIDES, Sides, check_level
 from poolwise.log.adapters import as_policy
-from poolwise.log.policy import expression_of
+from poolwise.log.metrics import list_measures, name_metrics
+from poolwise.log.policy import find_expression
 from poolwise.moments.coverage import Coverage, refuse_uncrossed
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.learners import NO_EXTRA
 from poolwise.rows.mixture import mixture_extra
 from poolwise.rows.reward_model import model_extra
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from poolwise.intervals.base import IntervalKind, IntervalName
     from poolwise.log.log import Log
+    from poolwise.log.metrics import Metric, MetricsLike
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Needs
@@ -54,6 +58,9 @@ class Request:
         sides: Sides of the intervals.
         extra: Columns that the rows get from models, and that of segments.
         findings: Reasons why a given reward model is not used.
+        tests: Number of answers that this one is part of, segments times targets: findings
+            allow for so many tests of a kind.
+        metrics: Metrics by name; empty for the log's own reward alone.
     """
 
     log: Log
@@ -63,8 +70,35 @@ class Request:
     level: float = 0.95
     interval: IntervalKind = DEFAULT
     sides: Sides = "two"
-    extra: Extra = NOTHING
+    extra: Extra = NO_EXTRA
     findings: tuple[Finding, ...] = ()
+    tests: int = 1
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Columns and expressions that are used as the reward; empty text for the log's own."""
+        return ("", *self.extra.measures)
+
+    @property
+    def ratios(self) -> tuple[tuple[str, str], ...]:
+        """Measures above and below each ratio among the metrics, each pair once."""
+        pairs = [
+            (self.find_measure(m.reward), self.find_measure(m.per))
+            for m in self.metrics.values()
+            if m.per is not None
+        ]
+        return tuple(dict.fromkeys(pairs))
+
+    def find_measure(self, text: str) -> str:
+        """Return the measure of a column or expression; empty for the log's own reward."""
+        return "" if text == self.log.reward else text
+
+    def measuring(self, measure: str) -> Request:
+        """Return the question about one measure, as if it were the reward of the log."""
+        if not measure:
+            return self
+        return replace(self, log=replace(self.log, reward=measure, reward_range=None))
 
     @property
     def by(self) -> str | None:
@@ -102,6 +136,7 @@ def request(
     interval: IntervalName = "auto",
     sides: Sides = "two",
     model: ModelLike | None = None,
+    metrics: MetricsLike | None = None,
 ) -> Request:
     """Validate a question; the arguments are those of `evaluate`."""
     check_level(level)
@@ -111,9 +146,11 @@ def request(
     check_kind(kind, log)
     named = named_targets(targets)
     strict = estimators is not None
-    extra, findings = _extra(log, named, model, strict=strict)
+    metrics_by_name = name_metrics(metrics, log)
+    measures = list_measures(metrics_by_name, log)
+    extra, findings = _extra(log, named, model, measures, strict=strict)
     modelled, periods = bool(extra.predicted_reward), log.period is not None
-    by_name = by_default(modelled=modelled, periods=periods)
+    by_name = by_default(modelled=modelled, periods=periods, clicks=log.clicks is not None)
     if estimators is None:
         estimators = tuple(by_name)
     elif isinstance(estimators, str) or not isinstance(estimators, Sequence):
@@ -121,7 +158,41 @@ def request(
     if not estimators:
         raise UsageError(f"at least one estimator is required, of {', '.join(by_name)}")
     chosen = tuple(_estimator(e, by_name) for e in estimators)
-    return Request(log, named, chosen, strict, level, kind, sides, extra, findings)
+    if log.clicks is not None:
+        chosen = tuple(map(of_clicks, chosen))
+    if kind is not DEFAULT:
+        refuse_clicks(log, f"interval={interval!r}")
+    if kind.guaranteed:
+        refuse_estimates(log, f"interval={interval!r}")
+    if metrics_by_name:
+        _refuse_metrics(log, kind)
+    return Request(
+        log,
+        named,
+        chosen,
+        strict,
+        level,
+        kind,
+        sides,
+        extra,
+        findings,
+        metrics=metrics_by_name,
+    )
+
+
+def _refuse_metrics(log: Log, kind: IntervalKind) -> None:
+    """Raise UsageError if a log or a question has the reward as its only metric."""
+    lacks = {
+        "a log of clicks": log.clicks is not None,
+        "a log with `requests`": log.requests is not None,
+        f"interval={kind.name!r}": kind.guaranteed,
+    }
+    for what, lacking in lacks.items():
+        if lacking:
+            raise UsageError(
+                f"{what} has one reward, so `metrics` must be left out: evaluate each metric "
+                "as the `reward` of a log of its own"
+            )
 
 
 def named_targets(targets: Mapping[str, PolicyLike] | PolicyLike) -> dict[str, PolicyLike]:
@@ -146,38 +217,55 @@ def _estimator(
 ) -> Estimator:
     if not isinstance(wanted, str):
         return wanted
-    if wanted in ALL:  # without a model or a period, `served` refuses it with its reason
+    if (
+        wanted in ALL
+    ):  # without a model or a period, `select_estimators` refuses it with its reason
         return by_name.get(wanted, ALL[wanted])()
+    shrunk = find_shrunk(wanted)
+    if shrunk is not None:
+        return shrunk
     hint = did_you_mean(wanted, ALL)
     raise UsageError(f"estimators are {', '.join(ALL)}; got {wanted!r}{hint}")
 
 
 def _extra(
-    log: Log, targets: Mapping[str, PolicyLike], model: ModelLike | None, *, strict: bool
+    log: Log,
+    targets: Mapping[str, PolicyLike],
+    model: ModelLike | None,
+    measures: tuple[str, ...],
+    *,
+    strict: bool,
 ) -> tuple[Extra, tuple[Finding, ...]]:
     """Return the columns that the rows get, and why a given model is not used."""
-    mixed = mixture_extra(log)
+    mixed = replace(mixture_extra(log), measures=measures)
     if model is None:
         return mixed, ()
+    refuse_clicks(log, "`model`")
     refuse_lists(log, "`model`")
     try:
-        modelled = model_extra(model, targets, log.eligible, densities=log.densities)
+        modelled = model_extra(
+            model, targets, log.eligible, densities=log.densities, measures=measures
+        )
     except RefusedError as reason:
         if strict:
             raise
         return mixed, (Finding(reason.code, str(reason)),)
     learners = (*modelled.learners, *mixed.learners)
-    return replace(modelled, mixture=mixed.mixture, learners=learners), ()
+    modelled = replace(modelled, mixture=mixed.mixture, learners=learners)
+    return replace(modelled, measures=measures), ()
 
 
-def segmented(asked: Request, by: str | None) -> Request:
+def add_segments(asked: Request, by: str | None) -> Request:
     """Return the question with segments; refuse those that segments cannot answer."""
     if by is None:
         return asked
     log = asked.log
-    decided = _columns(log.reward) | ({log.action} if log.action else set())
-    read = _columns(by)
-    if any(_holds(a, b) or _holds(b, a) for a in read for b in decided):
+    decided = _find_columns(log.reward) | ({log.action} if log.action else set())
+    decided = decided.union(*map(_find_columns, asked.extra.measures))
+    if log.clicks is not None:
+        decided |= {*log.clicks.ranks, *log.clicks.ranks.values(), log.clicks.position}
+    read = _find_columns(by)
+    if any(_is_inside(a, b) or _is_inside(b, a) for a in read for b in decided):
         raise UsageError(
             f"`by` must be known before the action, as a country or a device is, got {by!r}, "
             "which the action or its reward decides"
@@ -188,7 +276,12 @@ def segmented(asked: Request, by: str | None) -> Request:
         raise UsageError(
             f"interval={asked.interval.name!r} has no segments: use interval='auto' with `by`"
         )
-    if log.mixture is not None or (log.estimate_mixture is not False and not log.crossed):
+    if log.estimated and (others := sorted(read - {*log.context})):
+        raise UsageError(
+            f"`by` reads {', '.join(map(repr, others))}: list it in `context`, because "
+            "estimated propensities are right in a segment only if they depend on it"
+        )
+    if log.mixture is not None or log.needs_classifier:
         raise UsageError(
             "`by` requires the mixture of each segment, which `propensities` of every logger "
             "give, but not one `mixture` of all rows"
@@ -196,17 +289,17 @@ def segmented(asked: Request, by: str | None) -> Request:
     return replace(asked, extra=replace(asked.extra, segment=by))
 
 
-def _columns(text: PolicyLike) -> set[str]:
+def _find_columns(text: PolicyLike) -> set[str]:
     """Return the columns that a name or an SQL expression reads."""
     try:
-        tree = expression_of(as_policy(text))
+        tree = find_expression(as_policy(text))
     except UsageError:  # a name that is no expression
         return {str(text)}
     columns = () if tree is None else tree.find_all(exp.Column)
     return {".".join(part.name for part in node.parts) for node in columns}
 
 
-def _holds(name: str, other: str) -> bool:
+def _is_inside(name: str, other: str) -> bool:
     """Test if a column is another one, or a struct with that field."""
     return f"{other}.".startswith(f"{name}.")
 
@@ -230,14 +323,14 @@ class Served:
     uncrossed: tuple[str, ...] = ()
 
 
-def served(asked: Request, coverage: Coverage, *, shaped: bool = False) -> Served:
+def select_estimators(asked: Request, coverage: Coverage, *, shaped: bool = False) -> Served:
     """Unite the needs of the estimators that a log with this coverage can serve.
 
     The needs of skewed intervals are among them if `shaped`.
     """
     crossed = coverage.crossed
     ratios = coverage.loggers if crossed else ()
-    needs, refused, uncrossed = shown(coverage), [], []
+    needs, refused, uncrossed = list_needs(coverage, shaped=shaped), [], []
     if shaped and crossed and asked.log.trained_on:
         needs |= interval_needs(HONEST.needs(coverage))
     usable: dict[str, Estimator] = {}

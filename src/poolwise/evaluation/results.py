@@ -7,8 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from poolwise.errors import RefusedError, UsageError
-from poolwise.evaluation.output import Reported, Row, listed_findings, of_requests
+from poolwise.errors import NotShownError, RefusedError, UsageError, did_you_mean
+from poolwise.evaluation.differences import check_requirement
+from poolwise.evaluation.output import (
+    Reported,
+    Row,
+    listed_findings,
+    of_requests,
+    share_findings,
+)
 from poolwise.moments.estimate import student_quantile
 from poolwise.report.breakdown import period_tables
 from poolwise.report.sentence import answer
@@ -19,10 +26,13 @@ from poolwise.report.tables import (
     estimates_table,
     evaluation_tables,
     main_table,
+    metrics_table,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import altair as alt
 
     from poolwise.diagnosis.agreement import Diagnosis
     from poolwise.diagnosis.over_time import OverTime
@@ -30,9 +40,13 @@ if TYPE_CHECKING:
     from poolwise.errors import Finding
     from poolwise.evaluation.backtest import Backtest
     from poolwise.evaluation.comparison import Comparison, Pairs
-    from poolwise.evaluation.differences import Difference
+    from poolwise.evaluation.differences import Difference, Requirement
+    from poolwise.evaluation.distribution import Distribution
+    from poolwise.evaluation.position_bias import PositionBias
     from poolwise.evaluation.segments import Segments
     from poolwise.intervals.student import Interval
+    from poolwise.log.clicks import Support
+    from poolwise.log.metrics import Metric
     from poolwise.moments.estimate import Estimate
 
 
@@ -50,6 +64,7 @@ class TargetResult:
         over_time: Value in each period; None if the log has no periods.
         recommended: Name of the estimator to rely on; empty if there is no estimate.
         pooling: Estimators whose intervals assume policies that were fixed beforehand.
+        support: Part of the target's examinations on shown items; None without a click log.
     """
 
     estimates: Mapping[str, Estimate]
@@ -61,6 +76,15 @@ class TargetResult:
     over_time: OverTime | None = None
     recommended: str = ""
     pooling: frozenset[str] = frozenset()
+    support: Support | None = None
+
+    def supported(self, estimator: str) -> float:
+        """Return the part of the target's examinations that an estimator rests on."""
+        if self.support is None:
+            return 1.0
+        if estimator == self.recommended:
+            return self.support.together
+        return self.support.alone(self.estimates[estimator].shares)
 
     def _grid(self) -> Grid:
         ends = {name: vars(interval) for name, interval in self.intervals.items()}
@@ -88,6 +112,7 @@ class Evaluation(Reported):
         rows: Usable rows of each logger.
         mean_reward: Mean logged reward of each logger.
         level: Level of the intervals.
+        reward: Column or SQL expression of the reward.
         findings: Findings about the log as a whole.
         truth: True values, where they are known.
         baseline: Label of the logger, or name of the target, that the headline compares with.
@@ -98,15 +123,23 @@ class Evaluation(Reported):
         pairs: Moments for the comparison; None for one target, for more than 30 targets,
             and if the engine would have to read more.
         segments: Results by segment; None without `by`.
-        backtest: Predictions of each logger from the others; None if not requested.
+        backtest: Predictions of each logger from the others; None if there are none.
         rows_per_request: Rows per request of a ranking log; None if values are per row.
+        position_bias: How often each position is examined; None without a click log.
+        distribution: Distribution of the reward under each target; None without `thresholds`
+            and `quantiles`.
+        metrics: The same for every metric, by name; empty without `metrics`.
+        metric: The metric that the values are of; None for the log's own reward, which is not
+            among several metrics.
     """
 
     kind = "evaluation"
+    labels = ("metric", "target", "estimator")
     targets: Mapping[str, TargetResult]
     rows: Mapping[str, int]
     mean_reward: Mapping[str, float]
     level: float
+    reward: str = ""
     findings: tuple[Finding, ...] = ()
     truth: Mapping[str, float] = field(default_factory=dict)
     fingerprint: str = ""
@@ -117,19 +150,28 @@ class Evaluation(Reported):
     segments: Segments | None = field(default=None, compare=False)
     backtest: Backtest | None = field(default=None, compare=False)
     rows_per_request: int | None = None
+    position_bias: PositionBias | None = field(default=None, compare=False)
+    distribution: Distribution | None = field(default=None, compare=False)
+    metrics: Mapping[str, Evaluation] = field(default_factory=dict)
+    metric: Metric | None = None
 
     @cached_property
     def comparison(self) -> Comparison | None:
         """Comparison of the targets, from the same rows; None where there is none."""
         baseline = self.baseline if self.baseline in self.targets else ""
         try:
-            return None if self.pairs is None else self.pairs.ranked(self, baseline)
+            return None if self.pairs is None else self.pairs.rank(self, baseline)
         except RefusedError:  # the findings of the targets give the reason
             return None
 
     def against(self, baseline: str) -> Evaluation:
-        """Return the evaluation with the differences of all targets from one of them."""
-        compared = replace(self, baseline=baseline).comparison
+        """Return the evaluation with the differences of all targets from one of them.
+
+        Targets without an estimate, which a segment may have, have no difference.
+        """
+        known = {name: r for name, r in self.targets.items() if r.recommended}
+        whole = replace(self, targets=known, baseline=baseline)
+        compared = whole.comparison if baseline in known and len(known) > 1 else None
         pairs = () if compared is None else compared.differences
         return replace(self, baseline=baseline, differences={d.target: d for d in pairs})
 
@@ -137,6 +179,33 @@ class Evaluation(Reported):
     def headline(self) -> str:
         """The result in one or two sentences: estimate, interval, difference, caution."""
         return answer(self._uncompared())
+
+    def tradeoff(self, x: str, y: str) -> alt.LayerChart:
+        """Draw two metrics of all targets, and the targets that no other one dominates.
+
+        Metrics are never added up: which of these targets to choose is for you to say.
+
+        Args:
+            x: Metric of the horizontal axis.
+            y: Metric of the vertical axis.
+        """
+        from poolwise.report.tradeoff import Direction, tradeoff_chart
+
+        for name in (x, y):
+            if name not in self.metrics:
+                hint = did_you_mean(name, self.metrics)
+                raise UsageError(f"the evaluation has no metric {name!r}{hint}")
+        sides = [self.metrics[name] for name in (x, y)]
+        shown = [t for t in self.targets if all(e[t].recommended for e in sides)]
+        if not shown:
+            raise UsageError(f"no target has an estimate of both {x!r} and {y!r}")
+        first, second = ({t: e.summarise(t) for t in shown} for e in sides)
+        points = {t: (first[t], second[t]) for t in shown}
+        axes = [
+            Direction(name, 1.0 if e.metric is None else e.metric.sign)
+            for name, e in zip((x, y), sides, strict=True)
+        ]
+        return tradeoff_chart(points, *axes)
 
     def rows_to_detect(self, target: str, lift: float, *, power: float = 0.8) -> float:
         r"""Return how many rows, of loggers mixed as now, show a lift over the baseline.
@@ -158,18 +227,60 @@ class Evaluation(Reported):
         error = self.differences[target].std_error
         return sum(self.rows.values()) * (sum(quantiles) * error / lift) ** 2
 
+    def require(
+        self, verdict: Requirement, target: str | None = None, *, margin: float = 0.0
+    ) -> None:
+        """Raise NotShownError unless targets are better than the baseline, or not worse.
+
+        With `by`, it must be shown in every segment. Alarms fail every requirement.
+
+        Args:
+            verdict: "better": the interval of the difference is above `margin`;
+                "not-worse": it is above -`margin`.
+            target: Target that must meet the requirement; by default all.
+            margin: Smallest difference that matters, 0 or more.
+        """
+        asked = {*self.targets} - {self.baseline} if target is None else {target}
+        names = [name for name in self.targets if name in asked]
+        shown = [self.differences[name] for name in names if name in self.differences]
+        check_requirement(verdict, margin, shown, target, self.baseline)
+        reasons = [d.lack(verdict, margin) for d in shown]
+        missing = [name for name in names if name not in self.differences]
+        reasons += [f"{name!r} has no difference from {self.baseline!r}" for name in missing]
+        findings = [f for f in self.findings if f.target in {"", *names}]
+        findings += [f for name in names for f in self.targets[name].findings]
+        if self.segments is not None:
+            reasons += self.segments.lacks(verdict, margin, names)
+        reasons += [f"alarm {f.code}" for f in findings if f.severity == "alarm"]
+        if any(reasons):
+            raise NotShownError(
+                f"{verdict} than {self.baseline!r} by a margin of {margin:g}",
+                list(dict.fromkeys(filter(None, reasons))),
+            )
+
     def __getitem__(self, target: str) -> TargetResult:
         return self.targets[target]
 
     @property
     def warnings(self) -> list[Row]:
-        """All findings, most serious first, the log's before the targets'."""
+        """All findings, most serious first, the log's before the targets'.
+
+        A finding that all metrics share appears once.
+        """
+        if not self.metrics:
+            return listed_findings(self.named_findings)
+        each = {name: e.named_findings for name, e in self.metrics.items()}
+        ratios = [name for name, e in self.metrics.items() if e.metric and e.metric.ratio]
+        return listed_findings(share_findings(each, ratios))
+
+    @property
+    def named_findings(self) -> list[Finding]:
+        """Findings of the log, and of each target under its name, if there are several."""
         findings, several = [*self.findings], len(self.targets) > 1
-        findings += self.segments.findings if self.segments else ()
         for name, result in self.targets.items():
             own = name if several else ""
             findings += [replace(f, target=own) for f in result.findings]
-        return listed_findings(findings)
+        return findings
 
     @property
     def target_findings(self) -> list[Finding]:
@@ -185,7 +296,13 @@ class Evaluation(Reported):
         return [*(f for f in next(iter(results)).findings if f in shared), *own]
 
     def to_dicts(self) -> list[Row]:
-        """Return one dictionary per target and estimator, with unrounded numbers."""
+        """Return one dictionary per target and estimator, with unrounded numbers.
+
+        With `metrics`, one per metric, target and estimator.
+        """
+        if self.metrics:
+            every = [(name, row) for name, e in self.metrics.items() for row in e.to_dicts()]
+            return [{"metric": name, **row} for name, row in every]
         return [
             {"target": name, **self._estimate(result, estimator)}
             for name, result in self.targets.items()
@@ -206,21 +323,49 @@ class Evaluation(Reported):
     def to_dict(self) -> Row:
         """Return the whole result, nested; the names are public."""
         row = {"headline": self.headline, **self._uncompared()}
+        row |= {"metrics": self._metrics} if self.metrics else {}
+        row |= {"distribution": self.distribution.to_dict()} if self.distribution else {}
         row |= {"segments": self.segments.to_dict()} if self.segments else {}
         row |= {"backtest": self.backtest.to_dict()} if self.backtest else {}
+        if self.position_bias is not None:
+            row["position_bias"] = self.position_bias.to_dict()
         return (
             row if self.comparison is None else row | {"comparison": self.comparison.to_dict()}
         )
 
+    @property
+    def _metrics(self) -> list[Row]:
+        """The recommended estimates of every metric, with the differences."""
+        return [
+            {
+                "metric": name,
+                **({} if e.metric is None else e.metric.to_dict()),
+                "targets": [e.summarise(target) for target in e.targets],
+            }
+            for name, e in self.metrics.items()
+        ]
+
+    def summarise(self, target: str) -> Row:
+        """Return the recommended estimate of a target, and its difference from the baseline."""
+        result = self.targets[target]
+        row: Row = {"target": target, "estimator": result.recommended or None}
+        if result.recommended:
+            row |= self._estimate(result, result.recommended)
+        if target in self.differences:
+            row["difference"] = self.differences[target].to_dict()
+        return row
+
     def _uncompared(self) -> Row:
         """Return everything but the comparison, which takes longer than all the rest."""
-        return {
+        measured: Row = {} if self.metric is None else {"measured": self.metric.to_dict()}
+        return measured | {
             "baseline": {"name": self.baseline, "reason": self.baseline_reason or "named"},
             "targets": [self._target(name) for name in self.targets],
             "loggers": [
                 {"logger": i, "rows": n, "mean_reward": self.mean_reward[i]}
                 for i, n in self.rows.items()
             ],
+            "reward": self.reward,
             "warnings": self.warnings,
             "fingerprint": self.fingerprint,
             **of_requests(self.rows_per_request),
@@ -237,6 +382,9 @@ class Evaluation(Reported):
             }
             for e, estimate in result.estimates.items()
         ]
+        if result.support is not None:
+            for e in estimates:
+                e["support"] = result.supported(str(e["estimator"]))
         entry: Row = {"target": name, "estimates": estimates}
         if name in self.differences:
             entry["difference"] = self.differences[name].to_dict()
@@ -258,16 +406,25 @@ class Evaluation(Reported):
     def grids(self) -> list[Grid]:
         """Return all tables, in reading order."""
         facts = self._uncompared()
-        return [*evaluation_tables(facts), *period_tables(facts), *self._parts()]
+        parts = (self.distribution, self.backtest, self.position_bias)
+        tested = [grid for part in parts if part is not None for grid in part.grids()]
+        tables = [*evaluation_tables(facts), *period_tables(facts), *tested]
+        return [*self._measured(), *tables, *self._segmented()]
 
     def brief(self) -> list[Grid]:
         """Return the table of the estimates."""
-        return [main_table(self._uncompared()), *self._parts()]
+        own = self._measured() or [main_table(self._uncompared())]
+        shown = [] if self.distribution is None else self.distribution.grids()
+        return [*own, *shown, *self._segmented()]
 
-    def _parts(self) -> list[Grid]:
-        """Return the tables of what was asked for besides estimates."""
-        parts = [part for part in (self.backtest, self.segments) if part is not None]
-        return [grid for part in parts for grid in part.grids()]
+    def _measured(self) -> list[Grid]:
+        """Return the table of all metrics, if there are several."""
+        if not self.metrics:
+            return []
+        return [metrics_table(self._uncompared() | {"metrics": self._metrics})]
+
+    def _segmented(self) -> list[Grid]:
+        return [] if self.segments is None else self.segments.grids()
 
     @property
     def sentences(self) -> Sequence[str]:

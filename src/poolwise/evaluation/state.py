@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.errors import SourceError, UsageError
+from poolwise.files import ARCHIVE_ERRORS, Kind, read_arrays, write_whole
 from poolwise.intervals.betting import Bets
 from poolwise.log.problems import UTC
-from poolwise.moments.blocks import BINS, Blocks
-from poolwise.rows.archives import DAMAGES, read_arrays
-from poolwise.rows.output import Kind, write_whole
+from poolwise.moments.blocks import BLOCK_BINS, Blocks, ClusterMarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
 HORIZONS = (2.0, 8.0, 32.0, 128.0)  # times the rows of the first block
-FORMAT = 1
+VERSION = 2  # bets of format 1 had one size, and none waited
 STATE = Kind("a state", (".npz",))
-DAMAGED = "the state is damaged: restore a copy, or begin a new state with all rows"
+DAMAGED_STATE = "the state is damaged: restore a copy, or begin a new state with all rows"
+INDEPENDENT = ClusterMarks()
 Asked = dict[str, Any]  # of plain values, by name
 
 
@@ -43,6 +43,7 @@ class Block:
         name: Its period, or its number.
         rows: Rows of each logger.
         mark: Hash of its rows, in any order.
+        clusters: Its clusters, if rows are not independent.
         value: Lower and upper bound of the target's value, over all block ends so far.
         difference: Those of the difference to the policy it is compared with, if any.
     """
@@ -50,6 +51,7 @@ class Block:
     name: str
     rows: Mapping[str, int]
     mark: str
+    clusters: ClusterMarks = INDEPENDENT
     value: tuple[float, float] | None = None
     difference: tuple[float, float] | None = None
 
@@ -98,7 +100,7 @@ class State:
     def save(self, path: str | Path) -> None:
         """Write the file whole, or leave the old one as it is."""
         blocks = [asdict(block) for block in self.blocks]
-        header = {"format": FORMAT, "question": self.question, "blocks": blocks}
+        header = {"format": VERSION, "question": self.question, "blocks": blocks}
         arrays = {"header": np.array(json.dumps(header)), **self._arrays()}
         file = BytesIO()
         np.savez_compressed(file, checksum=np.array(_checksum(arrays)), **arrays)
@@ -117,22 +119,22 @@ class State:
         try:
             arrays = read_arrays(Path(path).read_bytes())
             if str(arrays.pop("checksum")) != _checksum(arrays):
-                raise SourceError(f"{str(path)!r}", DAMAGED)
+                raise SourceError(f"{str(path)!r}", DAMAGED_STATE)
             header = json.loads(str(arrays.pop("header")))
-            if header["format"] != FORMAT:
+            if header["format"] != VERSION:
                 raise SourceError(
                     f"{str(path)!r}",
-                    f"the state must have format {FORMAT}, got {header['format']!r}: read it "
+                    f"the state must have format {VERSION}, got {header['format']!r}: read it "
                     "with the version of poolwise that wrote it",
                 )
-            return _decoded(header, arrays)
+            return _decode_state(header, arrays)
         except OSError as reason:
-            raise SourceError(f"{str(path)!r}", reason.strerror or DAMAGED) from reason
-        except DAMAGES as reason:
-            raise SourceError(f"{str(path)!r}", DAMAGED) from reason
+            raise SourceError(f"{str(path)!r}", reason.strerror or DAMAGED_STATE) from reason
+        except ARCHIVE_ERRORS as reason:
+            raise SourceError(f"{str(path)!r}", DAMAGED_STATE) from reason
 
 
-def _decoded(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> State:
+def _decode_state(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> State:
     """Return the state of a header and arrays; raise ValueError if they do not agree."""
     blocks = tuple(_block(line) for line in header["blocks"])
     number = len(arrays) // 3
@@ -140,7 +142,7 @@ def _decoded(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> State:
     shifts = tuple(arrays[f"shifts_{k}"] for k in range(number))
     state = State(dict(header["question"]), blocks, histograms, shifts)
     for histogram, shift in zip(histograms, shifts, strict=True):
-        groups = histogram.keys // BINS
+        groups = histogram.keys // BLOCK_BINS
         if len(shift) != len(blocks) or not (groups < len(blocks)).all():
             raise ValueError("blocks")
     return state
@@ -152,7 +154,10 @@ def _block(line: Mapping[str, Any]) -> Block:
         for name in ("value", "difference")
     }
     rows = {str(label): int(count) for label, count in line["rows"].items()}
-    return Block(str(line["name"]), rows, str(line["mark"]), **bounds)
+    clusters = ClusterMarks(
+        int(line["clusters"]["rows"]), tuple(map(str, line["clusters"]["marks"]))
+    )
+    return Block(str(line["name"]), rows, str(line["mark"]), clusters, **bounds)
 
 
 def _checksum(arrays: Mapping[str, Any]) -> str:
@@ -181,7 +186,7 @@ def refuse_other(begun: Asked, asked: Asked) -> None:
 
 
 def refuse_repeated(before: Sequence[Block], after: Sequence[Block]) -> None:
-    """Raise UsageError if blocks were added before, or are earlier than the last of these."""
+    """Raise UsageError if blocks were added before, share clusters, or are out of order."""
     names, marks = {b.name for b in before}, {b.mark: b.name for b in before}
     for block in after:
         if block.name in names:
@@ -193,6 +198,14 @@ def refuse_repeated(before: Sequence[Block], after: Sequence[Block]) -> None:
             raise UsageError(
                 f"the rows of {block.name!r} are those of {marks[block.mark]!r}, which were "
                 "added before: rows count once"
+            )
+        known = {b.name: b.clusters.shared(block.clusters) for b in before}
+        name = max(known, key=lambda n: known[n], default="")
+        if name and known[name]:
+            raise UsageError(
+                "bets require that the rows of a cluster are in one block, and some clusters "
+                f"have rows in {name!r} and in {block.name!r}: name a finer cluster, such as a "
+                "user on one day"
             )
     if before and after and not in_order([before[-1].name, *(b.name for b in after)]):
         raise UsageError(
@@ -222,33 +235,36 @@ def with_bounds(state: State) -> State:
     for k, block in enumerate(blocks):
         if block.value is None:
             part = replace(state, blocks=tuple(blocks[: k + 1]))
-            blocks[k] = replace(block, value=_value(part), difference=_difference(part))
+            blocks[k] = replace(
+                block, value=_bound_value(part), difference=_bound_difference(part)
+            )
     return replace(state, blocks=tuple(blocks))
 
 
-def _bets(state: State, payoff: int, error: float) -> Bets:
+def _make_bets(state: State, payoff: int, error: float) -> Bets:
     """Return the bets on one payoff, up to the last block of the state."""
     number = len(state.blocks)
-    first, planned = state.blocks[0].count, state.question["planned"]
-    horizons = tuple(first * h for h in HORIZONS) if planned is None else (float(planned),)
+    planned, sizes = state.question["planned"], [b.clusters.rows for b in state.blocks]
+    rows = [state.blocks[0].count * h for h in HORIZONS] if planned is None else [planned]
+    horizons = tuple(count / sizes[0] for count in rows)
     shifts = state.shifts[payoff][:number]
     blocks = state.histograms[payoff].until(number)
-    return Bets(blocks, error, number, shifts=shifts, horizons=horizons)
+    return Bets(blocks, error, number, 1, shifts, horizons, cluster_rows=tuple(sizes))
 
 
-def _value(state: State, payoff: int = 0, share: float = 1.0) -> tuple[float, float]:
+def _bound_value(state: State, payoff: int = 0, share: float = 1.0) -> tuple[float, float]:
     """Return the bounds of a target's value; `share` of the error is spent on them."""
     smallest, largest = state.question["reward_range"]
     base = min(smallest, 0.0)
     error = share * (1 - state.question["level"]) / 2
-    low, high = (_bets(state, payoff + k, error).lower() for k in (0, 1))
+    low, high = (_make_bets(state, payoff + k, error).lower() for k in (0, 1))
     return (
         max(smallest, base + (largest - base) * low),
         min(largest, largest - (largest - base) * high),
     )
 
 
-def _difference(state: State) -> tuple[float, float] | None:
+def _bound_difference(state: State) -> tuple[float, float] | None:
     """Return the bounds of the difference to the other policy, if there is one.
 
     That to a logger is bet on directly.  Weights of another target have no bound, so its value
@@ -258,10 +274,10 @@ def _difference(state: State) -> tuple[float, float] | None:
     if not other:
         return None
     if other in state.question["targets"]:
-        (low, high), (least, most) = _value(state, 0, 0.5), _value(state, 2, 0.5)
+        (low, high), (least, most) = _bound_value(state, 0, 0.5), _bound_value(state, 2, 0.5)
         return low - most, high - least
     smallest, largest = state.question["reward_range"]
     width = largest - min(smallest, 0.0)
     error = (1 - state.question["level"]) / 2
-    lower, upper = (_bets(state, k, error).lower(-1.0, 1.0) for k in (2, 3))
+    lower, upper = (_make_bets(state, k, error).lower(-1.0, 1.0) for k in (2, 3))
     return width * lower, -width * upper

@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import glob
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolwise.engines import with_loggers
-from poolwise.engines.files import (
-    holds_moments,
-    question,
-    read_answer,
-    refuse_missing,
-    standalone_query,
+from poolwise.engines import (
+    make_summary,
+    read_exported,
+    read_saved,
+    with_loggers,
+    write_query,
 )
-from poolwise.engines.saved import Summary
 from poolwise.errors import SourceError, UsageError
 from poolwise.estimators import BY_NAME
-from poolwise.evaluation.read import open_rows
-from poolwise.evaluation.request import Request, named_targets, served
+from poolwise.evaluation.per_request import refuse_clicks, refuse_estimates
+from poolwise.evaluation.read import cover, open_rows
+from poolwise.evaluation.request import Request, named_targets, select_estimators
+from poolwise.files import refuse_missing
 from poolwise.intervals.base import find_kind, lack_blocks, pair_needs
 from poolwise.intervals.skew import interval_needs
 from poolwise.moments.coverage import Coverage
@@ -32,7 +32,8 @@ from poolwise.moments.terms import unite
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from poolwise.engines.base import EngineLike
+    from poolwise.engines import Summary
+    from poolwise.engines.base import EngineLike, Rows
     from poolwise.intervals.base import IntervalName
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
@@ -62,25 +63,34 @@ def summarise(
             the sums of the other intervals are always saved.
         engine: The engine that reads the rows, as for `evaluate`.
     """
-    if log.estimate_mixture:
+    if log.needs_classifier:
         raise UsageError("a log with an estimated mixture, which all rows fix, has no summary")
     log = with_loggers(log, engine)
+    refuse_clicks(log, "summarise")
+    refuse_estimates(log, "summarise")
     named = named_targets(targets)
     with open_rows(Request(log, named), engine) as rows:
+        weighted: Rows = rows
+        manifest: Mapping[str, float] = {}
+        needs = list_needs(log, named, also, shaped=rows.shaped, interval=interval)
         if counts is not None and log.crossed:
-            manifest = _checked(counts, log)
+            manifest = _check_counts(counts, log)
             weighted = rows.with_shares(manifest)
-        else:
-            manifest = dict(rows.counts) if log.crossed else {}
-            weighted = rows
-        pool = weighted.moments(
-            needs_of(log, named, also, shaped=rows.shaped, interval=interval)
-        )
+        elif log.crossed:
+            manifest = dict(rows.counts)
+        elif log.period is None:
+            weighted, coverage = cover(log, rows)
+            if coverage.mixture == "own":  # an only logger: its propensity is the mixture
+                manifest, shaped = dict(rows.counts), rows.shaped
+                needs |= list_needs(
+                    log, named, also, coverage, shaped=shaped, interval=interval
+                )
+        pool = weighted.moments(needs)
     moments = {logger: pool[logger] for logger in pool.loggers}
-    return Summary(moments, question(log, named), manifest)
+    return make_summary(moments, log, named, manifest)
 
 
-def _checked(counts: Mapping[str, float], log: Log) -> dict[str, float]:
+def _check_counts(counts: Mapping[str, float], log: Log) -> dict[str, float]:
     """Return the counts in the order of the log's loggers."""
     by_label = {str(label): count for label, count in counts.items()}
     loggers = list(log.by_label)
@@ -109,14 +119,15 @@ def query_text(
         raise UsageError(
             "at least one --target is required, e.g. --target candidate=p_candidate"
         )
-    needs = needs_of(log, targets, interval=interval)
-    return standalone_query(log, table, targets, needs, dialect)
+    needs = list_needs(log, targets, interval=interval)
+    return write_query(log, table, targets, needs, dialect)
 
 
-def needs_of(
+def list_needs(
     log: Log,
     targets: Iterable[str],
     also: Sequence[Estimator] = (),
+    coverage: Coverage | None = None,
     *,
     shaped: bool = False,
     interval: IntervalName = "auto",
@@ -124,21 +135,27 @@ def needs_of(
     """Return what evaluations with the default and some other estimators need.
 
     Slices and powers of skewed intervals are among it if `shaped`, the sums of
-    interval="smoothed" if that is the interval.
+    interval="smoothed" if that is the interval.  The coverage is by default that of the roles.
     """
     kind = find_kind(interval)
     if kind.by_block:
         raise lack_blocks(kind)
-    own = Coverage(tuple(log.by_label))
-    coverage = Coverage.complete(log.by_label) if log.crossed else own
+    coverage = _declare_coverage(log) if coverage is None else coverage
+    own = Coverage(coverage.loggers)
     estimators = (*(make() for make in BY_NAME.values()), *also)
     request = Request(log, {}, estimators, strict=False)
-    needs = served(request, coverage, shaped=shaped).needs
+    needs = select_estimators(request, coverage, shaped=shaped).needs
     for known in (coverage, own):
         needs |= pair_needs(known) | kind.needs(log, known)
     if shaped:  # a sum of parts may keep only what does not depend on the mixture
         needs |= interval_needs(BY_NAME["naive"]().needs(own))
     return unite(needs.bind(name) for name in targets)
+
+
+def _declare_coverage(log: Log) -> Coverage:
+    """Return what the roles of a log say about its probabilities."""
+    own = Coverage(tuple(log.by_label))
+    return Coverage.complete(log.by_label) if log.crossed else own
 
 
 def from_result(
@@ -162,10 +179,8 @@ def from_result(
         interval: Interval that the query was printed for.
     """
     named = named_targets(targets)
-    needs = needs_of(log, named, also, interval=interval)
-    moments = read_answer(Path(path), log, named, needs)
-    counts = {label: m.count for label, m in moments.items()}
-    return Summary(moments, question(log, named), counts if log.crossed else {})
+    needs = list_needs(log, named, also, interval=interval)
+    return read_exported(Path(path), log, named, needs)
 
 
 def from_files(
@@ -186,18 +201,13 @@ def from_files(
     """
     if not paths:
         raise UsageError("at least one file of moments is required")
-    parts = (
-        Summary.load(path)
-        if holds_moments(path)
-        else from_result(path, log, targets, interval=interval)
-        for path in named_files(paths)
-    )
-    return reduce(add, parts)
+    read_result = partial(from_result, log=log, targets=targets, interval=interval)
+    return reduce(add, (read_saved(path, read_result) for path in named_files(paths)))
 
 
 def named_files(paths: Sequence[str | Path]) -> list[Path]:
     """Expand paths and globs in order; reject missing and repeated files."""
-    files = [file for path in paths for file in _expanded(Path(path))]
+    files = [file for path in paths for file in _expand_path(Path(path))]
     real = [file.resolve() for file in files]
     for k, file in enumerate(files):
         if real[k] in real[:k]:
@@ -205,7 +215,7 @@ def named_files(paths: Sequence[str | Path]) -> list[Path]:
     return files
 
 
-def _expanded(path: Path) -> list[Path]:
+def _expand_path(path: Path) -> list[Path]:
     if not glob.has_magic(str(path)) or path.exists():
         refuse_missing(path)
         return [path]

@@ -16,20 +16,28 @@ import numpy as np
 
 from poolwise.diagnosis.provenance import text_order
 from poolwise.engines import with_loggers
-from poolwise.engines.files import policy_text
 from poolwise.errors import Finding, NotShownError, UsageError, did_you_mean
 from poolwise.evaluation.output import Result
-from poolwise.evaluation.per_request import refuse_lists
+from poolwise.evaluation.per_request import refuse_clicks, refuse_estimates, refuse_lists
 from poolwise.evaluation.read import run
 from poolwise.evaluation.request import named_targets, request
-from poolwise.evaluation.state import STATE, Block, State, refuse_other, stamp, with_bounds
-from poolwise.evaluation.target import results_of
-from poolwise.intervals.guarantees import payoffs_of
+from poolwise.evaluation.state import (
+    INDEPENDENT,
+    STATE,
+    Block,
+    State,
+    refuse_other,
+    stamp,
+    with_bounds,
+)
+from poolwise.evaluation.target import make_results
+from poolwise.files import lock_file, refuse_output
+from poolwise.intervals.guarantees import list_payoffs
 from poolwise.intervals.student import Interval
+from poolwise.log.adapters import policy_text
 from poolwise.report.tables import Grid
-from poolwise.rows.guard import files_of
-from poolwise.rows.output import locked, refuse_output
-from poolwise.text import listed, short
+from poolwise.rows.guard import list_files
+from poolwise.text import join_names, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
     from poolwise.log.policy import PolicyLike
     from poolwise.moments.blocks import Payoff, Settled
 
-SHOWN = 12  # periods in a table
+SHOWN_BLOCKS = 12  # periods in a table
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,9 @@ class Watched(Result):
         reasons = [claim.reason for claim in self.claims if not claim.holds]
         reasons += [f"alarm {f.code}" for f in self.findings if f.severity == "alarm"]
         if reasons:
-            raise NotShownError(listed([c.text for c in self.claims]) or "no alarm", reasons)
+            raise NotShownError(
+                join_names([c.text for c in self.claims]) or "no alarm", reasons
+            )
 
     @property
     def sentence(self) -> str:
@@ -161,7 +171,7 @@ class Watched(Result):
         lines = self.to_dicts()
         names = ["block", "rows", "lower", "upper"]
         names += ["difference_lower", "difference_upper"] * (self.difference is not None)
-        rows = [[_cell(line[name]) for name in names] for line in lines[-SHOWN:]]
+        rows = [[_cell(line[name]) for name in names] for line in lines[-SHOWN_BLOCKS:]]
         left = len(lines) - len(rows)
         title = "Bounds at block ends" + (f", after {left} earlier ones" if left else "")
         return [Grid(title, [name.replace("_", "\n") for name in names], rows)]
@@ -189,13 +199,14 @@ def watch(
             rows, and replaces the whole file when it adds rows.
         log: Rows to add, with `reward_range`. Each of its periods is a block; without a
             `period`, all rows are one block. Policies may have learned from earlier blocks.
+            All rows of a `cluster` must be in one block.
             Without a log, `watch` returns the bounds of the state.
         target: Probability of the logged action under the new policy, or a mapping of its
             name to it. The mapping has two names if `better_than` is one of them.
         above: Claim that the value is above this number.
         better_than: Logger, or other target; the claim is that the target's value is above
             its value. It is part of the question, so it must be the same whenever rows are
-            added.
+            added. A logger need not be live yet: nothing is bet before it writes rows.
         level: Probability that all bounds of the value hold, at all block ends
             simultaneously; the same for all bounds of the difference.
         planned: Total number of rows that will be added, if known, to size the bets. By
@@ -204,17 +215,19 @@ def watch(
     """
     path = Path(state)
     if log is None:
-        return _result(State.load(path), above, ())
-    refuse_output(path, STATE, files_of(log))
+        return _conclude_watch(State.load(path), above, ())
+    refuse_output(path, STATE, list_files(log))
     targets = {} if target is None else named_targets(target)
     log = with_loggers(log, engine)
-    _refuse(log, targets, better_than, planned)
+    refuse_clicks(log, "watch")
+    refuse_estimates(log, "watch")
+    _refuse_question(log, targets, better_than, planned)
     asked = request(log, targets, "naive", level=level, interval="betting")
-    after, findings = _added(path, asked, _question(asked, better_than, planned), engine)
-    return _result(after, above, findings)
+    after, found = _add_rows(path, asked, _question(asked, better_than, planned), engine)
+    return _conclude_watch(after, above, (*log.notes, *found))
 
 
-def _refuse(
+def _refuse_question(
     log: Log, targets: Mapping[str, PolicyLike], better_than: str | None, planned: int | None
 ) -> None:
     """Refuse what cannot be watched."""
@@ -234,15 +247,10 @@ def _refuse(
             "place of `trained_on`"
         )
     refuse_lists(log, "watch")
-    if log.cluster is not None:
-        raise UsageError(
-            "watch requires independent rows, and rows of a `cluster` are not, those of other "
-            "days among them: leave out `cluster` if rows are independent"
-        )
     if planned is not None and planned < 1:
         raise UsageError(f"planned must be a number of rows, got {planned}")
-    if better_than is not None and better_than not in {*targets, *log.by_label}:
-        hint = did_you_mean(better_than, [*log.by_label, *targets])
+    if better_than is not None and better_than not in targets and not log.by_label:
+        hint = did_you_mean(better_than, targets)
         raise UsageError(
             "better_than must name a logger of `propensities` or the other target, got "
             f"{better_than!r}{hint}"
@@ -262,6 +270,7 @@ def _question(asked: Request, better_than: str | None, planned: int | None) -> A
         "reward": log.reward,
         "logger": log.logger or "",
         "period": log.period or "",
+        "cluster": log.cluster or "",
         "timezone": log.timezone,
         "balanced_weights": log.crossed,
         "log_probabilities": log.log_probabilities,
@@ -271,17 +280,17 @@ def _question(asked: Request, better_than: str | None, planned: int | None) -> A
     }
 
 
-def _added(
+def _add_rows(
     path: Path, asked: Request, question: Asked, engine: EngineLike
 ) -> tuple[State, tuple[Finding, ...]]:
     """Add the rows of a request to the state in a file; return it, and findings of the rows."""
     begun = stamp(path)
     before = State.load(path) if begun else State(question)
     refuse_other(before.question, question)
-    verb = partial(_state_of_rows, question=question, number=len(before.blocks))
+    verb = partial(_read_state, question=question, number=len(before.blocks))
     more, findings = run(asked, engine, verb)
     after = with_bounds(before + more)
-    with locked(path):
+    with lock_file(path):
         if stamp(path) != begun:
             raise UsageError(
                 f"{str(path)!r} changed while rows were read: add these rows again"
@@ -293,19 +302,19 @@ def _added(
 def _payoffs(asked: Asked, targets: Sequence[str]) -> list[Payoff]:
     """Return gains and losses of the target, and those that a comparison needs."""
     lower, upper = asked["reward_range"]
-    own, other = payoffs_of(asked["target"], (lower, upper)), asked["better_than"]
+    own, other = list_payoffs(asked["target"], (lower, upper)), asked["better_than"]
     if not other:
         return [*own]
     if other in targets:
-        return [*own, *payoffs_of(other, (lower, upper))]
+        return [*own, *list_payoffs(other, (lower, upper))]
     return [*own, *(replace(payoff, against=other) for payoff in own)]
 
 
-def _state_of_rows(
+def _read_state(
     rows: OpenLog, question: Asked, number: int
 ) -> tuple[State, tuple[Finding, ...]]:
     """Return the rows as a state of their own, and their findings."""
-    findings = results_of(rows.read()).targets[question["target"]].findings
+    findings = make_results(rows.read()).targets[question["target"]].findings
     return _state(rows, question, number), findings
 
 
@@ -319,15 +328,23 @@ def _state(rows: OpenLog, asked: Asked, number: int) -> State:
 
 def _blocks(settled: Settled, loggers: Sequence[str], number: int) -> tuple[Block, ...]:
     names = settled.names or (str(number + 1),)
+    clusters = settled.clusters if settled.names else {names[0]: settled.clusters.get("")}
     return tuple(
-        Block(name, {i: int(n) for i, n in zip(loggers, counts, strict=True) if n}, f"{mark:x}")
+        Block(
+            name,
+            {i: int(n) for i, n in zip(loggers, counts, strict=True) if n},
+            f"{mark:x}",
+            clusters.get(name) or INDEPENDENT,
+        )
         for name, counts, mark in zip(
             names, settled.sums.counts, settled.sums.marks.tolist(), strict=True
         )
     )
 
 
-def _result(state: State, above: float | None, findings: tuple[Finding, ...]) -> Watched:
+def _conclude_watch(
+    state: State, above: float | None, findings: tuple[Finding, ...]
+) -> Watched:
     asked, last = state.question, state.blocks[-1]
     claims = []
     if above is not None and last.value is not None:
@@ -340,7 +357,7 @@ def _result(state: State, above: float | None, findings: tuple[Finding, ...]) ->
         claims.append(Claim(f"better than {asked['better_than']!r}", lower > 0, reason))
     findings = (*findings, *text_order([block.name for block in state.blocks]))
     if len(state.shifts) > 2 and not np.isfinite(state.shifts[2][-1]):
-        findings = (*findings, _not_live(asked["better_than"], last.name))
+        findings = (*findings, _not_live(asked["better_than"], state))
     return Watched(
         asked["target"],
         asked["better_than"],
@@ -351,10 +368,20 @@ def _result(state: State, above: float | None, findings: tuple[Finding, ...]) ->
     )
 
 
-def _not_live(logger: str, block: str) -> Finding:
+def _not_live(logger: str, state: State) -> Finding:
+    loggers = dict.fromkeys(i for block in state.blocks for i in block.rows)
+    if logger in loggers:
+        return Finding(
+            "baseline-not-live",
+            f"Logger {logger!r} wrote no rows of {state.blocks[-1].name!r}, so nothing was bet "
+            "on the difference.",
+            "Keep it live on a small share of the traffic while it is the baseline.",
+            "note",
+        )
     return Finding(
         "baseline-not-live",
-        f"Logger {logger!r} wrote no rows of {block!r}, so nothing was bet on the difference.",
-        "Keep it live on a small share of the traffic while it is the baseline.",
-        "note",
+        f"Logger {logger!r} wrote no rows yet, so nothing was bet on the difference. "
+        f"Loggers so far are {join_names(list(map(repr, loggers)))}.",
+        "Bets begin with the first rows of this logger. If its name is misspelt, begin a new "
+        "state with all rows.",
     )
