@@ -19,20 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.errors import NO_ROWS, LogError, UsageError, did_you_mean
-from poolwise.learning.features import RawColumn, TextColumn, codes_of, raw_column
+from poolwise.learning.features import RawColumn, TextColumn, code_labels, raw_column
+from poolwise.learning.logged import LoggedDistribution, as_key
 from poolwise.learning.objectives import Sample
-from poolwise.learning.policy import LEAST, base_scores
-from poolwise.log.eligible import listed
-from poolwise.log.policy import AnyArray, Distribution, FloatArray, IntArray, index_of, pick
+from poolwise.learning.policy import LEAST_PROBABILITY, as_scores
+from poolwise.log.eligible import mark_listed
+from poolwise.log.policy import get_index, pick
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+    from poolwise.log.policy import Batch, Distribution
     from poolwise.rows.learners import LearnerRows
+    from poolwise.types import AnyArray, FloatArray, IntArray
 
 Hashes = NDArray[np.uint64]
-FACTOR = np.uint64(0xBF58476D1CE4E5B9)  # odd, with well mixed bits
-ROUNDING = 1e-9  # that carries a probability above 1
+HASH_FACTOR = np.uint64(0xBF58476D1CE4E5B9)  # odd, with well mixed bits
+PROBABILITY_ROUNDING = 1e-9  # that carries a probability above 1
 LARGEST = 2**64 - 2**11  # the largest hash that a float holds
 
 
@@ -40,7 +43,7 @@ def mix(hashes: Hashes, values: AnyArray) -> Hashes:
     """Return new hashes that depend on the old ones and on 64-bit values."""
     mixed: Hashes = hashes ^ values.astype(np.uint64)
     for shift in (np.uint64(31), np.uint64(29)):
-        mixed = (mixed + FACTOR) * FACTOR
+        mixed = (mixed + HASH_FACTOR) * HASH_FACTOR
         mixed ^= mixed >> shift
     return mixed
 
@@ -90,10 +93,10 @@ def positions(hashes: Hashes, groups: IntArray) -> IntArray:
     return position
 
 
-def fold_of(hashes: Hashes, groups: IntArray, folds: int) -> IntArray:
+def assign_folds(hashes: Hashes, groups: IntArray, folds: int) -> IntArray:
     """Return the fold of each row: each fold has its share of each group.
 
-    >>> fold_of(np.array([9, 5, 5, 7], np.uint64), np.zeros(4, np.int64), 2).tolist()
+    >>> assign_folds(np.array([9, 5, 5, 7], np.uint64), np.zeros(4, np.int64), 2).tolist()
     [0, 0, 0, 1]
     """
     return positions(hashes, groups) % folds
@@ -183,7 +186,7 @@ class _Piece(NamedTuple):
 
     arrays: Mapping[str, AnyArray]  # fields of `LearningRows`
     columns: Mapping[str, RawColumn]
-    base: Mapping[str, FloatArray]
+    base: Mapping[str, FloatArray]  # log-probabilities
     lists: AnyArray | None
 
 
@@ -194,7 +197,8 @@ class Collector:
     Attributes:
         features: Columns to learn from.
         loggers: Labels of the loggers.
-        policies: Policies that give the probability of every action, by name.
+        policies: Policies that give the probability of every action, by name.  A column that
+            does not hold distributions is removed.
         share: Share of the rows that are taken.
         seed: Seed of the sample and of the folds.
         clustered: True if rows come with a hash of their cluster.
@@ -206,7 +210,7 @@ class Collector:
 
     features: tuple[str, ...]
     loggers: tuple[str, ...]
-    policies: Mapping[str, Distribution]
+    policies: dict[str, Distribution]
     share: float
     seed: int
     clustered: bool
@@ -216,6 +220,7 @@ class Collector:
     _pieces: list[_Piece] = field(default_factory=list)
     _labels: dict[str, dict[Hashable, int]] = field(default_factory=dict)
     _actions: dict[Hashable, int] = field(default_factory=dict)
+    _keys: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.counts = np.zeros(len(self.loggers), np.int64)
@@ -223,14 +228,19 @@ class Collector:
     def add(self, rows: LearnerRows) -> None:
         """Take usable rows of a batch that are in the sample."""
         own, cross = probabilities(rows, self.loggers)
-        logger = index_of(self.loggers, rows.label)
+        logger = get_index(self.loggers, rows.label)
         unit = mix(start(len(rows), self.seed), rows.fold)
         unit = unit if self.clustered else mix(unit, logger)
-        usable = np.isfinite(rows.reward) & (logger >= 0) & (own > 0) & (own <= 1 + ROUNDING)
-        usable &= np.isfinite(cross).all(axis=1) & _labelled(rows.batch.action)
+        usable = (
+            np.isfinite(rows.reward)
+            & (logger >= 0)
+            & (own > 0)
+            & (own <= 1 + PROBABILITY_ROUNDING)
+        )
+        usable &= np.isfinite(cross).all(axis=1) & _has_label(rows.batch.action)
         mixture = None if rows.mixture is None else np.exp(rows.mixture)
         if mixture is not None:
-            usable &= (mixture > 0) & (mixture <= 1 + ROUNDING)
+            usable &= (mixture > 0) & (mixture <= 1 + PROBABILITY_ROUNDING)
         taken = usable & (unit <= np.uint64(self.share * LARGEST))
         self.counts += np.bincount(logger[usable], minlength=len(self.loggers))
         self.usable.append(usable)
@@ -239,15 +249,23 @@ class Collector:
         arrays = {"logger": logger, "reward": rows.reward, "own": own, "cross": cross}
         arrays |= {"hashes": unit} | ({} if mixture is None else {"mixture": mixture})
         arrays = {name: values[chosen] for name, values in arrays.items()}
-        arrays["action"] = codes_of(rows.batch.action[chosen].tolist(), self._actions)
+        arrays["action"] = code_labels(rows.batch.action[chosen].tolist(), self._actions)
         columns = {name: self._raw(rows, name, chosen) for name in self.features}
-        base = {
-            name: base_scores(policy, rows.batch, list(policy.actions))[chosen]
-            for name, policy in self.policies.items()
-        }
-        base = {name: scores.astype(np.float32) for name, scores in base.items()}
+        base = self._scores(rows.batch.take(chosen))
         lists = None if self.eligible is None else rows.batch[self.eligible][chosen]
         self._pieces.append(_Piece(arrays, columns, base, lists))
+
+    def _scores(self, batch: Batch) -> dict[str, FloatArray]:
+        """Return the log-probability of every action under policies that give it."""
+        found = {}
+        for name, policy in list(self.policies.items()):
+            if not isinstance(policy, LoggedDistribution):
+                found[name] = policy.distribution(batch)
+            elif policy.is_whole(batch):
+                found[name] = policy.read(batch, self._keys.setdefault(name, {}))
+            else:
+                del self.policies[name]
+        return {name: as_scores(prob).astype(np.float32) for name, prob in found.items()}
 
     def _raw(self, rows: LearnerRows, name: str, chosen: IntArray) -> RawColumn:
         return raw_column(name, rows.batch[name][chosen], self._labels.setdefault(name, {}))
@@ -259,14 +277,13 @@ class Collector:
             raise LogError([NO_ROWS])
         arrays = {n: np.concatenate([p.arrays[n] for p in pieces]) for n in pieces[0].arrays}
         logged, actions = arrays.pop("action"), _actions(played, wanted)
-        action = index_of(actions, played)[logged]
-        base = {name: np.concatenate([p.base[name] for p in pieces]) for name in self.policies}
+        action = get_index(actions, played)[logged]
         rows = LearningRows(
             columns={name: self._column(name) for name in self.features},
             actions=actions,
             loggers=self.loggers,
             action=action,
-            base={n: _reordered(v, self.policies[n], actions) for n, v in base.items()},
+            base={name: self._base(name, actions) for name in self.policies},
             clustered=self.clustered,
             among=self._among(actions, action),
             **arrays,
@@ -277,12 +294,22 @@ class Collector:
         bits = _bits(rows, label_bits(logged, played))
         return replace(rows, hashes=row_hashes(bits, len(rows), self.seed))
 
+    def _base(self, name: str, actions: Sequence[Hashable]) -> FloatArray:
+        """Return the log-probabilities of some actions under a policy, in all rows."""
+        policy = self.policies[name]
+        if isinstance(policy, LoggedDistribution):
+            keys = self._keys[name]
+            index = np.array([keys.get(as_key(action), -1) for action in actions])
+        else:
+            index = get_index(list(policy.actions), list(actions))
+        return np.concatenate([_reorder(piece.base[name], index) for piece in self._pieces])
+
     def _among(self, actions: Sequence[Hashable], action: IntArray) -> NDArray[np.bool] | None:
         """Return the actions that could be played in each row; reject lists without its own."""
         if self.eligible is None:
             return None
         lists = [piece.lists for piece in self._pieces if piece.lists is not None]
-        among = np.concatenate([listed(part, actions) for part in lists])
+        among = np.concatenate([mark_listed(part, actions) for part in lists])
         lacking = int((pick(among, action, 1.0) == 0).sum())
         if lacking:
             raise UsageError(
@@ -302,19 +329,19 @@ class Collector:
         return np.concatenate(numbers)
 
 
-def _labelled(action: AnyArray) -> NDArray[np.bool]:
+def _has_label(action: AnyArray) -> NDArray[np.bool]:
     """Mark rows whose action is not missing."""
     if action.dtype.kind != "O":
         return np.ones(len(action), dtype=bool)
     return np.fromiter((label is not None for label in action.tolist()), bool, len(action))
 
 
-def _reordered(
-    scores: FloatArray, policy: Distribution, actions: Sequence[Hashable]
-) -> FloatArray:
-    """Return the scores in the order of some actions; those of others are the least."""
-    least = np.full((len(scores), 1), math.log(LEAST), scores.dtype)
-    return np.hstack([scores, least])[:, index_of(list(policy.actions), list(actions))]
+def _reorder(scores: FloatArray, index: IntArray) -> FloatArray:
+    """Return some columns of scores; the least score for a column that they lack."""
+    width = scores.shape[1]
+    least = np.full((len(scores), 1), math.log(LEAST_PROBABILITY), scores.dtype)
+    found: FloatArray = np.hstack([scores, least])
+    return found[:, np.where((index < 0) | (index >= width), width, index)]
 
 
 def _actions(
@@ -326,7 +353,7 @@ def _actions(
             return tuple(sorted(seen))  # type: ignore[type-var]
         except TypeError:
             return tuple(sorted(seen, key=str))
-    unseen = [a for a, k in zip(wanted, index_of(seen, list(wanted)), strict=True) if k < 0]
+    unseen = [a for a, k in zip(wanted, get_index(seen, list(wanted)), strict=True) if k < 0]
     if unseen or not wanted:
         hint = did_you_mean(str(unseen[0]), map(str, seen)) if unseen else ""
         raise UsageError(
@@ -358,7 +385,7 @@ def probabilities(rows: LearnerRows, loggers: Sequence[str]) -> tuple[FloatArray
     cross = np.empty((len(rows), 0))
     if loggers and all(name in known for name in loggers):
         cross = np.exp(np.stack([known[name] for name in loggers], axis=1))
-        played = pick(cross, index_of(loggers, rows.label), math.nan)
+        played = pick(cross, get_index(loggers, rows.label), math.nan)
         own = np.where(np.isnan(own), played, own)
     elif len(loggers) == 1:
         cross = own[:, None]

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolwise.errors import PolicyError, UsageError
-from poolwise.log.policy import AnyArray, Batch, FloatArray, IntArray, index_of
+from poolwise.log.policy import Batch, get_index
 from poolwise.rows.learners import one_hot
+from poolwise.types import AnyArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
 MOST_LABELS = 64  # of one column
-LARGEST = 2**63  # above all integers of a column
+LARGEST_INTEGER = 2**63  # above all integers of a column
 FEWEST_ROWS = 10  # of a label that gets a column of its own
 
 
@@ -63,7 +64,7 @@ def raw_column(name: str, values: AnyArray, index: dict[Hashable, int]) -> RawCo
         )
     try:
         rows = [None if _is_gap(value) else value for value in values.tolist()]
-        return TextColumn(codes_of(rows, index), list(index))
+        return TextColumn(code_labels(rows, index), list(index))
     except TypeError:
         raise UsageError(f"a feature must be numbers or text, got lists in {name!r}") from None
 
@@ -72,7 +73,7 @@ def _is_gap(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def codes_of(labels: Sequence[Hashable], index: dict[Hashable, int]) -> IntArray:
+def code_labels(labels: Sequence[Hashable], index: dict[Hashable, int]) -> IntArray:
     """Return the index of each label; a new one gets the next."""
     numbers = (index.setdefault(label, len(index)) for label in labels)
     return np.fromiter(numbers, np.int64, len(labels))
@@ -109,7 +110,7 @@ class Feature:
         if isinstance(values, TextColumn):
             if self.width:
                 raise PolicyError("learned", f"needs numbers in column {self.column!r}")
-            index = index_of(self.labels, values.labels)
+            index = get_index(self.labels, values.labels)
             index[index < 0] = len(self.labels)
             return one_hot(index[values.codes], self.size)
         if self.width != values.shape[1]:
@@ -215,7 +216,9 @@ def refuse_labels(what: str, labels: Sequence[object]) -> None:
     """Raise ValueError if a label of JSON data is neither text nor a number of 64 bits."""
     for label in labels:
         plain = label is None or isinstance(label, str | int | float)
-        if not plain or (isinstance(label, int) and not -LARGEST <= label < LARGEST):
+        if not plain or (
+            isinstance(label, int) and not -LARGEST_INTEGER <= label < LARGEST_INTEGER
+        ):
             raise ValueError(f"{what} must be text or numbers of 64 bits")
 
 

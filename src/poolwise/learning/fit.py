@@ -20,14 +20,14 @@ import numpy as np
 from scipy import optimize
 
 from poolwise.errors import optional_module
-from poolwise.learning.objectives import LogLikelihood, added
+from poolwise.learning.objectives import LogLikelihood, add_at_action
 from poolwise.log.policy import pick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.learning.objectives import Objective, Sample
-    from poolwise.log.policy import FloatArray
+    from poolwise.types import FloatArray
 
 ITERATIONS = 30
 CLONE_PENALTY = 1e-3
@@ -176,6 +176,29 @@ def clone(
     )
 
 
+def classify(problem: SoftmaxProblem) -> FloatArray:
+    """Return the coefficients of a logistic regression of the action, weighted by rewards.
+
+    The weights are rewards above the smallest one over the propensity.  The penalty is that
+    of scikit-learn's default, C=1, for weights with a mean of 1.
+
+    Args:
+        problem: The rows; its fixed scores only exclude actions that could not be played.
+    """
+    sample = problem.sample
+    reward = sample.reward - sample.reward.min()
+    penalty = float((reward / sample.propensity).mean()) / len(sample)
+    positive = replace(problem, sample=replace(sample, reward=reward))
+    return maximise(
+        positive,
+        LogLikelihood(),
+        penalty,
+        problem.zeros(),
+        free_bias=True,
+        iterations=ITERATIONS,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Trees:
     """Boosted trees that add to the scores of every action.
@@ -241,7 +264,7 @@ def boost(
     """
     sample, features = problem.sample, problem.features
     gap = (sample.reward - pick(sample.predicted, sample.action)) / sample.propensity**exponent
-    scores = added(sample.predicted.astype(np.float64), sample, gap)
+    scores = add_at_action(sample.predicted.astype(np.float64), sample, gap)
     anchor = features @ start.astype(features.dtype)
     among = np.ones(scores.shape, dtype=bool)
     if problem.base is not None:

@@ -14,24 +14,29 @@ import numpy as np
 from scipy import stats
 
 from poolwise.errors import Finding, NotShownError
+from poolwise.evaluation.differences import conclude
 from poolwise.evaluation.output import Result, Row
+from poolwise.evaluation.spread import Spread
+from poolwise.intervals.simultaneous import ALONE
 from poolwise.learning.recipe import FEWEST_ROWS
+from poolwise.report.sentence import odds
 from poolwise.report.tables import Grid, as_html
 from poolwise.text import count_text, interval_text, short, with_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from os import PathLike
 
     from poolwise.evaluation.comparison import Comparison
+    from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import Hashes, LearningRows
     from poolwise.learning.policy import LearnedMixture, LinearPolicy
     from poolwise.learning.recipe import Candidate, Outcome
-    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
+    from poolwise.types import FloatArray
 
-RARE = 20  # rows of an action below which it is called rare
+RARE_ROWS = 20  # rows of an action below which it is called rare
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Learned(Result):
     """
 
     kind = "learned"
+    labels = ("logger",)
     policy: LinearPolicy | LearnedMixture
     evaluation: Evaluation
     comparison: Comparison | None
@@ -120,7 +126,7 @@ class Learned(Result):
     @property
     def sentence(self) -> str:
         """The conclusion in words."""
-        return " ".join(_sentences(self))
+        return " ".join(filter(None, _sentences(self)))
 
     @property
     def sentences(self) -> Sequence[str]:
@@ -169,8 +175,8 @@ class Learned(Result):
         if Path(path).suffix.lower() == ".json":
             self.policy.save(path)
             return
+        from poolwise.files import HTML, refuse_output, write_whole
         from poolwise.report.page import page
-        from poolwise.rows.output import HTML, refuse_output, write_whole
 
         refuse_output(path, HTML)
         facts = self.evaluation.to_dict() | {"warnings": self.warnings}
@@ -188,21 +194,31 @@ def _sentences(learned: Learned) -> list[str]:
         least = min(learned.gains, key=lambda gain: gain.lower)
         more = f"at least {short(least.lower)} more than {least.logger!r}"
         verdict = f"The learned policy is better than every logger: {earns} learned from"
-        return [f"{verdict}, and with {level} confidence {more}."]
+        return [f"{verdict}, and with {level} confidence {more}.", _odds(learned, least)]
     if not learned.gains:
         return [f"The learned policy was compared with no logger: {earns} learned from."]
     least = min(learned.gains, key=lambda gain: (gain.shown, gain.lower))
     verdict = "The learned policy is not shown to be better than every logger: its gain over"
     gain = f"{least.logger!r} is {with_error(least.value, least.std_error)}"
     bound = f"with a {level} lower bound of {short(least.lower)}"
-    return [f"{verdict} {gain}, {bound}; {earns} learned from.", _needed(learned.more_rows)]
+    rest = _word_rows(learned.more_rows)
+    if learned.more_rows is None and least.lower > 0:
+        rest = "An alarm forbids that conclusion."
+    return [f"{verdict} {gain}, {bound}; {earns} learned from.", rest, _odds(learned, least)]
+
+
+def _odds(learned: Learned, gain: Gain) -> str:
+    """Say how strong an unseen cause must be to reverse a gain, if that is known."""
+    pairs = () if learned.comparison is None else learned.comparison.pairs
+    names = {learned.name, gain.logger}
+    return " ".join(odds(p.to_dict()) for p in pairs if {p.target, p.other} == names)
 
 
 def _level(learned: Learned) -> str:
     return f"{100 * learned.level:g}%"
 
 
-def _needed(more_rows: float | None) -> str:
+def _word_rows(more_rows: float | None) -> str:
     if more_rows is None:
         return "No number of rows is known to show a gain: the estimate itself is not above it."
     return (
@@ -243,16 +259,23 @@ def _choices(learned: Learned) -> Grid:
         [
             str(choice.part),
             choice.anchor,
-            str(choice.chosen.rounds or short(choice.chosen.strength)),
-            short(choice.chosen.smoothing),
+            choice.chosen.method,
+            _setting(choice.chosen),
             "greedy" if choice.chosen.greedy else "soft",
             with_error(choice.chosen.value, choice.chosen.std_error),
         ]
         for choice in learned.choices
     ]
-    header = ["part", "anchor", "strength or rounds", "smoothing", "plays"]
-    header.append("value in validation")
+    header = ["part", "anchor", "method", "setting", "plays", "value in validation"]
     return Grid("Chosen settings", header, rows)
+
+
+def _setting(chosen: Candidate) -> str:
+    """Return the numbers that a method chose."""
+    smoothing = f"smoothing {short(chosen.smoothing)}"
+    if chosen.method == "linear":
+        return f"strength {short(chosen.strength)}, {smoothing}"
+    return f"{chosen.rounds} rounds, {smoothing}" if chosen.rounds else "-"
 
 
 def _candidate(candidate: Candidate) -> Row:
@@ -268,7 +291,7 @@ def allowance(parts: int) -> float:
     return math.sqrt(parts / (parts - 1)) if parts > 1 else 1.0
 
 
-def widened(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
+def widen_errors(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
     """Return the evaluation with larger errors of the learned policy."""
     learned = evaluation[name]
     estimates = {
@@ -287,36 +310,46 @@ def widened(evaluation: Evaluation, name: str, factor: float) -> Evaluation:
     return replace(evaluation, targets={**evaluation.targets, name: wider})
 
 
-def careful(gain: Gain, factor: float, level: float, *, alarmed: bool) -> Gain:
-    """Return the gain with larger errors, a bound that skew does not raise, and alarms.
+def find_gain(
+    difference: Difference | None, logger: str, level: float, *, alarmed: bool
+) -> Gain:
+    """Return the gain over a logger, with a bound that skew does not raise.
 
     The bound is at most the normal one, and an alarm forbids a conclusion.
+
+    Args:
+        difference: The learned policy less the logger, in an interval whose lower end is a
+            one-sided bound; None if it is unknown.
+        logger: Label of the logger.
+        level: Level of the bound.
+        alarmed: Whether an alarm forbids a conclusion.
     """
-    error = factor * gain.std_error
-    skewed = gain.value - factor * (gain.value - gain.lower)
-    lower = min(skewed, gain.value - float(stats.norm.ppf(level)) * error)
-    shown = gain.shown and lower > 0 and not alarmed
-    return replace(gain, std_error=error, lower=lower, shown=shown)
+    if difference is None:
+        return Gain(logger, 0.0, math.inf, -math.inf, shown=False)
+    value, error = difference.value, difference.std_error
+    lower = min(difference.interval.lower, value - float(stats.norm.ppf(level)) * error)
+    shown = difference.verdict == "better" and lower > 0 and not alarmed
+    return Gain(logger, value, error, lower, shown)
 
 
-def over_means(
-    estimates: Mapping[str, Estimate], data: LearningRows, level: float
-) -> list[Gain]:
-    """Return gains over the mean rewards of loggers whose other propensities are unknown.
+def contrast_means(
+    estimate: Estimate, data: LearningRows, name: str, level: float
+) -> list[Difference]:
+    """Return the learned policy less the mean reward of each logger, if that has an error.
 
-    The errors of both add up, which holds however the two depend on each other.
+    Other propensities of the loggers are unknown.  The errors of both sides add up, which holds
+    however the two depend on each other.
     """
-    learned = next(iter(estimates.values()))
-    critical = float(stats.norm.ppf(level))
-    gains = []
+    pairs, values, errors = [], [], []
     for k, logger in enumerate(data.loggers):
         here = data.logger == k
-        own = data.reward[here]
-        error = learned.std_error + _mean_error(own, data.hashes[here])
-        value = learned.value - float(own.mean()) if len(own) else math.nan
-        lower = value - critical * error
-        gains.append(Gain(logger, value, error, lower, shown=bool(lower > 0)))
-    return gains
+        error = estimate.std_error + _mean_error(data.reward[here], data.hashes[here])
+        if math.isfinite(error):
+            pairs.append((name, logger))
+            values.append(estimate.value - float(data.reward[here].mean()))
+            errors.append(error)
+    spread = Spread.of_errors(np.array(values), np.array(errors))
+    return conclude(pairs, spread, ALONE, level)
 
 
 def _mean_error(values: FloatArray, hashes: Hashes) -> float:
@@ -324,7 +357,7 @@ def _mean_error(values: FloatArray, hashes: Hashes) -> float:
     _, cluster = np.unique(hashes, return_inverse=True)
     count = int(cluster.max(initial=-1)) + 1
     if count < 2:
-        return math.inf
+        return math.inf  # of no row, or of one cluster
     sums = np.bincount(cluster, values - values.mean())
     return math.sqrt(count / (count - 1) * float(sums @ sums)) / len(values)
 
@@ -336,11 +369,13 @@ def notes_on(data: LearningRows, outcomes: Sequence[Outcome], total: int) -> lis
         notes.append(_nothing_learned(data, outcomes))
     rows = np.bincount(data.action[data.action >= 0], minlength=len(data.actions))
     rare = [
-        repr(a) for a, count in zip(data.actions, rows.tolist(), strict=True) if count < RARE
+        repr(a)
+        for a, count in zip(data.actions, rows.tolist(), strict=True)
+        if count < RARE_ROWS
     ]
     if rare:
         listed = ", ".join(rare[:5]) + (", ..." if len(rare) > 5 else "")
-        message = f"Actions with fewer than {RARE} rows ({len(rare)}): {listed}."
+        message = f"Actions with fewer than {RARE_ROWS} rows ({len(rare)}): {listed}."
         notes.append(Finding("rare-actions", message, "Log them more often.", "note"))
     if not data.crossed:
         notes.append(_not_crossed(mixed=data.mixture is not None))
@@ -375,9 +410,11 @@ def _nothing_learned(data: LearningRows, outcomes: Sequence[Outcome]) -> Finding
     elif len(outcomes[0].candidates) <= 2:
         reason = f"fewer than {FEWEST_ROWS} rows are too few"
     names = ", ".join(dict.fromkeys(repr(outcome.policy.anchor) for outcome in outcomes))
+    best = all(outcome.chosen.greedy for outcome in outcomes)
+    what = "plays the best action of its anchor" if best else "is its anchor"
     return Finding(
         "nothing-learned",
-        f"The policy is its anchor, the policy of {names}: {reason}.",
+        f"The policy {what}, the policy of {names}: {reason}.",
         "Collect more rows, or name other features.",
     )
 

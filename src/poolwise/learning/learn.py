@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -19,45 +20,51 @@ import numpy as np
 from poolwise.engines import local_log, with_loggers
 from poolwise.errors import Finding, LogError, RefusedError, UsageError
 from poolwise.evaluation.check import check
-from poolwise.evaluation.evaluate import compare, evaluate
+from poolwise.evaluation.evaluate import evaluate, read_pairs
 from poolwise.evaluation.outlook import AS_NOW
+from poolwise.evaluation.per_request import refuse_clicks
 from poolwise.evaluation.plan import plan
+from poolwise.evaluation.request import request
+from poolwise.files import temporary_folder
 from poolwise.intervals.student import check_level
-from poolwise.learning.data import Collector, fold_of, held_out
+from poolwise.learning.data import Collector, assign_folds, held_out
 from poolwise.learning.fit import ROUNDS, library
 from poolwise.learning.gains import (
     Choice,
     Gain,
     Learned,
     allowance,
-    careful,
+    contrast_means,
+    find_gain,
     not_better,
     notes_on,
-    over_means,
-    widened,
+    widen_errors,
 )
+from poolwise.learning.logged import LoggedDistribution
 from poolwise.learning.policy import LearnedMixture
-from poolwise.learning.recipe import BEST, UNIFORM, Settings, run
+from poolwise.learning.recipe import BEST, UNIFORM, Settings, learn_part
 from poolwise.learning.unseen import SEEN, Scoring, unseen_log
 from poolwise.log.adapters import as_policy
-from poolwise.log.eligible import restricted
-from poolwise.log.policy import expression_of, is_distribution
-from poolwise.rows.output import stage, temporary_folder
+from poolwise.log.eligible import restrict_policy
+from poolwise.log.policy import find_expression, is_distribution
+from poolwise.progress import stage
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from poolwise.engines.base import EngineLike
     from poolwise.engines.duckdb import DuckDB
-    from poolwise.evaluation.comparison import Comparison
+    from poolwise.evaluation.comparison import Comparison, Pairs
+    from poolwise.evaluation.differences import Difference
     from poolwise.evaluation.results import Evaluation
     from poolwise.learning.data import LearningRows
     from poolwise.learning.policy import LinearPolicy
     from poolwise.learning.recipe import Outcome
     from poolwise.learning.unseen import UnseenLog
     from poolwise.log.log import Log
-    from poolwise.log.policy import Distribution, IntArray
+    from poolwise.log.policy import Distribution
     from poolwise.rows.learners import LearnerRows
+    from poolwise.types import IntArray
 
 FOLDS = 5
 MOST_ROWS = 1_000_000
@@ -133,8 +140,8 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
             best.
         smoothing: Exponents of the propensity in the doubly robust correction; `learn`
             chooses the best.
-        trees: Add gradient-boosted trees to the anchor's scores, in place of linear scores.
-            The number of rounds replaces `strengths`. Needs `poolwise[trees]`.
+        trees: Try gradient-boosted trees too, which add to the anchor's scores. Needs
+            `poolwise[trees]`.
         epsilon: Fraction of the rows on which the policy plays any action, with equal
             probability.
         level: Level of the intervals, and of the one-sided bounds against each logger.
@@ -145,13 +152,24 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
             or in a warehouse, `learn` first copies the necessary columns to local files.
     """
     log = with_loggers(log, engine)
+    refuse_clicks(log, "learn")
+    if log.action_group is not None:
+        raise UsageError(
+            "learn requires the probabilities of actions: leave `action_group` out, or name "
+            "the column of the group as `action`"
+        )
     strong, smooth = tuple(map(float, strengths)), tuple(map(float, smoothing))
     workers = os.cpu_count() or 1
     rounds = ROUNDS if trees else ()
     name = UNIFORM if anchor is None else anchor if isinstance(anchor, str) else GIVEN
-    policies = policies_of(log, anchor)
+    policies = list_policies(log, anchor)
     settings = Settings(name, strong, smooth, epsilon, workers, rounds, log.eligible, policies)
     names = tuple(features) or tuple(log.context)
+    if log.estimated and (unseen := sorted({*names} - {*log.context})):
+        raise UsageError(
+            f"`features` reads {', '.join(map(repr, unseen))}: list it in `context`, because "
+            "estimated propensities are right for a policy only if they depend on all it sees"
+        )
     parts = 1 if holdout is not None else FOLDS if folds is None else folds
     source, share = readable(log, names), holdout or 0.0
     task = Task(source, names, actions, settings, parts, share, level, seed, rows)
@@ -160,10 +178,10 @@ def learn(  # noqa: PLR0913 - options are keyword-only, each with a default
         return _learn(replace(task, log=local), reader)
 
 
-def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
+def list_policies(log: Log, anchor: str | Distribution | None) -> dict[str, Distribution]:
     """Return the loggers, and the anchor, that give the probability of every action."""
     named = {
-        k: restricted(as_policy(p, role=f"propensities[{k!r}]"), log.eligible)
+        k: restrict_policy(as_policy(p, role=f"propensities[{k!r}]"), log.eligible)
         for k, p in log.by_label.items()
         if p is not None
     }
@@ -173,7 +191,7 @@ def policies_of(log: Log, anchor: str | Distribution | None) -> dict[str, Distri
                 "anchor must be 'best', the label of a logger, None, or a policy with a list "
                 f"of actions, got {anchor!r}"
             )
-        named[GIVEN] = cast("Distribution", restricted(anchor, log.eligible))
+        named[GIVEN] = cast("Distribution", restrict_policy(anchor, log.eligible))
     return {name: policy for name, policy in named.items() if is_distribution(policy)}
 
 
@@ -181,7 +199,7 @@ def readable(log: Log, features: tuple[str, ...]) -> Log:
     """Return the log with the features, and the lists of actions, among its context."""
     given = [log.propensity, *log.by_label.values()]
     policies = [as_policy(p, role="propensity") for p in given if p is not None]
-    all_columns = not log.context and any(expression_of(p) is None for p in policies)
+    all_columns = not log.context and any(find_expression(p) is None for p in policies)
     if all_columns:  # policies in Python see all columns
         return log
     lists = () if log.eligible is None else (log.eligible,)
@@ -210,7 +228,10 @@ def validate(task: Task, *, both: bool) -> None:
             not 0 <= settings.epsilon <= 1,
             f"epsilon must be in [0, 1], got {settings.epsilon:g}",
         ),
-        (not settings.tried, "strengths and smoothing must not be empty"),
+        (
+            not (settings.strengths and settings.smoothing),
+            "strengths and smoothing must not be empty",
+        ),
         (any(not s > 0 for s in settings.strengths), "strengths must be positive"),
         (any(not 0 <= c <= 1 for c in settings.smoothing), "smoothing must be in [0, 1]"),
         (task.level <= 1 / 2, f"level must be above 0.5, got {task.level:g}"),
@@ -231,8 +252,10 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
     ]
     with temporary_folder() as folder:
         with engine.learner_rows(task.log) as source:
+            task = with_columns(task, source.distributions, report.rows)
             collector = _read(task, source.read(), report.rows)
             data = collector.rows(task.actions)
+            task = _with_policies(task, collector, data.actions)
             outcomes = _outcomes(task, data.sorted())
             data = replace(data, columns={}, base={}, among=None)  # frees memory
             scoring = Scoring(outcomes, collector, data, _part(task, data))
@@ -243,12 +266,44 @@ def _learn(task: Task, engine: DuckDB) -> Learned:
         return _result(log, outcomes, notes, data, task.level)
 
 
+def with_columns(task: Task, columns: Mapping[str, str], counts: Mapping[str, int]) -> Task:
+    """Add the loggers whose distribution a column holds to those that give it in Python.
+
+    Args:
+        task: The task.
+        columns: Columns of whole distributions, by logger; that of the row's own logger has
+            the label "", and is that of a logger if there is only one.
+        counts: Rows of each logger.
+    """
+    log, settings = task.log, task.settings
+    alone = next(iter(counts)) if len(counts) == 1 else ""
+    named = {label or alone: column for label, column in columns.items()}
+    logged = {
+        label: LoggedDistribution(column, (), log.eligible, log.log_probabilities)
+        for label, column in named.items()
+        if label in counts
+    }
+    policies = {**logged, **settings.policies}
+    return replace(task, settings=replace(settings, policies=policies))
+
+
+def _with_policies(task: Task, collector: Collector, actions: Sequence[Hashable]) -> Task:
+    """Return the task with the policies that gave the probability of each of the actions."""
+    policies = {
+        name: replace(policy, actions=actions)
+        if isinstance(policy, LoggedDistribution)
+        else policy
+        for name, policy in collector.policies.items()
+    }
+    return replace(task, settings=replace(task.settings, policies=policies))
+
+
 def _read(task: Task, batches: Iterator[LearnerRows], counts: Mapping[str, int]) -> Collector:
     """Read all rows, and take a sample of them into memory."""
     total = sum(counts.values())
     loggers = tuple(sorted(counts))
     share = min(1.0, task.rows / max(total, 1))
-    policies, clustered = task.settings.policies, task.log.cluster is not None
+    policies, clustered = dict(task.settings.policies), task.log.cluster is not None
     collector = Collector(
         task.features, loggers, policies, share, task.seed, clustered, task.log.eligible
     )
@@ -264,7 +319,7 @@ def _part(task: Task, data: LearningRows) -> IntArray:
     if task.holdout:
         held = held_out(data.hashes, data.groups, task.holdout)
         return np.where(held, 0, SEEN)
-    return fold_of(data.hashes, data.groups, task.folds)
+    return assign_folds(data.hashes, data.groups, task.folds)
 
 
 def _outcomes(task: Task, data: LearningRows) -> list[Outcome]:
@@ -272,7 +327,8 @@ def _outcomes(task: Task, data: LearningRows) -> list[Outcome]:
     part, settings = _part(task, data), task.settings
     with stage("learning", task.folds * settings.fits) as advance:
         return [
-            run(data, np.flatnonzero(part != k), settings, advance) for k in range(task.folds)
+            learn_part(data, np.flatnonzero(part != k), settings, advance)
+            for k in range(task.folds)
         ]
 
 
@@ -285,8 +341,9 @@ def _result(
 ) -> Learned:
     """Evaluate the learned policy, the greedy anchor and every logger, and compare them."""
     name, parts = unseen.name, len(outcomes)
-    evaluation = widened(unseen.evaluate(level), name, allowance(parts))
-    gains = _gains(unseen, evaluation, data, parts)
+    evaluation = widen_errors(unseen.evaluate(level), name, allowance(parts))
+    paired = _pairs(unseen, level)
+    gains = _gains(unseen, paired, evaluation, data, parts)
     anchor = outcomes[0].policy.anchor
     baseline = anchor if anchor in unseen.targets else name
     shown = all(gain.shown for gain in gains)
@@ -294,7 +351,7 @@ def _result(
     learned = Learned(
         policy=_policy(outcomes),
         evaluation=evaluation,
-        comparison=_compared(unseen, baseline, level) if unseen.log.crossed else None,
+        comparison=_rank_policies(paired, baseline),
         gains=tuple(gains),
         name=name,
         choices=tuple(
@@ -316,46 +373,52 @@ def _policy(outcomes: Sequence[Outcome]) -> LearnedMixture | LinearPolicy:
     return LearnedMixture(policies, [1 / len(policies)] * len(policies))
 
 
-def _compared(
-    unseen: UnseenLog, baseline: str, level: float, *others: str
-) -> Comparison | None:
-    """Return the comparison of some policies, or of all; None if the rows show no spread."""
-    targets = {name: unseen.targets[name] for name in others or unseen.targets}
-    try:
-        return compare(unseen.log, targets, baseline=baseline, level=level, model=unseen.model)
-    except RefusedError:
+def _pairs(unseen: UnseenLog, level: float) -> tuple[Pairs, Evaluation] | None:
+    """Return what policies are compared from; None without cross-propensities or spread."""
+    if not unseen.log.crossed:
         return None
+    asked = request(unseen.log, dict(unseen.targets), None, level=level, model=unseen.model)
+    with suppress(RefusedError):
+        return read_pairs(asked)
+    return None
+
+
+def _rank_policies(paired: tuple[Pairs, Evaluation] | None, baseline: str) -> Comparison | None:
+    """Return the comparison of all policies; None if the rows show no spread."""
+    if paired is not None:
+        pairs, evaluation = paired
+        with suppress(RefusedError):
+            return pairs.rank(evaluation, baseline)
+    return None
 
 
 def _gains(
-    unseen: UnseenLog, evaluation: Evaluation, data: LearningRows, parts: int
+    unseen: UnseenLog,
+    paired: tuple[Pairs, Evaluation] | None,
+    evaluation: Evaluation,
+    data: LearningRows,
+    parts: int,
 ) -> list[Gain]:
     """Return the gain over each logger, with its one-sided bound, paired by row if possible.
 
     Without every logger's probability of a row, it is over the logger's mean reward.
     """
     name, level = unseen.name, evaluation.level
-    if unseen.log.crossed:
-        gains, factor = [_gain(unseen, k, level) for k in unseen.loggers], allowance(parts)
-    else:  # the estimates have the allowance already
-        gains, factor = over_means(evaluation[name].estimates, data, level), 1.0
+    sided = 2 * level - 1  # the lower end is a one-sided bound
+    differences: dict[str, Difference | None] = dict.fromkeys(data.loggers)
+    if not unseen.log.crossed:  # the estimates have the allowance already
+        estimate = next(iter(evaluation[name].estimates.values()))
+        differences |= {d.other: d for d in contrast_means(estimate, data, name, sided)}
+    elif paired is not None:
+        pairs, compared = paired
+        compared = replace(compared, level=sided)
+        for logger in data.loggers:
+            with suppress(RefusedError):
+                differences[logger] = pairs.contrast(
+                    compared, name, logger, widening=allowance(parts)
+                )
     alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
-    return [careful(gain, factor, level, alarmed=alarmed) for gain in gains]
-
-
-def _gain(unseen: UnseenLog, logger: str, level: float) -> Gain:
-    sided = 2 * level - 1  # its lower end is a one-sided bound
-    compared = _compared(unseen, logger, sided, unseen.name, logger)
-    if compared is None:
-        return Gain(logger, 0.0, math.inf, -math.inf, shown=False)
-    difference = compared.difference(unseen.name)
-    return Gain(
-        logger,
-        difference.value,
-        difference.std_error,
-        difference.interval.lower,
-        shown=difference.verdict == "better",
-    )
+    return [find_gain(d, i, level, alarmed=alarmed) for i, d in differences.items()]
 
 
 def _more_rows(unseen: UnseenLog, gains: Sequence[Gain], level: float) -> float | None:

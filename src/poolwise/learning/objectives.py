@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from poolwise.log.policy import FloatArray, IntArray, pick
+from poolwise.log.policy import pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from poolwise.types import FloatArray, IntArray
+
 CHUNK_ROWS = 8_192  # rows whose matrices stay in cache
-ROUNDING = 1e-12  # relative error of a mean of equal numbers
-TINY = 1e-30  # probability below which the logarithm falls no further
+LEFT_OUT = 1e-9  # 1 minus the leverage of a row that alone determines a slope
+MEAN_ROUNDING = 1e-12  # relative error of a mean of equal numbers
+TINY_PROBABILITY = 1e-30  # probability below which the logarithm falls no further
 REWARD_FOLDS = 3
 PENALTIES = (0.03, 0.3, 3.0, 30.0)  # times the number of features
 
@@ -84,10 +87,10 @@ class Objective(Protocol):
 
 def at_logged(sample: Sample, slope: FloatArray, prob: FloatArray) -> FloatArray:
     """Return the matrix whose only entries are at the logged actions."""
-    return added(np.zeros_like(prob), sample, slope)
+    return add_at_action(np.zeros_like(prob), sample, slope)
 
 
-def added(matrix: FloatArray, sample: Sample, slope: FloatArray) -> FloatArray:
+def add_at_action(matrix: FloatArray, sample: Sample, slope: FloatArray) -> FloatArray:
     """Add to each row's entry at the logged action."""
     rows = np.flatnonzero(sample.action >= 0)
     matrix[rows, sample.action[rows]] += slope[rows]
@@ -119,7 +122,36 @@ class DoublyRobustMean:
         score = values + pick(prob, sample.action) * slope
         value = float(score.sum(dtype=np.float64)) / sample.count
         matrix = sample.predicted / sample.count
-        return value, added(matrix, sample, slope / sample.count)
+        return value, add_at_action(matrix, sample, slope / sample.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Plays:
+    """A policy in some rows: the numbers that its value depends on.
+
+    Attributes:
+        prob: Probability of the logged action, shape (n,).
+        value: Predicted value of the policy, shape (n,); None without predictions.
+        logged: Predicted reward of the logged action, shape (n,).
+    """
+
+    prob: FloatArray
+    value: FloatArray | None = None
+    logged: FloatArray | None = None
+
+    @classmethod
+    def of(cls, sample: Sample, prob: FloatArray) -> Plays:
+        """Return what follows from the probability of every action."""
+        logged = pick(sample.predicted, sample.action)
+        values = np.einsum("ij,ij->i", prob, sample.predicted)
+        return cls(pick(prob, sample.action), values, logged)
+
+    def columns(self, sample: Sample) -> tuple[FloatArray, list[FloatArray]]:
+        """Return the weights, and columns with mean 0."""
+        weight = self.prob / sample.propensity
+        if self.value is None or self.logged is None:
+            return weight, [weight - 1]
+        return weight, [weight - 1, weight * self.logged - self.value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,14 +169,14 @@ class Regression:
     residual: FloatArray
 
     @classmethod
-    def of(cls, sample: Sample, prob: FloatArray, *, model: bool) -> Regression:
-        weight = pick(prob, sample.action) / sample.propensity
-        columns = [np.ones(len(sample)), *(sample.ratios[:, :-1] - 1).T, weight - 1]
-        if model:
-            logged = pick(sample.predicted, sample.action)
-            values = np.einsum("ij,ij->i", prob, sample.predicted)
-            columns.append(weight * logged - values)
-        return cls.fit(np.stack(columns, axis=1), weight * sample.reward)
+    def of(cls, sample: Sample, plays: Plays, other: Plays | None = None) -> Regression:
+        """Return the regression of a policy, or of its gain over another one, row by row."""
+        weight, columns = plays.columns(sample)
+        if other is not None:
+            less, more = other.columns(sample)
+            weight, columns = weight - less, [*columns, *more]
+        shared = [np.ones(len(sample)), *(sample.ratios[:, :-1] - 1).T]
+        return cls.fit(np.stack([*shared, *columns], axis=1), weight * sample.reward)
 
     @classmethod
     def fit(cls, columns: FloatArray, outcome: FloatArray) -> Regression:
@@ -160,9 +192,22 @@ class Regression:
         """Return the error of the value, stratified by logger."""
         count, used = self.columns.shape
         error = stratified_error(logger, self.residual)
-        if error < ROUNDING * abs(self.value):
+        if error < MEAN_ROUNDING * abs(self.value):
             return 0.0
         return error * math.sqrt(count / max(count - used, 1))
+
+    def left_out_error(self, logger: IntArray) -> float:
+        """Return the error of the value from residuals of rows that were left out of the fit.
+
+        One row with a large weight determines a slope, and with it the value, but its own
+        residual is then small: only without that row does the fit show how wrong it may be.
+        """
+        inverse = np.linalg.pinv(self.columns.T @ self.columns)
+        leverage = np.einsum("ij,jk,ik->i", self.columns, inverse, self.columns)
+        share = len(self.columns) * (self.columns @ inverse[0])
+        if leverage.max() > 1 - LEFT_OUT:
+            return math.inf  # without that row the value is unknown
+        return stratified_error(logger, share * self.residual / (1 - leverage))
 
 
 @dataclass(frozen=True)
@@ -176,7 +221,7 @@ class LogLikelihood:
     additive: bool = True
 
     def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        logged = np.maximum(pick(prob, sample.action, 1.0), TINY)
+        logged = np.maximum(pick(prob, sample.action, 1.0), TINY_PROBABILITY)
         slope = sample.reward / sample.propensity / sample.count
         return float(slope @ np.log(logged)), at_logged(sample, slope / logged, prob)
 
@@ -225,14 +270,14 @@ def fit_rewards(
     products, sums = _products(features, action, reward - centre, fold, actions)
     best = math.inf, math.nan, np.empty(0)
     for penalty in penalties:
-        fits = _solved(products.sum(axis=0) - products, sums.sum(axis=0) - sums, penalty)
+        fits = _solve_normal(products.sum(axis=0) - products, sums.sum(axis=0) - sums, penalty)
         models = [_model(fit, centre, reward) for fit in fits]
-        predicted = _predicted(models, features, fold)
+        predicted = _predict_rewards(models, features, fold)
         gaps = (reward - pick(predicted, action))[action >= 0]
         error = float(gaps @ gaps)
         if error < best[0]:
             best = error, penalty, predicted
-    whole = _solved(products.sum(axis=0)[None], sums.sum(axis=0)[None], best[1])[0]
+    whole = _solve_normal(products.sum(axis=0)[None], sums.sum(axis=0)[None], best[1])[0]
     return _model(whole, centre, reward), best[2]
 
 
@@ -261,7 +306,7 @@ def _products(
     return products, sums
 
 
-def _solved(products: FloatArray, sums: FloatArray, penalty: float) -> FloatArray:
+def _solve_normal(products: FloatArray, sums: FloatArray, penalty: float) -> FloatArray:
     """Return coefficients of shape (folds, features, actions); 1 is the penalty of the bias."""
     size = products.shape[-1]
     ridge = np.full(size, penalty * size)
@@ -270,7 +315,7 @@ def _solved(products: FloatArray, sums: FloatArray, penalty: float) -> FloatArra
     return np.asarray(solved[..., 0], dtype=np.float64).transpose(0, 2, 1)
 
 
-def _predicted(
+def _predict_rewards(
     models: Sequence[RidgeRewards], features: FloatArray, fold: IntArray
 ) -> FloatArray:
     """Predict each row by the model of its fold."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
+from poolwise.files import JSON, refuse_output, write_whole
 from poolwise.learning.features import read_encoding, refuse_labels
 from poolwise.learning.fit import Trees, greedy, read_trees, softmax
-from poolwise.log.adapters import Mixture, as_policy
-from poolwise.log.eligible import listed
-from poolwise.log.policy import Batch, draw_index, index_of, is_distribution, pick
-from poolwise.rows.output import JSON, refuse_output, write_whole
+from poolwise.learning.logged import LoggedDistribution
+from poolwise.log.adapters import Mixture, Table, as_policy
+from poolwise.log.eligible import Eligible, mark_listed, restrict_policy
+from poolwise.log.policy import Batch, draw_index, get_index, is_distribution, pick
 from poolwise.rows.score import to_batch
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poolwise.learning.features import Encoding
-    from poolwise.log.policy import AnyArray, Distribution, FloatArray, PolicyLike
+    from poolwise.log.policy import Distribution, PolicyLike
+    from poolwise.types import AnyArray, FloatArray
 
 KIND, WITH_TREES, VERSION = "poolwise.linear", "poolwise.trees", 1
 MALFORMED = (  # what JSON of another form raises where it is read
@@ -43,7 +46,7 @@ MALFORMED = (  # what JSON of another form raises where it is read
     TypeError,
     ValueError,
 )
-LEAST = 1e-6  # probability of an anchor below which its score falls no further
+LEAST_PROBABILITY = 1e-6  # probability of an anchor below which its score falls no further
 
 
 class Decisions(NamedTuple):
@@ -129,7 +132,8 @@ class LinearPolicy(Deciding):
     def columns(self) -> tuple[str, ...]:
         """Columns that a row must have."""
         lists = () if self.eligible is None else (self.eligible,)
-        return (*self.encoding.columns, *lists)
+        logged = self.base.columns if isinstance(self.base, LoggedDistribution) else ()
+        return tuple(dict.fromkeys([*self.encoding.columns, *lists, *logged]))
 
     def distribution(self, batch: Batch) -> FloatArray:
         return self.play(self.encoding.encode(batch), self.fixed(batch))
@@ -140,12 +144,12 @@ class LinearPolicy(Deciding):
         scores = None if base is None else base_scores(base, batch, self.actions)
         if self.eligible is None:
             return scores
-        among = listed(batch[self.eligible], self.actions)
+        among = mark_listed(batch[self.eligible], self.actions)
         empty = np.flatnonzero(~among.any(axis=1))
         if len(empty):
             reason = f"has no action in the list of {self.eligible!r}, in {len(empty):,} rows"
             raise PolicyError("learned", reason, empty[:5].tolist())
-        return masked(scores, among)
+        return mask_scores(scores, among)
 
     def play(self, features: FloatArray, base: FloatArray | None) -> FloatArray:
         """Return the probability of every action from features and the scores of the base."""
@@ -158,30 +162,36 @@ class LinearPolicy(Deciding):
         scores = scores if self.trees is None else scores + self.trees.scores(features)
         scores = scores if base is None else scores + base
         prob = greedy(scores) if self.greedy else softmax(scores)
-        return prob if not self.epsilon else explored(prob, self.epsilon, base)
+        return prob if not self.epsilon else add_exploration(prob, self.epsilon, base)
 
     def prob(self, batch: Batch) -> FloatArray:
         return pick(self.distribution(batch), batch.index_in(self.actions))
 
 
-def explored(prob: FloatArray, epsilon: float, base: FloatArray | None = None) -> FloatArray:
+def add_exploration(
+    prob: FloatArray, epsilon: float, base: FloatArray | None = None
+) -> FloatArray:
     """Return probabilities with a share of uniform exploration among what can be played."""
     among = np.ones(prob.shape) if base is None else np.isfinite(base)
     mixed: FloatArray = (1 - epsilon) * prob + epsilon * among / among.sum(axis=1)[:, None]
     return mixed
 
 
-def masked(scores: FloatArray | None, among: NDArray[np.bool]) -> FloatArray:
+def mask_scores(scores: FloatArray | None, among: NDArray[np.bool]) -> FloatArray:
     """Return scores, 0 by default, that exclude actions which cannot be played."""
     return np.where(among, np.float32(0.0) if scores is None else scores, np.float32(-np.inf))
 
 
 def base_scores(base: Distribution, batch: Batch, actions: Sequence[Hashable]) -> FloatArray:
     """Return the log-probabilities of a policy, in the order of some actions."""
-    index = index_of(list(base.actions), list(actions))
+    index = get_index(list(base.actions), list(actions))
     prob = np.asarray(base.distribution(batch), dtype=np.float64)
-    listed = np.where(index >= 0, prob[:, index], 0.0)
-    scores: FloatArray = np.log(np.maximum(listed, LEAST))
+    return as_scores(np.where(index >= 0, prob[:, index], 0.0))
+
+
+def as_scores(prob: FloatArray) -> FloatArray:
+    """Return logarithms of probabilities, which fall no further than the least."""
+    scores: FloatArray = np.log(np.maximum(prob, LEAST_PROBABILITY, dtype=np.float64))
     return scores
 
 
@@ -216,7 +226,7 @@ def _part(part: LinearPolicy, share: float) -> dict[str, Any]:
         "share": share,
         "greedy": part.greedy,
         "anchor": part.anchor,
-        "base": part.base is not None,
+        "base": base_data(part.base, part.eligible),
         "encoding": part.encoding.to_dict(),
         "coefficients": part.coefficients.tolist(),
         **({"trees": part.trees.to_dict()} if part.trees else {}),
@@ -307,13 +317,44 @@ def _read_part(
         greedy=bool(part["greedy"]),
         epsilon=epsilon,
         anchor=anchor,
-        base=_base(anchor, loggers) if part["base"] else None,
+        base=_base(data, part["base"], anchor, loggers),
         trees=trees,
         eligible=None if data["eligible"] is None else str(data["eligible"]),
     )
 
 
-def _base(anchor: str, loggers: Mapping[str, PolicyLike]) -> Distribution:
+def base_data(base: Distribution | None, eligible: str | None) -> bool | dict[str, Any]:
+    """Return the base of a policy as JSON data; True if a file cannot hold it."""
+    if isinstance(base, LoggedDistribution):
+        return {"column": base.column, "logs": base.logs}
+    if isinstance(base, Eligible) and base.column == eligible:
+        base = base.policy
+    if isinstance(base, Table):
+        columns, actions, rows = base.to_rows()
+        with suppress(ValueError):
+            for labels in (actions, *(key for key, _ in rows)):
+                refuse_labels("labels", labels)
+            return {"columns": columns, "actions": actions, "rows": rows}
+    return base is not None
+
+
+def _base(
+    data: Mapping[str, Any], given: object, anchor: str, loggers: Mapping[str, PolicyLike]
+) -> Distribution | None:
+    """Return the base of JSON data: a column, or a policy that is passed again."""
+    if not given:
+        return None
+    if isinstance(given, Mapping):
+        lists = None if data["eligible"] is None else str(data["eligible"])
+        if "column" in given:
+            column, logs = str(given["column"]), bool(given["logs"])
+            return LoggedDistribution(column, tuple(data["actions"]), lists, logs)
+        actions = given["actions"]
+        refuse_labels("actions of its base", actions)
+        rows = {tuple(key): dict(zip(actions, row, strict=True)) for key, row in given["rows"]}
+        columns = tuple(map(str, given["columns"]))
+        table = Table(rows, columns) if columns else Table(rows[()])
+        return cast("Distribution", restrict_policy(table, lists))
     base = as_policy(loggers[anchor]) if anchor in loggers else None
     if base is None or not is_distribution(base):
         raise ValueError(

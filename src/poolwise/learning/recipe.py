@@ -1,8 +1,11 @@
 """Recipe: one policy from one set of rows, started at the best logger and kept near it.
 
-Three quarters of the rows train, one quarter chooses: every strength and smoothing, soft and
-greedy, and the anchor itself compete by their calibrated value less one standard error.  The
-winner is fitted again to all rows.
+The best action of the best logger is the policy to beat.  The logger as it is, every strength
+and smoothing, a weighted classification and boosted trees compete with it, soft and greedy.
+Each is fitted to three quarters of the rows and played on the fourth, in turn, and its gain is
+estimated from all of them, row by row.  The candidate with the largest gain less two standard
+errors wins, and is fitted again to all rows; if no such bound is above 0, nothing beats the
+logger.
 """
 
 from __future__ import annotations
@@ -16,11 +19,26 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from poolwise.errors import UsageError, did_you_mean
-from poolwise.learning.data import fold_of, mix
+from poolwise.learning.data import assign_folds, mix
 from poolwise.learning.features import fit_encoding
-from poolwise.learning.fit import SoftmaxProblem, Trees, boost, clone, greedy, maximise, softmax
-from poolwise.learning.objectives import REWARD_FOLDS, DoublyRobustMean, Regression, fit_rewards
-from poolwise.learning.policy import LinearPolicy, masked
+from poolwise.learning.fit import (
+    SoftmaxProblem,
+    Trees,
+    boost,
+    classify,
+    clone,
+    greedy,
+    maximise,
+    softmax,
+)
+from poolwise.learning.objectives import (
+    REWARD_FOLDS,
+    DoublyRobustMean,
+    Plays,
+    Regression,
+    fit_rewards,
+)
+from poolwise.learning.policy import LinearPolicy, mask_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +46,18 @@ if TYPE_CHECKING:
     from poolwise.learning.data import LearningRows
     from poolwise.learning.features import Encoding
     from poolwise.learning.objectives import RidgeRewards, Sample
-    from poolwise.log.policy import Distribution, FloatArray, IntArray
+    from poolwise.log.policy import Distribution
+    from poolwise.types import FloatArray, IntArray
 
 BEST = "best"  # the logger with the largest value
 UNIFORM = "uniform"  # name of the anchor that plays every action alike
 QUARTERS = 4
+MANY_ROWS = 50_000  # with more, one quarter of them is enough to choose
 FEWEST_ROWS = 200  # with fewer, the anchor is all that can be learned
 VALIDATION, REWARDS = 1, 2  # numbers that make splits of the same rows differ
+ERRORS = 2.0  # standard errors of a bound: with 1, the luckiest of 24 candidates wins too often
+ROUNDING = 1e-9  # relative gain that is rounding
+EVEN = 1e-6  # relative error of a propensity that was stored as float32
 
 
 @dataclass(frozen=True)
@@ -42,17 +65,21 @@ class Trial:
     """One setting to try.
 
     Attributes:
-        strength: Strength of the penalty; infinite for the anchor itself, 0 with trees.
+        method: "anchor" for the logger itself, "linear" and "trees" for scores that are added
+            to its own, "classification" for a policy that learns from the rows alone.
+        strength: Strength of the penalty of a linear policy.
         smoothing: Exponent of the propensity in the doubly robust correction.
         rounds: Rounds of boosting; 0 without trees.
     """
 
-    strength: float
-    smoothing: float
-    rounds: int
+    method: str
+    strength: float = 0.0
+    smoothing: float = 1.0
+    rounds: int = 0
 
 
-AS_ANCHOR = Trial(np.inf, 1.0, 0)
+AS_ANCHOR, CLASSIFICATION = Trial("anchor"), Trial("classification")
+Setting = tuple[Trial, bool]  # of a candidate: what was fitted, and whether it plays greedily
 
 
 @dataclass(frozen=True)
@@ -65,7 +92,7 @@ class Settings:
         smoothing: Exponents of the propensity in the doubly robust correction.
         epsilon: Share of uniform exploration of the policy.
         workers: Threads.
-        rounds: Rounds of boosting, for a policy with trees; empty for a linear one.
+        rounds: Rounds of boosting, for policies with trees; empty for none.
         eligible: Column with the list of actions that could be played; None for all.
         policies: Policies that give the probability of every action, by name.
     """
@@ -81,39 +108,43 @@ class Settings:
 
     @property
     def tried(self) -> list[Trial]:
-        """Every strength, or number of rounds, with every exponent."""
-        if self.rounds:
-            return [Trial(0.0, c, r) for c in self.smoothing for r in self.rounds]
-        return [Trial(s, c, 0) for s in self.strengths for c in self.smoothing]
+        """Every strength with every exponent, a classification, and trees if there are any."""
+        linear = [Trial("linear", s, c) for s in self.strengths for c in self.smoothing]
+        trees = [Trial("trees", 0.0, c, r) for c in self.smoothing for r in self.rounds]
+        return [*linear, CLASSIFICATION, *trees]
 
     @property
     def fits(self) -> int:
         """Fits of one policy, for a progress bar."""
-        return len(self.tried) + 3
+        return QUARTERS * len(self.tried)
 
 
 @dataclass(frozen=True)
 class Candidate(Trial):
-    """One setting and its value on the validation rows.
+    """One setting and its value on rows that it was not fitted to.
 
     Attributes:
         greedy: True if it plays the best action always.
         value: Calibrated value.
         std_error: Its standard error.
+        gain: Its value less that of the best actions of the anchor.
+        gain_error: Standard error of the gain.
     """
 
-    greedy: bool
-    value: float
-    std_error: float
+    greedy: bool = False
+    value: float = 0.0
+    std_error: float = 0.0
+    gain: float = 0.0
+    gain_error: float = 0.0
 
     @property
     def is_anchor(self) -> bool:
-        return self.strength == np.inf
+        return self.method == AS_ANCHOR.method
 
     @property
     def score(self) -> float:
-        """The criterion: the value less one standard error."""
-        return self.value - self.std_error
+        """The criterion: a lower bound of the gain; that of the greedy anchor is 0."""
+        return self.gain - ERRORS * self.gain_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +155,7 @@ class Outcome:
         policy: The chosen policy.
         anchor: Greedy version of the anchor, to compare with.
         rewards: Reward model.
-        candidates: All candidates, in the order in which they were fitted.
+        candidates: All candidates; the first is the greedy version of the anchor.
         chosen: The best of them.
     """
 
@@ -135,7 +166,7 @@ class Outcome:
     chosen: Candidate
 
 
-def run(
+def learn_part(
     data: LearningRows, rows: IntArray, settings: Settings, advance: Callable[[int], None]
 ) -> Outcome:
     """Learn a policy from some rows.
@@ -147,21 +178,67 @@ def run(
         advance: Receives the number of fits since the last call.
     """
     salted = mix(data.hashes[rows], np.full(len(rows), VALIDATION))
-    quarter = fold_of(salted, data.groups[rows], QUARTERS)
-    training, validation = rows[quarter > 0], rows[quarter == 0]
+    quarter = assign_folds(salted, data.groups[rows], QUARTERS)
+    flat = len(rows) < FEWEST_ROWS or np.ptp(data.reward[rows]) == 0
+    parts: list[Mapping[Setting, Plays]] = []
+    count = 1 if flat or len(rows) > MANY_ROWS else QUARTERS
+    tested = [np.flatnonzero(quarter == k) for k in range(count)]
     with threadpool_limits(limits=1):  # fits run in threads of their own
-        anchor = choose_anchor(data, training, settings.anchor)
-        part = Fits(data, training, anchor, settings)
-        flat = len(rows) < FEWEST_ROWS or np.ptp(data.reward[rows]) == 0
-        fits = {} if flat else part.all_fits(advance)
-        fits[AS_ANCHOR] = Scores(part.start)
-        candidates = tuple(part.candidates(fits, validation))
-        del part  # and its features, before those of all rows
-        return _refitted(Fits(data, rows, anchor, settings), candidates)
+        anchor = choose_anchor(data, rows, settings.anchor)
+        for k, places in enumerate(tested):
+            part = Fits(data, rows[quarter != k], anchor, settings)
+            fits = {AS_ANCHOR: Scores(part.start)}
+            fits |= {} if flat else part.all_fits(advance)
+            parts.append(part.plays(fits, rows[places]))
+            del part, fits  # and their features, before those of the next rows
+        sample = data.sample(rows[np.concatenate(tested)], np.empty((0, 0)))
+        return _refit_policy(Fits(data, rows, anchor, settings), value_plays(sample, parts))
 
 
-def _refitted(whole: Fits, candidates: tuple[Candidate, ...]) -> Outcome:
-    """Fit the best setting to all rows."""
+def value_plays(
+    sample: Sample, parts: Sequence[Mapping[Setting, Plays]]
+) -> tuple[Candidate, ...]:
+    """Return the value of every setting, and its gain over the first one.
+
+    Args:
+        sample: Rows of all parts.
+        parts: What the policies of each part do in its rows.
+    """
+    largest = np.abs(sample.reward).max(initial=0.0)
+    found, first = [], None
+    for trial, best in parts[0]:
+        plays = _join([part[trial, best] for part in parts])
+        first = plays if first is None else first
+        fit, pair = Regression.of(sample, plays), Regression.of(sample, plays, first)
+        gain = 0.0 if abs(pair.value) <= ROUNDING * largest else pair.value
+        error = pair.left_out_error(sample.logger) if plays.prob.any() else np.inf
+        error = 0.0 if plays is first else error
+        found.append(
+            Candidate(
+                **vars(trial),
+                greedy=best,
+                value=fit.value,
+                std_error=fit.std_error(sample.logger),
+                gain=gain,
+                gain_error=error,
+            )
+        )
+    return tuple(found)
+
+
+def _join(parts: Sequence[Plays]) -> Plays:
+    """Return what policies do in the rows of all parts."""
+
+    def whole(columns: list[FloatArray | None]) -> FloatArray | None:
+        known = [column for column in columns if column is not None]
+        return np.concatenate(known) if known else None
+
+    prob = np.concatenate([part.prob for part in parts])
+    return Plays(prob, whole([p.value for p in parts]), whole([p.logged for p in parts]))
+
+
+def _refit_policy(whole: Fits, candidates: tuple[Candidate, ...]) -> Outcome:
+    """Fit the best setting to all rows; the first of equal ones is the simplest."""
     chosen = max(candidates, key=lambda c: c.score)
     fitted = Scores(whole.start) if chosen.is_anchor else whole.fit(chosen)
     policy = LinearPolicy(
@@ -172,10 +249,12 @@ def _refitted(whole: Fits, candidates: tuple[Candidate, ...]) -> Outcome:
         greedy=chosen.greedy,
         epsilon=whole.settings.epsilon,
         anchor=whole.anchor,
-        base=whole.settings.policies.get(whole.anchor),
+        base=whole.settings.policies.get(whole.anchor) if fitted.anchored else None,
         eligible=whole.settings.eligible,
     )
-    anchor = replace(policy, coefficients=whole.start, trees=None, greedy=True, epsilon=0.0)
+    base = whole.settings.policies.get(whole.anchor)
+    anchor = replace(policy, coefficients=whole.start, base=base, trees=None)
+    anchor = replace(anchor, greedy=True, epsilon=0.0)
     return Outcome(policy, anchor, whole.rewards, candidates, chosen)
 
 
@@ -189,8 +268,10 @@ def choose_anchor(data: LearningRows, rows: IntArray, wanted: str) -> str:
             )
         return wanted
     sample = data.sample(rows, np.empty((0, 0)))
-    values = [_logger_value(sample, k) for k in range(len(data.loggers))]
-    return data.loggers[int(np.nanargmax(values))]
+    values = np.array([_logger_value(sample, k) for k in range(len(data.loggers))])
+    highest = float(np.nanmax(values))
+    equal = values >= highest - ROUNDING * abs(highest)
+    return data.loggers[int(equal.argmax())]
 
 
 def _logger_value(sample: Sample, logger: int) -> float:
@@ -212,10 +293,12 @@ class Scores:
     Attributes:
         coefficients: Of the features, shape (features, actions).
         trees: Trees that are added, if any.
+        anchored: Whether the scores of an anchor that is a policy are added.
     """
 
     coefficients: FloatArray
     trees: Trees | None = None
+    anchored: bool = True
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Return the scores of rows."""
@@ -262,7 +345,7 @@ class Fits:
     def _rewards(self) -> tuple[RidgeRewards, FloatArray]:
         data, rows = self.data, self.rows
         salted = mix(data.hashes[rows], np.full(len(rows), REWARDS))
-        fold = fold_of(salted, data.groups[rows], REWARD_FOLDS)
+        fold = assign_folds(salted, data.groups[rows], REWARD_FOLDS)
         action, reward = data.action[rows], data.reward[rows]
         return fit_rewards(self._matrix, action, reward, fold, len(data.actions))
 
@@ -277,25 +360,36 @@ class Fits:
             self._matrix, sample, len(self.data.actions), self.base(self.rows)
         )
 
-    def base(self, rows: IntArray) -> FloatArray | None:
+    def base(self, rows: IntArray, *, anchored: bool = True) -> FloatArray | None:
         """Return the fixed scores of some rows: those of an anchor that is a policy.
 
         Actions that could not be played in a row have none: they are minus infinity.
         """
         scores, among = self.data.base.get(self.anchor), self.data.among
-        fixed = None if scores is None else scores[rows]
-        return fixed if among is None else masked(fixed, among[rows])
+        fixed = None if scores is None or not anchored else scores[rows]
+        return fixed if among is None else mask_scores(fixed, among[rows])
 
     @cached_property
     def start(self) -> FloatArray:
         """Coefficients of the anchor: 0 for a policy or uniform, else a clone."""
         problem = self.problem
-        if self.anchor in self.data.base or self.anchor == UNIFORM:
+        if self.anchor in self.data.base or self.anchor == UNIFORM or self._is_even:
             return problem.zeros()
         k = self.data.loggers.index(self.anchor)
         ratios = problem.sample.ratios
         weights = ratios[:, k] if ratios.shape[1] else (problem.sample.logger == k) * 1.0
         return clone(problem, weights)
+
+    @property
+    def _is_even(self) -> bool:
+        """True if the anchor's propensity is the same for all actions that could be played."""
+        data, rows, k = self.data, self.rows, self.data.loggers.index(self.anchor)
+        own = data.logger[rows] == k
+        known = data.cross[rows, k] if data.crossed else data.own[rows][own]
+        count = np.full(len(rows), len(data.actions))
+        count = count if data.among is None else data.among[rows].sum(axis=1)
+        count = count if data.crossed else count[own]
+        return bool(np.allclose(known * count, 1.0, rtol=EVEN, atol=0.0))
 
     @cached_property
     def _scale(self) -> float:
@@ -307,6 +401,9 @@ class Fits:
     def fit(self, setting: Trial) -> Scores:
         """Fit one setting."""
         exponent = setting.smoothing
+        if setting.method == CLASSIFICATION.method:
+            free = self.base(self.rows, anchored=False)
+            return Scores(classify(replace(self.problem, base=free)), anchored=False)
         if setting.rounds:
             threads = self.settings.workers
             trees = boost(self.problem, self.start, exponent, setting.rounds, threads=threads)
@@ -317,28 +414,31 @@ class Fits:
     def all_fits(self, advance: Callable[[int], None]) -> dict[Trial, Scores]:
         """Fit every setting, in threads; fewer rounds are the first ones of the most."""
         most = max(self.settings.rounds, default=0)
-        settings = [s for s in self.settings.tried if s.rounds == most]
-        advance(len(self.start[:1]))  # computed once, before the threads share it
+        tried = self.settings.tried
+        quick = [trial for trial in tried if not trial.rounds]
+        self.start  # noqa: B018 - computed once, before the threads share it
         fits: dict[Trial, Scores] = {}
-        with ThreadPoolExecutor(1 if most else self.settings.workers) as pool:
-            for setting, fitted in zip(settings, pool.map(self.fit, settings), strict=True):
-                for rounds in self.settings.rounds or (0,):
-                    fits[replace(setting, rounds=rounds)] = fitted.cut(rounds)
-                    advance(1)
+        with ThreadPoolExecutor(self.settings.workers) as pool:
+            for trial, fitted in zip(quick, pool.map(self.fit, quick), strict=True):
+                fits[trial] = fitted
+                advance(1)
+        boosted: dict[float, Scores] = {}  # by the exponent; threads are LightGBM's own
+        for trial in tried[len(quick) :]:
+            if trial.smoothing not in boosted:
+                boosted[trial.smoothing] = self.fit(replace(trial, rounds=most))
+            fits[trial] = boosted[trial.smoothing].cut(trial.rounds)
+            advance(1)
         return fits
 
-    def candidates(self, fits: Mapping[Trial, Scores], rows: IntArray) -> Sequence[Candidate]:
-        """Return the value of every fit, soft and greedy, on validation rows."""
-        features, base = self.features(rows), self.base(rows)
+    def plays(self, fits: Mapping[Trial, Scores], rows: IntArray) -> dict[Setting, Plays]:
+        """Return what every fit does in rows that it was not fitted to, greedy and soft."""
+        features = self.features(rows)
+        bases = {kind: self.base(rows, anchored=kind) for kind in (True, False)}
         sample = self.data.sample(rows, self.rewards.predict(features))
-        scored = []
-        for setting, fitted in fits.items():
-            scores = fitted(features)
+        found: dict[Setting, Plays] = {}
+        for trial, fitted in fits.items():
+            base, scores = bases[fitted.anchored], fitted(features)
             scores = scores if base is None else scores + base
-            for best, prob in ((False, softmax(scores)), (True, greedy(scores))):
-                fit = Regression.of(sample, prob, model=True)
-                error = fit.std_error(sample.logger)
-                scored.append(
-                    Candidate(**vars(setting), greedy=best, value=fit.value, std_error=error)
-                )
-        return scored
+            found[trial, True] = Plays.of(sample, greedy(scores))
+            found[trial, False] = Plays.of(sample, softmax(scores))
+        return found

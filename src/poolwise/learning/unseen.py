@@ -20,9 +20,9 @@ from poolwise.estimators import BY_NAME, WITH_MODEL
 from poolwise.estimators.model import MODEL_ONLY
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.learning.data import probabilities
-from poolwise.log.policy import Batch, index_of, pick
+from poolwise.log.policy import Batch, get_index, pick
+from poolwise.progress import stage
 from poolwise.rows.append import keep_batches
-from poolwise.rows.output import stage
 from poolwise.rows.reward_model import GivenModel
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from poolwise.learning.data import Collector, LearningRows
     from poolwise.learning.recipe import Outcome
     from poolwise.log.log import Log
-    from poolwise.log.policy import FloatArray, IntArray
     from poolwise.rows.learners import LearnerRows
+    from poolwise.types import FloatArray, IntArray
 
 SEEN = -1  # part of a row that the only policy was learned from
 LEARNED, ANCHOR = "learned", "anchor"
@@ -193,7 +193,7 @@ def _scores(outcome: Outcome, batch: Batch) -> dict[str, FloatArray]:
     policy = outcome.policy
     features = policy.encoding.encode(batch)
     base = policy.fixed(batch)
-    action = index_of(policy.actions, batch.action)
+    action = get_index(policy.actions, batch.action)
     rewards = outcome.rewards.predict(features)
     scores = {"predicted": pick(rewards, action, outcome.rewards.centre)}
     for name, played in ((LEARNED, policy), (ANCHOR, outcome.anchor)):
@@ -227,6 +227,7 @@ def unseen_log(
         eligible=None,
         cluster="cluster" if scoring.data.clustered else None,
         estimate_mixture=False,
+        confounders=log.confounders if log.conclusive else "unknown",
         mixture="mixture" if "mixture" in first.schema.names else None,
         reader_options={},
     )
