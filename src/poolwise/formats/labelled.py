@@ -24,10 +24,12 @@ from poolwise.engines.exact import drawn_log
 from poolwise.errors import UsageError
 from poolwise.log.adapters import as_policy
 from poolwise.log.log import Log
-from poolwise.log.policy import Batch, FloatArray, draw_index, is_distribution
+from poolwise.log.policy import Batch, draw_index, is_distribution
+from poolwise.types import FloatArray
 
 if TYPE_CHECKING:
-    from poolwise.log.policy import AnyArray, Distribution, Policy, PolicyLike
+    from poolwise.log.policy import Distribution, Policy, PolicyLike
+    from poolwise.types import AnyArray
 
 LabelledContexts: TypeAlias = "FloatArray | Mapping[str, AnyArray]"
 # from labels of rows and the actions played there to rewards

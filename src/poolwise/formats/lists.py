@@ -5,12 +5,26 @@ Each row has the probability of the part of its list that its reward depends on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+Text = TypeVar("Text", str, "str | None")
 Model = Literal["cascade", "independent", "whole"]
+
+
+class Words(NamedTuple):
+    """Names that users of a log have for a request, a position and a whole list."""
+
+    unit: str
+    place: str
+    whole: str
+
+    def named(self, units: Mapping[str, Text]) -> dict[str, Text]:
+        """Return request, position and cluster by the names of the user's arguments."""
+        own = {"request": self.unit, "position": self.place}
+        return {own.get(role, role): text for role, text in units.items()}
 
 
 class Row(NamedTuple):
@@ -57,18 +71,18 @@ def positions_query(row: Row, shape: ListShape, own: Mapping[str, str], model: M
     names, kept = tuple(row.logs), tuple(f"kept_{k}" for k in range(len(row.kept)))
     query = _steps(row, shape.start, 1 if whole else shape.longest)
     if whole:
-        query = _summed(query, names, kept)
+        query = _sum_rows(query, names, kept)
     if model == "cascade":
-        query = _chained(query, names, kept)
+        query = _chain_rows(query, names, kept)
     if not whole and shape.shortest < shape.longest:
-        query = _padded(query, names, kept, shape.longest, repeat=model == "cascade")
+        query = _pad_rows(query, names, kept, shape.longest, repeat=model == "cascade")
     return _named_columns(query, row, shape, own, whole=whole)
 
 
 def _steps(row: Row, start: int, scale: int) -> str:
     """Select logged positions, with roles and other columns under fixed names."""
     logs = "".join(f", {log} AS {name}" for name, log in row.logs.items())
-    kept = "".join(f", {_quoted(name)} AS kept_{k}" for k, name in enumerate(row.kept))
+    kept = "".join(f", {quoted(name)} AS kept_{k}" for k, name in enumerate(row.kept))
     return f"""
 SELECT {row.request} AS request, {row.logger} AS logger, {row.cluster} AS cluster,
     CAST(TRY_CAST({row.position} AS DOUBLE) AS BIGINT) - ({start - 1}) AS "position",
@@ -76,7 +90,7 @@ SELECT {row.request} AS request, {row.logger} AS logger, {row.cluster} AS cluste
 FROM log"""
 
 
-def _chained(rows: str, names: Sequence[str], kept: Sequence[str]) -> str:
+def _chain_rows(rows: str, names: Sequence[str], kept: Sequence[str]) -> str:
     """Sum logarithms from the top: the probability of the list down to each position."""
     above = 'PARTITION BY request ORDER BY "position" ROWS UNBOUNDED PRECEDING'
     sums = "".join(f", sum({n}) OVER ({above}) AS {n}" for n in names)
@@ -84,7 +98,7 @@ def _chained(rows: str, names: Sequence[str], kept: Sequence[str]) -> str:
     return f'SELECT request, logger, cluster, "position", reward{sums}{others} FROM ({rows})'
 
 
-def _padded(
+def _pad_rows(
     rows: str, names: Sequence[str], kept: Sequence[str], longest: int, *, repeat: bool
 ) -> str:
     """Extend all lists to the same length, with positions that earn nothing.
@@ -106,7 +120,7 @@ FROM (
 )"""
 
 
-def _summed(rows: str, names: Sequence[str], kept: Sequence[str]) -> str:
+def _sum_rows(rows: str, names: Sequence[str], kept: Sequence[str]) -> str:
     """Group rows by request: the whole list, and the sum of its rewards.
 
     Other columns that vary within a request are NULL there.
@@ -136,13 +150,14 @@ def _named_columns(
     taken = {name.lower() for name in selected}
     for k, name in enumerate(row.kept):
         if name.lower() not in taken:
-            at_position = row.position.lower() == _quoted(name).lower() and not whole
+            at_position = row.position.lower() == quoted(name).lower() and not whole
             selected[name] = place if at_position else f"kept_{k}"
-    columns = ", ".join(f"{text} AS {_quoted(name)}" for name, text in selected.items())
+    columns = ", ".join(f"{text} AS {quoted(name)}" for name, text in selected.items())
     return f"SELECT {columns} FROM ({query})"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return the name of a column as DuckDB's SQL."""
     from sqlglot import exp
 
     return exp.column(name, quoted=True).sql(dialect="duckdb")

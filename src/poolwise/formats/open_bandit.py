@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from poolwise.log.policy import AnyArray, FloatArray, IntArray
+    from poolwise.types import AnyArray, FloatArray, IntArray
 
 BanditFeedback: TypeAlias = Mapping[str, Any]  # arrays and counts, as in OBP
 TARGET = "target_prob"
@@ -94,7 +94,7 @@ def _columns(
 ) -> tuple[list[str], dict[str, AnyArray]]:
     """Return the loggers with cross-propensities, and the columns of roles."""
     labels, own = rows.labels(), rows.own_propensity()
-    crossed = _crossed(rows, labels, own, behavior)
+    crossed = _cross_propensities(rows, labels, own, behavior)
     columns = {
         "logger": labels,
         "action": rows.action,
@@ -102,7 +102,7 @@ def _columns(
         "propensity": own,
         **{f"propensity_{label}": values for label, values in crossed.items()},
     }
-    average = rows.first_of(AVERAGES)
+    average = rows.find_first(AVERAGES)
     if average is not None and not crossed:
         columns["mixture"] = rows.vector(average)
     return list(crossed), columns
@@ -128,7 +128,7 @@ class _Feedback:
         self.action = self._indices("action", self.actions)
 
     def vector(self, name: str) -> FloatArray:
-        return _numbers(name, self.values[name], (self.count,))
+        return _read_numbers(name, self.values[name], (self.count,))
 
     def _indices(self, name: str, size: int) -> IntArray:
         values = self.vector(name)
@@ -136,12 +136,12 @@ class _Feedback:
             raise UsageError(f"{name} must hold whole numbers from 0 to {size - 1}")
         return values.astype(np.int64)
 
-    def first_of(self, names: tuple[str, ...]) -> str | None:
+    def find_first(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.values), None)
 
     def labels(self) -> AnyArray:
         """Return the label of each row's logger."""
-        name = self.first_of(STRATA)
+        name = self.find_first(STRATA)
         if name is None:
             return np.full(self.count, "log")
         return self._indices(name, 2**31).astype(str)
@@ -157,10 +157,10 @@ class _Feedback:
         """Return the probability of the logged action at its position, one per row."""
         array = np.asarray(values)
         if array.ndim == 1:
-            return _numbers(name, array, (self.count,))
+            return _read_numbers(name, array, (self.count,))
         if array.ndim == 2:
             array = array[:, :, None]
-        dense = _numbers(name, array, (self.count, self.actions, *array.shape[2:3]))
+        dense = _read_numbers(name, array, (self.count, self.actions, *array.shape[2:3]))
         invalid = (np.abs(dense.sum(axis=1) - 1) > SUM_TOLERANCE).any(axis=1)
         if invalid.any():
             count = int(invalid.sum())
@@ -200,7 +200,7 @@ class _Feedback:
         return columns
 
 
-def _numbers(name: str, values: object, shape: tuple[int, ...]) -> FloatArray:
+def _read_numbers(name: str, values: object, shape: tuple[int, ...]) -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -213,7 +213,7 @@ def _numbers(name: str, values: object, shape: tuple[int, ...]) -> FloatArray:
     return array
 
 
-def _crossed(
+def _cross_propensities(
     rows: _Feedback,
     labels: AnyArray,
     own: FloatArray,
@@ -227,7 +227,7 @@ def _crossed(
         if missing:
             raise UsageError(f"behavior must have every logger, lacks {', '.join(missing)}")
         return {k: rows.at_action(f"behavior[{k!r}]", v) for k, v in by_label.items()}
-    average = rows.first_of(AVERAGES)
+    average = rows.find_first(AVERAGES)
     if average is None or len(present) != 2:  # the mixture and one give the other
         return {}
     return other_of_two(labels, own, rows.vector(average))
@@ -288,7 +288,7 @@ def from_obd(
         MissingColumnError: Files lack columns.
     """
     files = _files(Path(path), campaign)
-    chosen = _chosen(files, loggers)
+    chosen = _choose_files(files, loggers)
     header = _common_header(list(chosen.values()))
     items = ITEMS.get(next(iter(chosen.values())).stem)
     others: dict[str, str | None] = dict.fromkeys(chosen)
@@ -335,7 +335,7 @@ def _files(folder: Path, campaign: str | None) -> dict[str, Path]:
     return {path.parts[-3]: path for path in paths if path.stem == campaign}
 
 
-def _chosen(files: Mapping[str, Path], loggers: Sequence[str]) -> dict[str, Path]:
+def _choose_files(files: Mapping[str, Path], loggers: Sequence[str]) -> dict[str, Path]:
     if isinstance(loggers, str):
         raise UsageError(f"loggers must be a list of names, got {loggers!r}")
     for name in loggers:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from poolwise.errors import Fault, LogError, SourceError, UsageError
+from poolwise.files import PARQUET, refuse_output, telling, whole_file
 from poolwise.log.log import Log, OnFault
-from poolwise.rows.output import PARQUET, refuse_output, telling, whole_file
 from poolwise.rows.sources import identifier, literal
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ Paths: TypeAlias = str | Path | Sequence[str | Path]
 LoggerFrom = Literal["model", "file"] | None
 
 UNIFORM = "1.0 / action_count"  # target: every action with the same probability
-FIRST = "if(action = 1, 1.0, 0.0)"  # target: always the first of the offered actions
+FIRST_ACTION = "if(action = 1, 1.0, 0.0)"  # target: always the first of the offered actions
 GREEDY = "if(action = list_position(probabilities, list_max(probabilities)), 1.0, 0.0)"
 
 ENDINGS = ("*.json", "*.dsjson", "*.json.gz", "*.dsjson.gz")  # files of a folder
 BATCH_ROWS = 20_000
-ADVICE = (
+DSJSON_ADVICE = (
     "Correct these lines at their source, or leave them out: pw.from_dsjson(..., "
     "on_fault='drop'). Estimates are biased if lines are missing because of their cost or "
     "action."
@@ -173,12 +173,12 @@ def read_dsjson(
     import duckdb
 
     _check_options(logger, context, on_fault)
-    files = _files(paths)
+    files = list_files(paths)
     if save is not None:
         refuse_output(save, PARQUET, files)
     with duckdb.connect() as connection:
         _load(connection, files, _select(logger, context, cost))
-        skipped, faults = _counted(connection, on_fault)
+        skipped, faults = _count_rows(connection, on_fault)
         reward = _reward(connection)
         source = _rows(connection, context, None if save is None else Path(save))
     log = Log(
@@ -205,23 +205,23 @@ def _check_options(logger: object, context: object, on_fault: object) -> None:
         raise UsageError(f"on_fault must be 'raise' or 'drop', got {on_fault!r}")
 
 
-def _files(paths: Paths) -> list[Path]:
-    """Return the files, in order; a folder means all files below it."""
+def list_files(paths: Paths, endings: Sequence[str] = ENDINGS) -> list[Path]:
+    """Return the files, in order; a folder means all files below it with these endings."""
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     if not listed:
         raise UsageError("paths must name at least one file, got an empty list")
     files: list[Path] = []
     for path in map(Path, listed):
-        matches = _matches(path)
+        matches = _matches(path, endings)
         if not matches:
-            raise SourceError(str(path), f"there is no file ({', '.join(ENDINGS)})")
+            raise SourceError(str(path), f"there is no file ({', '.join(endings)})")
         files += matches
     return files
 
 
-def _matches(path: Path) -> list[Path]:
+def _matches(path: Path, endings: Sequence[str]) -> list[Path]:
     if path.is_dir():
-        return sorted({p for ending in ENDINGS for p in path.rglob(ending)})
+        return sorted({p for ending in endings for p in path.rglob(ending)})
     if glob.has_magic(str(path)) and not path.exists():
         return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     return [path] if path.exists() else []
@@ -283,7 +283,7 @@ def _load(connection: duckdb.DuckDBPyConnection, files: Sequence[Path], select: 
         raise SourceError(", ".join(map(str, files)), str(error)) from error
 
 
-def _counted(
+def _count_rows(
     connection: duckdb.DuckDBPyConnection, on_fault: OnFault
 ) -> tuple[dict[str, int], tuple[Fault, ...]]:
     """Count skipped lines and faults; raise unless faults may be dropped."""
@@ -293,7 +293,13 @@ def _counted(
     """).fetchall()
     skipped = {reason: count for reason, count, *_ in counts if reason in SKIPPED}
     faults = tuple(
-        Fault(reason, "", count, {"file": file} | ({"event": event} if event else {}), ADVICE)
+        Fault(
+            reason,
+            "",
+            count,
+            {"file": file} | ({"event": event} if event else {}),
+            DSJSON_ADVICE,
+        )
         for reason, count, file, event in counts
         if reason not in {None, *SKIPPED}
     )
