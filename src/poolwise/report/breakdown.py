@@ -1,4 +1,4 @@
-"""Breakdown of an evaluation by segment and by period: sentence, tables and charts."""
+"""Breakdown of an evaluation by segment, period and logger: sentence, tables and charts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from poolwise.report.charts import (
     ACCENT,
     MUTED,
     SECOND,
-    domain_of,
-    ends_of,
-    forest_of,
+    draw_forest,
+    find_domain,
+    forest,
+    forest_point,
     inline,
-    styled,
+    list_ends,
+    style_chart,
     value_title,
 )
 from poolwise.report.tables import UNKNOWN, VERDICTS, Grid, simultaneous, with_interval
 from poolwise.text import (
-    all_of,
+    all_text,
     count_text,
     in_units,
     interval_text,
-    named,
     p_text,
+    percent,
+    places_for,
+    quote_names,
     short,
     unit_text,
     with_error,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from poolwise.report.sentence import Facts
 
 UNRELIABLE = {"verdict": "unreliable"}
+SHOWN = frozenset({"better", "worse"})
 VERBS = {
     "better": "is shown to be better than",
     "worse": "is shown to be worse than",
@@ -59,7 +64,9 @@ def segments_sentence(segments: Facts) -> str:
             names = _with_verdict(own, "difference", verdict)
             if names:
                 alike = len(names) == len(own) > 1
-                where = all_of(len(own), "segments") if alike else named(names, "segments")
+                where = (
+                    all_text(len(own), "segments") if alike else quote_names(names, "segments")
+                )
                 clauses.append(f"{verb} {segments['baseline']!r} in {where}")
         if clauses:
             sentences.append(f"{target!r} {'; it '.join(clauses)}.")
@@ -80,16 +87,17 @@ def _differing(target: str, results: Sequence[Facts]) -> list[str]:
     if not reliable:
         return []
     parts = []
-    for verdict, word in (("better", "above"), ("worse", "below")):
-        if names := _with_verdict(reliable, "contrast", verdict):
-            where = named(names, "segments")
+    shown = [r for r in reliable if r.get("contrast", UNRELIABLE)["verdict"] in SHOWN]
+    for sign, word in ((1, "above"), (-1, "below")):
+        if names := [r["segment"] for r in shown if sign * r["contrast"]["difference"] > 0]:
+            where = quote_names(names, "segments")
             parts.append(f"in {where} it is {word} that of the other segments")
     if not parts:
         return ["No segment is shown to differ from the others in this difference."]
     return [f"The difference of {target!r} depends on the segment: {'; '.join(parts)}."]
 
 
-def _labelled(segments: Facts) -> list[tuple[str, Facts]]:
+def _label_segments(segments: Facts) -> list[tuple[str, Facts]]:
     """Return the results with labels, which name the target where there are several."""
     results = segments["results"]
     several = len({r["target"] for r in results}) > 1
@@ -98,23 +106,24 @@ def _labelled(segments: Facts) -> list[tuple[str, Facts]]:
 
 def segment_tables(segments: Facts) -> list[Grid]:
     """Return the estimate of each segment, then its difference from the baseline."""
-    results, interval = _labelled(segments), simultaneous(segments)
+    results, interval = _label_segments(segments), simultaneous(segments)
     values = [
         [
             label,
             count_text(in_units(r["rows"], r.get("rows_per_request"))),
-            *with_interval(r["value"], r),
+            *([UNKNOWN] * 2 if r["value"] is None else with_interval(r["value"], r)),
         ]
         for label, r in results
     ]
-    differences = [[label, *_difference(r)] for label, r in results]
+    header = ["segment", f"{unit_text(_per_request(segments))}s", "estimate", interval]
+    if any(r["warnings"] for _, r in results):
+        header.append("findings")
+        for row, (_, result) in zip(values, results, strict=True):
+            row.append("\n".join(_marks(result)) or UNKNOWN)
+    differences = [[label, *_difference_cells(r)] for label, r in results]
     differs = "differs from others\n(adjusted p)"
     return [
-        Grid(
-            f"By {segments['by']} ({segments['estimator']})",
-            ["segment", f"{unit_text(_per_request(segments))}s", "estimate", interval],
-            values,
-        ),
+        Grid(f"By {segments['by']} ({segments['estimator']})", header, values),
         Grid(
             f"Difference from {segments['baseline']} by {segments['by']}",
             ["segment", "difference", interval, "verdict", differs],
@@ -123,7 +132,13 @@ def segment_tables(segments: Facts) -> list[Grid]:
     ]
 
 
-def _difference(result: Facts) -> list[str]:
+def _marks(result: Facts) -> list[str]:
+    """Return the codes of the findings of a segment, with an exclamation mark for alarms."""
+    marks = [f"{w['code']}{'!' * (w['severity'] == 'alarm')}" for w in result["warnings"]]
+    return list(dict.fromkeys(marks))
+
+
+def _difference_cells(result: Facts) -> list[str]:
     if "difference" not in result:
         return [UNKNOWN] * 4
     pair, contrast = result["difference"], result.get("contrast", UNRELIABLE)
@@ -137,9 +152,9 @@ def _difference(result: Facts) -> list[str]:
 def segments_chart(segments: Facts) -> Chart:
     """Draw the difference of each segment from the baseline; shown ones are coloured."""
     entries = [
-        (label, r["difference"]) for label, r in _labelled(segments) if "difference" in r
+        (label, r["difference"]) for label, r in _label_segments(segments) if "difference" in r
     ]
-    return forest_of(entries, segments["estimator"], _per_request(segments))
+    return draw_forest(entries, segments["estimator"], _per_request(segments))
 
 
 def _per_request(segments: Facts) -> int | None:
@@ -164,7 +179,7 @@ def periods(target: Facts, per_request: int | None = None) -> list[Grid]:
         [
             str(v["period"]),
             count_text(in_units(v["rows"], per_request)),
-            _estimate(v),
+            _estimate_text(v),
             plain_interval(v["lower"], v["upper"]),
             short(v["running"]),
             plain_interval(v["running_lower"], v["running_upper"]),
@@ -179,7 +194,7 @@ def periods(target: Facts, per_request: int | None = None) -> list[Grid]:
     return [Grid(title, header, rows)]
 
 
-def _estimate(value: Facts) -> str:
+def _estimate_text(value: Facts) -> str:
     finite = math.isfinite(value["std_error"])
     return with_error(value["value"], value["std_error"]) if finite else short(value["value"])
 
@@ -205,7 +220,7 @@ def periods_chart(target: Facts, per_request: int | None = None) -> Chart:
     axis = alt.Axis(labelAngle=-45 if len(order) > 8 else 0, labelOverlap=True, labelLimit=110)
     x = alt.X("period:O", sort=order, title="period", axis=axis)
     base = alt.Chart(inline(points)).encode(x=x, tooltip=[alt.Tooltip(f"{k}:N") for k in TIPS])
-    domain = domain_of(points, ends_of(running))
+    domain = find_domain(points, list_ends(running))
     scale = alt.Scale(domain=domain, nice=False, zero=False, clamp=True)
 
     title = value_title(per_request)
@@ -225,7 +240,7 @@ def periods_chart(target: Facts, per_request: int | None = None) -> Chart:
     if "truth" in target:
         rule = alt.Chart(inline([{"x": target["truth"]}]))
         layers.append(rule.mark_rule(color=SECOND, strokeDash=[5, 4]).encode(y=y("x")))
-    return styled(layers, HEIGHT)
+    return style_chart(layers, HEIGHT)
 
 
 def _point(value: Facts) -> Point:
@@ -243,7 +258,65 @@ def _point(value: Facts) -> Point:
         "running": value["running"],
         "running_low": drawn("running_lower", "running"),
         "running_high": drawn("running_upper", "running"),
-        "estimate": _estimate(value),
+        "estimate": _estimate_text(value),
         "interval": plain_interval(value["lower"], value["upper"]),
         "running estimate": short(value["running"]),
     }
+
+
+# Predictions of each logger from the others.
+
+
+def backtest_table(facts: Facts) -> Grid:
+    """Return the predictions and what was earned, a line for each logger."""
+    several = any(p["p_without"] is not None for p in facts["loggers"])
+    header = ["logger", "rows\nused", "predicted", "earned", "z", "adjusted\np", "fits"]
+    header += ["p without\nit"] if several else []
+    return Grid(
+        "Predicted from the other logs", header, [_backtest_line(p) for p in facts["loggers"]]
+    )
+
+
+def _backtest_line(entry: Facts) -> list[str]:
+    compared = math.isfinite(entry["upper"] - entry["lower"])
+    line = [
+        entry["logger"],
+        percent(entry["supported"]),
+        with_error(entry["predicted"], entry["predicted_error"]),
+        f"{entry['earned']:.{places_for(entry['predicted_error'])}f}",
+        f"{entry['z']:.2f}" if compared else UNKNOWN,
+        p_text(entry["adjusted"]) if compared else UNKNOWN,
+        ("yes" if entry["fits"] else "no") if compared else UNKNOWN,
+    ]
+    return [*line, *([] if entry["p_without"] is None else [p_text(entry["p_without"])])]
+
+
+def backtest_chart(facts: Facts) -> Chart:
+    """Draw the prediction of each logger with its interval, and what the logger earned."""
+    entries = facts["loggers"]
+    points = [
+        forest_point(
+            p["logger"],
+            "from the other logs",
+            p["predicted"],
+            {**p, "std_error": p["predicted_error"]},
+            strong=not p["fits"],
+        )
+        for p in entries
+    ]
+    earned = [
+        {
+            "row": p["logger"],
+            "x": p["earned"],
+            "earned": with_error(p["earned"], p["earned_error"]),
+        }
+        for p in entries
+    ]
+    core = [p[k] for p in entries for k in ("lower", "predicted", "earned", "upper")]
+    return forest(
+        points,
+        list(filter(math.isfinite, core)),
+        title=value_title(facts.get("rows_per_request")),
+        height=30 * max(len(points), 2),
+        truths=earned,
+    )

@@ -11,7 +11,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from poolwise.report.sentence import Facts, recommended
+from poolwise.report.sentence import Facts, find_recommended, single_log_error
 from poolwise.text import interval_text, percent, short, unit_text, with_error
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def estimates(evaluation: Facts) -> Chart:
     """Draw every estimate with its interval; the recommended one is coloured."""
     targets: Sequence[Facts] = evaluation["targets"]
     several = len(targets) > 1
-    points = [_estimate(t, e, several=several) for t in targets for e in t["estimates"]]
+    points = [_place_estimate(t, e, several=several) for t in targets for e in t["estimates"]]
     names = list(dict.fromkeys(str(p["estimator"]) for p in points))
     rows = list(dict.fromkeys(str(p["row"]) for p in points))
-    best = [e for e in map(recommended, targets) if e is not None]
+    best = [e for e in map(find_recommended, targets) if e is not None]
     truths: list[Point] = [
         {"row": row, "x": t["truth"], "true value": short(t["truth"])}
         for t in targets
@@ -51,7 +51,7 @@ def estimates(evaluation: Facts) -> Chart:
     height = (13 * len(names) + 8) * len(rows) if several else 30 * len(rows)
     return forest(
         points,
-        ends_of(best) + [number_of(t["x"]) for t in truths],
+        list_ends(best) + [to_number(t["x"]) for t in truths],
         title=value_title(evaluation.get("rows_per_request")),
         height=max(height, 60),
         offsets=names if several else [],
@@ -67,25 +67,27 @@ def side_by_side(evaluation: Facts) -> Chart:
     """
     if "comparison" in evaluation:
         ends: list[Facts] = evaluation["comparison"]["targets"]
-        name = _paired(evaluation)
+        name = _name_pairing(evaluation)
         points = [forest_point(r["target"], name, r["value"], r) for r in ends]
     else:
-        best = [(t, e) for t in evaluation["targets"] if (e := recommended(t)) is not None]
+        best = [(t, e) for t in evaluation["targets"] if (e := find_recommended(t)) is not None]
         best.sort(key=lambda pair: -pair[1]["value"])
         ends = [e for _, e in best]
-        points = [_estimate(t, e, several=True) for t, e in best]
+        points = [_place_estimate(t, e, several=True) for t, e in best]
     title = value_title(evaluation.get("rows_per_request"))
-    return forest(points, ends_of(ends), title=title, height=24 * max(len(points), 2))
+    return forest(points, list_ends(ends), title=title, height=24 * max(len(points), 2))
 
 
 def differences(evaluation: Facts) -> Chart:
     """Draw each target's difference from the best; significant ones are coloured."""
     pairs = evaluation["comparison"]["differences"]
     per_request = evaluation.get("rows_per_request")
-    return forest_of([(d["target"], d) for d in pairs], _paired(evaluation), per_request)
+    return draw_forest(
+        [(d["target"], d) for d in pairs], _name_pairing(evaluation), per_request
+    )
 
 
-def forest_of(
+def draw_forest(
     entries: Sequence[tuple[str, Facts]], name: str, per_request: int | None
 ) -> Chart:
     """Draw differences, each with its label; significant ones are coloured."""
@@ -95,14 +97,14 @@ def forest_of(
     ]
     return forest(
         points,
-        [*ends_of({**d, "value": d["difference"]} for _, d in entries), 0.0],
+        [*list_ends({**d, "value": d["difference"]} for _, d in entries), 0.0],
         height=24 * max(len(points), 2),
         title=f"difference of mean rewards per {unit_text(per_request)}",
         zero=True,
     )
 
 
-def _paired(evaluation: Facts) -> str:
+def _name_pairing(evaluation: Facts) -> str:
     return f"{evaluation['comparison']['estimator']}, paired"
 
 
@@ -124,7 +126,7 @@ def logs(evaluation: Facts, target: Facts) -> Chart:
     rows = [str(i["logger"]) for i in target["loggers"]]
     base = alt.Chart(inline(points)).encode(y=rows_axis(rows))
     axis = alt.Axis(format="%", tickCount=5)
-    largest = max((number_of(p["x"]) for p in points), default=1.0)
+    largest = max((to_number(p["x"]) for p in points), default=1.0)
     scale = alt.Scale(domain=[0, min(1.0, 1.1 * largest)])
     x = alt.X("x:Q", title="share", axis=axis, scale=scale)
     colour = alt.Color(
@@ -135,36 +137,36 @@ def logs(evaluation: Facts, target: Facts) -> Chart:
     line = base.mark_line(color=GRID, strokeWidth=4).encode(x=x, detail=alt.Detail("row:N"))
     tips = [alt.Tooltip("row:N", title="logger"), *map(alt.Tooltip, ("share:N", "percent:N"))]
     dots = base.mark_circle(size=130, opacity=1).encode(x=x, color=colour, tooltip=tips)
-    return styled([line, dots], height_of(rows, 34))
+    return style_chart([line, dots], measure_height(rows, 34))
 
 
 def agreement(target: Facts, per_request: int | None = None) -> Chart:
     """Draw the estimate of each single log, and the recommended estimate of all logs."""
     points = [_single_log(i) for i in target["loggers"] if "value" in i]
-    best = recommended(target)
+    best = find_recommended(target)
     if best is not None:
-        points.append({**_estimate(target, best, several=False), "row": "(all logs)"})
-    core = [number_of(p["x"]) for p in points if p["x"] is not None]
-    core += ends_of([best]) if best is not None else []
+        points.append({**_place_estimate(target, best, several=False), "row": "(all logs)"})
+    core = [to_number(p["x"]) for p in points if p["x"] is not None]
+    core += list_ends([best]) if best is not None else []
     title = value_title(per_request)
-    return forest(points, core, title=title, height=height_of(points, 32))
+    return forest(points, core, title=title, height=measure_height(points, 32))
 
 
-def height_of(rows: Sequence[object], tall: int) -> int:
+def measure_height(rows: Sequence[object], tall: int) -> int:
     """Return the height of a chart with one line per row; lines of many rows are low."""
     return (tall if len(rows) <= MANY else LOW) * max(len(rows), 2)
 
 
 def _single_log(entry: Facts) -> Point:
     """Build the point of one log; its bar is two standard errors to each side."""
-    value, error = entry["value"], entry["std_error"]
+    value, error = entry["value"], single_log_error(entry)
     bounds = {"lower": value - 2 * error, "upper": value + 2 * error, "std_error": error}
     return forest_point(entry["logger"], "this log alone", value, bounds, strong=False)
 
 
-def _estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
+def _place_estimate(target: Facts, estimate: Facts, *, several: bool) -> Point:
     name = estimate["estimator"]
-    strong = estimate is recommended(target)
+    strong = estimate is find_recommended(target)
     label = f"{name} ★" if strong and len(target["estimates"]) > 1 else name
     row = target["target"] if several else label
     point = forest_point(row, name, estimate["value"], estimate, strong=strong)
@@ -183,13 +185,13 @@ def forest_point(
         "kind": "recommended" if strong else "other",
         "estimate": with_error(value, error),
         "interval": interval_text(lower, upper, error),
-        "x": _finite(value),
-        "low": _finite(lower, value) if bounded else None,
-        "high": _finite(upper, value) if bounded else None,
+        "x": _replace_infinite(value),
+        "low": _replace_infinite(lower, value) if bounded else None,
+        "high": _replace_infinite(upper, value) if bounded else None,
     }
 
 
-def _finite(number: float, otherwise: float | None = None) -> float | None:
+def _replace_infinite(number: float, otherwise: float | None = None) -> float | None:
     return number if math.isfinite(number) else otherwise
 
 
@@ -207,10 +209,10 @@ def forest(
     import altair as alt
 
     rows = list(dict.fromkeys(str(p["row"]) for p in points))
-    domain = domain_of(points, core)
+    domain = find_domain(points, core)
     shown = [p for p in points if p["x"] is not None]
     if offsets:  # room for names to the right of the intervals
-        shown = [_ended(p, max(domain)) for p in shown]
+        shown = [_end_bar(p, max(domain)) for p in shown]
         domain = [min(domain), max(domain) + 0.18 * (max(domain) - min(domain))]
     base = alt.Chart(inline(shown)).encode(
         y=rows_axis(rows),
@@ -240,12 +242,12 @@ def forest(
         layers.insert(0, rule.encode(x=alt.X("x:Q")))
     if truths:
         layers.insert(0, _truth(truths, rows, height))
-    return styled(layers, height)
+    return style_chart(layers, height)
 
 
-def _ended(point: Point, edge: float) -> Point:
+def _end_bar(point: Point, edge: float) -> Point:
     """Return a point whose interval ends at the edge of the chart, where its name follows."""
-    end = number_of(point["x"] if point["high"] is None else point["high"])
+    end = to_number(point["x"] if point["high"] is None else point["high"])
     if end <= edge:
         return {**point, "end": end}
     return {**point, "high": edge, "end": edge, "label": f"→ {point['label']}"}
@@ -268,13 +270,13 @@ def _outside(base: Any, points: Sequence[Point], domain: Sequence[float], *, lef
     edge, end = (min(domain), "low") if left else (max(domain), "high")
 
     def is_out(value: object) -> bool:
-        number = edge if value is None else number_of(value)
+        number = edge if value is None else to_number(value)
         return number < edge if left else number > edge
 
     words = []
     for point in points:
         if is_out(point["x"]) or is_out(point[end]):
-            bound = "" if point[end] is None else short(number_of(point[end]))
+            bound = "" if point[end] is None else short(to_number(point[end]))
             number = point["estimate"] if is_out(point["x"]) else bound
             text = f"← {number}" if left else f"{number} →"
             words.append({**point, "edge": edge, "text": text})
@@ -284,15 +286,15 @@ def _outside(base: Any, points: Sequence[Point], domain: Sequence[float], *, lef
     return mark.properties(data=inline(words))
 
 
-def ends_of(estimates: Iterable[Facts]) -> list[float]:
+def list_ends(estimates: Iterable[Facts]) -> list[float]:
     """Return all finite values and bounds of estimates."""
     ends = [float(e[k]) for e in estimates for k in ("lower", "value", "upper")]
     return list(filter(math.isfinite, ends))
 
 
-def domain_of(points: Sequence[Point], core: Sequence[float]) -> list[float]:
+def find_domain(points: Sequence[Point], core: Sequence[float]) -> list[float]:
     """Return the ends of an axis: all points, but at most `REACH` widths of the core away."""
-    drawn = [number_of(p[k]) for p in points for k in ("low", "x", "high") if p[k] is not None]
+    drawn = [to_number(p[k]) for p in points for k in ("low", "x", "high") if p[k] is not None]
     drawn += core
     if not drawn:
         return [0.0, 1.0]
@@ -304,7 +306,7 @@ def domain_of(points: Sequence[Point], core: Sequence[float]) -> list[float]:
     return [left - margin, right + margin]
 
 
-def number_of(value: object) -> float:
+def to_number(value: object) -> float:
     """Return a value of a chart's data as a number."""
     return float(str(value))
 
@@ -324,7 +326,7 @@ def inline(points: Iterable[Point]) -> alt.InlineData:
     return alt.InlineData(values=list(points))
 
 
-def styled(layers: Sequence[Any], height: int) -> Chart:
+def style_chart(layers: Sequence[Any], height: int) -> Chart:
     """Layer marks in one chart with the common size, fonts and colours.
 
     Charts are built from channel objects and in one call: shorthands and the methods of a
@@ -360,12 +362,12 @@ def _chart_class() -> type[alt.LayerChart]:
 
     class OfflineChart(alt.LayerChart):
         def _repr_mimebundle_(self, *_args: object, **_options: object) -> dict[str, str]:
-            return {"image/svg+xml": svg_of(self)}
+            return {"image/svg+xml": draw_svg(self)}
 
     return OfflineChart
 
 
-def svg_of(chart: Chart) -> str:
+def draw_svg(chart: Chart) -> str:
     """Return the picture of a chart."""
     import vl_convert
 

@@ -19,4 +19,8 @@ for (const section of document.querySelectorAll("details")) {
     if (section.open) window.dispatchEvent(new Event("resize"));
   });
 }
+// Paper shows everything.
+window.addEventListener("beforeprint", () => {
+  for (const section of document.querySelectorAll("details.part")) section.open = true;
+});
 drawVisible();

@@ -10,30 +10,34 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from poolwise.diagnosis.causes import find_cause, group_findings
 from poolwise.errors import UsageError
+from poolwise.files import write_whole
 from poolwise.report import charts, tables
-from poolwise.report.backtest import backtest_chart, backtest_table
 from poolwise.report.breakdown import (
+    backtest_chart,
+    backtest_table,
     periods,
     periods_chart,
     plain_interval,
     segment_tables,
     segments_chart,
 )
+from poolwise.report.card import STATES, bar, change_text, value_texts
 from poolwise.report.charts import PALETTE, picture
+from poolwise.report.clicks import pair_table, position_chart, position_table
 from poolwise.report.sentence import (
     Facts,
     answer,
-    findings_of,
+    find_recommended,
     leading,
-    recommended,
     rivals,
     rows_text,
+    select_findings,
     truth_text,
 )
 from poolwise.report.tables import finding_text
 from poolwise.report.weights_chart import has_panels, weights
-from poolwise.rows.output import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +69,22 @@ FORMULAS = {
     "direct-method": "The mean prediction of a reward model under the target, without any "
     "correction.",
 }
+FORMULAS_OF_CLICKS = {
+    "naive": "The mean, over all requests, of the clicks, each times the examination of the "
+    "position at which the target shows the item over that of the position at which it was "
+    "shown.",
+    "balanced": "The same with the mean examination under all rankers, each in proportion to "
+    "its requests, in place of that of the position at which the item was shown.",
+    "weighted": "The naive estimate of each ranker's requests by itself, combined in the "
+    "shares of least variance.",
+}
+PARTS = {  # causes of findings that concern a section
+    "estimates": ("probabilities", "support", "training", "rows", "copies", "mixture"),
+    "logs": ("support", "copies"),
+    "weights": ("few rows", "probabilities"),
+    "agreement": ("time", "probabilities"),
+    "periods": ("training",),
+}
 COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
 
 
@@ -83,31 +103,37 @@ def page(
         evaluation: The dictionary of an evaluation.
         command: The command that reproduces the numbers.
         question: Date, log and targets for an audit, and the text of a question file.
-        shown: Findings of one kind that are not folded away.
+        shown: Findings of one cause that are not folded away.
         opening: Title, answer, severity and first section ("estimates" or "comparison"), in
             place of those of the evaluation.
         first: Tables that come before all others.
     """
-    best = recommended(leading(evaluation))
+    best = find_recommended(leading(evaluation))
     names = [e["estimator"] for t in evaluation["targets"] for e in t["estimates"]]
     names = list(dict.fromkeys(names))
     template = tables.templates().get_template("page.html")
+    found = show_findings(evaluation["warnings"], shown)
     return template.render(
-        _header(evaluation) | dict(opening or {}),
+        {"card": _card(evaluation), **_page_header(evaluation)} | dict(opening or {}),
+        reward=evaluation.get("reward", ""),
+        grave=[f for f in found if f["severity"] != "note"],
+        notes=[f for f in found if f["severity"] == "note"],
+        pointers=_pointers(found),
         first=first,
         level="" if best is None else f"{100 * best['level']:g}%",
         truth_known=any("truth" in t for t in evaluation["targets"]),
-        targets=_targets(evaluation),
+        targets=_target_tables(evaluation),
         comparison=_comparison(evaluation),
-        segments=_segments(evaluation),
+        segments=_segments(evaluation, shown),
         backtest=_backtest(evaluation["backtest"]) if "backtest" in evaluation else None,
+        bias=_bias(evaluation["position_bias"]) if "position_bias" in evaluation else None,
         side_by_side=tables.comparison_tables(evaluation["comparison"])
         if "comparison" in evaluation
         else [tables.side_by_side(evaluation)],
-        findings=_findings(evaluation["warnings"], shown),
-        formulas=formulas(names),
+        findings=found,
+        formulas=formulas(names, clicks="position_bias" in evaluation),
         fingerprint=evaluation["fingerprint"],
-        versions=_versions(),
+        versions=list_versions(),
         command=command,
         question=question,
         specs={name: _spec(chart) for name, chart in all_charts(evaluation).items()},
@@ -129,8 +155,8 @@ def backtest_page(
         title=f"{len(backtest['loggers'])} loggers: backtest",
         severity=next((s for s in ("alarm", "warning") if s in severities), "sound"),
         backtest=_backtest(backtest),
-        findings=_findings(backtest["warnings"], shown),
-        versions=_versions(),
+        findings=show_findings(backtest["warnings"], shown),
+        versions=list_versions(),
         command=command,
         question=question,
         specs={"backtest": _spec(backtest_chart(backtest))},
@@ -138,12 +164,34 @@ def backtest_page(
     )
 
 
-def _header(evaluation: Facts) -> dict[str, str]:
+def position_page(
+    bias: Facts, *, command: str = "", question: Mapping[str, object] | None = None
+) -> str:
+    """Return the report of a position bias as HTML; the arguments are those of `page`."""
+    template = tables.templates().get_template("clicks.html")
+    return template.render(
+        title=f"{len(bias['loggers'])} rankers: position bias",
+        bias=_bias(bias),
+        versions=list_versions(),
+        command=command,
+        question=question,
+        specs={"position-bias": _spec(position_chart(bias))},
+        vega=_vega(),
+    )
+
+
+def _bias(bias: Facts) -> dict[str, object]:
+    """Return the sentence and the tables of a position bias."""
+    grids = [position_table(bias), *([pair_table(bias)] if bias["pairs"] else [])]
+    return {"sentence": bias["sentence"], "level": f"{100 * bias['level']:g}%", "grids": grids}
+
+
+def _page_header(evaluation: Facts) -> dict[str, str]:
     """Return the title and the answer, with the severity that colours it."""
     target = leading(evaluation)
     names = [str(t["target"]) for t in evaluation["targets"]]
     subject = names[0] if len(names) == 1 else f"{len(names)} targets"
-    severities = {w["severity"] for w in findings_of(evaluation, target["target"])}
+    severities = {w["severity"] for w in select_findings(evaluation, target["target"])}
     origin = f"From {rows_text(evaluation)}."
     return {
         "title": f"{subject}: off-policy evaluation",
@@ -154,7 +202,42 @@ def _header(evaluation: Facts) -> dict[str, str]:
     }
 
 
-def _targets(evaluation: Facts) -> list[dict[str, object]]:
+def _card(evaluation: Facts) -> dict[str, object] | None:
+    """Return the leading target against the baseline; None without a difference."""
+    target = leading(evaluation)
+    best, gap = find_recommended(target), target.get("difference")
+    if best is None or gap is None or gap["verdict"] == "unreliable":
+        return None
+    line = {**gap, "value": best["value"], "baseline_value": best["value"] - gap["difference"]}
+    value, other = value_texts(line)
+    alarmed = any(
+        w["severity"] == "alarm" for w in select_findings(evaluation, target["target"])
+    )
+    verdict = tables.VERDICTS[gap["verdict"]]
+    return {
+        "name": target["target"],
+        "baseline": evaluation["baseline"]["name"],
+        "verdict": "not shown" if alarmed else verdict,
+        "state": "open" if alarmed else STATES.get(gap["verdict"], "open"),
+        "value": value,
+        "other": other,
+        "change": change_text(line),
+        "bar": bar(line),
+    }
+
+
+def _pointers(findings: Sequence[Facts]) -> dict[str, list[Facts]]:
+    """Return the warnings and alarms that concern each section of the report."""
+    found: dict[str, list[Facts]] = {part: [] for part in PARTS}
+    for finding in findings:
+        cause = find_cause(finding)
+        for part, causes in PARTS.items():
+            if cause in causes and finding["severity"] != "note":
+                found[part].append(finding)
+    return found
+
+
+def _target_tables(evaluation: Facts) -> list[dict[str, object]]:
     """Return the tables of each target, and the suffix of the names of its charts."""
     leader = leading(evaluation)
     return [
@@ -200,14 +283,15 @@ def _comparison(evaluation: Facts) -> dict[str, object] | None:
     }
 
 
-def _segments(evaluation: Facts) -> dict[str, object] | None:
-    """Return the sentence and the tables of the segments."""
+def _segments(evaluation: Facts, shown: int) -> dict[str, object] | None:
+    """Return the sentence, the tables and the findings of the segments."""
     if "segments" not in evaluation:
         return None
     segments = evaluation["segments"]
     level = f"{100 * segments['level']:g}%"
     grids = segment_tables(segments)
-    return {**segments, "level": level, "grids": grids}
+    findings = show_findings(segments["warnings"], shown)
+    return {**segments, "level": level, "grids": grids, "findings": findings}
 
 
 def _backtest(backtest: Facts) -> dict[str, object]:
@@ -216,27 +300,36 @@ def _backtest(backtest: Facts) -> dict[str, object]:
     return {"sentence": backtest["sentence"], "level": level, "grid": backtest_table(backtest)}
 
 
-def _findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
-    """Group findings of one kind; of many, most are folded away."""
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for w in warnings:
-        kinds.setdefault((str(w["severity"]), str(w["code"])), []).append(finding_text(w))
+def show_findings(warnings: Sequence[Facts], shown: int) -> list[dict[str, object]]:
+    """Group findings by cause; of many, most are folded away."""
+    groups = [(g, (g.text, *g.others)) for g in group_findings(warnings)]
     return [
-        {"severity": s, "code": code, "shown": texts[:shown], "folded": texts[shown:]}
-        for (s, code), texts in kinds.items()
+        {
+            "severity": g.severity,
+            "code": g.code,
+            "shown": texts[:shown],
+            "folded": texts[shown:],
+        }
+        for g, texts in groups
     ]
 
 
-def formulas(estimators: Iterable[str]) -> list[tuple[str, str]]:
+def formulas(estimators: Iterable[str], *, clicks: bool = False) -> list[tuple[str, str]]:
     """Return the definition of each estimator of this package, skipping others.
+
+    Args:
+        estimators: Names of estimators.
+        clicks: Whether the log has clicks of rankers in place of probabilities.
 
     >>> [name for name, _ in formulas(["self-normalised", "mine"])]
     ['self-normalised']
     """
-    return [(name, FORMULAS[name]) for name in estimators if name in FORMULAS]
+    texts = FORMULAS_OF_CLICKS if clicks else FORMULAS
+    return [(name, texts[name]) for name in estimators if name in texts]
 
 
-def _versions() -> list[str]:
+def list_versions() -> list[str]:
+    """Return the names and versions of poolwise and of what it computes with."""
     return [f"{name} {_version(name)}" for name in ("poolwise", "duckdb", "numpy")]
 
 
@@ -272,10 +365,14 @@ def all_charts(evaluation: Facts) -> Charts:
         by_name["segments"] = segments_chart(evaluation["segments"])
     if "backtest" in evaluation:
         by_name["backtest"] = backtest_chart(evaluation["backtest"])
+    if "position_bias" in evaluation:
+        by_name["position-bias"] = position_chart(evaluation["position_bias"])
     if "comparison" in evaluation:
         by_name["differences"] = charts.differences(evaluation)
     for number, target in enumerate(targets, 1):
         suffix = f"-{number:02d}" if len(targets) > 1 else ""
+        if not target["loggers"]:
+            continue
         by_name[f"logs{suffix}"] = charts.logs(evaluation, target)
         by_name[f"weights{suffix}"] = weights(target)
         by_name[f"agreement{suffix}"] = charts.agreement(target, per_request)
@@ -302,16 +399,18 @@ def _spec(chart: Chart) -> object:
     """Return a chart as JSON data whose colours are variables of the style sheet."""
     spec: dict[str, Any] = {**chart.to_dict(validate=False), "background": "transparent"}
     spec["config"] = {**spec["config"], "font": "system-ui, sans-serif"}
-    return _themed(spec)
+    return _apply_theme(spec)
 
 
-def _themed(spec: object, key: str = "") -> object:
+def _apply_theme(spec: object, key: str = "") -> object:
     """Replace palette colours by variables: light, dark and print each define theirs."""
     if isinstance(spec, Mapping):
         # data stay unchanged: a label may look like a colour
-        return {k: v if k in {"data", "datasets"} else _themed(v, k) for k, v in spec.items()}
+        return {
+            k: v if k in {"data", "datasets"} else _apply_theme(v, k) for k, v in spec.items()
+        }
     if isinstance(spec, list):
-        return [_themed(value, key) for value in spec]
+        return [_apply_theme(value, key) for value in spec]
     if isinstance(spec, str) and (key in {"range", "value"} or key.lower().endswith("color")):
         return COLOURS.get(spec, spec)
     return spec

@@ -7,14 +7,16 @@ holds text only; the functions of `text` write the numbers.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
+from poolwise.diagnosis.causes import SHOWN, group_findings, rest_text
 from poolwise.errors import name_target
-from poolwise.report.sentence import Facts, recommended, rows_text
+from poolwise.report.sentence import Facts, find_recommended, rows_text, single_log_error
 from poolwise.text import (
     count_text,
     in_units,
@@ -22,6 +24,7 @@ from poolwise.text import (
     p_text,
     percent,
     short,
+    signed_percent,
     unit_text,
     with_error,
 )
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 LABEL = 41  # letters of a row label that a terminal shows
 STYLES = {"alarm": "bold red", "warning": "yellow", "note": "cyan"}
-MIXTURE = "(mixture)"  # label of the row of all loggers together
+MIXTURE_LABEL = "(mixture)"  # label of the row of all loggers together
 BEST_SPLIT = "(best split)"  # source of the best split in the dictionary of a plan
 UNKNOWN = "–"
 VERDICTS = {
@@ -105,7 +108,8 @@ def _short_labels(labels: Sequence[str]) -> list[str]:
 
 def finding_text(warning: Facts) -> str:
     """Return the text of a finding, which names the target that it concerns."""
-    return name_target(str(warning["message"]), str(warning.get("target", "")))
+    about = (str(warning.get(kind, "")) for kind in ("target", "metric"))
+    return name_target(str(warning["message"]), *about)
 
 
 def show(grids: Sequence[Grid], warnings: Sequence[Facts], console: Console) -> None:
@@ -114,10 +118,12 @@ def show(grids: Sequence[Grid], warnings: Sequence[Facts], console: Console) -> 
 
     for grid in grids:
         console.print(grid.rich())
-    for warning in warnings:
-        severity = str(warning["severity"])
-        label = (f"{severity} ({warning['code']}): ", STYLES[severity])
-        console.print(Text.assemble(label, finding_text(warning)))
+    groups = group_findings(warnings)
+    for group in groups[:SHOWN]:
+        label = (f"{group.severity} ({group.code}): ", STYLES[group.severity])
+        console.print(Text.assemble(label, f"{group.text} {group.also}".strip()))
+    if rest := rest_text(groups):
+        console.print(Text(rest))
 
 
 def as_text(
@@ -147,8 +153,46 @@ def as_html(
 ) -> str:
     """Return sentences, tables and findings as HTML for a notebook."""
     template = templates().get_template("notebook.html")
-    texts = [{**warning, "message": finding_text(warning)} for warning in warnings]
-    return template.render(opening=opening, grids=grids, warnings=texts, sentences=sentences)
+    groups = group_findings(warnings)
+    return template.render(
+        opening=opening,
+        grids=grids,
+        findings=groups[:SHOWN],
+        rest=rest_text(groups),
+        sentences=sentences,
+    )
+
+
+def as_markdown(
+    grids: Sequence[Grid],
+    warnings: Sequence[Facts] = (),
+    sentences: Sequence[str] = (),
+    opening: Sequence[str] = (),
+) -> str:
+    """Return sentences, tables and findings as Markdown, for pull requests and summaries."""
+    parts = [f"**{_in_markdown(sentence)}**" for sentence in opening]
+    for grid in grids:
+        parts += [f"### {_in_markdown(grid.title)}"] if grid.title else []
+        lines = [grid.header, ["---", *["--:"] * (len(grid.header) - 1)], *grid.rows]
+        parts.append("\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines))
+    groups = group_findings(warnings)
+    shown = [
+        f"- **{g.severity}** `{g.code}`: {_in_markdown(f'{g.text} {g.also}'.strip())}"
+        for g in groups[:SHOWN]
+    ]
+    parts += ["\n".join(shown)] if shown else []
+    parts += [text for text in (rest_text(groups), *map(_in_markdown, sentences)) if text]
+    return "\n\n".join(parts) + "\n"
+
+
+def _in_markdown(text: str) -> str:
+    r"""Write a text so that it shows as it is in Markdown, on one line.
+
+    >>> print(_in_markdown("a|b*\n<i>c_d"))
+    a\|b\* &lt;i>c\_d
+    """
+    escaped = text.replace("\n", " ").replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", escaped) if text != "--:" else text
 
 
 def evaluation_tables(evaluation: Facts) -> list[Grid]:
@@ -156,8 +200,15 @@ def evaluation_tables(evaluation: Facts) -> list[Grid]:
     return [
         grid
         for t in evaluation["targets"]
-        for grid in (estimates(evaluation, t), logs(evaluation, t), weights(t), *agreement(t))
+        for grid in (estimates(evaluation, t), *_overlap_tables(evaluation, t))
     ]
+
+
+def _overlap_tables(evaluation: Facts, target: Facts) -> list[Grid]:
+    """Return the tables of the logs and of the weights, which a click log lacks."""
+    if not target["loggers"]:
+        return []
+    return [logs(evaluation, target), weights(target), *agreement(target)]
 
 
 def main_table(evaluation: Facts) -> Grid:
@@ -178,13 +229,17 @@ def estimates(evaluation: Facts, target: Facts) -> Grid:
     header, rows = list(plain.header), [list(row) for row in plain.rows]
     if len(rows) > 1:
         header[0] = "estimator (★ recommended)"
-        best = target["estimates"].index(recommended(target))
+        best = target["estimates"].index(find_recommended(target))
         rows[best][0] += " ★"
     title = f"{target['target']}: {rows_text(evaluation)}"
     if "periods" in target and any(e["assumes_fixed"] for e in target["estimates"]):
         title += "; † for policies fixed beforehand"
         for row, e in zip(rows, target["estimates"], strict=True):
             row[0] += " †" if e["assumes_fixed"] else ""
+    if any("support" in e for e in target["estimates"]):
+        header.append("support")
+        for row, e in zip(rows, target["estimates"], strict=True):
+            row.append(percent(min(1.0, e["support"])))
     if "truth" in target:
         header.append("covers truth")
         title += f"; its true value is {target['truth']:.4f}"
@@ -198,7 +253,7 @@ def logs(evaluation: Facts, target: Facts) -> Grid:
     by_logger = {i["logger"]: i for i in evaluation["loggers"]}
     per_request = evaluation.get("rows_per_request")
     errors = {e["estimator"]: e["std_error"] for e in target["estimates"]}
-    left_out = [e for e in errors if any(_without(e) in i for i in target["loggers"])]
+    left_out = [e for e in errors if any(_error_key(e) in i for i in target["loggers"])]
     header = ["logger", f"{unit_text(per_request)}s", "mean\nreward", "share", "divergence"]
     header += [f"{estimator} ±\nwithout it" for estimator in left_out]
     rows = []
@@ -207,21 +262,21 @@ def logs(evaluation: Facts, target: Facts) -> Grid:
         rows_of = count_text(in_units(log["rows"], per_request))
         row = [entry["logger"], rows_of, _short(log["mean_reward"])]
         row += [_percent(entry.get("best_share", math.nan)), _short(entry["divergence"])]
-        rows.append([*row, *(_loss(entry, e, errors[e]) for e in left_out)])
+        rows.append([*row, *(_loss_text(entry, e, errors[e]) for e in left_out)])
     return Grid("Logs", header, rows)
 
 
-def _without(estimator: str) -> str:
+def _error_key(estimator: str) -> str:
     return f"{estimator}_std_error_without"
 
 
-def _loss(entry: Facts, estimator: str, error: float) -> str:
+def _loss_text(entry: Facts, estimator: str, error: float) -> str:
     """Write the standard error without a log, and its relative increase.
 
-    >>> _loss({"naive_std_error_without": 0.03}, "naive", 0.02)
+    >>> _loss_text({"naive_std_error_without": 0.03}, "naive", 0.02)
     '0.03 (+50%)'
     """
-    without = entry.get(_without(estimator), math.nan)
+    without = entry.get(_error_key(estimator), math.nan)
     if not (math.isfinite(without) and 0 < error < math.inf):
         return _short(without)
     return f"{short(without)} ({without / error - 1:+.0%})"
@@ -234,11 +289,11 @@ def weights(target: Facts) -> Grid:
     rows = [
         [
             label,
-            _count(entry["effective_rows"]),
+            _effective(entry),
             _short(entry["mean_weight"]),
             _short(entry["largest_weight"]),
             _percent(entry["largest_share"]),
-            _tail(entry),
+            _tail_text(entry),
             _percent(entry["unsupported"]),
         ]
         for label, entry in covers(target)
@@ -246,13 +301,24 @@ def weights(target: Facts) -> Grid:
     return Grid("Weights", header, rows)
 
 
+def _effective(entry: Facts) -> str:
+    """Write the effective rows, and how many rows decide the estimate if these are few.
+
+    >>> _effective({"effective_rows": 406.2, "decisive_rows": 4})
+    '406 (4 decisive)'
+    """
+    text = _count(entry["effective_rows"])
+    decisive = entry.get("decisive_rows")
+    return text if decisive is None else f"{text} ({decisive} decisive)"
+
+
 def covers(target: Facts) -> list[tuple[str, Facts]]:
     """Return the overlap of each logger and of their mixture, with its label."""
     entries = [(str(i["logger"]), i) for i in target["loggers"]]
-    return entries + ([(MIXTURE, target["mixture"])] if "mixture" in target else [])
+    return entries + ([(MIXTURE_LABEL, target["mixture"])] if "mixture" in target else [])
 
 
-def _tail(entry: Facts) -> str:
+def _tail_text(entry: Facts) -> str:
     """Write the tail index, marked where it exceeds the threshold for these rows."""
     index = entry["tail_index"]
     if index is None:
@@ -265,7 +331,7 @@ def _tail(entry: Facts) -> str:
 def agreement(target: Facts) -> list[Grid]:
     """Estimate of each log by itself, and the tests of agreement."""
     single = [
-        [i["logger"], with_error(i["value"], i["std_error"])]
+        [i["logger"], with_error(i["value"], single_log_error(i))]
         for i in target["loggers"]
         if "value" in i
     ]
@@ -279,13 +345,91 @@ def agreement(target: Facts) -> list[Grid]:
 
 def side_by_side(evaluation: Facts) -> Grid:
     """Return the recommended estimate of every target, the highest first."""
-    best = [(t, e) for t in evaluation["targets"] if (e := recommended(t)) is not None]
+    best = [(t, e) for t in evaluation["targets"] if (e := find_recommended(t)) is not None]
     best.sort(key=lambda pair: -pair[1]["value"])
     header = ["target", "estimator", "estimate", _interval_header([e for _, e in best])]
     rows = [
         [str(t["target"]), str(e["estimator"]), *with_interval(e["value"], e)] for t, e in best
     ]
     return Grid("Recommended estimates", header, rows)
+
+
+def metrics_table(evaluation: Facts) -> Grid:
+    """Return one row for each metric and target, with the difference from the baseline."""
+    metrics, baseline = evaluation["metrics"], evaluation["baseline"]
+    baseline = baseline["name"] if isinstance(baseline, dict) else baseline
+    entries = [t for m in metrics for t in m["targets"]]
+    several = len({t["target"] for t in entries if t["target"] != baseline}) > 1
+    known = [t for t in entries if t["estimator"]]
+    header = ["metric", *["target"] * several, "estimate", _interval_header(known)]
+    other = baseline or "the best"
+    header += [f"relative to\n{other}", "simultaneous\ninterval" if several else "interval"]
+    rows = []
+    for metric in metrics:
+        for entry in metric["targets"]:
+            if entry["target"] == baseline:
+                continue
+            row = [metric_label(metric), *[entry["target"]] * several]
+            estimate = [UNKNOWN, UNKNOWN]
+            if entry["estimator"]:
+                estimate = with_interval(entry["value"], entry)
+            rows.append([*row, *estimate, *relative_text(entry.get("difference"))])
+    return Grid(f"Metrics: {rows_text(evaluation)}", header, rows)
+
+
+def distribution_tables(distribution: Facts) -> list[Grid]:
+    """Return the quantiles of each target, or the probabilities where there are none."""
+    level = f"{100 * distribution['level']:g}% interval"
+    several = len({row["target"] for row in distribution["thresholds"]}) > 1
+    header = ["target"] * several
+    if distribution["quantiles"]:
+        rows = [
+            [
+                *[q["target"]] * several,
+                percent(q["share"]),
+                _short(q["value"]),
+                f"[{_short(q['lower'])}, {_short(q['upper'])}]",
+            ]
+            for q in distribution["quantiles"]
+        ]
+        names = [*header, "quantile", "reward", f"simultaneous\n{level}"]
+        return [Grid("Quantiles of the reward", names, rows)]
+    rows = [
+        [
+            *[p["target"]] * several,
+            _short(p["threshold"]),
+            with_error(p["probability"], p["std_error"]),
+            interval_text(p["lower"], p["upper"], p["std_error"]),
+        ]
+        for p in distribution["thresholds"]
+    ]
+    names = [*header, "reward\nat most", "probability", f"simultaneous\n{level}"]
+    return [Grid("Distribution of the reward", names, rows)]
+
+
+def metric_label(metric: Facts) -> str:
+    """Write the name of a metric, with an arrow if lower is better.
+
+    >>> metric_label({"metric": "latency", "better": "lower"})
+    'latency ↓'
+    """
+    return f"{metric['metric']} ↓" if metric["better"] == "lower" else str(metric["metric"])
+
+
+def relative_text(difference: Facts | None) -> list[str]:
+    """Write a relative difference and its interval, or the difference where it has none.
+
+    >>> relative_text({"relative": 0.164, "relative_lower": 0.1, "relative_upper": 0.23})
+    ['+16.4%', '+10.0% to +23.0%']
+    """
+    if difference is None:
+        return [UNKNOWN, UNKNOWN]
+    if difference.get("relative") is None:
+        return with_interval(difference["difference"], difference)
+    value, lower, upper = (
+        signed_percent(difference[f"relative{end}"]) for end in ("", "_lower", "_upper")
+    )
+    return [value, f"{lower} to {upper}"]
 
 
 def comparison_tables(comparison: Facts) -> list[Grid]:
@@ -351,7 +495,7 @@ def plan_tables(plan: Facts) -> list[Grid]:
     ]
     now = ["half-width now", *(short(option["half_width_now"]) for option in best)]
     split = [
-        [logger, percent(rows / total), *(_part(option, logger) for option in best)]
+        [logger, percent(rows / total), *(_share_text(option, logger) for option in best)]
         for logger, rows in sizes.items()
     ]
     return [
@@ -390,7 +534,7 @@ def needed_rows(
     return f"{needed} (at least {least})" if lower else needed
 
 
-def _part(option: Facts, logger: str) -> str:
+def _share_text(option: Facts, logger: str) -> str:
     if not 0 < option["rows"] < math.inf:
         return UNKNOWN
     return percent(round(option["split"].get(logger, 0.0), 3))

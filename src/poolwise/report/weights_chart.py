@@ -16,11 +16,11 @@ from poolwise.report.charts import (
     MANY,
     MUTED,
     SECOND,
-    height_of,
     inline,
-    number_of,
+    measure_height,
     rows_axis,
-    styled,
+    style_chart,
+    to_number,
 )
 from poolwise.report.tables import covers
 from poolwise.text import percent, short
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from poolwise.report.charts import Chart, Point
     from poolwise.report.sentence import Facts
 
-KINDS = {"mean weight": "mean_weight", "largest weight": "largest_weight"}
+WEIGHT_KINDS = {"mean weight": "mean_weight", "largest weight": "largest_weight"}
 BAR = 0.75  # a bar goes from 3/4 of a power of two to 3/2 of it, so that 1 is inside a bar
 SMALL = BAR * 2.0**-13  # about 0.0001: smaller weights are counted in the panel's note
 TALL = 0.6  # of a panel: the rest is for the name of the logger
-FEW = 6  # panels that may be taller
+FEW_PANELS = 6  # panels that may be taller
 
 
 def weights(target: Facts) -> Chart:
@@ -61,7 +61,7 @@ def _panels(entries: Sequence[tuple[str, Facts]]) -> Chart:
     shares = [octaves(entry["histogram"]) for _, entry in entries]
     peak = max((share for bars in shares for share in bars.values()), default=1.0)
     bars = [
-        _bar(label, left, share, base, peak)
+        _place_bar(label, left, share, base, peak)
         for (base, (label, _)), octave in zip(panels, shares, strict=True)
         for left, share in octave.items()
     ]
@@ -79,12 +79,12 @@ def _panels(entries: Sequence[tuple[str, Facts]]) -> Chart:
     hovered = wide.mark_rect(opacity=0)  # as tall as the panel, so low bars have a tooltip too
     layers = [
         drawn.encode(y2=alt.Y2("top:Q")),
-        _one([base for base, _ in panels]).encode(y=y, y2=alt.Y2("top:Q")),
+        _draw_unit_rule([base for base, _ in panels]).encode(y=y, y2=alt.Y2("top:Q")),
         hovered.encode(y2=alt.Y2("full:Q"), tooltip=tips),
         _dot_marks(dots).encode(x=x("x"), y=y),
-        *_names(panels),
+        *_draw_names(panels),
     ]
-    return styled(layers, count * (90 if count <= FEW else 64))
+    return style_chart(layers, count * (90 if count <= FEW_PANELS else 64))
 
 
 def octaves(bins: Sequence[Facts]) -> dict[float, float]:
@@ -102,7 +102,7 @@ def octaves(bins: Sequence[Facts]) -> dict[float, float]:
     return shares
 
 
-def _bar(label: str, left: float, share: float, base: float, peak: float) -> Point:
+def _place_bar(label: str, left: float, share: float, base: float, peak: float) -> Point:
     return {
         "row": label,
         "left": left,
@@ -118,7 +118,7 @@ def _bar(label: str, left: float, share: float, base: float, peak: float) -> Poi
 def _dots(label: str, entry: Facts) -> list[Point]:
     return [
         {"row": label, "x": entry[key], "kind": kind, "size": short(entry[key])}
-        for kind, key in KINDS.items()
+        for kind, key in WEIGHT_KINDS.items()
         if 0 < entry[key] < math.inf
     ]
 
@@ -128,7 +128,7 @@ def _dot_marks(dots: Sequence[Point]) -> Any:  # noqa: ANN401 - altair's layers 
 
     colour = alt.Color(
         "kind:N",
-        scale=alt.Scale(domain=list(KINDS), range=[ACCENT, SECOND]),
+        scale=alt.Scale(domain=list(WEIGHT_KINDS), range=[ACCENT, SECOND]),
         legend=alt.Legend(title=None, orient="top"),
     )
     tips = [alt.Tooltip("row:N", title="logger"), alt.Tooltip("kind:N")]
@@ -137,7 +137,7 @@ def _dot_marks(dots: Sequence[Point]) -> Any:  # noqa: ANN401 - altair's layers 
     return marks.encode(color=colour, tooltip=tips)
 
 
-def _names(panels: Sequence[tuple[float, tuple[str, Facts]]]) -> list[Any]:
+def _draw_names(panels: Sequence[tuple[float, tuple[str, Facts]]]) -> list[Any]:
     """Write the logger of each panel, and the share of weights too small for a bar."""
     import altair as alt
 
@@ -189,7 +189,7 @@ def _weight_axis(numbers: Iterable[object]) -> Any:  # noqa: ANN401 - a function
     import altair as alt
 
     scale = alt.Scale(type="log", nice=False, padding=12)
-    axis = alt.Axis(format="~g", values=decades(map(number_of, numbers)), grid=False)
+    axis = alt.Axis(format="~g", values=decades(map(to_number, numbers)), grid=False)
     return lambda name: alt.X(
         f"{name}:Q", title="weight, logarithmic scale", scale=scale, axis=axis
     )
@@ -210,7 +210,7 @@ def decades(numbers: Iterable[float]) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high]
 
 
-def _one(base: Iterable[float] = (0.0,)) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
+def _draw_unit_rule(base: Iterable[float] = (0.0,)) -> Any:  # noqa: ANN401 - altair's layers have no narrower type
     """Draw a dashed rule at weight 1, the expected mean, in each panel."""
     import altair as alt
 
@@ -228,5 +228,5 @@ def _ranges(entries: Sequence[tuple[str, Facts]]) -> Chart:
     x, y = _weight_axis([p["x"] for p in dots])("x"), rows_axis(rows)
     line = alt.Chart(inline(dots)).mark_line(color=GRID, strokeWidth=4)
     spans = line.encode(x=x, y=y, detail=alt.Detail("row:N"))
-    layers = [_one(), spans, _dot_marks(dots).encode(x=x, y=y)]
-    return styled(layers, height_of(rows, 34))
+    layers = [_draw_unit_rule(), spans, _dot_marks(dots).encode(x=x, y=y)]
+    return style_chart(layers, measure_height(rows, 34))
