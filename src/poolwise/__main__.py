@@ -48,10 +48,10 @@ def main() -> None:
     except SystemExit as end:
         status = end.code
         if status and received:  # a library turned the interrupt into an error of its own
-            status = _stopped(received)
+            status = _exit_stopped(received)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it decides the status
         caught = received or isinstance(error, KeyboardInterrupt)
-        status = _stopped(received) if caught else _bug(error)
+        status = _exit_stopped(received) if caught else _bug(error)
     finally:
         for number in numbers:  # nothing is left to clean up
             signal.signal(number, signal.SIG_DFL)
@@ -67,7 +67,7 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _stopped(received: list[int]) -> int:
+def _exit_stopped(received: list[int]) -> int:
     _say("poolwise: stopped\n")
     return 128 + (received or [signal.SIGINT])[0]
 

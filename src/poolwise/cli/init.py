@@ -1,150 +1,283 @@
-"""Init: a question file whose roles are guessed from the columns of the logs."""
+"""Init: a question file that runs, with a reason for every key.
+
+Formats that have a name of their own are recognised by their columns; the roles of other logs
+are guessed.  The file lists open questions, and what the question lacks.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from poolwise.log.log import PATTERN, Log
+from poolwise.cli.draft import REWARDS, Draft, best_named
+from poolwise.cli.guess import FEW, guess
+from poolwise.log.log import Log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-NAMES = {
-    "reward": "reward click clicked conversion converted revenue outcome feedback",
-    "logger": "logger policy policy_id policy_name logging_policy variant model version",
-    "propensity": "propensity propensity_score pscore p prob probability action_prob",
-    "action": "action action_id arm item item_id decision choice",
-    "cluster": "user user_id session session_id visitor visitor_id customer customer_id",
-}
-NUMERIC = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT|INTEGER|FLOAT|DOUBLE|DECIMAL|BOOLEAN)")
-TARGET = re.compile(r"(?:p_|prob_)?((?:target|candidate|new)\w*)", re.IGNORECASE)
+    from poolwise.cli.facts import Column, Facts
+
+ORDER = (  # of keys in the file
+    *("format", "reward", "logger", "propensity", "propensities", "log_probabilities"),
+    *("densities", "action", "eligible", "request", "position", "session", "step"),
+    *("reward_at", "cluster", "period"),
+)
+HEADER = """\
+# A question for poolwise, guessed from the names, types and values of the columns.
+# Check every line, then run `poolwise {command}` with this file.
+"""
+SHOWN_TYPE = 60  # characters of the type of a column
 
 
-@dataclass(frozen=True)
-class Guess:
-    """Roles of columns, by their names.
+class Guessed(NamedTuple):
+    """The text of a question file, and what its reader must know.
 
     Attributes:
-        roles: Column of each role.
-        pattern: Pattern of the columns with the propensity under each logger, or empty.
-        targets: Column of each target.
+        text: The file.
+        command: Command that answers it.
+        missing: What the question cannot do without.
+        open: What could not be decided.
     """
 
-    roles: Mapping[str, str]
-    pattern: str
-    targets: Mapping[str, str]
+    text: str
+    command: str
+    missing: list[str]
+    open: list[str]
 
 
-def question_text(logs: Sequence[str], sources: Sequence[str]) -> str:
-    """Return a question file with a comment for every key.
+def guess_question(logs: Sequence[str], sources: Sequence[str]) -> Guessed:
+    """Return a question file about logs.
 
     Args:
         logs: Paths, globs, or one SELECT.
         sources: The same as the file names them.
     """
-    types, labels = _columns(logs)
-    roles = guess(types, labels)
-
-    def line(key: str, comment: str, value: str | None, example: str) -> str:
-        text = f"# {key} = {json.dumps(example)}" if value is None else _pair(key, value)
-        return f"{text}  # {comment}"
-
-    columns = "".join(f"#   {json.dumps(name)}: {kind}\n" for name, kind in types.items())
-    source = sources[0] if len(sources) == 1 else list(sources)
-    by_role = roles.roles.get
-    cluster = by_role("cluster", "user_id")
-    targets = roles.targets or {"# candidate": "p_candidate"}
-    return "\n".join(
-        [
-            "# A question for poolwise. The roles are guesses: check every line.",
-            f"# The columns of the log:\n{columns}",
-            f"log = {json.dumps(source, ensure_ascii=False)}",
-            line("reward", "number to maximise", by_role("reward"), "reward"),
-            line("logger", "label of the policy that chose", by_role("logger"), "policy"),
-            line("propensity", "its probability of the action", by_role("propensity"), "p"),
-            line("propensities", "under every logger", roles.pattern or None, "p_" + PATTERN),
-            line("action", "only for policies in Python", by_role("action"), "action"),
-            line("cluster", "rows of one value depend on each other", None, cluster),
-            line("period", "if policies learn from earlier periods", None, "day"),
-            "\n[targets]  # probability of the logged action under each new policy",
-            *(_pair(name, column) for name, column in targets.items()),
-            "\n[options]",
-            line("baseline", "target or logger to compare with", None, "v1"),
-            "# level = 0.95",
-            "# half_width = 0.01  # for `poolwise plan`",
-            "",
-        ]
-    )
+    types: Mapping[str, str] = {}
+    rows = 0
+    if is_open_bandit(logs):
+        draft = _open_bandit(Path(logs[0]))
+    else:
+        with _facts(logs) as facts:
+            draft = _known_format(facts) or guess(facts)
+            types, rows = facts.types, facts.rows
+    command = "clicks" if draft.clicks else "evaluate"
+    text = "".join(_lines(draft, types, rows, sources, command))
+    return Guessed(text, command, draft.missing, draft.open)
 
 
-def _pair(key: str, value: str) -> str:
-    name = key if re.fullmatch(r"(# )?[\w-]+", key, re.ASCII) else json.dumps(key)
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}"
-
-
-def _columns(logs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the type of each column, and the labels of the loggers."""
+@contextmanager
+def _facts(logs: Sequence[str]) -> Iterator[Facts]:
+    """Measure the columns of the logs."""
     import duckdb
 
-    from poolwise.engines.base import MOST_LOGGERS
+    from poolwise.cli.facts import read_facts
+    from poolwise.files import temporary_folder
     from poolwise.rows.guard import lock
-    from poolwise.rows.output import temporary_folder
-    from poolwise.rows.sources import create_view, identifier
+    from poolwise.rows.sources import create_view
 
     log = Log(list(logs), reward="1", propensity="1")
     with (
         temporary_folder() as folder,
         duckdb.connect(config={"temp_directory": str(folder)}) as connection,
     ):
-        create_view(connection, log, folder)
+        types = create_view(connection, log, folder)
         lock(connection)
-        lines = connection.execute("DESCRIBE SELECT * FROM log").fetchall()
-        types = {str(line[0]): str(line[1]) for line in lines}
-        logger = _named("logger", types)
-        if logger is None:
-            return types, []
-        column = identifier(logger)
-        query = f"SELECT DISTINCT {column}::VARCHAR AS label FROM log ORDER BY label LIMIT {MOST_LOGGERS}"  # noqa: E501, S608
-        labels = [label for (label,) in connection.execute(query).fetchall() if label]
-    return types, labels
+        yield read_facts(connection, types)
 
 
-def _named(role: str, columns: Iterable[str]) -> str | None:
-    """Return the column whose name is usual for a role, the most usual first."""
-    by_lower = {column.lower(): column for column in columns}
-    return next((by_lower[name] for name in NAMES[role].split() if name in by_lower), None)
+def is_open_bandit(logs: Sequence[str]) -> bool:
+    """Test if the logs are the folder of the Open Bandit Dataset."""
+    folder = Path(logs[0])
+    return len(logs) == 1 and folder.is_dir() and any(folder.glob("*/*/*.csv"))
 
 
-def guess(types: Mapping[str, str], labels: Sequence[str]) -> Guess:
-    """Guess the roles of columns.
+def _open_bandit(folder: Path) -> Draft:
+    """Return the question about a folder of the Open Bandit Dataset."""
+    from poolwise.formats.open_bandit import ITEMS
 
-    >>> types = {"policy": "VARCHAR", "click": "INTEGER"} | dict.fromkeys(
-    ...     ["p_v1", "p_v2", "p_next"], "DOUBLE")
-    >>> guess(types, ["v1", "v2"])  # doctest: +NORMALIZE_WHITESPACE
-    Guess(roles={'reward': 'click', 'logger': 'policy'}, pattern='p_{logger}',
-        targets={'next': 'p_next'})
-    """
-    roles = {role: column for role in NAMES if (column := _named(role, types)) is not None}
-    numbers = [c for c, kind in types.items() if NUMERIC.match(kind)]
-    pattern = _pattern(numbers, labels)
-    crossed = {pattern.replace(PATTERN, label) for label in labels}
-    free = [c for c in numbers if c not in crossed and c not in roles.values()]
-    form = TARGET
-    if pattern:
-        before, after = map(re.escape, pattern.split(PATTERN))
-        form = re.compile(f"{before}(.+){after}")
-    targets = {match[1]: column for column in free if (match := form.fullmatch(column))}
-    return Guess(roles, pattern, targets)
+    found = {path.stem for path in folder.glob("*/*/*.csv") if path.parent.name == path.stem}
+    campaigns = sorted(found)
+    draft = Draft()
+    draft.put("format", "open-bandit", "a folder for each policy, and in it for each campaign")
+    campaign = campaigns[0] if campaigns else ""
+    if len(campaigns) > 1:
+        draft.put("format_options", {"campaign": campaign}, f"one of {', '.join(campaigns)}")
+    if campaign in ITEMS:
+        why = f"every one of the {ITEMS[campaign]} items alike"
+        draft.targets["uniform"] = (f"1.0 / {ITEMS[campaign]}", why)
+    return draft
 
 
-def _pattern(columns: Sequence[str], labels: Sequence[str]) -> str:
-    """Return the pattern by which every label names a column, or no text."""
-    for column in columns:
+def _known_format(facts: Facts) -> Draft | None:
+    """Return the question about a log in a format that has a name; None for other logs."""
+    names = {name.lower().replace("_", ""): name for name in facts.types}
+    schema = facts.columns.get("schema")
+    if schema is not None and schema.values == ("poolwise-decisions-1",):
+        return _decisions(facts)
+    if {"labelcost", "a", "p"} <= names.keys():
+        draft = Draft()
+        draft.put("format", "dsjson", "lines have `_label_cost`, `a` and `p`")
+        draft.targets["uniform"] = ("1.0 / action_count", "every action alike")
+        return draft
+    if {"experimentid", "variationid"} <= names.keys() and (
+        {"variationweights", "banditversion"} & names.keys()
+    ):
+        return _growthbook(facts, names)
+    if {"actionprobability", "modelversion", "action", "subject"} <= names.keys():
+        return _eppo(facts, names)
+    return None
+
+
+def _decisions(facts: Facts) -> Draft:
+    draft = Draft()
+    draft.put("format", "decisions", "each line says that it follows poolwise-decisions-1")
+    if "decision" in facts.types:
+        draft.offered["format_options"] = (
+            {"window": "7 days"},
+            "to count only outcomes that come so soon after their decision",
+        )
+    if not any(name.startswith("targets") for name in facts.types):
+        draft.missing.append("[targets]: the probability of the action under a new policy.")
+    return draft
+
+
+def _growthbook(facts: Facts, names: Mapping[str, str]) -> Draft:
+    draft = Draft()
+    draft.put("format", "growthbook", "exposures of an experiment with weights of variations")
+    options: dict[str, object] = {}
+    experiments = facts.labels(names["experimentid"])
+    if len(experiments) > 1:
+        options["experiment"] = _largest(facts, names["experimentid"])
+        draft.open.append(f"The rows have {len(experiments)} experiments: choose one.")
+    labels = facts.labels(names["variationid"])
+    if not all(label.isdecimal() for label in labels):
+        draft.missing.append(
+            "`format_options.variations`: the variations in the order of their weights, of "
+            f"{', '.join(labels)}."
+        )
+    if options:
+        draft.put("format_options", options, "the experiment with the most rows")
+    own = {"experimentid", "variationid", "leafid", "banditversion", "variationweights"}
+    _reward_of_format(facts, draft, [names[name] for name in own & names.keys()])
+    _always(draft, labels)
+    return draft
+
+
+def _eppo(facts: Facts, names: Mapping[str, str]) -> Draft:
+    draft = Draft()
+    draft.put("format", "eppo", "bandit actions with `actionProbability` and `modelVersion`")
+    bandits = [names[name] for name in ("bandit", "banditkey", "key") if name in names]
+    if bandits and len(facts.labels(bandits[0])) > 1:
+        chosen = {"bandit": _largest(facts, bandits[0])}
+        draft.put("format_options", chosen, "the bandit with the most rows")
+    own = {"actionprobability", "modelversion", "optimalitygap"}
+    _reward_of_format(facts, draft, [names[name] for name in own & names.keys()])
+    _always(draft, facts.labels(names["action"]))
+    return draft
+
+
+def _largest(facts: Facts, name: str) -> str:
+    """Return the value that most rows have."""
+    sql = facts.columns[name].sql
+    found = facts.connection.execute(
+        f"SELECT ({sql})::VARCHAR AS v FROM log WHERE v IS NOT NULL GROUP BY v "
+        "ORDER BY count(*) DESC, v LIMIT 1"
+    ).fetchall()
+    return str(found[0][0])
+
+
+def _reward_of_format(facts: Facts, draft: Draft, own: Sequence[str]) -> None:
+    """Decide the reward of a format whose events have none of their own."""
+    left = [c for c in facts.columns.values() if c.name not in own]
+    numbers = [c for c in left if (c.is_number or c.binary) and "." not in c.name]
+    found: Column | None = best_named(numbers, REWARDS)
+    if found is not None:
+        draft.put("reward", found.name, "the name is that of a reward")
+        return
+    draft.missing.append(
+        "`reward`: no column has the name of a reward. If rewards are in another table, name "
+        "it as `outcomes` and say in `join` how it belongs to these rows: "
+        "docs/formats.md#outcomes-that-come-later"
+    )
+
+
+def _always(draft: Draft, labels: Sequence[str]) -> None:
+    """Write a target for each action, or one that plays all alike."""
+    if 1 < len(labels) <= FEW:
         for label in labels:
-            before, inside, after = column.partition(label)
-            if inside and all(f"{before}{i}{after}" in columns for i in labels):
-                return f"{before}{PATTERN}{after}"
-    return ""
+            draft.targets[f"always {label}"] = ({label: 1.0}, "this action only")
+    elif len(labels) > FEW:
+        even = dict.fromkeys(labels, 1 / len(labels))
+        draft.targets["uniform"] = (even, "every action alike")
+
+
+def _lines(
+    draft: Draft,
+    types: Mapping[str, str],
+    rows: int,
+    sources: Sequence[str],
+    command: str,
+) -> Iterator[str]:
+    """Yield the parts of the file."""
+    yield HEADER.format(command=command)
+    if types:
+        yield f"# {rows:,} rows with these columns:\n"
+    for name, kind in types.items():
+        shown = kind if len(kind) <= SHOWN_TYPE else f"{kind[: SHOWN_TYPE - 1]}…"
+        yield f"#   {_toml(name)}: {_one_line(shown)}\n"
+    for title, sentences in (("Missing", draft.missing), ("Not decided", draft.open)):
+        if sentences:
+            yield f"#\n# {title}:\n"
+        for sentence in sentences:
+            yield f"# - {_one_line(sentence)}\n"
+    yield f"\nlog = {_toml(sources[0] if len(sources) == 1 else list(sources))}\n"
+    if draft.clicks:
+        yield "\n[clicks]\n"
+        yield from _pairs(draft.clicks)
+    else:
+        yield from _keys(draft)
+    yield "\n[targets]\n"
+    yield from _pairs(draft.targets)
+    yield '\n[options]\n# baseline = "v1"  # target or logger to compare with\n# level = 0.95\n'
+
+
+def _keys(draft: Draft) -> Iterator[str]:
+    """Yield the keys in their order, with those that are only offered or missing."""
+    if "reward" not in draft.keys and "reward" in " ".join(draft.missing):
+        yield '# reward = "..."  # missing\n'
+    ordered = sorted(draft.keys, key=lambda k: ORDER.index(k) if k in ORDER else len(ORDER))
+    yield from _pairs({key: draft.keys[key] for key in ordered})
+    has = {"propensity", "propensities", "format"} & draft.keys.keys()
+    if not has:
+        yield '# propensity = "..."  # missing\n'
+    for line in _pairs(draft.offered):
+        yield f"# {line}"
+
+
+def _pairs(values: Mapping[str, tuple[object, str]]) -> Iterator[str]:
+    for key, (value, reason) in values.items():
+        yield f"{_name(key)} = {_toml(value)}  # {_one_line(reason)}\n"
+
+
+def _one_line(text: str) -> str:
+    """Return a text as a comment may hold it."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def _name(key: str) -> str:
+    plain = re.fullmatch(r"[\w-]+", key, re.ASCII)
+    return key if plain else _toml(key)
+
+
+def _toml(value: object) -> str:
+    """Return a value as TOML in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_name(str(k))} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 from poolwise.cli.options import (
+    ClickOptions,
     CompareOptions,
+    DecideOptions,
     EvaluateOptions,
+    LearnOptions,
     PlanOptions,
     RoleOptions,
     SourceOptions,
     WatchOptions,
-    options_of,
+    list_options,
 )
 from poolwise.errors import UsageError
 from poolwise.log.log import as_line
@@ -21,7 +25,14 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Iterable
 
-PLURALS = {"target": "targets", "estimator": "estimators", "reader_option": "reader_options"}
+PLURALS = {
+    "target": "targets",
+    "estimator": "estimators",
+    "metric": "metrics",
+    "reader_option": "reader_options",
+    "format_option": "format_options",
+}
+POLICIES = {"target", "propensities"}  # options whose values may be tables of probabilities
 
 
 class Key(NamedTuple):
@@ -47,9 +58,15 @@ class Key(NamedTuple):
         """Return a TOML value in the type of the option; raise UsageError if it has another."""
         try:
             if self.option == "reward_range" and isinstance(value, list):
-                return [_number(part) for part in value]
-            return _flat(value) if self.repeated else _one(value, self.kinds)
-        except (OverflowError, TypeError, ValueError):
+                return [_convert_number(part) for part in value]
+            if self.option in POLICIES and isinstance(value, dict):
+                value = {name: _write_table(part) for name, part in value.items()}
+            if self.option == "format_option" and isinstance(value, dict):
+                value = {name: _as_json(part) for name, part in value.items()}
+            if self.option == "metric" and isinstance(value, dict):
+                value = {name: _metric(part) for name, part in value.items()}
+            return _flat(value) if self.repeated else _convert_value(value, self.kinds)
+        except (KeyError, OverflowError, TypeError, ValueError):
             text = as_line(repr(value))
             raise UsageError(
                 f"{path}: `{self.name}` must be {self.wanted}, got {text}"
@@ -60,6 +77,10 @@ class Key(NamedTuple):
         """Type of a value, in words."""
         if self.option == "reward_range":
             return "a list of two numbers"
+        if self.option in POLICIES:
+            return "text, a list of texts, or a table of texts and of tables of probabilities"
+        if self.option == "metric":
+            return "a table of texts and of tables with reward, per, better, primary, guard"
         if self.repeated:
             return "text, a list of texts or a table of them"
         choices = [repr(choice) for kind in self.kinds for choice in get_args(kind)]
@@ -73,7 +94,7 @@ class Key(NamedTuple):
         return texts(value) if self.option == "logs" or self.repeated else value
 
 
-def _one(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401 - of TOML
+def _convert_value(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401 - of TOML
     """Return one value in a type; raise TypeError or ValueError if it has another."""
     choices = [choice for kind in kinds for choice in get_args(kind)]
     if choices or bool in kinds:
@@ -84,13 +105,47 @@ def _one(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401 - of TOML
         raise TypeError
     if int in kinds:
         return int(str(value))
-    return _number(value) if float in kinds else str(value)
+    return _convert_number(value) if float in kinds else str(value)
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 - of TOML
+def _convert_number(value: Any) -> float:  # noqa: ANN401 - of TOML
     if isinstance(value, bool):
         raise TypeError
     return float(value)
+
+
+def _write_table(value: object) -> object:
+    """Return a table of actions and probabilities as JSON, other values unchanged."""
+    if not isinstance(value, dict):
+        return value
+    if not value or any(type(part) not in {int, float} for part in value.values()):
+        raise TypeError
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_json(value: object) -> object:
+    """Return a list or a table as JSON, other values unchanged."""
+    nested = isinstance(value, list | dict)
+    return json.dumps(value, ensure_ascii=False, default=str) if nested else value
+
+
+def _metric(value: object) -> object:
+    """Return a table of a metric as the command line gives it, a text unchanged.
+
+    >>> _metric({"reward": "ms", "better": "lower", "guard": 20})
+    'ms, lower, guard 20'
+    """
+    if not isinstance(value, dict):
+        return value
+    kinds = {"reward": str, "per": str, "better": str, "primary": bool, "guard": object}
+    if "reward" not in value or not all(isinstance(value[k], kinds[k]) for k in value):
+        raise TypeError
+    per, guard = value.get("per"), value.get("guard")
+    words = [str(value["reward"]) + (f" per {per}" if per else "")]
+    words += [str(value["better"])] if "better" in value else []
+    words += ["primary"] if value.get("primary") else []
+    words += [] if guard is None else [f"guard {guard}"]
+    return ", ".join(words)
 
 
 def _flat(value: object) -> object:
@@ -120,17 +175,20 @@ def _key(option: inspect.Parameter) -> Key:
 
 
 GROUPS = (
+    ClickOptions,
     RoleOptions,
     SourceOptions,
     EvaluateOptions,
     CompareOptions,
+    DecideOptions,
     PlanOptions,
     WatchOptions,
+    LearnOptions,
 )
 KEYS = by_name(
     _key(option)
     for group in GROUPS
-    for option in options_of(group)
+    for option in list_options(group)
     if option.name != "trust"  # a permission is given for each run
 ) | {"log": Key("logs", repeated=True)}
 

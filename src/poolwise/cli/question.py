@@ -20,8 +20,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typer.core import TyperCommand
 
 from poolwise.cli.keys import KEYS, Key, by_name, texts
-from poolwise.cli.loading import FILE_ENDINGS, build_log, build_targets
-from poolwise.cli.options import RoleOptions, SourceOptions, options_of
+from poolwise.cli.loading import (
+    FILE_ENDINGS,
+    MODELS,
+    build_clicks,
+    build_question,
+    by_position,
+    list_metrics,
+    named_model,
+    number_list,
+    numbers,
+    pairs,
+)
+from poolwise.cli.options import (
+    ClickOptions,
+    RankerOptions,
+    RoleOptions,
+    SourceOptions,
+    list_options,
+)
 from poolwise.errors import UsageError, did_you_mean
 from poolwise.log.log import SELECT, as_line
 
@@ -34,9 +51,11 @@ if TYPE_CHECKING:
     from poolwise.evaluation.backtest import Backtest
     from poolwise.evaluation.check import CheckReport
     from poolwise.evaluation.comparison import Comparison
+    from poolwise.evaluation.decide import Decision
     from poolwise.evaluation.plan import Plan
     from poolwise.evaluation.results import Evaluation
     from poolwise.evaluation.watch import Watched
+    from poolwise.learning.gains import Learned
     from poolwise.log.log import Log
     from poolwise.log.policy import PolicyLike
 
@@ -45,7 +64,7 @@ OptionGroup = TypeVar("OptionGroup")
 Values = dict[str, Any]  # of options, as TOML or the command line gives them
 ENDING = ".toml"
 META = "poolwise.question"  # of a command's context: the file that it reads
-OF_OUTPUT = frozenset({"html", "charts", "as_json", "out", "verbose"})
+OF_OUTPUT = frozenset({"html", "charts", "as_json", "as_markdown", "out", "verbose"})
 
 
 @dataclass(frozen=True)
@@ -76,10 +95,12 @@ class Question:
         source = os.fspath(path)
         text, values = read_file(source)
         options = as_options(source, values)
-        if "reward" not in options:
+        if "click" in options:
+            return cls._from_clicks(source, text, values, options)
+        if not {"reward", "format"} & options.keys():
             raise UsageError(f"{source}: the key `reward` is required: a column or SQL")
-        roles = _chosen(RoleOptions, options)
-        rows = _chosen(SourceOptions, options | {"trust": trust})
+        roles = _choose_options(RoleOptions, options)
+        rows = _choose_options(SourceOptions, options | {"trust": trust})
         used = {"logs", *vars(roles), *vars(rows)}
         others = {
             name: texts(value) if KEYS[name].repeated else value
@@ -88,9 +109,40 @@ class Question:
         }
         if "engine" in options:
             others["engine"] = rows.start()
-        log = build_log(options["logs"], roles, rows)
-        targets = build_targets(roles, trust=trust, optional=True)
+        log, targets = build_question(options["logs"], roles, rows, optional=True)
+        if "model" in others:
+            others["model"] = named_model(str(others["model"]), MODELS, trust=trust)
+        for name in {"strengths", "smoothing", "thresholds", "quantiles"} & others.keys():
+            others[name] = number_list(others[name], name)
+        if "truth" in others:
+            others["truth"] = numbers(others["truth"], "truth")
+        if "metrics" in others:
+            others["metrics"] = list_metrics(others["metrics"], "metrics")
         return cls(log, targets, others, source, text)
+
+    @classmethod
+    def _from_clicks(cls, path: str, text: str, values: Values, options: Values) -> Question:
+        """Return a question about clicks on ranked lists."""
+        missing = [name for name in ("request", "ranks") if name not in options]
+        if missing:
+            raise UsageError(f"{path}: [clicks] requires the key `{missing[0]}`")
+        from poolwise.formats.clicks import click_log
+
+        roles, rankers = (
+            _choose_options(ClickOptions, options),
+            _choose_options(RankerOptions, options),
+        )
+        source, given = build_clicks(options["logs"], roles, rankers)
+        log, targets = click_log(
+            source,
+            pairs(rankers.target or [], "targets"),
+            bias=by_position(roles.bias, "bias"),
+            worth=by_position(roles.worth, "worth"),
+            **given,
+        )
+        verbs = ("baseline", "by", "level")
+        others = {name: value for name, value in values.items() if name in verbs}
+        return cls(log, targets, others, path, text)
 
     def evaluate(self, **options: object) -> Evaluation:
         """Call `evaluate`; an argument here replaces that of the file."""
@@ -103,6 +155,12 @@ class Question:
         from poolwise.evaluation.evaluate import compare
 
         return self._call(compare, options)
+
+    def decide(self, **options: object) -> Decision:
+        """Call `decide`; an argument here replaces that of the file."""
+        from poolwise.evaluation.decide import decide
+
+        return self._call(decide, options)
 
     def backtest(self, **options: Any) -> Backtest:  # noqa: ANN401 - any option of `backtest`
         """Call `backtest`; an argument here replaces that of the file."""
@@ -126,6 +184,14 @@ class Question:
             raise UsageError(f"{self.path}: watch requires `state`, the file to add rows to")
         return self._call(partial(watch, Path(self.path).parent / state), options)
 
+    def learn(self, **options: Any) -> Learned:  # noqa: ANN401 - any option of `learn`
+        """Call `learn`; an argument here replaces that of the file."""
+        from poolwise.learning.learn import learn
+
+        parameters = inspect.signature(learn).parameters
+        own = {name: value for name, value in self.options.items() if name in parameters}
+        return learn(self.log, **own | options)
+
     def check(self, **options: object) -> CheckReport:
         """Call `check`; an argument here replaces that of the file."""
         from poolwise.evaluation.check import check
@@ -142,9 +208,9 @@ class Question:
         return verb(self.log, self.targets, **own | dict(options))
 
 
-def _chosen(group: type[OptionGroup], options: Values) -> OptionGroup:
+def _choose_options(group: type[OptionGroup], options: Values) -> OptionGroup:
     """Return a group with those of its options that are given."""
-    own = {option.name for option in options_of(group)}
+    own = {option.name for option in list_options(group)}
     return group(**{name: value for name, value in options.items() if name in own})
 
 
@@ -165,7 +231,7 @@ def record(
     }
 
 
-def asked(
+def record_question(
     context: typer.Context, log: Log, targets: Mapping[str, PolicyLike]
 ) -> dict[str, object]:
     """Return the record of the question that a command asks."""
@@ -204,17 +270,35 @@ class QuestionCommand(TyperCommand):
         if len(files) > 1:
             raise UsageError(f"one question file at a time, got {', '.join(files)}")
         text, values = read_file(files[0])
+        if "click" in values and all(p.name != "click" for p in self.params):
+            raise UsageError(
+                f"{files[0]} has clicks of rankers: run poolwise clicks {files[0]}"
+            )
         own = (Key(str(p.name), getattr(p, "multiple", False)) for p in self.params)
         options = as_options(files[0], values, by_name(own))
         context = super().make_context(info_name, args, parent, default_map=options, **extra)
         others = [source for source in context.params["logs"] if source != files[0]]
         context.params["logs"] = others or options["logs"]
+        chosen = context.params.get("target") or ()
+        if any("=" not in text for text in chosen):
+            known = pairs(options.get("target", ()), "targets")
+            context.params["target"] = [_choose_target(t, known, files[0]) for t in chosen]
         context.meta[META] = (files[0], text)
         return context
 
 
+def _choose_target(text: str, known: Mapping[str, str], path: str) -> str:
+    """Return NAME=COLUMN, of the question file where a text only has the name."""
+    if "=" in text:
+        return text
+    if text not in known:
+        hint = did_you_mean(text, known)
+        raise UsageError(f"{path} has no target {text!r}{hint}")
+    return f"{text}={known[text]}"
+
+
 def read_file(path: str) -> tuple[str, Values]:
-    """Return the text and the keys of a file; those of ``[options]`` are like all others."""
+    """Return the text and the keys of a file; those of tables are like all others."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
         values = tomllib.loads(text)
@@ -222,17 +306,22 @@ def read_file(path: str) -> tuple[str, Values]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise UsageError(f"{path} must be TOML: {error}") from None
-    options = values.pop("options", {})
-    if not isinstance(options, dict):
-        raise UsageError(f"{path}: `options` must be a table, got {options!r}")
-    twice = sorted(values.keys() & options.keys())
-    if twice:
-        raise UsageError(f"{path} has the key {twice[0]!r} twice")
-    values |= options
+    for name in ("options", "clicks"):
+        table = values.pop(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{path}: `{name}` must be a table, got {table!r}")
+        twice = sorted(values.keys() & table.keys())
+        if twice:
+            raise UsageError(f"{path} has the key {twice[0]!r} twice")
+        values |= table
     unknown = [key for key in values if key not in KEYS]
     if unknown:
         hint = did_you_mean(unknown[0], KEYS)
         raise UsageError(f"{path}: there is no key {unknown[0]!r}{hint}")
+    own = {o.name for g in (ClickOptions, RankerOptions) for o in list_options(g)}
+    other = [name for name in values if KEYS[name].option not in {"logs", *own}]
+    if "click" in values and other:
+        raise UsageError(f"{path}: the key {other[0]!r} has no meaning with [clicks]")
     if "log" not in values:
         raise UsageError(f"{path}: the key `log` is required: a path, a glob, a SELECT, a list")
     return text, {name: KEYS[name].typed(path, value) for name, value in values.items()}
@@ -248,18 +337,22 @@ def as_options(path: str, values: Values, own: Mapping[str, Key] = KEYS) -> Valu
     """
     folder = Path(path).parent
     return {
-        key.option: _located(folder, key.option, key.as_option(value))
+        key.option: _locate_value(folder, key.option, key.as_option(value))
         for name, value in values.items()
         if (key := own.get(name))
     }
 
 
-def _located(folder: Path, name: str, value: Any) -> Any:  # noqa: ANN401 - any option
+def _locate_value(folder: Path, name: str, value: Any) -> Any:  # noqa: ANN401 - any option
     """Return paths of a question file from the current folder."""
     if name == "logs":
         return [_from(folder, source) for source in value]
-    if name == "state":
+    if name in {"state", "out", "outcomes"}:
         return _from(folder, value)
+    if name == "action_group" and Path(value).suffix.lower() == ".json":
+        return _from(folder, value)
+    if name in {"model", "estimate_mixture"}:
+        return _from(folder, value) if Path(value).suffix.lower() in FILE_ENDINGS else value
     if name in {"target", "propensities"}:
         return [_policy_from(folder, text) for text in value]
     return value

@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # stdout cannot be written
 BROKEN_PIPE = 141  # 128 plus SIGPIPE, as the shell reports it of other programs
-PLAIN = {
+PLAIN_SIGNS = {
     "±": "+/-",
     "–": "-",
     "…": "...",
@@ -46,6 +46,7 @@ PLAIN = {
     "→": "->",
     "←": "<-",
 }
+REQUIRED_VERDICTS = ("better", "not-worse")
 IN_ASCII = "poolwise.ascii"  # handler of characters that an encoding lacks
 
 
@@ -54,7 +55,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    plain = "".join(PLAIN.get(char, char) for char in text)
+    plain = "".join(PLAIN_SIGNS.get(char, char) for char in text)
     return plain.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
@@ -149,9 +150,9 @@ def progress() -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from poolwise.rows.output import shown
+    from poolwise.progress import show_progress
 
-    with shown(console(stderr=True)):
+    with show_progress(console(stderr=True)):
         yield
 
 
@@ -172,11 +173,17 @@ def print_result(
     result: Result,
     *,
     as_json: bool,
+    as_markdown: bool = False,
     question: Mapping[str, object],
     verbose: bool = False,
     sentences: Sequence[str] = (),
 ) -> None:
-    """Print a result as tables and sentences, or as JSON with the question."""
+    """Print a result as tables and sentences, as Markdown, or as JSON with the question."""
+    if as_json and as_markdown:
+        raise UsageError("--json and --markdown are two forms of the same output: choose one")
+    if as_markdown:
+        echo(result.to_markdown())
+        return
     if as_json:
         echo_json(result.to_json(question=question))
         return
@@ -201,6 +208,20 @@ def gate(require: Callable[[], None]) -> None:
         raise typer.Exit(1) from None
 
 
+def requirement(text: str) -> tuple[Any, str | None]:
+    """Return the verdict and the target that VERDICT[:TARGET] names.
+
+    >>> requirement("better:candidate"), requirement("not-worse")
+    (('better', 'candidate'), ('not-worse', None))
+    """
+    verdict, _, target = text.partition(":")
+    if verdict not in REQUIRED_VERDICTS:
+        raise UsageError(
+            f"--require must be one of {', '.join(REQUIRED_VERDICTS)}, got {text!r}"
+        )
+    return verdict, target or None
+
+
 def check_outputs(
     log: Log,
     *,
@@ -210,12 +231,12 @@ def check_outputs(
     inputs: Sequence[Path] = (),
 ) -> None:
     """Reject output paths that cannot be written or that are inputs, before reading rows."""
-    from poolwise.rows.guard import files_of
-    from poolwise.rows.output import HTML, JSON, refuse_folder, refuse_output
+    from poolwise.files import HTML, JSON, refuse_folder, refuse_output
+    from poolwise.rows.guard import list_files
 
     for path, kind in ((out, JSON), (html, HTML)):
         if path is not None:
-            refuse_output(path, kind, [*files_of(log), *inputs])
+            refuse_output(path, kind, [*list_files(log), *inputs])
             refuse_new_folder(path)
     if charts is not None:
         refuse_folder(charts)
