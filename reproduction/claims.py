@@ -27,7 +27,7 @@ ENOUGH_ROWS = 300  # "a few hundred"
 REACHED = 1.05  # within 5% of the optimum
 VISIBLE_BIAS = 0.1  # of a standard error
 TARGET_BOUND = 0.6
-TOY, FULL_SIZE = 0, -1  # used as the figure's number
+TOY, FULL_SIZE, CLICKS = 0, -1, -2  # used as the figure's number
 
 
 def claims(
@@ -45,6 +45,11 @@ def claims(
     text = "The exact computation runs at LYRL's full size, and every bound holds there."
     verdicts = {where: all_bounds(rows) for where, rows in by_place(full_size).items()}
     return judged + _judged(text, "ours, synthetic documents", FULL_SIZE, verdicts)
+
+
+def verdicts_of(text: str, by: str, judge: Judge, rows: Sequence[CsvRow]) -> list[CsvRow]:
+    """Judge one claim in each place of a table."""
+    return _judged(text, by, CLICKS, {where: judge(r) for where, r in by_place(rows).items()})
 
 
 def by_place(rows: Sequence[CsvRow]) -> dict[str, list[CsvRow]]:

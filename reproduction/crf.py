@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolwise.errors import PolicyError, UsageError
-from poolwise.log.policy import AnyArray, Batch, FloatArray, draw_index
+from poolwise.log.policy import Batch, draw_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scipy.sparse import csr_array
+
+    from poolwise.types import AnyArray, FloatArray
 
 MOST_LABELS = 16  # 65,536 vectors: sums over more of them would be slow
 CELLS = 1 << 21  # numbers in memory at once, where all vectors of a context are enumerated

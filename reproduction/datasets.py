@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from poolwise.errors import SourceError, UsageError, did_you_mean
-from poolwise.rows.archives import DAMAGES, read_arrays
+from poolwise.files import ARCHIVE_ERRORS, read_arrays
 from reproduction.crf import to_masks
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
-    from poolwise.log.policy import FloatArray
+    from poolwise.types import FloatArray
 
 FeatureMatrix: TypeAlias = "FloatArray | csr_array[Any]"  # sparse where the file is sparse
 
@@ -206,7 +206,7 @@ def _archive(path: Path | str, *keys: str) -> Iterator[dict[str, NDArray[Any]]]:
         yield {key: arrays[key] for key in keys}
     except OSError as error:
         raise SourceError(str(path), error.strerror or str(error)) from error
-    except DAMAGES as error:
+    except ARCHIVE_ERRORS as error:
         raise SourceError(str(path), f"it is not the archive of a data set: {error}") from error
 
 

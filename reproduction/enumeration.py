@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import RefusedError
-from poolwise.log.policy import FloatArray
 from poolwise.moments.moments import Moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
@@ -31,6 +30,7 @@ from poolwise.moments.terms import (
     Term,
     ratio,
 )
+from poolwise.types import FloatArray
 
 if TYPE_CHECKING:
     from reproduction.crf import BitArray, LabelPolicy

@@ -11,13 +11,15 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from poolwise.rows.output import write_whole
+from poolwise.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import altair as alt
+
+    Draw = Callable[[Sequence["CsvRow"], "Figure"], "Chart"]
 else:
     import lazy_loader
 
@@ -47,6 +49,7 @@ DATA_TITLES = {
     "lyrl-subset": "LYRL (subset)",
 }
 GREY = "#666"
+TRAINED = ("trained on", "(log 1)")  # title of the legend of first loggers
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Figure:
     """One figure.
 
     Attributes:
-        number: 1 to 7.
+        number: From 1.
         name: Last part of the names of its files.
         title: Title, also of the axis of ratios.
         source: Table that its rows come from.
@@ -68,7 +71,7 @@ class Figure:
     title: str
     source: TableName
     columns: tuple[str, ...]
-    draw: Callable[[Sequence[CsvRow], Figure], Chart]
+    draw: Draw
     caption: str
 
     @property
@@ -159,13 +162,17 @@ def _baseline(at: float = 1.0) -> Chart:
 
 
 def _lines(
-    rows: Sequence[CsvRow], field: str, title: str, extra: Sequence[Chart] = ()
+    rows: Sequence[CsvRow],
+    field: str,
+    title: str,
+    extra: Sequence[Chart] = (),
+    legend: Sequence[str] = TRAINED,
 ) -> Chart:
     """Draw one ratio of unary CRFs over the sizes of the logs."""
     unary = [row for row in rows if row["structure"] == "unary"]
     fraction = alt.Color(
         "fraction:O",
-        title=["trained on", "(log 1)"],
+        title=list(legend),
         scale=alt.Scale(scheme="viridis", reverse=True),
     )
     base = alt.Chart().encode(x=_size_axis(), y=_ratio_axis(field, title), color=fraction)
@@ -173,17 +180,27 @@ def _lines(
     return _faceted(unary, _baseline(), lines, *extra)
 
 
-def _draw_ratio(rows: Sequence[CsvRow], figure: Figure) -> Chart:
-    return _lines(rows, figure.columns[-1], figure.title)
+def draw_ratio(legend: Sequence[str]) -> Draw:
+    """Return what draws one ratio of variances."""
+
+    def draw(rows: Sequence[CsvRow], figure: Figure) -> Chart:
+        return _lines(rows, figure.columns[-1], figure.title, legend=legend)
+
+    return draw
 
 
-def _draw_gamma(rows: Sequence[CsvRow], figure: Figure) -> Chart:
-    formula = (
-        alt.Chart()
-        .mark_point(size=70, filled=False, strokeWidth=1, color="black")
-        .encode(x=_size_axis(), y=_ratio_axis("gamma", ""), detail="fraction:O")
-    )
-    return _lines(rows, "weighted_naive", figure.title, [formula])
+def draw_gamma(legend: Sequence[str]) -> Draw:
+    """Return what draws the gain of weighted, with the formula for it."""
+
+    def draw(rows: Sequence[CsvRow], figure: Figure) -> Chart:
+        formula = (
+            alt.Chart()
+            .mark_point(size=70, filled=False, strokeWidth=1, color="black")
+            .encode(x=_size_axis(), y=_ratio_axis("gamma", ""), detail="fraction:O")
+        )
+        return _lines(rows, "weighted_naive", figure.title, [formula], legend)
+
+    return draw
 
 
 def _draw_controls(rows: Sequence[CsvRow], figure: Figure) -> Chart:
@@ -199,7 +216,8 @@ def _draw_controls(rows: Sequence[CsvRow], figure: Figure) -> Chart:
     return alt.vconcat(*charts)
 
 
-def _draw_weights(rows: Sequence[CsvRow], figure: Figure) -> Chart:
+def draw_weights(rows: Sequence[CsvRow], figure: Figure) -> Chart:
+    """Draw variance, error and bias of weighted with estimated shares."""
     del figure
     size = alt.X(
         "n:Q",
@@ -267,7 +285,7 @@ FIGURES = (
         "Var naive on log 2 alone / on both logs",
         "panels",
         (*CELL, "drop_balanced", "drop_naive"),
-        _draw_ratio,
+        draw_ratio(TRAINED),
         "Below 1, dropping log 1 lowers the variance of the naive estimator.",
     ),
     Figure(
@@ -276,7 +294,7 @@ FIGURES = (
         "Var balanced / Var naive",
         "panels",
         (*CELL, "balanced_naive"),
-        _draw_ratio,
+        draw_ratio(TRAINED),
         "Never above 1.",
     ),
     Figure(
@@ -285,7 +303,7 @@ FIGURES = (
         "Var weighted / Var naive",
         "panels",
         (*CELL, "weighted_naive", "gamma"),
-        _draw_gamma,
+        draw_gamma(TRAINED),
         "Lines: by enumeration. Black circles: the paper's formula for gamma.",
     ),
     Figure(
@@ -294,7 +312,7 @@ FIGURES = (
         "Var weighted / Var balanced",
         "panels",
         (*CELL, "weighted_balanced"),
-        _draw_ratio,
+        draw_ratio(TRAINED),
         "Below 1 weighted wins, above 1 balanced.",
     ),
     Figure(
@@ -303,7 +321,7 @@ FIGURES = (
         "Weighted with estimated weights",
         "weights",
         WEIGHT_COLUMNS,
-        _draw_weights,
+        draw_weights,
         "One line per first logger. Top: the paper's measure, the variance that the estimated "
         "shares would have if they were fixed. Below: error and bias of the estimate itself.",
     ),

@@ -33,7 +33,7 @@ from reproduction.panels import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.types import FloatArray, IntArray
     from reproduction.crf import BitArray
     from reproduction.datasets import Dataset
     from reproduction.figures import CsvRow

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poolwise.errors import UsageError, did_you_mean
+from poolwise.files import write_whole
 from poolwise.moments.pool import Pool
 from poolwise.report.tables import Grid, show
-from poolwise.rows.output import write_whole
-from reproduction import toy
+from reproduction import clicks, toy
 from reproduction.claims import claims
 from reproduction.datasets import (
     FULL_ROWS,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 DATA = ("scene", "yeast", "lyrl")
 NUMBERED = {f"figure{figure.number}": figure for figure in FIGURES}
-EXPERIMENTS = ("toy", *DATA, "learning", "all", *NUMBERED)
+EXPERIMENTS = ("toy", *DATA, "learning", "clicks", "all", *NUMBERED)
 OUT = Path("build", "reproduce")
 SOURCES: tuple[TableName, ...] = ("panels", "weights", "simulation")
 LEARNED = ("scene", "yeast")  # data sets that CRFs are learned for
@@ -87,6 +87,7 @@ class Effort:
         full_rows: Test rows of the problem of full size; 0 leaves it out.
         ratios: Ratios of the log sizes that CRFs are learned with.
         logs: Logs of each of these cells.
+        click_replications: Replications of each size where shares of click logs are estimated.
     """
 
     fractions: tuple[float, ...] = FRACTIONS
@@ -97,6 +98,7 @@ class Effort:
     full_rows: int = FULL_ROWS
     ratios: tuple[float, ...] = RATIOS
     logs: int = LOGS
+    click_replications: int = clicks.REPLICATIONS
 
 
 FULL = Effort()
@@ -248,8 +250,8 @@ def run(
     ``reproduction.md``, which has every claim with its verdicts.
 
     Args:
-        what: "toy", the name of a data set, "all" of these, "learning", or "figure1" to
-            "figure7", which computes only the table that the figure shows.
+        what: "toy", the name of a data set, "all" of these, "learning", "clicks", or one of
+            "figure1" to "figure7", which computes only the table that the figure shows.
         data: Folder of the data sets; None for the folder in POOLWISE_DATA.
         out: Folder to write to; None is `OUT`, or no folder for the toy.
         console: Prints progress and the summary.
@@ -258,6 +260,9 @@ def run(
     if what not in EXPERIMENTS:
         hint = did_you_mean(what, EXPERIMENTS)
         raise UsageError(f"experiments are {', '.join(EXPERIMENTS)}; got {what!r}{hint}")
+    if what == "clicks":
+        _click(out or OUT, console, effort)
+        return
     if what == "learning":
         _learn(data, out or OUT, console, effort)
         return
@@ -281,6 +286,22 @@ def run(
         write_figure(figure, tables[figure.source], out)
     notes = [bench.data.note for bench in benches if bench.data.note]
     _report(claims(tables, toy.numbers(), full_size), notes, out, console)
+
+
+def _click(out: Path, console: Console, effort: Effort) -> None:
+    """Judge the claims for clicks of rankers, and write tables, figures and page."""
+    found = clicks.tables(effort.click_replications)
+    for name, rows in found.items():
+        write_csv(out / f"clicks_{name}.csv", rows)
+    found = {name: read_csv(out / f"clicks_{name}.csv") for name in found}
+    for figure in clicks.FIGURES:
+        write_figure(figure, found[figure.source], out)
+    verdicts = clicks.click_claims(found)
+    write_csv(out / "clicks_claims.csv", verdicts)
+    write_whole(out / "clicks.md", page(verdicts, (), clicks.FIGURES).encode())
+    answers = {row["claim"]: row["verdict"] for row in verdicts}
+    console.print(Grid("", ["claim", "verdict"], [*map(list, answers.items())]).rich())
+    console.print(f"Verdicts by setting, with their evidence: {out / 'clicks.md'}")
 
 
 def _learn(data: Path | None, out: Path, console: Console, effort: Effort) -> None:
@@ -355,11 +376,13 @@ divergence of logger 1 over that of logger 2. The CSV files have the numbers of 
 """
 
 
-def page(verdicts: Sequence[CsvRow], notes: Sequence[str]) -> str:
+def page(
+    verdicts: Sequence[CsvRow], notes: Sequence[str], shown: Sequence[Figure] = FIGURES
+) -> str:
     """Return the page, with links to the figures in its own folder."""
     figures = (
         f"![{figure.title}]({figure.stem}.svg)\n\n*Figure {figure.number}. {figure.caption}*\n"
-        for figure in FIGURES
+        for figure in shown
     )
     quoted = (f"> {note}\n" for note in notes)
     return "\n".join([INTRODUCTION, *quoted, *figures, claims_table(verdicts), ""])

@@ -31,8 +31,8 @@ from reproduction.panels import FIRST, RATIOS, SECOND, divergences, estimators
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimate
+    from poolwise.types import FloatArray
     from reproduction.figures import CsvRow
 
 DRAWN_ROWS = 1 << 16  # of all replications drawn at once
@@ -166,12 +166,12 @@ def estimated_weights(
             drawn[name].append((estimate.shares[FIRST], estimate.value))
     best = np.array(drawn.pop("optimal"))[:, 1] - value
     return [
-        {"n": size, "rule": name, **_summary(np.array(pairs), best, value, exact)}
+        {"n": size, "rule": name, **summary(np.array(pairs), best, value, exact)}
         for name, pairs in drawn.items()
     ]
 
 
-def _summary(
+def summary(
     pairs: FloatArray, best: FloatArray, value: float, exact: Mapping[str, float]
 ) -> CsvRow:
     """Compare shares and estimates of one rule with the errors of the optimal shares.

@@ -20,7 +20,7 @@ from poolwise.report.tables import Grid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
     from reproduction.figures import CsvRow
 
 REWARD = ((10, 1), (1, 10))
