@@ -1,9 +1,11 @@
 """Audit: how often does it find wrong propensities, and how often does it blame right ones?
 
 Right logs of six kinds must stay without an alarm.  Wrong ones are logs of the same policies
-with other numbers in place of the propensities.
+with other numbers in place of the propensities.  The second table is of logs with whole
+distributions.
 
-Run: python -m benchmarks.audit [LOGS]; writes the table in docs/your-logs.md.
+Run: python -m benchmarks.audit [LOGS [FIRST SEED]]; writes the tables in docs/your-logs.md if
+seeds begin at 0, and prints them otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ import pyarrow as pa
 
 from poolwise.diagnosis.audit import audit_findings
 from poolwise.log.policy import draw_index
-from poolwise.rows.actions import array_sums
+from poolwise.rows.actions import AuditSums, array_sums
+from poolwise.rows.distributions import sum_frequencies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poolwise.log.policy import FloatArray, IntArray
+    from poolwise.types import FloatArray, IntArray
 
 PAGE = Path(__file__).parent.parent / "docs" / "your-logs.md"
 START, END = "<!-- audit: begin -->", "<!-- audit: end -->"
+WHOLE_START, WHOLE_END = "<!-- whole audit: begin -->", "<!-- whole audit: end -->"
 SIZES, LOGS = (1_000, 5_000, 20_000), 100
 ACTIONS, FEATURES, DRAWS = 10, 5, 100
 Generator = np.random.Generator
@@ -102,6 +106,16 @@ MISTAKES: Mapping[str, Callable[[FloatArray, Generator], FloatArray]] = {
 }
 
 
+SPOILT_DISTRIBUTIONS: Mapping[str, Callable[[FloatArray, Generator], FloatArray]] = {
+    "1/K for a softmax": MISTAKES["1/K for a softmax"],
+    "another version's distributions": _another,
+    "rows shifted by one": MISTAKES["rows shifted by one"],
+    "a temperature lower by a fifth": lambda p, _: softmax(np.log(p), 0.8),
+    "a temperature higher by a fifth": lambda p, _: softmax(np.log(p), 1.2),
+    f"shares of {DRAWS} draws": lambda p, rng: rng.multinomial(DRAWS, p) / DRAWS,
+}
+
+
 def audit_log(
     policy: Policy, rng: Generator, change: Callable[[FloatArray, Generator], FloatArray]
 ) -> Counter[str]:
@@ -119,15 +133,46 @@ def audit_log(
     return Counter({finding.code: 1 for finding in audit_findings(sums)})
 
 
-def replicate(
-    kind: str, mistake: str | None, rows: int, logs: int, first: int = 0
+def audit_distributions(
+    policy: Policy, rng: Generator, change: Callable[[FloatArray, Generator], FloatArray]
 ) -> Counter[str]:
-    """Return how many logs of a kind have each finding."""
-    change = (lambda p, _: p) if mistake is None else MISTAKES[mistake]
+    """Draw a log whose rows have whole distributions, and return its findings by code."""
+    probabilities = policy.probabilities
+    action: IntArray = draw_index(probabilities, rng)
+    known = change(probabilities, rng)
+    names = [str(k) for k in range(known.shape[1])]
+    sums = sum_frequencies("log", names, known, action)
+    audited = AuditSums({"log": len(action)}, (), frequencies=tuple(sums))
+    return Counter({finding.code: 1 for finding in audit_findings(audited)})
+
+
+def replicate(
+    kind: str,
+    mistake: str | None,
+    rows: int,
+    logs: int,
+    first: int = 0,
+    *,
+    whole: bool = False,
+) -> Counter[str]:
+    """Return how many logs of a kind have each finding.
+
+    Args:
+        kind: Kind of policy.
+        mistake: What is logged in place of the probabilities; None for right ones.
+        rows: Rows of each log.
+        logs: Number of logs.
+        first: Seed of the first.
+        whole: Whether rows have whole distributions.
+    """
+    mistakes, audited = (
+        (SPOILT_DISTRIBUTIONS, audit_distributions) if whole else (MISTAKES, audit_log)
+    )
+    change = (lambda p, _: p) if mistake is None else mistakes[mistake]
     found: Counter[str] = Counter()
     for seed in range(first, first + logs):
         rng = np.random.default_rng([seed, rows])
-        found += audit_log(KINDS[kind](rows, rng), rng, change)
+        found += audited(KINDS[kind](rows, rng), rng, change)
     return found
 
 
@@ -135,20 +180,22 @@ CODES = {
     "action-too-often": "too often (alarm)",
     "action-too-seldom": "too seldom (alarm)",
     "action-seldom": "seldom (note)",
-    "propensities-rounded": "rounded (note)",
+    "propensities-rounded": "rounded",
 }
 
 
-def table(logs: int) -> str:
-    """Return the table: percentages of logs with each finding, by number of rows."""
+def table(logs: int, first: int = 0, *, whole: bool = False) -> str:
+    """Return a table: percentages of logs with each finding, by number of rows."""
+    codes = dict(list(CODES.items())[:2]) if whole else CODES
     lines = [
-        f"| log | {' | '.join(CODES.values())} |",
-        f"|---|{'--:|' * len(CODES)}",
+        f"| {'distributions' if whole else 'log'} | {' | '.join(codes.values())} |",
+        f"|---|{'--:|' * len(codes)}",
     ]
-    cases = [(kind, None) for kind in KINDS] + [("softmax", mistake) for mistake in MISTAKES]
+    mistakes = SPOILT_DISTRIBUTIONS if whole else MISTAKES
+    cases = [(kind, None) for kind in KINDS] + [("softmax", mistake) for mistake in mistakes]
     for kind, mistake in cases:
-        found = [replicate(kind, mistake, rows, logs) for rows in SIZES]
-        cells = [" / ".join(f"{100 * f[code] / logs:.0f}" for f in found) for code in CODES]
+        found = [replicate(kind, mistake, n, logs, first, whole=whole) for n in SIZES]
+        cells = [" / ".join(f"{100 * f[code] / logs:.0f}" for f in found) for code in codes]
         lines.append(
             f"| {f'right: {kind}' if mistake is None else mistake} | {' | '.join(cells)} |"
         )
@@ -156,11 +203,17 @@ def table(logs: int) -> str:
 
 
 def main() -> None:
-    """Write the table into the page."""
-    logs = int(sys.argv[1]) if len(sys.argv) > 1 else LOGS
-    before, rest = PAGE.read_text("utf-8").split(START)
-    text = f"{before}{START}\n\n{table(logs)}\n\n{END}{rest.split(END)[1]}"
-    PAGE.write_text(text, "utf-8")
+    """Write the tables into the page, or print them."""
+    given = [int(text) for text in sys.argv[1:]]
+    logs, first = (*given, *(LOGS, 0)[len(given) :])
+    parts = [(START, END, False), (WHOLE_START, WHOLE_END, True)]
+    for start, end, whole in parts:
+        found = table(logs, first, whole=whole)
+        print(found)
+        if not first:
+            before, rest = PAGE.read_text("utf-8").split(start)
+            text = f"{before}{start}\n\n{found}\n\n{end}{rest.split(end)[1]}"
+            PAGE.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from poolwise.learning.objectives import Sample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from poolwise.log.policy import FloatArray, IntArray, Policy
+    from poolwise.log.policy import Policy
+    from poolwise.types import FloatArray, IntArray
 
 DATA = Path(os.environ.get("POOLWISE_DATA", "../shared/data"))
 SETS = ("optdigits", "satimage", "pendigits", "yeast")

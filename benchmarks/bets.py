@@ -3,10 +3,11 @@
 Fixed logs are those of the families; their rows are cut into random blocks, and go through
 the package's own weights, histograms and bets.  Rivals on the same rows: bets on single rows
 with own weights (`benchmarks.row_bets`), and the smoothed bound.  Adaptive logs have a new
-policy in each period, trained on all earlier ones.  Coverage means that no block end rejects
-the true value, in either direction, at an error of 5% together.
+policy in each period, trained on all earlier ones.  Early logs have little overlap in the first
+period and much in later ones.  Coverage means that no block end rejects the true value, in
+either direction, at an error of 5% together.
 
-Run: python -m benchmarks.bets [logs per problem, 50] [adaptive logs per setting, 500]
+Run: python -m benchmarks.bets [logs per problem, 50] [adaptive or early logs, 1000]
 Prints the tables and writes docs/figures/bets.csv and the tables of docs/watch.md.
 """
 
@@ -24,13 +25,13 @@ from numpy.typing import NDArray
 
 from benchmarks.families import FAMILIES, draw_problem, softmax
 from benchmarks.row_bets import betting
-from poolwise.engines.blocks import BlockKernel, by_slot
+from poolwise.engines.blocks import BlockKernel, cut_blocks
 from poolwise.evaluation.state import HORIZONS
 from poolwise.intervals.betting import Bets
-from poolwise.intervals.guarantees import payoffs_of
+from poolwise.intervals.guarantees import list_payoffs
 from poolwise.intervals.smoothed import SCALES, smoothed_bound
-from poolwise.moments.blocks import Blocks, Payoff, Settled
-from poolwise.moments.tallies import SLOTS, slots_of
+from poolwise.moments.blocks import BLOCK_BINS, Blocks, Payoff, Settled
+from poolwise.moments.tallies import MOST_BUCKETS, hash_buckets
 from poolwise.rows.layout import Layout
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ PROBLEMS = 12
 SIZES = (300, 2_000)
 CONTEXTS, ACTIONS = 5, 4
 PERIODS, PERIOD_ROWS = 20, 60
+EARLY, LATER = 9_000, (10_000,) * 3  # rows of the first period and of later ones
+FARS = (0.5, 2.0)  # distance of the first policy from the target; later ones 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +80,11 @@ def drawn(problem: FiniteProblem, rng: np.random.Generator) -> Drawn:
 def settled(log: Drawn, payoffs: Sequence[Payoff], against: int = 0) -> Settled:
     """Histograms of random blocks, by the code of the engines; "old" is one of the loggers."""
     labels = tuple(map(str, range(len(log.probs))))
-    layout = Layout(labels, labels, (), ("new", "old"), propensity=False, buckets=SLOTS)
-    groups = slots_of(np.arange(1, len(log.logger) + 1)) * len(labels) + log.logger
-    slots = np.bincount(groups, minlength=SLOTS * len(labels)).reshape(SLOTS, -1)
-    kernel = BlockKernel(layout, by_slot(slots), tuple(payoffs), pooled=True)
+    layout = Layout(labels, labels, (), ("new", "old"), propensity=False, buckets=MOST_BUCKETS)
+    groups = hash_buckets(np.arange(1, len(log.logger) + 1)) * len(labels) + log.logger
+    size = MOST_BUCKETS * len(labels)
+    buckets = np.bincount(groups, minlength=size).reshape(MOST_BUCKETS, -1)
+    kernel = BlockKernel(layout, cut_blocks(buckets), tuple(payoffs), pooled=True)
     columns = {"reward": log.reward, "t_0": log.target, "t_1": log.probs[against]}
     columns |= {f"p_{k}": prob for k, prob in enumerate(log.probs)}
     return kernel.settled(kernel(groups, columns))
@@ -88,7 +92,7 @@ def settled(log: Drawn, payoffs: Sequence[Payoff], against: int = 0) -> Settled:
 
 def block_bets(log: Drawn) -> tuple[Bets, Bets]:
     """Bets on gains and on losses."""
-    sums = settled(log, payoffs_of("new", LIMITS)).sums
+    sums = settled(log, list_payoffs("new", LIMITS)).sums
     gains, losses = (Bets(h, ERROR, len(sums.counts)) for h in sums.histograms)
     return gains, losses
 
@@ -228,6 +232,62 @@ def adaptive(kind: str, control: float, logs: int) -> Line:
     return line | ({"difference": float(ends[:, 2].mean())} if control else {})
 
 
+def apart(
+    scores: Array, chance: Array, far: Sequence[float], rng: np.random.Generator
+) -> list[Blocks]:
+    """Gains and losses by period, with a logger at each of these distances from the target.
+
+    At distance 0 the logger is the target, at 1 uniform, and above it avoids what the target
+    plays.
+    """
+    target, parts = softmax(scores), []
+    for rows, distance in zip((EARLY, *LATER), far, strict=True):
+        logger = softmax(scores * (1 - distance))
+        context = rng.integers(0, CONTEXTS, rows)
+        action = (rng.random(rows)[:, None] > logger[context].cumsum(axis=1)).sum(axis=1)
+        action = np.minimum(action, ACTIONS - 1)
+        reward = (rng.random(rows) < chance[context, action]).astype(np.float64)
+        weight = target[context, action] / logger[context, action]
+        parts.append((weight * reward, weight * (1 - reward)))
+    block = np.repeat(np.arange(len(parts)), (EARLY, *LATER))
+    return [Blocks.of(block, np.concatenate(side)) for side in zip(*parts, strict=True)]
+
+
+def later(blocks: Blocks) -> Blocks:
+    """The periods after the first one."""
+    kept = blocks.keys >= BLOCK_BINS
+    return Blocks(blocks.keys[kept] - BLOCK_BINS, blocks.sums[:, kept])
+
+
+def early(far: float, logs: int) -> Line:
+    """Width and coverage of a watch whose first period has little overlap.
+
+    Its width is compared with that of a watch that begins after this period.
+    """
+    rng = np.random.default_rng([15, round(10 * far)])
+    ends = np.zeros((logs, 3))
+    for k in range(logs):
+        scores = 1.5 * rng.normal(size=(CONTEXTS, ACTIONS))
+        chance = 1 / (1 + np.exp(0.6 - 0.3 * scores))
+        value = float((softmax(scores) * chance).sum() / CONTEXTS)
+        blocks = apart(scores, chance, (far, *[0.5] * len(LATER)), rng)
+        horizons = [tuple(n * h for h in HORIZONS) for n in (EARLY, LATER[0])]
+        gains, losses = (Bets(b, ERROR, 4, horizons=horizons[0]) for b in blocks)
+        rest = [later(b) for b in blocks]
+        fresh = [Bets(b, ERROR, 3, horizons=horizons[1]) for b in rest]
+        widths = [1 - sum(b.lower() for b in each) for each in ((gains, losses), fresh)]
+        ends[k] = covers((gains, losses), value), *widths
+    return {
+        "kind": "early",
+        "name": f"{far:g}",
+        "rows": EARLY + sum(LATER),
+        "logs": logs,
+        "width": float(np.median(ends[:, 1])),
+        "fresh": float(np.median(ends[:, 2])),
+        "coverage": float(ends[:, 0].mean()),
+    }
+
+
 def difference(logs: int) -> Line:
     """Width of bets on a difference to the largest logger, of that of two bounds."""
     ratios = []
@@ -237,7 +297,7 @@ def difference(logs: int) -> Line:
         for _ in range(logs):
             log = drawn(problem, rng)
             against = int(np.bincount(log.logger).argmax())
-            new, old = payoffs_of("new", LIMITS), payoffs_of("old", LIMITS)
+            new, old = list_payoffs("new", LIMITS), list_payoffs("old", LIMITS)
             direct = [replace(payoff, against=str(against)) for payoff in new]
             rows = settled(log, [*new, *old, *direct], against)
             number, histograms = len(rows.sums.counts), rows.sums.histograms
@@ -260,6 +320,8 @@ def measured(logs: int, adaptive_logs: int) -> Iterator[Line]:
     for kind in ("greedy", "thompson"):
         for control in (0.0, 0.2):
             yield adaptive(kind, control, adaptive_logs)
+    for far in FARS:
+        yield early(far, adaptive_logs)
     yield difference(max(logs // 5, 1))
 
 
@@ -283,6 +345,13 @@ def tables(lines: list[Line]) -> str:
         for x in lines
         if x["kind"] == "adaptive"
     ]
+    text += ["", "| distance of the first period | width | without this period | covered |"]
+    text += ["|---|--:|--:|--:|"]
+    text += [
+        f"| {x['name']} | {x['width']:.3f} | {x['fresh']:.3f} | {x['coverage']:.3f} |"
+        for x in lines
+        if x["kind"] == "early"
+    ]
     (ratio,) = (x["width"] for x in lines if x["kind"] == "difference")
     text += [
         "",
@@ -294,7 +363,7 @@ def tables(lines: list[Line]) -> str:
 
 def main() -> None:
     """Measure, print and write."""
-    logs, adaptive_logs = [*map(int, sys.argv[1:]), *(50, 500)[len(sys.argv) - 1 :]]
+    logs, adaptive_logs = [*map(int, sys.argv[1:]), *(50, 1_000)[len(sys.argv) - 1 :]]
     lines = []
     for line in measured(logs, adaptive_logs):
         print(line, flush=True)

@@ -27,7 +27,7 @@ from benchmarks.draws import Array, Drawing, draw, draw_clustered
 from benchmarks.families import FAMILIES, draw_problem
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
-from poolwise.evaluation.spread import Candidates, united
+from poolwise.evaluation.spread import Candidates, unite_targets
 from poolwise.intervals.simultaneous import SYMMETRIC
 from poolwise.intervals.skew import auto_interval, interval_needs, reaching
 from poolwise.intervals.student import Limits, student
@@ -197,7 +197,7 @@ def compared(cell: Cell, logs: int) -> dict[str, object]:
     own |= interval_needs(own, loggers)
     needs = unite(
         [
-            united(own, list(targets), Coverage.complete(loggers)),
+            unite_targets(own, list(targets), Coverage.complete(loggers)),
             *(own.bind(t) for t in targets),
         ]
     )

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poolwise.learning.objectives import Regression, Sample, added, at_logged
-from poolwise.log.policy import FloatArray, IntArray, pick
+from poolwise.learning.objectives import Plays, Regression, Sample, add_at_action, at_logged
+from poolwise.log.policy import pick
+
+if TYPE_CHECKING:
+    from poolwise.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class PenalisedDoublyRobust:
         cost, by_score = _penalty(sample.logger, score, self.strength)
         effect = 1 / len(sample) - by_score
         matrix = effect[:, None] * sample.predicted
-        return float(score.mean()) - cost, added(matrix, sample, effect * slope)
+        return float(score.mean()) - cost, add_at_action(matrix, sample, effect * slope)
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ class Calibrated:
     additive: bool = False
 
     def __call__(self, sample: Sample, prob: FloatArray) -> tuple[float, FloatArray]:
-        fit = Regression.of(sample, prob, model=self.model)
+        plays = Plays.of(sample, prob) if self.model else Plays(pick(prob, sample.action))
+        fit = Regression.of(sample, plays)
         solved = np.linalg.pinv(fit.columns.T @ fit.columns)[0]
         effect, column = fit.columns @ solved, sample.ratios.shape[1]
         residual = fit.residual
@@ -170,4 +175,4 @@ class Calibrated:
         by_value = solved[column + 1] * residual - effect * fit.slopes[column + 1]
         slope = slope + by_value * pick(sample.predicted, sample.action)
         matrix = -by_value[:, None] * sample.predicted
-        return fit.value, added(matrix, sample, slope / sample.propensity)
+        return fit.value, add_at_action(matrix, sample, slope / sample.propensity)

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poolwise.intervals.student import Interval
-    from poolwise.log.policy import AnyArray, Batch
+    from poolwise.log.policy import Batch
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import AnyArray, FloatArray
 
     Outcomes = dict[tuple[str, str], tuple[Estimate, Interval]]
 

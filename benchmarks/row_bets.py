@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolwise.errors import UsageError
-from poolwise.intervals.betting import errors_of
+from poolwise.intervals.betting import split_error
 from poolwise.intervals.student import Interval
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def betting(
         >>> round(interval.lower, 3), round(interval.upper, 3)
         (0.645, 0.86)
     """
-    error = max(errors_of(level, sides))
+    error = max(split_error(level, sides))
     largest = math.inf if upper_bound is None else upper_bound
     if not -math.inf < lower_bound < largest:
         raise UsageError(

@@ -39,6 +39,7 @@ ROWS = 10**7
 KEPT, MARKER = DOCS / "figures" / "shapes.csv", "shapes"
 REPEATS = 5
 OF_USER, FILES = 10, 2_000  # rows of one user, on average; small files
+MAPPED = 10  # actions of a map
 STARTS = 10  # new processes for each time of a start
 FIELDS = ("shape", "rows", "decode", "evaluate", "megabytes", "limit")
 
@@ -104,6 +105,20 @@ def users_of(users: int) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
+def _maps(table: pa.Table) -> pa.Table:
+    """Return a table whose target is the distribution of ten actions, one of them logged."""
+    own = table["t_0"].to_numpy()
+    logged = np.arange(len(own)) % MAPPED
+    names = pa.array([f"action_{k}" for k in range(MAPPED)])
+    values = np.repeat((1 - own) / (MAPPED - 1), MAPPED)
+    values[np.arange(len(own)) * MAPPED + logged] = own
+    keys = pa.DictionaryArray.from_arrays(np.tile(np.arange(MAPPED), len(own)), names)
+    starts = pa.array(np.arange(0, len(values) + 1, MAPPED), pa.int32())
+    maps = pa.MapArray.from_arrays(starts, keys.dictionary_decode(), pa.array(values))
+    table = _with(table, t_0=pa.chunked_array([maps]))
+    return table.append_column("item", names.take(pa.array(logged)))
+
+
 def _pandas(paths: list[Path]) -> object:
     return pq.read_table(paths[0]).to_pandas()
 
@@ -158,6 +173,14 @@ SHAPES = (
     Shape("drop", '`on_fault="drop"`', 1.8, roles={"on_fault": "drop"}),
     Shape("pandas", "pandas frame", 0.6, source=_pandas),
     Shape("polars", "Polars frame", 0.6, source=_polars),
+    Shape(
+        "map",
+        "a map of 10 actions as target",
+        2.0,
+        _maps,
+        {"action": "item"},
+        part=0.2,  # more than a million rows, which have no backtest by default
+    ),
     Shape("30-loggers", "30 loggers", size=(1, 30), part=0.1),
     Shape("200-loggers", "200 loggers", size=(1, 200), part=0.1),
     Shape("100-targets", "100 targets", size=(100, 5), part=0.1),
@@ -332,7 +355,7 @@ BEFORE = """\
 
 Seconds of `evaluate` (5 loggers and 1 target, all defaults, warm) and of decoding the same
 files in two threads, both in one process and in turn, the best of five; megabytes are the
-peak of that process. Shapes without a limit have a tenth of the rows.
+peak of that process. Shapes without a limit have a tenth of the rows, the map a fifth.
 `python -m benchmarks.shapes` measures them all."""
 
 

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.kept import DOCS, SPEED, markdown, read_speed, write_part
-from poolwise.rows.output import write_whole
+from poolwise.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

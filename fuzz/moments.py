@@ -15,7 +15,7 @@ from pathlib import Path
 import harness
 
 harness.instrument(
-    "poolwise.engines.files", "poolwise.moments.moments", "poolwise.moments.terms"
+    "poolwise.engines.saved_files", "poolwise.moments.moments", "poolwise.moments.terms"
 )
 
 import atheris
@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 
 import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.files import (
+from poolwise.engines.saved import Summary
+from poolwise.engines.saved_files import (
     ARRAYS,
     KEY,
     TALLIES,
@@ -34,8 +35,7 @@ from poolwise.engines.files import (
     read_moments,
     write_moments,
 )
-from poolwise.engines.saved import Summary
-from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.moments import Moments, pool_moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -149,7 +149,7 @@ def one_input(content: bytes) -> None:
     if flipped:
         _check_same(found)
     # accepted moments can be merged, written and read again, with equal numbers
-    both = pooled(found.values())
+    both = pool_moments(found.values())
     if both.count != sum(m.count for m in found.values()):
         raise AssertionError("rows were lost")
     write_moments(AGAIN, found, {k: v for k, v in meta.items() if k in HEADER})
