@@ -31,11 +31,8 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "postgres": PostgresEngine,
 }
 
-SYSTEM = (
-    "tests/recorded/",
-    "tests/repo/",
-    "tests/system/",
-)  # folders whose tests `make quick` leaves out
+SYSTEM = ("tests/repo/", "tests/system/")  # folders that `make quick` leaves out, except:
+QUICK = ("tests/repo/test_architecture.py", "tests/repo/test_wording.py")
 
 
 @pytest.fixture(params=list(ENGINES))
@@ -60,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SYSTEM) or any("postgres" in name for name in used(item)):
+        left_out = item.nodeid.startswith(SYSTEM) and not item.nodeid.startswith(QUICK)
+        if left_out or any("postgres" in name for name in used(item)):
             item.add_marker(pytest.mark.system)
 
 

@@ -63,9 +63,6 @@ CASES: dict[str, Callable[[], tuple[pa.Table, str, list[str]]]] = {
     "density of 0": lambda: log(table(p=one([2.0] * ROWS, 0.0)), *DENSITIES),
     "infinite density": lambda: log(table(p=one([2.0] * ROWS, math.inf)), *DENSITIES),
     "not eligible": lambda: log(table(stock=one([["x", "y"]] * ROWS, ["y"])), *ELIGIBLE),
-    "one row": lambda: log(
-        table(country=one(["de"] * ROWS, "li")), "--target", "new=t", "--by", "country"
-    ),
 }
 
 

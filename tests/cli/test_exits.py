@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from poolwise.cli.commands import main
+from poolwise.cli.commands import app, main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,24 +29,45 @@ COLUMNS = {
     "größe": [0.5] * ROWS,
     "日本": [0.5] * ROWS,
     "t": [0.4, 0.6] * 20,
+    "ware": ["äl", "bier"] * 20,
     "u★": [0.6, 0.4] * 20,
 }
 ROLES = ["--reward", "reward", "--logger", "who", "--propensities", "größe=größe,日本=日本"]
 ASKED = [*ROLES, "--target", "neu→=t"]
 BOTH = [*ASKED, "--target", 'alt="u★"']
 WATCH = ["--state", "state.npz", "--period", "day", "--reward-range", "0,1"]
+SHOWN = {  # two rankers of lists of two items
+    "who": [LABELS[k // 2 % 2] for k in range(8 * ROWS)],
+    "liste": [k // 2 for k in range(8 * ROWS)],
+    "ört": [1, 2] * 4 * ROWS,
+    "click": [1, 0, 0, 1, 1, 0, 0, 0, 1, 1] * (8 * ROWS // 10),
+    "r_größe": [1, 2, 2, 1] * 2 * ROWS,
+    "r_日本": [2, 1, 1, 2] * 2 * ROWS,
+}
+CLICKS = ["--request", "liste", "--click", "click", "--position", "ört", "--logger", "who"]
+CLICKS += ["--ranks", "r_{logger}", "--target", "neu→=r_日本"]
+TABLE = ["--action", "ware", "--target", 'neu→={"äl": 0.4, "bier": 0.6}']
 COMMANDS = {
     "evaluate": ["evaluate", "log.parquet", *ASKED],
     "compare": ["compare", "log.parquet", *BOTH, "--baseline", "日本"],
     "plan": ["plan", "log.parquet", *ASKED, "--half-width", "0.05"],
     "check": ["check", "log.parquet", *ASKED],
     "watch": ["watch", "log.parquet", *ASKED, *WATCH],
+    "backtest": ["backtest", "log.parquet", *ROLES],
+    "clicks": ["clicks", "clicks.parquet", *CLICKS],
+    "learn": ["learn", "log.parquet", *ROLES, "--action", "ware", "--features", "t"],
+    "score": ["score", "log.parquet", *ROLES, *TABLE, "--out", "scored.parquet"],
+    "init": ["init", "log.parquet"],
+    "demo": ["demo"],
 }
+OTHER = {"sql", "decide"}  # commands with a test of their own
+IN_JSON = set(COMMANDS) - {"watch", "score", "init"}  # which write files, too
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pq.write_table(pa.table(COLUMNS), tmp_path / "log.parquet")
+    pq.write_table(pa.table(SHOWN), tmp_path / "clicks.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -84,6 +105,11 @@ def test_every_command_prints_in_every_encoding(run: Run, command: str, encoding
     assert out
 
 
+def test_every_command_is_among_them() -> None:
+    callbacks = [command.callback for command in app.registered_commands]
+    assert {getattr(f, "__name__", "") for f in callbacks} == {*COMMANDS, *OTHER}
+
+
 def without_date(text: str) -> Any:  # noqa: ANN401 - JSON
     found = json.loads(text)
     found.get("question", {}).pop("date", None)
@@ -91,7 +117,7 @@ def without_date(text: str) -> Any:  # noqa: ANN401 - JSON
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("command", ["evaluate", "compare", "plan", "check"])
+@pytest.mark.parametrize("command", sorted(IN_JSON))
 def test_json_says_the_same_in_every_encoding(run: Run, command: str) -> None:
     said = []
     for encoding in ENCODINGS:

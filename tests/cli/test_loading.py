@@ -20,7 +20,7 @@ from sklearn.preprocessing import FunctionTransformer
 from skops import io as skops
 
 from poolwise import Log, evaluate
-from poolwise.cli.loading import named_policy
+from poolwise.cli.loading import named_policy, pairs
 from poolwise.errors import MissingExtraError, UsageError
 from poolwise.log.adapters import as_policy
 from poolwise.log.policy import Batch
@@ -269,3 +269,25 @@ def test_naming_a_column_imports_no_model_library() -> None:
 def test_the_bomb_of_these_tests_works(here: Path) -> None:
     pickle.load(io.BytesIO(pickle.dumps(Bomb())))  # noqa: S301 - it proves the tests above
     assert (here / "exploded").exists()
+
+
+TABLE = '{"0": 0.25, "1": 0.75}'
+
+
+def test_a_table_is_json_on_the_command_line_or_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(TABLE)
+    for text in (TABLE, str(path)):
+        policy = as_policy(named_policy(text))
+        assert policy.prob(BATCH).tolist() == [0.25, 0.75, 0.75]
+    texts = [f"new={TABLE},old=least(p, 1)", 'other={"a,b": 0.5, "}\\"": 0.5}']
+    split = pairs(texts, "--target")
+    assert split["new"] == TABLE
+    assert split["old"] == "least(p, 1)"
+    assert split["other"] == '{"a,b": 0.5, "}\\"": 0.5}'
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": "x"}', "{oops}", '{"a": 0.5}', '{"a": true}'])
+def test_a_table_that_is_none_is_one_message(text: str) -> None:
+    with refused(UsageError):
+        named_policy(text)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from poolwise.diagnosis.agreement import Diagnosis, columns, diagnose, gamma
-from poolwise.diagnosis.overlap import mixed_overlap, own_overlap, shown
-from poolwise.engines.exact import TARGET, FiniteProblem
+from poolwise.diagnosis.overlap import list_needs, mixed_overlap, own_overlap
+from poolwise.engines.exact import TARGET_COLUMN, FiniteProblem
 from poolwise.estimators.calibrated import Calibrated
 from poolwise.estimators.ips import Weighted
 from poolwise.moments.coverage import Coverage
@@ -30,7 +30,7 @@ LARGE = {"1": 400, "2": 600}
 
 def exact_view(problem: FiniteProblem) -> Pool:
     """Return the diagnostics in the limit of infinitely many rows."""
-    return problem.moments(shown(Coverage.complete(tuple(problem.loggers))))
+    return problem.moments(list_needs(Coverage.complete(tuple(problem.loggers))))
 
 
 def diagnosed(view: Pool) -> Diagnosis:
@@ -110,8 +110,8 @@ def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> Pool:
     smallest = np.min(list(policies.values()), axis=0)
     known = {
         "reward": rows["reward"],
-        "weight": rows[TARGET] / rows["propensity"],
-        "balanced_weight": rows[TARGET] / mixture,
+        "weight": rows[TARGET_COLUMN] / rows["propensity"],
+        "balanced_weight": rows[TARGET_COLUMN] / mixture,
         "overlap": smallest / rows["propensity"],
     }
     by_logger: dict[str, Callable[[str], Any]] = {
@@ -119,7 +119,7 @@ def drawn_view(problem: FiniteProblem, rng: np.random.Generator) -> Pool:
         "inverse_ratio": lambda i: mixture / policies[i],
         "unsupported": lambda i: (policies[i] == 0).astype(float),
     }
-    needs = shown(Coverage.complete(loggers))
+    needs = list_needs(Coverage.complete(loggers))
 
     def values(term: Term) -> Any:  # noqa: ANN401 - an array of floats
         factors = [

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import binom
 
 import poolwise as pw
 from benchmarks import audit as benchmark
 from poolwise.diagnosis.audit import (
-    LEVEL,
+    AUDIT_LEVEL,
+    FrequencyTest,
     audit_findings,
     compare_frequency,
     find_wrong_actions,
     rounding_cost,
 )
 from poolwise.rows.actions import ActionSums, AuditSums, array_sums
+from poolwise.rows.distributions import FrequencySums
 from tests.support.messages import check_findings
 
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
@@ -105,7 +109,7 @@ def test_the_level_is_shared_by_loggers_and_actions() -> None:
         return AuditSums(counts, (one, *calm))
 
     (alone,) = find_wrong_actions(of(560, 0))
-    assert alone.p_value < LEVEL
+    assert alone.p_value < AUDIT_LEVEL
     assert find_wrong_actions(of(560, 99)) == []
     assert len(find_wrong_actions(of(600, 99))) == 1
 
@@ -152,6 +156,63 @@ def test_the_best_actions_probability_is_an_alarm_if_lists_say_what_could_be_pla
     check_findings(listed, "action-too-seldom")
 
 
+def test_the_bound_of_a_frequency_holds_for_every_count() -> None:
+    """It is at least the exact probability, of draws with two probabilities."""
+    first, second = (np.asarray(binom.pmf(range(21), 20, prob)) for prob in (0.05, 0.4))
+    chances = np.convolve(first, second)
+    expected, variance = 20 * 0.05 + 20 * 0.4, 20 * 0.05 * 0.95 + 20 * 0.4 * 0.6
+    gaps = abs(np.arange(41) - expected)
+    tests = [
+        FrequencyTest(FrequencySums("v1", "a", played, expected, variance))
+        for played in range(41)
+    ]
+    for test, gap in zip(tests, gaps, strict=True):
+        assert test.p_value >= chances[gaps >= gap - 1e-9].sum() - 1e-12
+    assert tests[40].p_value < 1e-12
+    ratio = 10 / variance
+    exact = math.exp(-variance * ((1 + ratio) * math.log1p(ratio) - ratio))
+    assert tests[19].p_value == pytest.approx(2 * exact)
+
+
+def test_certain_and_impossible_actions() -> None:
+    def p_value(played: int, expected: float) -> float:
+        return FrequencyTest(FrequencySums("v1", "a", played, expected, 0.0)).p_value
+
+    assert p_value(10, 10.0 + 1e-12) == 1.0
+    assert p_value(1, 0.0) == p_value(9, 10.0) == 0.0
+    sums = AuditSums({"v1": 9}, (), frequencies=(FrequencySums("v1", "a", 1, 0.0, 0.0),))
+    (finding,) = audit_findings(sums)
+    assert (finding.code, finding.severity) == ("action-too-often", "alarm")
+
+
+def flattened(power: float) -> pw.Log:
+    """20,000 rows of one logger, whose log has a distribution that is sharper or flatter."""
+    rng = np.random.default_rng(8)
+    probs = benchmark.softmax(rng.normal(size=(20_000, 4)))
+    action = (probs.cumsum(axis=1) < rng.random(20_000)[:, None]).sum(axis=1).clip(max=3)
+    known = probs**power / (probs**power).sum(axis=1, keepdims=True)
+    columns = {f"p_{k}": known[:, k] for k in range(4)}
+    columns["logged"] = known[np.arange(20_000), action]
+    return pw.Log(
+        pa.table({"a": action, "r": rng.random(20_000), **columns}),
+        reward="r",
+        propensity="CASE a WHEN 0 THEN p_0 WHEN 1 THEN p_1 WHEN 2 THEN p_2 ELSE p_3 END",
+        action="a",
+    )
+
+
+def test_distributions_show_what_propensities_alone_do_not() -> None:
+    """Means of 1/p are below 1 for a policy that is sharper than its log says."""
+    assert audited(pw.check(flattened(1.0)).findings) == []
+    sharper = audited(pw.check(flattened(1 / 1.2)).findings)
+    check_findings(sharper, "action-too-often", "action-too-seldom")
+    flatter = audited(pw.check(flattened(1.2)).findings)
+    check_findings(flatter, "action-too-often", "action-too-seldom")
+    assert {f.severity for f in (*sharper, *flatter)} == {"alarm"}
+    column = replace(flattened(1 / 1.2), propensity="logged")
+    assert {f.severity for f in audited(pw.check(column).findings)} <= {"note"}
+
+
 def test_rows_of_clusters_may_repeat_an_action() -> None:
     (finding,) = audited(pw.check(log_of("third", cluster="id")).findings)
     assert finding.severity == "warning"
@@ -179,6 +240,17 @@ FOUND = {
     "rounded to two decimals": "propensities-rounded",
     "shares of 100 draws": "propensities-rounded",
 }
+
+
+@pytest.mark.parametrize("kind", benchmark.KINDS)
+def test_right_distributions_have_no_alarm(kind: str) -> None:
+    assert not benchmark.replicate(kind, None, 5_000, 15, first=10_000, whole=True)
+
+
+@pytest.mark.parametrize("mistake", benchmark.SPOILT_DISTRIBUTIONS)
+def test_wrong_distributions_are_found(mistake: str) -> None:
+    found = benchmark.replicate("softmax", mistake, 20_000, 5, first=10_000, whole=True)
+    assert max(found.values()) == 5
 
 
 @pytest.mark.parametrize("mistake", benchmark.MISTAKES)
@@ -216,3 +288,5 @@ def test_the_benchmark_writes_one_line_for_each_kind_and_mistake(
     monkeypatch.setattr(benchmark, "SIZES", (500,))
     lines = benchmark.table(1).splitlines()
     assert len(lines) == 2 + len(benchmark.KINDS) + len(benchmark.MISTAKES)
+    lines = benchmark.table(1, whole=True).splitlines()
+    assert len(lines) == 2 + len(benchmark.KINDS) + len(benchmark.SPOILT_DISTRIBUTIONS)

@@ -15,16 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolwise.diagnosis.overlap import mixed_overlap, own_overlap, shown
-from poolwise.engines.exact import TARGET, FiniteProblem
+from poolwise.diagnosis.overlap import list_needs, mixed_overlap, own_overlap
+from poolwise.engines.exact import TARGET_COLUMN, FiniteProblem
 from poolwise.estimators.divergences import weight_moments
 from poolwise.estimators.ips import Weighted
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.formats.labelled import TARGETS, digits_log, digits_path
 from poolwise.log.log import Log
 from poolwise.moments.coverage import Coverage
-from poolwise.moments.linear import Score, deviation
-from poolwise.moments.moments import pooled
+from poolwise.moments.deviation import deviation
+from poolwise.moments.linear import Score
+from poolwise.moments.moments import pool_moments
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHT, Needs
 from poolwise.rows.reader import Reader
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
     from poolwise.engines.base import Engine
     from poolwise.evaluation.results import Evaluation
 
-CANDIDATE = {"target": TARGET}
+CANDIDATE = {"target": TARGET_COLUMN}
 LARGE = {"1": 400, "2": 600}
 
 
 def exact_view(problem: FiniteProblem) -> Pool:
     """Return the diagnostics in the limit of infinitely many rows."""
-    return problem.moments(shown(Coverage.complete(tuple(problem.loggers))))
+    return problem.moments(list_needs(Coverage.complete(tuple(problem.loggers))))
 
 
 def drawn(seed: int, counts: Mapping[str, int] = LARGE) -> Log:
@@ -200,13 +201,15 @@ def test_propensities_of_another_action_are_found() -> None:
 
 def test_a_target_in_percent_is_found() -> None:
     log = drawn(4)
-    found = evaluate(changed(log, **{TARGET: column(log, TARGET) / 100}), CANDIDATE)
+    found = evaluate(
+        changed(log, **{TARGET_COLUMN: column(log, TARGET_COLUMN) / 100}), CANDIDATE
+    )
     assert "target-uncovered" in codes(found, "alarm")
 
 
 def test_a_target_of_another_action_is_found() -> None:
     log = drawn(5, {"1": 4_000, "2": 6_000})
-    found = evaluate(changed(log, **{TARGET: np.full(10_000, 0.7)}), CANDIDATE)
+    found = evaluate(changed(log, **{TARGET_COLUMN: np.full(10_000, 0.7)}), CANDIDATE)
     assert "weights-off" in codes(found, "alarm")
 
 
@@ -215,7 +218,7 @@ def test_own_weights_above_one_are_a_bug_and_below_one_thin_overlap() -> None:
     plain = replace(log, propensities=None)
     halved = changed(plain, propensity=column(plain, "propensity") / 2)
     assert "propensities-off" in codes(evaluate(halved, CANDIDATE), "alarm")
-    thin = changed(plain, **{TARGET: column(plain, TARGET) / 2})
+    thin = changed(plain, **{TARGET_COLUMN: column(plain, TARGET_COLUMN) / 2})
     found = evaluate(thin, CANDIDATE)
     assert "target-uncovered" in codes(found, "alarm")
     assert not {"propensities-off", "thin-overlap"} & {*codes(found)}
@@ -250,11 +253,14 @@ def test_one_dominant_row_and_a_heavy_tail_are_found() -> None:
         }
     )
     log = Log(table, logger="logger", reward="reward", propensities={"a": "p_a", "b": "p_b"})
-    found = evaluate(log, {"target": "t"})["target"]
+    found = evaluate(log, {"target": "t"}, "balanced")["target"]
     assert found.mixture is not None
     assert found.mixture.tail is not None
     assert found.mixture.tail.value == pytest.approx(0.9, abs=0.25)
     assert "heavy-weights" in {f.code for f in found.findings}
+    codes = {f.code for f in evaluate(log, {"target": "t"})["target"].findings}
+    assert "decisive-rows" in codes  # which calibrated sets apart
+    assert "heavy-weights" not in codes
 
 
 @pytest.mark.parametrize("share", [0.1, 0.02])
@@ -295,13 +301,13 @@ def test_an_engine_without_tails_says_so() -> None:
 def test_mean_weights_are_tested_against_their_stratified_errors(engine: Engine) -> None:
     log = drawn(9)
     found = evaluate(log, CANDIDATE, engine=engine)["target"]
-    weights = column(log, TARGET) / column(log, "propensity")
+    weights = column(log, TARGET_COLUMN) / column(log, "propensity")
     mine = weights[column(log, "logger") == "1"]
     z = (mine.mean() - 1) / (mine.std(ddof=1) / math.sqrt(len(mine)))
     assert found.loggers["1"].mean_weight_z == pytest.approx(z, rel=1e-9)
     assert found.loggers["1"].largest_share == pytest.approx(mine.max() / mine.sum(), rel=1e-9)
     mixture = 0.4 * column(log, "propensity_0") + 0.6 * column(log, "propensity_1")
-    balanced = column(log, TARGET) / mixture
+    balanced = column(log, TARGET_COLUMN) / mixture
     label = column(log, "logger")
     spread = sum(
         (len(part) / 1_000) ** 2 * part.var(ddof=1) / len(part)
@@ -355,7 +361,7 @@ def test_merged_tails_are_the_largest_values_of_both(
     for values in (left, right):
         whole = exact_moments({WEIGHT: np.array(values, dtype=float)}, weight_needs())
         parts.append(replace(whole, tails={WEIGHT: whole.tails[WEIGHT][:kept]}))
-    tail = pooled(parts).tails[WEIGHT]
+    tail = pool_moments(parts).tails[WEIGHT]
     expected = sorted([*left, *right], reverse=True)
     assert tail.tolist() == expected[: len(tail)]
     assert len(tail) >= min(kept, len(expected), max(map(len, (left, right))))
@@ -398,10 +404,10 @@ def test_leaving_out_each_logger_takes_one_pass(
 
     monkeypatch.setattr(Reader, "__call__", counted)
     evaluate(log, CANDIDATE)
-    once = sum(reads)
+    before = sum(reads)
     found = evaluate(log, CANDIDATE, which_logs=True)["target"].diagnosis
-    more = sum(reads) - 2 * once
-    assert more == 2 * once  # of two loggers; a clean log has no rows to drop
+    more = sum(reads) - 2 * before
+    assert more == 2  # of two loggers; a clean log has no rows to drop
     in_memory = replace(log, source=pq.read_table(tmp_path / "log.parquet"))
     expected = evaluate(in_memory, CANDIDATE, which_logs=True)["target"].diagnosis
     for left, errors in found.without.items():
@@ -418,7 +424,7 @@ def test_a_log_that_cannot_be_done_without_leaves_an_endless_error() -> None:
 def test_large_logs_are_read_again_on_request_only() -> None:
     log = drawn(12)
     assert evaluate(log, CANDIDATE, which_logs=False)["target"].diagnosis.without == {}
-    many = {f"t{k}": f"{TARGET} * {k} / 3000" for k in (1, 2)}
+    many = {f"t{k}": f"{TARGET_COLUMN} * {k} / 3000" for k in (1, 2)}
     asked = evaluate(log, many, ["balanced"], which_logs=True)
     assert set(asked["t2"].diagnosis.without) == {"1", "2"}
 
@@ -470,7 +476,9 @@ def test_the_balanced_weights_have_a_share_and_a_tail() -> None:
     assert not mixed.tail.discrete
     assert not mixed.tail.heavy
     view = exact_view(toy("T2"))
-    assert pooled(view.values()).max(BALANCED_WEIGHT) == pytest.approx(0.7 / 0.44, rel=1e-12)
+    assert pool_moments(view.values()).max(BALANCED_WEIGHT) == pytest.approx(
+        0.7 / 0.44, rel=1e-12
+    )
 
 
 def test_every_weight_is_counted_in_its_bin() -> None:

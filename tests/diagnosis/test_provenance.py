@@ -22,7 +22,7 @@ from poolwise.diagnosis.provenance import (
     most_pairs,
     text_order,
 )
-from poolwise.engines.exact import TARGET
+from poolwise.engines.exact import TARGET_COLUMN
 from poolwise.errors import UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.log.log import Log
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CODE = "loggers-in-succession"
 TARGETS = {"t": "t"}
-CANDIDATE = {"target": TARGET}
+CANDIDATE = {"target": TARGET_COLUMN}
 
 
 def drawn(seed: int) -> Log:

@@ -334,3 +334,22 @@ def test_logs_that_no_test_can_use_are_counted() -> None:
         welch([1.0, 2.0], [1.0, 1.0], [10, 1])
     with refused(UsageError):
         random_effects(VALUES, [1.0, 1.0, 1.0], 95)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "least"), [(450, 0.75), (3_000, 0.8), (20_000, 0.9)])
+def test_a_tail_index_of_nine_tenths_is_found(rows: int, least: float) -> None:
+    rng = np.random.default_rng([9, rows])
+    found = [tail_index(rng.random(rows) ** -0.9, rows).heavy for _ in range(200)]
+    assert np.mean(found) > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [180, 450, 1_200, 3_000])
+def test_ties_and_bounded_weights_are_no_tail(rows: int) -> None:
+    rng, heavy = np.random.default_rng([7, rows]), 0
+    for _ in range(200):
+        table = np.exp(0.4 * rng.normal(size=(20, 5)))  # weights of contexts and actions
+        chosen = table[rng.integers(20, size=rows), rng.integers(5, size=rows)]
+        heavy += tail_index(chosen, rows).heavy
+    assert heavy <= 4

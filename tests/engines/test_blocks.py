@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from poolwise.engines.blocks import blocks_for, by_slot, slot_layout
+from poolwise.engines.blocks import blocks_for, bucket_layout, cut_blocks
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.intervals.guarantees import payoffs_of
+from poolwise.intervals.guarantees import list_payoffs
 from poolwise.log.log import Log
 from poolwise.moments.blocks import Payoff, Settled
 from poolwise.moments.pool import Cell
@@ -53,7 +53,7 @@ def log_of(table: object, **options: Any) -> Log:  # noqa: ANN401 - options of a
 
 def settled(log: Log, *, pooled: bool = True, engine: DuckDB | None = None) -> Settled:
     with (engine or DuckDB()).open(log, {"new": "t"}) as rows:
-        return rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=pooled)
+        return rows.settle(list_payoffs("new", (0.0, 1.0)), pooled=pooled)
 
 
 def betting(log: Log, engine: DuckDB | None = None, sides: Sides = "two") -> Interval:
@@ -63,7 +63,7 @@ def betting(log: Log, engine: DuckDB | None = None, sides: Sides = "two") -> Int
     return result["new"].intervals["naive"]
 
 
-def slot_of(number: int) -> int:
+def hash_bucket(number: int) -> int:
     """The hash of a row's number, in exact integers."""
     mixed = number * 0x9E3779B97F4A7C15 & MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
@@ -72,13 +72,13 @@ def slot_of(number: int) -> int:
 
 
 def blocks_by_hand(loggers: list[str], number: int = 0) -> list[int]:
-    """The block of each row: its logger's rows in the order of slots, cut evenly."""
+    """The block of each row: its logger's rows in the order of buckets, cut evenly."""
     number = number or blocks_for(len(loggers))
-    slots = [slot_of(k) for k in range(1, len(loggers) + 1)]
+    buckets = [hash_bucket(k) for k in range(1, len(loggers) + 1)]
     block = []
-    for slot, logger in zip(slots, loggers, strict=True):
-        own = [s for s, i in zip(slots, loggers, strict=True) if i == logger]
-        block.append(sum(s < slot for s in own) * number // len(own))
+    for bucket, logger in zip(buckets, loggers, strict=True):
+        own = [s for s, i in zip(buckets, loggers, strict=True) if i == logger]
+        block.append(sum(s < bucket for s in own) * number // len(own))
     return block
 
 
@@ -90,10 +90,10 @@ def test_blocks_grow_in_number_and_in_size() -> None:
 
 
 def test_blocks_have_about_the_same_share_of_each_logger() -> None:
-    slots = np.zeros((4096, 2), dtype=np.int64)
-    slots[np.random.default_rng(1).permutation(4096)[:200], 0] = 1
-    slots[:30, 1] = 1
-    cut = by_slot(slots)
+    buckets = np.zeros((4096, 2), dtype=np.int64)
+    buckets[np.random.default_rng(1).permutation(4096)[:200], 0] = 1
+    buckets[:30, 1] = 1
+    cut = cut_blocks(buckets)
     assert len(cut.counts) == blocks_for(230) == 8
     assert cut.counts[:, 0].tolist() == [25] * 8
     assert sorted(cut.counts[:, 1].tolist()) == [3, 3, 4, 4, 4, 4, 4, 4]
@@ -104,8 +104,8 @@ def test_random_blocks_lie_within_periods() -> None:
     days = np.arange(300) // 100
     log = log_of({**table, "day": days}, period="day")
     with DuckDB().open(log, {"new": "t"}) as rows:
-        counts = rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=True).sums.counts
-        watched = rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=True, watched=True)
+        counts = rows.settle(list_payoffs("new", (0.0, 1.0)), pooled=True).sums.counts
+        watched = rows.settle(list_payoffs("new", (0.0, 1.0)), pooled=True, watched=True)
     # ten blocks for 300 rows: three for each of three periods
     assert counts.shape == (9, 3)
     code = np.array([LOGGERS.index(i) for i in table["logger"]])
@@ -204,7 +204,7 @@ def test_a_difference_is_shifted_by_one_over_the_share() -> None:
     table = columns(200)
     payoff = Payoff("new", 0.0, 1.0, 1.0, against="a")
     with DuckDB().open(log_of(table), {"new": "t"}) as rows:
-        result = rows.settle([payoff, payoffs_of("new", (0.0, 1.0))[0]], pooled=True)
+        result = rows.settle([payoff, list_payoffs("new", (0.0, 1.0))[0]], pooled=True)
     shares = result.sums.counts[:, 0] / result.sums.counts.sum(axis=1)
     np.testing.assert_allclose(result.shifts[0], 1 / shares)
     number = len(shares)
@@ -240,15 +240,15 @@ def test_counts_are_those_of_the_log() -> None:
     assert settled(replace(log, logger="logger"), pooled=False).strata == 3
 
 
-def test_many_loggers_have_fewer_slots() -> None:
+def test_many_loggers_have_fewer_buckets() -> None:
     few, many = (
-        slot_layout(Layout(tuple(map(str, range(n))), (), (), ("new",))).buckets
+        bucket_layout(Layout(tuple(map(str, range(n))), (), (), ("new",))).buckets
         for n in (3, 1_000)
     )
     assert (few, many) == (4096, 512)
-    layout = slot_layout(Layout(tuple(map(str, range(1_000))), (), (), ("new",)))
-    slots = layout.deal(np.arange(10_000))
-    assert (slots.min(), slots.max()) == (0, 511)
+    layout = bucket_layout(Layout(tuple(map(str, range(1_000))), (), (), ("new",)))
+    buckets = layout.deal(np.arange(10_000))
+    assert (buckets.min(), buckets.max()) == (0, 511)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, 1.5])
@@ -284,18 +284,18 @@ def test_random_blocks_hold_whole_clusters() -> None:
     table = {**columns(), "user": np.arange(900) // 4}
     log = log_of(table, cluster="user")
     with DuckDB().open(log, {"new": "t"}) as rows:
-        result = rows.settle(payoffs_of("new", (0.0, 1.0)), pooled=True)
+        result = rows.settle(list_payoffs("new", (0.0, 1.0)), pooled=True)
     assert result.cluster_rows == 4
     assert result.sums.counts.sum() == 900
     rng = np.random.default_rng(1)
-    slots = rng.integers(0, 5, (64, 4))
+    buckets = rng.integers(0, 5, (64, 4))
     cells = [Cell(d, i, k) for k, d in enumerate("12") for i in "ab"]
-    cut = by_slot(slots, cells, ["a", "b"], clustered=True)
-    of_slots = cut.block.reshape(64, 4)
-    assert (of_slots[:, 0] == of_slots[:, 1]).all()
-    assert (of_slots[:, 2] == of_slots[:, 3]).all()
-    assert set(of_slots[:, 0]).isdisjoint(of_slots[:, 2])
-    assert cut.counts.sum() == slots.sum()
+    cut = cut_blocks(buckets, cells, ["a", "b"], clustered=True)
+    by_bucket = cut.block.reshape(64, 4)
+    assert (by_bucket[:, 0] == by_bucket[:, 1]).all()
+    assert (by_bucket[:, 2] == by_bucket[:, 3]).all()
+    assert set(by_bucket[:, 0]).isdisjoint(by_bucket[:, 2])
+    assert cut.counts.sum() == buckets.sum()
 
 
 def test_clusters_that_span_periods_are_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -35,11 +34,7 @@ from tests.support.messages import refused
 from tests.support.postgres import DuckDBConnection
 from tests.support.reference import Reference
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-EVALUATION = Path(__file__).resolve().parents[2] / "src" / "poolwise" / "evaluation"
-PACKAGE = "poolwise.engines"
+ENGINES = Path(__file__).resolve().parents[2] / "src" / "poolwise" / "engines"
 TARGETS = {"t": "t"}
 
 
@@ -106,6 +101,7 @@ def test_a_segment_is_part_of_a_pass() -> None:
 EXTRAS = {
     "learners": Extra(mixture="m", learners=(Learner("m", ("m",), lambda *_: None),)),  # type: ignore[arg-type]
     "segment": Extra(segment="day"),
+    "metrics": Extra(measures=("id",)),
     "columns": Extra(predicted_reward="t"),
 }
 
@@ -141,7 +137,7 @@ def test_an_engine_without_rows_says_so(call: str) -> None:
 
 def test_every_capability_is_refused_somewhere() -> None:
     """A text that no engine raises is out of date."""
-    sources = [*(EVALUATION.parent / "engines").glob("*.py")]
+    sources = [*ENGINES.glob("*.py")]
     raised = {
         str(node.args[0].value)
         for path in sources
@@ -152,25 +148,3 @@ def test_every_capability_is_refused_somewhere() -> None:
         and isinstance(node.args[0], ast.Constant)
     }
     assert raised == set(CAPABILITIES)
-
-
-ALLOWED = {
-    "poolwise.engines.base": None,  # every name
-    "poolwise.engines": {"as_engine", "with_loggers"},
-    "poolwise.engines.files": None,  # the format of saved moments
-    "poolwise.engines.saved": {"Summary"},  # what `summarise` returns
-}
-
-
-def engine_imports(path: Path) -> Iterable[tuple[str, str]]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
-            yield from ((str(node.module), alias.name) for alias in node.names)
-
-
-@pytest.mark.parametrize("path", sorted(EVALUATION.glob("*.py")), ids=lambda path: path.stem)
-def test_verbs_know_no_engine_by_name(path: Path) -> None:
-    for module, name in engine_imports(path):
-        assert module in ALLOWED, (path.name, module)
-        names = ALLOWED[module]
-        assert names is None or name in names, (path.name, name)

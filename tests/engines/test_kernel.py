@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from poolwise.log.policy import AnyArray
-    from poolwise.moments.moments import FloatArray, Moments
+    from poolwise.moments.moments import Moments
     from poolwise.moments.pool import ByStratum, Pool
+    from poolwise.types import AnyArray, FloatArray
 
 COUNTS = {"a": 700, "b": 500, "c": 300}
 LOGGERS = tuple(COUNTS)

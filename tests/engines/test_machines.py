@@ -24,11 +24,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from poolwise.engines.files import read_moments, write_moments
 from poolwise.engines.kernel import Kernel
+from poolwise.engines.saved_files import read_moments, write_moments
 from poolwise.engines.sums import Sums, to_moments
 from poolwise.engines.workspace import Workspace
-from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.moments import Moments, pool_moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -48,7 +48,7 @@ from tests.support.reference import assert_moments_agree, exact_moments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
 Row = tuple[str, float, float, float, float]  # logger, reward, p_a, p_b, t
 
@@ -173,7 +173,7 @@ class MomentsMachine(RuleBasedStateMachine):
             return left
         labels = [i for i in LAYOUT.loggers if i in left.moments or i in right.moments]
         parts = {i: [h.moments[i] for h in (left, right) if i in h.moments] for i in labels}
-        return self._hold({i: pooled(parts[i]) for i in labels}, left.rows + right.rows)
+        return self._hold({i: pool_moments(parts[i]) for i in labels}, left.rows + right.rows)
 
     @rule(target=pool, held=pool, cut=st.integers(0, 99))
     def split(self, held: Held, cut: int) -> Held:
@@ -235,7 +235,7 @@ def test_a_thousand_merges_in_a_row() -> None:
     """Merged tails are kept flat: a chain of merges once recursed through all of them."""
     rows = [("a", float(k), 0.5, 0.25, 0.25 + k / 4000) for k in range(1000)]
     parts = [kernel_moments([row])["a"] for row in rows]
-    check({"a": pooled(parts)}, rows)
+    check({"a": pool_moments(parts)}, rows)
 
 
 def test_rows_that_are_all_alike_have_no_scatter_in_any_split() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -18,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolwise.engines.files import ARRAYS, KEY, TALLIES, checksum, question
 from poolwise.engines.saved import Summary, same_shares
+from poolwise.engines.saved_files import ARRAYS, KEY, TALLIES, checksum, question
 from poolwise.errors import LogError, PoolwiseError, RefusedError, SourceError, UsageError
 from poolwise.estimators.calibrated import SelfNormalised
 from poolwise.estimators.ips import Balanced, Weighted
@@ -371,6 +372,7 @@ def test_a_flipped_bit_is_one_message_or_changes_nothing(tmp_path: Path) -> None
     assert kinds["refused"] > 90  # the others are in bytes that hold no number
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_an_answer_is_never_a_traceback(tmp_path: Path) -> None:
     """A database adds no checksum, so that a number may differ."""
     path = answer(tmp_path / "day.parquet", far_away())
@@ -568,3 +570,42 @@ def test_files_of_both_kinds_add_up(tmp_path: Path) -> None:
 
 def test_the_question_does_not_hang_on_where_the_rows_are() -> None:
     assert question(far_away(), TARGETS) == question(log(), TARGETS)
+
+
+def only_logger(seed: int, rows: int = 300, logger: str = "a") -> Log:
+    """A log of one logger, with its own propensity."""
+    rng = np.random.default_rng(seed)
+    columns = {"r": rng.random(rows), "p": rng.uniform(0.2, 0.9, rows)}
+    table = pa.table({**columns, "t": rng.uniform(0.2, 0.9, rows), "who": [logger] * rows})
+    return Log(table, reward="r", propensity="p", logger="who")
+
+
+def estimates(log: Log, summary: Summary | None = None) -> dict[str, float]:
+    found = evaluate(log, {"t": "t"}, engine=summary)["t"]
+    return {name: e.value for name, e in found.estimates.items()}
+
+
+def test_a_summary_of_an_only_logger_serves_what_its_rows_serve(tmp_path: Path) -> None:
+    """Its propensity is the mixture, in a summary as in the rows."""
+    log, later = only_logger(1), only_logger(2)
+    summary = summarise(log, {"t": "t"})
+    summary.save(tmp_path / "a.parquet")
+    for saved in (summary, Summary.load(tmp_path / "a.parquet")):
+        assert estimates(log, saved) == pytest.approx(estimates(log), rel=1e-9)
+    assert "calibrated" in estimates(log, summary)
+    both = pa.concat_tables([log.source, later.source])
+    whole = replace(log, source=both)
+    added = summary + summarise(later, {"t": "t"})
+    assert estimates(whole, added) == pytest.approx(estimates(whole), rel=1e-9)
+
+
+def test_a_summary_of_an_only_logger_and_another_one_have_no_mixture() -> None:
+    log, other = only_logger(1), only_logger(2, logger="b")
+    both = pa.concat_tables([log.source, other.source])
+    whole = replace(log, source=both)
+    added = summarise(log, {"t": "t"}) + summarise(other, {"t": "t"})
+    assert added.manifest == {}
+    assert estimates(whole, added) == pytest.approx(estimates(whole), rel=1e-9)
+    assert "calibrated" not in estimates(whole, added)
+    three = added + summarise(whole, {"t": "t"})  # a part with both loggers
+    assert sum(three.rows.values()) == 1_200

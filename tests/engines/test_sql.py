@@ -14,9 +14,9 @@ import sqlglot
 from sqlglot import exp
 
 from poolwise.engines.answer import decode
-from poolwise.engines.files import standalone_query
+from poolwise.engines.saved_files import standalone_query
 from poolwise.engines.sql import MomentsRequest
-from poolwise.engines.warehouse import NAMES
+from poolwise.engines.warehouse import TITLES
 from poolwise.errors import UsageError
 from poolwise.evaluation.summarise import query_text
 from poolwise.log.log import Log
@@ -101,7 +101,7 @@ def by_text(
     return {str(group.logger): group.moments for group in groups}
 
 
-@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("dialect", TITLES)
 def test_the_printed_query_is_the_reviewed_one(dialect: str) -> None:
     """Rewrite the files with `python -m tests.support.queries`, and read the difference."""
     reviewed = (queries.FOLDER / f"{dialect}.sql").read_text("utf-8")
@@ -174,7 +174,7 @@ def test_the_query_is_the_same_text_in_every_process() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("dialect", TITLES)
 @pytest.mark.parametrize("logs", [False, True], ids=["probabilities", "logarithms"])
 def test_every_dialect_can_read_its_own_query(dialect: str, *, logs: bool) -> None:
     text = query_text(log(log_probabilities=logs), "my_log", TARGETS, dialect)
@@ -212,7 +212,7 @@ HOSTILE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("dialect", TITLES)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_names(name: str, dialect: str) -> None:
     from poolwise.log.policy import Column

@@ -17,15 +17,15 @@ import sqlglot
 from sqlglot import exp
 
 from poolwise.engines.answer import cut
-from poolwise.engines.sql import written
+from poolwise.engines.sql import write_sql
 from poolwise.engines.warehouse import (
     HASHES,
-    NAMES,
+    TITLES,
     ZONES,
     Warehouse,
-    bucket_of,
-    dialect_of,
-    relation_of,
+    find_dialect,
+    hash_bucket,
+    parse_relation,
 )
 from poolwise.errors import (
     EngineError,
@@ -36,7 +36,7 @@ from poolwise.errors import (
 )
 from poolwise.evaluation.check import check
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.evaluation.summarise import needs_of, query_text
+from poolwise.evaluation.summarise import list_needs, query_text
 from poolwise.rows.layout import counts_query
 from poolwise.rows.rules import column
 from tests.support.messages import refused
@@ -107,7 +107,7 @@ def test_adbc_speaks_the_same_face() -> None:
         with connection.cursor() as cursor:
             cursor.adbc_ingest("adbc_log", table(), temporary=True)
         log = stored(connection, "adbc_log")
-        assert dialect_of(connection) == "postgres"
+        assert find_dialect(connection) == "postgres"
         found = evaluate(log, TARGETS, which_logs=False)
         assert_same(found, evaluate(log_of(table()), TARGETS, interval="student"), rel=1e-9)
         with connection.cursor() as cursor:
@@ -133,7 +133,7 @@ def test_a_wide_question_becomes_several_queries(kind: type[Any], widest: int) -
 
 @pytest.mark.parametrize("widest", [4, 14, 40])
 def test_needs_are_cut_into_parts_that_hold_every_aggregate(widest: int) -> None:
-    needs = needs_of(log_of("x"), ["one", "two", "three"])
+    needs = list_needs(log_of("x"), ["one", "two", "three"])
     parts = cut(needs, widest)
     assert len(parts) > 1
     for part in parts:
@@ -154,7 +154,7 @@ def test_clusters_stay_together_however_wide_the_question() -> None:
 
 def test_buckets_of_a_database_require_a_cluster() -> None:
     with DuckDBConnection().open(log_of(table()), TARGETS) as rows, refused(UsageError):
-        rows.bucketed([needs_of(log_of("x"), ["target"])], 7)
+        rows.bucketed([list_needs(log_of("x"), ["target"])], 7)
 
 
 @pytest.mark.parametrize("kind", [PostgresEngine, DuckDBConnection])
@@ -503,7 +503,7 @@ class Recorded:
         self.texts.append("rollback")
 
 
-@pytest.mark.parametrize("dialect", [d for d in NAMES if d != "duckdb"])
+@pytest.mark.parametrize("dialect", [d for d in TITLES if d != "duckdb"])
 def test_every_dialect_is_sent_reading_statements_that_it_can_parse(dialect: str) -> None:
     driver = Recorded()
     with refused(LogError):
@@ -525,14 +525,14 @@ def test_every_dialect_is_sent_reading_statements_that_it_can_parse(dialect: str
 
 @pytest.mark.parametrize("dialect", HASHES)
 def test_every_dialect_has_a_hash_that_it_can_parse(dialect: str) -> None:
-    bucket = bucket_of(column("user"), 200, dialect)
+    bucket = hash_bucket(column("user"), 200, dialect)
     text = exp.select(bucket).from_("log").sql(dialect=dialect)
     assert sqlglot.parse_one(text, dialect=dialect).sql(dialect=dialect) == text
     assert "200" in text
 
 
 def test_the_hash_of_postgres_spreads_units_evenly(postgres: Any) -> None:  # noqa: ANN401 - a fixture
-    bucket = bucket_of(column("n"), 10, "postgres").sql(dialect="postgres")
+    bucket = hash_bucket(column("n"), 10, "postgres").sql(dialect="postgres")
     query = f'SELECT {bucket}, count(*) FROM generate_series(1, 10000) AS g("n") GROUP BY 1'
     found = dict(postgres.execute(query).fetchall())
     assert sorted(found) == list(range(10))
@@ -541,10 +541,10 @@ def test_the_hash_of_postgres_spreads_units_evenly(postgres: Any) -> None:  # no
 
 def test_a_dialect_without_a_known_hash_says_so() -> None:
     with refused(UsageError):
-        bucket_of(column("user"), 200, "oracle")
+        hash_bucket(column("user"), 200, "oracle")
 
 
-@pytest.mark.parametrize("dialect", [d for d in NAMES if d not in {"duckdb", "spark"}])
+@pytest.mark.parametrize("dialect", [d for d in TITLES if d not in {"duckdb", "spark"}])
 def test_names_of_steps_are_quoted_and_the_users_table_is_not(dialect: str) -> None:
     """ROWS is reserved in Snowflake and BigQuery; a quoted table may be another one."""
     text = query_text(log_of("x"), "Terms", TARGETS, dialect)
@@ -564,8 +564,8 @@ def test_every_column_of_a_count_is_quoted() -> None:
     from poolwise.rows.roles import assign
 
     log = log_of("x", on_fault="drop")
-    text = written(
-        counts_query(assign(log, TARGETS, None, relation_of("log")).table), "snowflake"
+    text = write_sql(
+        counts_query(assign(log, TARGETS, None, parse_relation("log")).table), "snowflake"
     )
     (tree,) = sqlglot.parse(text, dialect="snowflake")
     assert tree is not None

@@ -24,13 +24,13 @@ from poolwise.estimators.calibrated import (
     Calibrated,
     SelfNormalised,
     contrast_controls,
-    controls_of,
     few_rows,
+    is_uncovered,
     least_squares,
+    list_controls,
     logger_columns,
-    regressed,
+    regress_outcome,
     supported_columns,
-    uncovered,
 )
 from poolwise.estimators.divergences import FLOOR
 from poolwise.estimators.ips import Balanced, Naive, Weighted
@@ -40,7 +40,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.intervals.student import student
 from poolwise.log.log import Log
 from poolwise.moments.coverage import Coverage
-from poolwise.moments.estimate import stratified
+from poolwise.moments.estimate import average_term
 from poolwise.moments.linear import Score, by_count, satterthwaite_freedom
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Pool
@@ -353,14 +353,16 @@ def test_columns_stand_for_these_known_means() -> None:
     moments = Pool({"a": rows(1, "a"), "b": rows(3, "a")})
     target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     model = Score({BALANCED_PREDICTION: 1.0, PREDICTED_VALUE: -1.0}, 0.0)
-    assert controls_of(moments, ("dr", "target")) == [model, target]
-    assert controls_of(moments, ("loggers", "target")) == [
+    assert list_controls(moments, ("dr", "target")) == [model, target]
+    assert list_controls(moments, ("loggers", "target")) == [
         *logger_columns(moments).values(),
         target,
     ]
-    assert controls_of(moments, ("loggers",), known=("b",)) == [Score({ratio("b"): 1.0}, -1.0)]
-    assert controls_of(moments, ("loggers", "target"), known=()) == [target]
-    assert controls_of(moments, ()) == []
+    assert list_controls(moments, ("loggers",), known=("b",)) == [
+        Score({ratio("b"): 1.0}, -1.0)
+    ]
+    assert list_controls(moments, ("loggers", "target"), known=()) == [target]
+    assert list_controls(moments, ()) == []
 
 
 def test_effective_rows_are_the_squared_sum_over_the_sum_of_squares() -> None:
@@ -371,11 +373,14 @@ def test_effective_rows_are_the_squared_sum_over_the_sum_of_squares() -> None:
     assert tiny.effective(BALANCED_WEIGHT) == pytest.approx(2.0)
 
 
+CUBE = BALANCED_WEIGHT * BALANCED_WEIGHT * BALANCED_WEIGHT
+
+
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
-        ([0.5, 1.0] * 6, True),  # (1 - 3/4) / error = √11, above 3.29
-        ([0.5, 1.0] * 5, False),  # √9, below it
+        ([0.5, 1.0] * 8, True),  # (1 - 3/4) / error = √15, above 3.72
+        ([0.5, 1.0] * 6, False),  # √11, below it
         ([1.5, 1.0] * 6, False),
         ([0.75] * 4, True),
         ([1 - 2e-6] * 4, True),
@@ -388,7 +393,24 @@ def test_effective_rows_are_the_squared_sum_over_the_sum_of_squares() -> None:
 def test_a_mean_weight_far_below_one_is_no_accident(
     weights: list[float], *, expected: bool
 ) -> None:
-    assert uncovered(Pool({"a": group({BALANCED_WEIGHT: weights})})) is expected
+    assert is_uncovered(Pool({"a": group({BALANCED_WEIGHT: weights})})) is expected
+
+
+def test_a_low_mean_of_skewed_weights_may_be_an_accident() -> None:
+    weights = [0.5] * 400 + [2.5] * 20  # mean 0.595, 19.1 errors of its own below 1
+    terms = {BALANCED_WEIGHT: weights, CUBE: [w**3 for w in weights]}
+    pool = Pool({"a": group(terms)})
+    mean, n = sum(weights) / 420, 420
+    square = sum((w - mean) ** 2 for w in weights) / n
+    third = sum((w - mean) ** 3 for w in weights) / n
+    z = (mean - 1) / math.sqrt(square / (n - 1))
+    score = z / math.sqrt(1 - z * third / n**2 / (square / (n - 1)) ** 1.5)
+    assert z < score < -3.72
+    assert is_uncovered(pool)
+    # a tenth of the rows: without the cubes they seem significant
+    few = {t: v[:40] + v[-2:] for t, v in terms.items()}
+    assert is_uncovered(Pool({"a": group({BALANCED_WEIGHT: few[BALANCED_WEIGHT]})})) is True
+    assert is_uncovered(Pool({"a": group(few)})) is False
 
 
 def test_the_mean_weight_is_that_of_all_rows() -> None:
@@ -561,10 +583,10 @@ def test_two_columns_are_collinear_below_two_billionths(eigenvalue: float, rank:
 def test_a_corrected_mean_takes_back_the_luck_of_the_rows(*, within: bool) -> None:
     slope = WITHIN if within else POOLED
     value, variance = expected(Fraction(slope))
-    exact = regressed(EXACT, Score({Y: 1.0}), [LUCK], within=within)
+    exact = regress_outcome(EXACT, Score({Y: 1.0}), [LUCK], within=within)
     assert exact.value == pytest.approx(float(value), rel=1e-12)
     assert exact.freedom == math.inf
-    found = regressed(MOMENTS, Score({Y: 1.0}), [LUCK], within=within)
+    found = regress_outcome(MOMENTS, Score({Y: 1.0}), [LUCK], within=within)
     rows = sum(map(Fraction, every(W))) ** 2 / sum(Fraction(w) ** 2 for w in every(W))
     assert found.value == pytest.approx(float(value), rel=1e-12)
     assert found.variance == pytest.approx(float(variance * rows / (rows - 1)), rel=1e-12)
@@ -579,19 +601,19 @@ def test_a_corrected_mean_takes_back_the_luck_of_the_rows(*, within: bool) -> No
 
 
 def test_an_outcome_may_be_a_combination_of_terms() -> None:
-    plain = regressed(MOMENTS, Score({Y: 1.0}), [LUCK], within=False)
-    double = regressed(MOMENTS, Score({Y: 2.0}), [LUCK], within=False)
+    plain = regress_outcome(MOMENTS, Score({Y: 1.0}), [LUCK], within=False)
+    double = regress_outcome(MOMENTS, Score({Y: 2.0}), [LUCK], within=False)
     assert double.value == pytest.approx(2 * plain.value, rel=1e-12)
     assert double.variance == pytest.approx(4 * plain.variance, rel=1e-12)
     # a column of the outcome that the control takes out again leaves the control's mean
-    known = regressed(MOMENTS, Score({X: 3.0}), [LUCK], within=False)
+    known = regress_outcome(MOMENTS, Score({X: 3.0}), [LUCK], within=False)
     assert known.value == pytest.approx(3.0, rel=1e-12)
     assert known.variance == pytest.approx(0.0, abs=1e-25)
 
 
 def test_few_effective_rows_leave_one_degree_of_freedom_at_least() -> None:
     heavy = {Y: [1.0, 2.0, 4.0], X: [1.0, 2.0, 1.0], W: [0.0, 0.0, 1.0]}
-    found = regressed(Pool({"a": group(heavy)}), Score({Y: 1.0}), [LUCK], within=False)
+    found = regress_outcome(Pool({"a": group(heavy)}), Score({Y: 1.0}), [LUCK], within=False)
     slope = scatter(heavy[X], heavy[Y]) / scatter(heavy[X], heavy[X])
     rows = [Fraction(y) - slope * Fraction(x) for y, x in zip(heavy[Y], heavy[X], strict=True)]
     assert found.freedom == 1.0
@@ -674,23 +696,23 @@ def test_self_normalised_is_a_ratio_of_sums(weights: str) -> None:
 def test_calibrated_is_the_regression_on_its_columns(
     estimator: Calibrated, *, within: bool
 ) -> None:
-    controls = controls_of(MOMENTS, estimator.columns, estimator.known)
-    assert estimator.estimate(MOMENTS) == regressed(
+    controls = list_controls(MOMENTS, estimator.columns, estimator.known)
+    assert estimator.estimate(MOMENTS) == regress_outcome(
         MOMENTS, Score({Y: 1.0}), controls, within=within
     )
-    assert regressed(MOMENTS, Score({Y: 1.0}), controls, within=within) != regressed(
-        MOMENTS, Score({Y: 1.0}), controls, within=not within
-    )
+    assert regress_outcome(
+        MOMENTS, Score({Y: 1.0}), controls, within=within
+    ) != regress_outcome(MOMENTS, Score({Y: 1.0}), controls, within=not within)
 
 
 def test_calibrated_uses_the_columns_of_known_loggers_alone() -> None:
     other = {"a": [0.0, 1.0, 2.0, 0.5], "b": [2.0, 1.5, 1.0]}
     moments = Pool({i: group(ROWS[i] | {ratio("b"): other[i]}) for i in ROWS})
     found = Calibrated(columns=("loggers",), guard=False, known=("a",)).estimate(moments)
-    assert found == regressed(moments, Score({Y: 1.0}), [LUCK], within=True)
+    assert found == regress_outcome(moments, Score({Y: 1.0}), [LUCK], within=True)
     assert found.value == pytest.approx(float(expected(Fraction(WITHIN))[0]), rel=1e-12)
     crossed = Calibrated(columns=("loggers",), guard=False, known=("b",)).estimate(moments)
-    assert crossed == regressed(
+    assert crossed == regress_outcome(
         moments, Score({Y: 1.0}), [Score({ratio("b"): 1.0}, -1.0)], within=True
     )
     assert crossed.value != found.value
@@ -850,7 +872,7 @@ def test_normal_rewards_of_one_row_loggers_are_covered(loggers: int) -> None:
                 for k, r in enumerate(rewards)
             }
         )
-        covered += 0.0 in student(stratified(moments, WEIGHT, by_count(moments)), 0.95)
+        covered += 0.0 in student(average_term(moments, WEIGHT, by_count(moments)), 0.95)
     assert abs(covered / logs - 0.95) < 4 * 0.0049
 
 
@@ -893,8 +915,8 @@ def test_the_last_logger_is_written_in_the_ratios_of_the_others() -> None:
 def test_small_loggers_have_no_column() -> None:
     target = Score({BALANCED_WEIGHT: 1.0}, -1.0)
     moments = rated(a=2, b=3, c=150)
-    assert controls_of(Pool(moments), ("loggers", "target"), None, ("a", "b")) == [target]
-    known = controls_of(Pool(moments), ("loggers",), ("a", "c"), ("a", "b"))
+    assert list_controls(Pool(moments), ("loggers", "target"), None, ("a", "b")) == [target]
+    known = list_controls(Pool(moments), ("loggers",), ("a", "c"), ("a", "b"))
     assert known == [Score({ratio("c"): 1.0}, -1.0)]
     assert contrast_controls(Pool(moments), ("a", "b")) == []
 
@@ -959,3 +981,12 @@ def test_a_mean_weight_that_cannot_divide_is_refused() -> None:
     with pytest.raises(RefusedError) as refusal:
         SelfNormalised().estimate(tiny)
     assert refusal.value.code == "no-weight"
+
+
+def test_a_ratio_within_each_log_pools_nothing() -> None:
+    """Without a mixture, neither weights nor shares depend on the rewards of other logs."""
+    alone, mixed = Coverage(("a", "b")), Coverage(("a", "b"), mixture="column")
+    assert SelfNormalised().adapt(mixed).pools
+    assert not SelfNormalised().adapt(alone).pools
+    assert SelfNormalised("balanced").adapt(alone).pools
+    assert SelfNormalised().adapt(alone).needs(mixed) == SelfNormalised().needs(alone)

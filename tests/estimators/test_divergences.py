@@ -24,7 +24,7 @@ from poolwise.estimators.model import (
     DoublyRobust,
     score_divergences,
 )
-from poolwise.moments.estimate import stratified
+from poolwise.moments.estimate import average_term
 from poolwise.moments.linear import by_count
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import (
@@ -93,7 +93,7 @@ def test_another_variance_inflates_the_combination(
 ) -> None:
     rows = {"a": A, "b": B}
     moments = Pool({i: group({WEIGHTED_REWARD: [scale * r for r in rows[i]]}) for i in rows})
-    plain = stratified(moments, WEIGHTED_REWARD, {"a": 0.5, "b": 0.5})
+    plain = average_term(moments, WEIGHTED_REWARD, {"a": 0.5, "b": 0.5})
     other = with_variance(plain, moments, variance, 7.0)
     assert (other.value, other.variance, other.freedom) == (plain.value, variance, 7.0)
     assert other.linear.inflation == pytest.approx(inflation, rel=1e-12)
@@ -248,7 +248,7 @@ def test_own_divergences_alone_are_inflated_by_meiers_factor(*, far: bool) -> No
 def test_own_divergences_of_exact_moments_are_final() -> None:
     found = Weighted("own").estimate(exact(OWN))
     assert found.findings == ()
-    assert found == stratified(exact(OWN), WEIGHTED_REWARD, found.shares)
+    assert found == average_term(exact(OWN), WEIGHTED_REWARD, found.shares)
     # 26/3 and 9 by row: precisions 9/26 and 2/9
     assert found.shares["a"] == pytest.approx(float(Fraction(81, 81 + 52)))
 

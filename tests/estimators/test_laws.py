@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolwise import Balanced, DuckDB, FiniteProblem, Log, Naive, Weighted, evaluate
-from poolwise.moments.moments import pooled
+from poolwise.moments.moments import pool_moments
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -302,7 +302,7 @@ def test_buckets_merge_to_the_moments_of_the_whole(cluster: str | None) -> None:
         whole, buckets = rows.moments(needs), rows.bucketed([needs], 16)[0].buckets
     assert 10 < len(buckets) <= 16
     for logger, expected in whole.items():
-        merged = pooled(bucket[logger] for bucket in buckets if logger in bucket)
+        merged = pool_moments(bucket[logger] for bucket in buckets if logger in bucket)
         assert merged.count == expected.count
         np.testing.assert_allclose(merged.means, expected.means, rtol=1e-10)
         asked = ~np.isnan(expected.scatter)

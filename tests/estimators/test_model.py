@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poolwise.engines.exact import FiniteProblem
     from poolwise.log.log import Log
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
 GIVEN = GivenModel("predicted_reward", "predicted_value")
 WITH_DR = Calibrated(columns=("loggers", "target", "dr"))

@@ -52,8 +52,9 @@ from tests.support.small import group
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poolwise.log.policy import Batch, FloatArray
+    from poolwise.log.policy import Batch
     from poolwise.moments.estimate import Estimate, Estimator
+    from poolwise.types import FloatArray
     from tests.support.histories import History, Policy, Row
 
 TARGETS = {"t": "t"}

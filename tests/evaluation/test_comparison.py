@@ -21,8 +21,8 @@ from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import LogError, RefusedError, UsageError
 from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive
-from poolwise.evaluation.evaluate import MOST, compare, evaluate
-from poolwise.evaluation.spread import MANY, Candidates, ErrorSource, Spread, united
+from poolwise.evaluation.evaluate import MOST_COMPARED_TARGETS, compare, evaluate
+from poolwise.evaluation.spread import MANY, Candidates, ErrorSource, Spread, unite_targets
 from poolwise.log.log import Log
 from poolwise.moments.coverage import Coverage
 from poolwise.moments.moments import Moments
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.evaluation.comparison import Comparison
-    from poolwise.log.policy import FloatArray
     from poolwise.moments.estimate import Estimator
     from poolwise.moments.terms import Factor, Needs
+    from poolwise.types import FloatArray
 
 
 T2 = toy("T2")
@@ -79,7 +79,7 @@ def exact_candidates(
 ) -> Candidates:
     needs = estimator.needs(Coverage.complete(tuple(problem.loggers)))
     names = tuple(targets)
-    moments = united_moments(problem, targets, united(needs, names, CROSSED))
+    moments = united_moments(problem, targets, unite_targets(needs, names, CROSSED))
     return candidates_of(estimator, needs, Pool(moments), names)
 
 
@@ -162,7 +162,7 @@ def test_a_difference_has_the_squared_weights_of_the_columns_of_both_targets() -
     estimator = Calibrated()
     needs = estimator.needs(Coverage.complete(("a",)))
     with DuckDB().open(log, {"t": "t", "u": "u"}) as rows:
-        both = united(needs, ["t", "u"], CROSSED)
+        both = unite_targets(needs, ["t", "u"], CROSSED)
         slices = replace(both, slices=tuple(t.bind(n) for n in "tu" for t in needs.terms))
         moments = rows.moments(slices)
     spread = candidates_of(estimator, needs, moments, ("t", "u")).differences([("t", "u")])
@@ -253,8 +253,11 @@ def test_identical_targets_differ_by_nothing() -> None:
 
 def test_weights_that_do_not_vary_are_not_the_same_for_that() -> None:
     mixture = "0.4 * propensity_0 + 0.6 * propensity_1"  # a balanced weight of 1 on each row
-    found = compare(LOG, {"mix": mixture, "half": f"0.5 * ({mixture})"})
-    assert found.difference("mix", "half").verdict == "better"
+    targets = {"mix": mixture, "half": f"0.5 * ({mixture})"}
+    found = compare(LOG, targets)
+    assert found.difference("mix", "half").verdict == "undecided"  # what is missing may earn 1
+    twice = replace(LOG, reward="2 * reward")  # without a range, what is missing earns 0
+    assert compare(twice, targets).difference("mix", "half").verdict == "better"
 
 
 def test_without_rewards_nothing_is_claimed() -> None:
@@ -319,7 +322,9 @@ def test_matrix_products_give_the_moments_of_the_judge(offset: float) -> None:
         random_table(np.random.default_rng(3), counts, offset=offset), 3
     )
     log = log_of(table)
-    needs = united(Calibrated().needs(Coverage.complete(("a", "b"))), list(targets), CROSSED)
+    needs = unite_targets(
+        Calibrated().needs(Coverage.complete(("a", "b"))), list(targets), CROSSED
+    )
     with DuckDB().open(log, targets) as rows, Reference().open(log, targets) as judge:
         assert_moments_agree(rows.moments(needs), judge.moments(needs))
 
@@ -327,7 +332,9 @@ def test_matrix_products_give_the_moments_of_the_judge(offset: float) -> None:
 def test_matrix_products_refuse_bad_rows_or_drop_them() -> None:
     table, targets = many_targets(random_table(np.random.default_rng(3), {"a": 60, "b": 40}), 3)
     bad = table.set_column(1, "reward", pa.array([None, *table["reward"].to_pylist()[1:]]))
-    needs = united(Calibrated().needs(Coverage.complete(("a", "b"))), list(targets), CROSSED)
+    needs = unite_targets(
+        Calibrated().needs(Coverage.complete(("a", "b"))), list(targets), CROSSED
+    )
     with DuckDB().open(log_of(bad), targets) as rows, refused(LogError):
         rows.moments(needs)
     with DuckDB().open(log_of(bad, on_fault="drop"), targets) as rows:
@@ -382,7 +389,7 @@ def balanced_candidates(log: Log, policies: FloatArray) -> Candidates:
     weights = policies[:, columns["context"], columns["action"]] / mixture
     names = tuple(f"t{k:02}" for k in range(len(policies)))
     needs = Balanced().needs(Coverage.complete(("1", "2")))
-    terms = united(needs, names, CROSSED).terms
+    terms = unite_targets(needs, names, CROSSED).terms
     values = {t: weights[names.index(t.factors[0].target)] for t in terms}
     rows = np.stack(
         [values[t] * (columns["reward"] if len(t.factors) == 2 else 1.0) for t in terms]
@@ -521,9 +528,39 @@ def test_what_an_evaluation_does_not_compare() -> None:
     assert (
         evaluate(log, {"a": "t", "b": "p_a"}, engine=Reference()).comparison is None
     )  # not for free
-    many = {f"t{k}": "t" for k in range(MOST + 1)}
+    many = {f"t{k}": "t" for k in range(MOST_COMPARED_TARGETS + 1)}
     assert evaluate(log, many, "balanced").comparison is None
     assert evaluate(clustered(propensities=None), {"t": "t"}).comparison is None
+
+
+def test_a_comparison_owns_its_evaluation_which_has_none() -> None:
+    alone = compare(clustered(), THREE, baseline="a")
+    beside = evaluate(clustered(), THREE).comparison
+    assert beside is not None
+    for found in (alone, beside):
+        assert found.evaluation.comparison is None
+        assert found.evaluation.baseline == found.baseline
+        assert found.facts()["comparison"] == found.to_dict()
+
+
+@pytest.mark.parametrize("roles", [{}, {"cluster": "user"}])
+def test_a_contrast_is_the_comparison_of_two_targets(roles: dict[str, Any]) -> None:
+    """Errors that are larger by a factor move both limits by it."""
+    log, (one, two, *_) = clustered(**roles), THREE
+    evaluation = evaluate(log, THREE)
+    assert evaluation.pairs is not None
+    found = evaluation.pairs.contrast(evaluation, one, two)
+    alone = compare(log, {one: THREE[one], two: THREE[two]}, baseline=two).difference(one)
+    assert found.verdict == alone.verdict
+    for name in ("value", "std_error", "p_value", "adjusted"):
+        assert getattr(found, name) == pytest.approx(getattr(alone, name), rel=1e-9)
+    assert found.interval.lower == pytest.approx(alone.interval.lower, rel=1e-9)
+    wider = evaluation.pairs.contrast(evaluation, one, two, widening=1.25)
+    assert wider.value == found.value
+    assert wider.std_error == pytest.approx(1.25 * found.std_error, rel=1e-12)
+    for end in ("lower", "upper"):
+        distance = getattr(found.interval, end) - found.value
+        assert getattr(wider.interval, end) - wider.value == pytest.approx(1.25 * distance)
 
 
 def test_a_comparison_beside_an_evaluation_holds_no_rows() -> None:
@@ -921,3 +958,21 @@ def test_targets_are_compared_by_periods_if_the_log_has_them() -> None:
     apart = evaluation.differences["t"]
     assert apart.other == "control"
     assert apart.value == pytest.approx(values["t"] - values["control"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "reward", ["abs(reward)", "CASE WHEN reward > 2.5 THEN 5 * reward ELSE 0 END"]
+)
+@pytest.mark.parametrize("roles", [{}, {"cluster": "user"}])
+def test_costs_are_rewards_in_a_mirror(reward: str, roles: dict[str, Any]) -> None:
+    table = random_table(np.random.default_rng(5), {"a": 600, "b": 300})
+    table = table.append_column("user", pa.array(np.arange(900) // 3))
+    seen = []
+    for sign in ("", "-"):
+        log = log_of(table, reward=f"{sign}({reward})", **roles)
+        evaluation = evaluate(log, {"t": "t", "a": "p_a"}, baseline="b")
+        pair = compare(log, {"t": "t", "a": "p_a"}).pairs[0].against("a")
+        found = [*evaluation.differences.values(), pair]
+        seen.append([(d.value, d.interval.lower, d.interval.upper, d.p_value) for d in found])
+    for (value, lower, upper, p), cost in zip(*seen, strict=True):
+        assert cost == pytest.approx((-value, -upper, -lower, p), rel=1e-9)

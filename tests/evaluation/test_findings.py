@@ -16,7 +16,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 import poolwise
 from poolwise import Log, RewardModel, Table, evaluate, summarise
-from poolwise.engines.exact import TARGET
+from poolwise.engines.exact import TARGET_COLUMN
 from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.shrink import Shrink
 from tests.support.messages import check_findings
@@ -68,6 +68,14 @@ def heavy() -> Log:
     return log({"p": prob, "p_a": prob, "p_b": prob, "t": flat}, 2_000)
 
 
+def deciding(number: int, reward: float = 1.0) -> Log:
+    """A target that moves a tenth of the decisions to what loggers play in so few rows."""
+    rare = np.arange(4_000) % (4_000 // number) == 0
+    prob, target = np.where(rare, number / 4_000, 0.9), np.where(rare, 0.1, 0.81)
+    changes = {"p": prob, "p_a": prob, "p_b": prob, "t": target}
+    return log(changes | {"reward": reward * rows(4_000)["reward"]}, 4_000)
+
+
 def with_rewards(change: Callable[[Any, Any], Any], **roles: Any) -> Log:  # noqa: ANN401
     table = rows(4_000)
     return log({"reward": change(table["reward"], table["logger"])}, 4_000, **roles)
@@ -114,7 +122,7 @@ def estimated(classifier: object, size: int) -> list[Finding]:
     draws = replace(toy("T2").draw(np.random.default_rng(3)), propensities=None)
     source: Any = draws.source
     opted = replace(draws, source=source.slice(0, size), estimate_mixture=classifier)
-    return found(opted, {"new": TARGET})
+    return found(opted, {"new": TARGET_COLUMN})
 
 
 def unlike_mixtures() -> list[Finding]:
@@ -157,6 +165,28 @@ def many_loggers() -> list[Finding]:
     return found(source, {"new": "0.5"}, which_logs=False)
 
 
+def users() -> list[Finding]:
+    """Four rows of a user each, with the same reward."""
+    user = np.arange(2_000) // 4
+    source = log({"user": user, "reward": (user % 2).astype(float)}, 2_000, context=["user"])
+    return found(source)
+
+
+def seasons() -> list[Finding]:
+    """Two loggers of different weeks with no action in common."""
+    day = np.repeat(np.arange(2), 300)
+    first = 1.0 * (day == 0)
+    table = {
+        "policy": np.array(["v1", "v2"])[day],
+        "date": np.datetime64("2024-01-01") + day,
+        "reward": np.tile([0.0, 1.0, 1.0], 200),
+        "p_v1": first,
+        "p_v2": 1 - first,
+    }
+    source = Log(pa.table(table), reward="reward", logger="policy", propensities="p_{logger}")
+    return found(source, {"half": "0.5"}, ["balanced"])
+
+
 def dated() -> Log:
     """A log of a new policy each day, which says when rows were logged."""
     columns = daily()
@@ -172,9 +202,10 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
         replace(log(None, 2_000), propensity=None, propensities={"a": "p_b", "b": "p_a"})
     ),
     "few-effective-rows": lambda: found(log(None, 20)),
-    "dominant-row": lambda: found(heavy()),
-    "heavy-weights": lambda: found(heavy()),
-    "heavy-logger": lambda: found(heavy()),
+    "dominant-row": lambda: found(heavy(), NEW, ["balanced"]),
+    "heavy-weights": lambda: found(heavy(), NEW, ["balanced"]),
+    "decisive-rows": lambda: found(deciding(4)),
+    "heavy-logger": lambda: found(own_only(heavy())),
     "drift": lambda: found(with_rewards(lambda r, i: r + (i == "b"))),
     "loggers-disagree": lambda: found(own_only(with_rewards(lambda r, i: r + (i == "b")))),
     "hausman": lambda: found(unlike(lambda action: np.where(action == 1, 0.8, 0.4))),
@@ -190,6 +221,8 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
     "trained-on-own-log": lambda: found(log(trained_on={"b": ["a"]})),
     "fixed-beforehand": lambda: found(daily_log(daily()), {"t": "t"}),
     "loggers-in-succession": lambda: found(dated(), {"t": "t"}),
+    "drift-untested": seasons,
+    "rows-repeat-unit": users,
     "period-drift": lambda: found(daily_log(daily_changed()), {"t": "t"}),
     "period-unsupported": lambda: found(daily_log(daily_unplayed()), {"t": "t"}),
     "target-trained-on-log": lambda: found(log(trained_on={"new": ["a"]})),
@@ -219,6 +252,26 @@ def test_findings_are_worded_as_reviewed(code: str) -> None:
     findings = {f.code: f for f in CASES[code]()}
     assert code in findings
     check_findings([findings[code]], code)
+
+
+@pytest.mark.parametrize(
+    ("number", "reward", "severity"),
+    [
+        (2, 1.0, "warning"),  # rewards of 0 and 1 have a range
+        (10, 1.0, "note"),
+        (2, 2.0, "alarm"),
+        (4, 2.0, "warning"),
+        (10, 2.0, "note"),
+    ],
+)
+def test_severity_of_decisive_rows(number: int, reward: float, severity: str) -> None:
+    findings = found(deciding(number, reward))
+    (finding,) = (f for f in findings if f.code == "decisive-rows")
+    assert finding.severity == severity
+    assert not {"few-effective-rows", "dominant-row", "heavy-weights"} & {
+        f.code for f in findings
+    }
+    check_findings([finding], "decisive-rows")
 
 
 def test_every_code_of_a_finding_has_a_case() -> None:

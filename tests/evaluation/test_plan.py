@@ -18,7 +18,7 @@ from poolwise import Log
 from poolwise.engines.duckdb import DuckDB
 from poolwise.engines.exact import FiniteProblem
 from poolwise.errors import RefusedError, UsageError
-from poolwise.estimators.calibrated import Calibrated
+from poolwise.estimators.calibrated import Calibrated, SelfNormalised
 from poolwise.estimators.ips import Balanced, Naive, Weighted
 from poolwise.evaluation import plan as planning
 from poolwise.evaluation.design import (
@@ -40,6 +40,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.outlook import AS_NOW, BEST, Outlook, rough, variance_limits
 from poolwise.evaluation.plan import plan
 from poolwise.formats.labelled import digits_log
+from poolwise.intervals.student import student
 from poolwise.moments.coverage import Coverage
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, ratio
 from poolwise.text import count_text
@@ -49,8 +50,8 @@ from tests.support.toys import toy
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimator
-    from poolwise.moments.moments import FloatArray
     from poolwise.moments.pool import Pool
+    from poolwise.types import FloatArray
 
 T2 = toy("T2")
 ALONE = Calibrated(columns=("loggers",))
@@ -285,14 +286,48 @@ def test_rows_without_spread_predict_nothing() -> None:
     assert "nan" not in f"{found}{found.to_json()}{found._repr_html_()}".lower()
 
 
-def test_own_propensities_plan_naive() -> None:
-    found = plan(replace(LOG, propensities=None), "target_prob", half_width=0.01)
+def test_own_propensities_plan_naive_if_asked() -> None:
+    own = replace(LOG, propensities=None)
+    found = plan(own, "target_prob", half_width=0.005, estimators=["naive"])
     assert list(found.estimates) == ["naive"]
     assert 0 < found.option("naive").rows < math.inf
     with pytest.raises(RefusedError):
         plan(
             replace(LOG, propensities=None), "target_prob", half_width=1, estimators="balanced"
         )
+
+
+def test_own_propensities_plan_the_default_of_evaluate() -> None:
+    """The planned variance is that of the exact moments of the rows that are planned."""
+    own = replace(LOG, propensities=None)
+    found = plan(own, "target_prob", half_width=0.005)
+    (name,) = found.estimates
+    evaluated = evaluate(own, "target_prob")["target"]
+    assert name == evaluated.recommended == "self-normalised"
+    assert found.estimates[name] == evaluated.estimates[name]
+    pool = moments_of(own, SelfNormalised())
+    for source in (AS_NOW, "1", "2", BEST):
+        option = found.option(name, source)
+        more = {i: round(option.rows * option.split.get(str(i), 0.0)) for i in pool}
+        later = pool.change(lambda i, m, more=more: m.recounted(m.count + more[i]))  # type: ignore[misc]
+        half = student(SelfNormalised().estimate(later), 0.95).upper
+        half -= SelfNormalised().estimate(later).value
+        assert half == pytest.approx(0.005, rel=2e-3), source
+    alone = [found.option(name, source).rows for source in ("1", "2")]
+    assert found.option(name).rows <= min(alone)
+    with refused(UsageError):
+        plan(LOG, "target_prob", half_width=0.005, estimators=["self-normalised"])
+
+
+def test_a_log_that_does_not_cover_the_target_adds_nothing() -> None:
+    log = toy("T3")
+    problem = replace(log, counts={"1": 4_000, "2": 4_000})
+    rows = replace(problem.draw(np.random.default_rng(3)), propensities=None)
+    covered = {i: bool((p[problem.target > 0] > 0).all()) for i, p in problem.loggers.items()}
+    found = plan(rows, "target_prob", half_width=1e-3)
+    for i, covers in covered.items():
+        if not covers and any(covered.values()):
+            assert found.option("self-normalised", i).rows == math.inf
 
 
 def test_clusters_need_more_rows() -> None:
@@ -508,7 +543,7 @@ def test_periods_can_be_planned_without_cross_propensities() -> None:
     log = daily_log(daily(control=0.0), propensities=None, propensity="p")
     assert list(plan(log, {"t": "t"}, half_width=0.01).estimates) == [
         "period-balanced",
-        "naive",
+        "self-normalised",
     ]
 
 
@@ -573,7 +608,7 @@ def test_the_present_rows_have_the_present_half_width(roles: dict[str, Any]) -> 
     users = table.append_column("user", pa.array(np.arange(len(table)) // 4))
     log = replace(LOG, source=users, **roles)
     estimators = plan(log, "target_prob", half_width=1.0).estimates
-    assert "naive" in estimators
+    assert ("self-normalised" if "propensities" in roles else "naive") in estimators
     for name in estimators:
         now = plan(log, "target_prob", half_width=1.0).half_width_now(name)
         options: dict[str, Any] = {"estimators": [name]}
@@ -662,8 +697,8 @@ def test_an_engine_without_slices_gives_no_range() -> None:
     check_findings(rough(options), "no-range")
 
 
-def moments_of(log: Log) -> Pool:
-    needs = Naive().needs(Coverage(("1", "2")))
+def moments_of(log: Log, estimator: Estimator | None = None) -> Pool:
+    needs = (estimator or Naive()).needs(Coverage(("1", "2")))
     with DuckDB().open(log, {"t": "target_prob"}) as rows:
         bound = rows.moments(needs.bind("t"))
     return bound.select({t: t.bind("t") for t in needs.terms})

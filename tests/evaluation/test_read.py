@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from poolwise.log.policy import Batch, FloatArray
+    from poolwise.log.policy import Batch
+    from poolwise.types import FloatArray
 
 TARGETS = {"t": "t", "u": "p_b"}
 ROLES: dict[str, Any] = {
@@ -62,13 +63,13 @@ def dirty(rows: int) -> dict[str, Any]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Passes that were made: True for each that left bad rows out."""
     passes: list[bool] = []
-    sums = Pass.sums_of
+    sums = Pass.sum_layouts
 
-    def noted(one: Pass, *args: Any) -> Any:  # noqa: ANN401 - as `sums_of`
+    def noted(one: Pass, *args: Any) -> Any:  # noqa: ANN401 - as `sum_layouts`
         passes.append(one.layout.drop)
         return sums(one, *args)
 
-    monkeypatch.setattr(Pass, "sums_of", noted)
+    monkeypatch.setattr(Pass, "sum_layouts", noted)
     return passes
 
 
@@ -375,13 +376,13 @@ def test_a_mistyped_baseline_asks_the_question_once(
     opens: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    plain = read.settle
+    plain = read.open_supported
 
-    def noted(*args: Any) -> Any:  # noqa: ANN401 - as `settle`
+    def noted(*args: Any) -> Any:  # noqa: ANN401 - as `open_supported`
         asked.append(args)
         return plain(*args)
 
-    monkeypatch.setattr(read, "settle", noted)
+    monkeypatch.setattr(read, "open_supported", noted)
     log = Log(pa.table(columns()), **ROLES, on_fault="drop")
     with refused(UsageError):
         evaluate(log, TARGETS, baseline="aa")

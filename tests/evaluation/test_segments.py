@@ -16,11 +16,11 @@ from sklearn.linear_model import LinearRegression
 from typer.testing import CliRunner
 
 import poolwise as pw
-from benchmarks.segments import Shape, measured
+from benchmarks.segments import DEFECTS, FAULTY, Shape, find, measured
 from poolwise.cli.commands import app
 from poolwise.errors import LogError, MissingColumnError, UsageError
 from poolwise.formats.labelled import TARGETS, digits_log
-from tests.support.messages import refused
+from tests.support.messages import check_findings, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,6 +111,8 @@ def test_a_segment_is_what_its_rows_alone_give(
         alone = pw.evaluate(part, targets, level=0.95 ** (1 / 3), baseline=baseline)
         for target, result in whole.segments[name].items():
             estimator = whole.segments.estimator
+            assert result.estimate is not None
+            assert result.interval is not None
             same(result.estimate.value, alone[target].estimates[estimator].value)
             same(result.interval.lower, alone[target].intervals[estimator].lower)
             if target != baseline:
@@ -150,6 +152,62 @@ def test_contrasts_have_the_errors_of_independent_segments(segments: Segments) -
     assert verdicts == {"de": "undecided", "fr": "better", "us": "undecided"}
 
 
+def paired(seed: int, *, mirrored: bool) -> pa.Table:
+    """Rows of 400 users in two segments: the second row repeats or mirrors the first.
+
+    A tenth of the second rows are drawn anew.  The logger plays both actions equally often,
+    the target the second, so that swapping actions mirrors every difference.
+    """
+    rng = np.random.default_rng(seed)
+    action, reward = rng.integers(2, size=(2, 400)), rng.integers(2, size=(2, 400))
+    again = rng.random(400) < 0.9
+    action[1, again] = action[0, again] ^ mirrored
+    reward[1, again] = reward[0, again]
+    return pa.table(
+        {
+            "policy": ["v1"] * 800,
+            "country": ["de"] * 400 + ["fr"] * 400,
+            "user": np.tile(np.arange(400), 2),
+            "r": reward.ravel(),
+            "p_v1": np.full(800, 0.5),
+            "p_new": action.ravel().astype(float),
+        }
+    )
+
+
+@pytest.mark.parametrize("mirrored", [False, True], ids=["repeated", "mirrored"])
+def test_contrasts_allow_for_clusters_in_several_segments(mirrored: bool) -> None:  # noqa: FBT001
+    rows = paired(3, mirrored=mirrored)
+    log = log_of(rows, propensities={"v1": "p_v1"}, cluster="user")
+    segments = pw.evaluate(log, {"new": "p_new"}, "naive", by="country").segments
+    assert segments is not None
+    contrast = segments["de"]["new"].contrast
+    assert contrast is not None
+    # with naive, a bucket adds the sum of (w - 1) (r) of its rows to the difference
+    gain = (2 * np.array(rows["p_new"]) - 1) * np.array(rows["r"])
+    by_user = gain[:400] - gain[400:]
+    error = float(by_user.std()) / 20
+    assert contrast.std_error == pytest.approx(error, rel=0.2)  # in 200 buckets, with skewness
+    apart = float(np.hypot(gain[:400].std(), gain[400:].std())) / 20
+    assert contrast.std_error > 1.2 * apart if mirrored else contrast.std_error < 0.6 * apart
+
+
+def test_contrasts_with_a_target_add_up_the_errors_of_clusters(rows: pa.Table) -> None:
+    log = log_of(rows, cluster="user")
+    targets = {"new": "p_new", "old": "p_v2"}
+    segments = pw.evaluate(log, targets, by="country", baseline="old").segments
+    assert segments is not None
+    results = {s: segments[s]["new"] for s in SEGMENTS}
+    size = {s: r.rows for s, r in results.items()}
+    gaps = {s: r.difference for s, r in results.items() if r.difference}
+    rest = size["de"] + size["us"]
+    least = gaps["fr"].std_error
+    least += sum(size[s] / rest * gaps[s].std_error for s in ("de", "us"))
+    contrast = results["fr"].contrast
+    assert contrast is not None
+    assert least <= contrast.std_error < 1.5 * least
+
+
 def test_p_values_and_intervals_agree(segments: Segments) -> None:
     for result in segments.results:
         for pair in (result.difference, result.contrast):
@@ -167,7 +225,7 @@ def test_rewards_that_no_action_changes_are_claimed_at_the_level() -> None:
         gaps = [r.difference for r in segments.results if r.difference is not None]
         claims += any(gap.verdict != "undecided" for gap in gaps)
         differ += bool(segments.differing)
-        covered += all(0.3 in r.interval for r in segments.results)
+        covered += all(r.interval and 0.3 in r.interval for r in segments.results)
     assert claims <= 0.09 * seeds  # 0.05, and two standard errors of 100 draws
     assert differ <= 0.09 * seeds
     assert covered >= 0.91 * seeds
@@ -185,9 +243,33 @@ def test_a_segment_without_the_baseline_has_no_difference(rows: pa.Table) -> Non
 def test_a_target_that_a_segment_does_not_know_is_a_finding(rows: pa.Table) -> None:
     target = "CASE WHEN country = 'us' THEN 0 ELSE p_new END"
     evaluation = pw.evaluate(log_of(rows), {"new": target}, by="country")
-    assert evaluation.segments is not None
-    assert evaluation.segments.names == ("de", "fr")
-    assert "target-unlogged" in {w["code"] for w in evaluation.warnings}
+    segments = evaluation.segments
+    assert segments is not None
+    assert segments.names == SEGMENTS
+    assert segments["us"]["new"].estimate is None
+    assert [f.code for f in segments["us"]["new"].findings] == ["target-unlogged"]
+    assert "target-unlogged" not in {w["code"] for w in evaluation.warnings}
+
+
+@pytest.mark.parametrize("baseline", ["v1", "old"])
+def test_a_target_without_weight_in_a_segment_leaves_the_others_as_they_are(
+    rows: pa.Table, baseline: str
+) -> None:
+    without = "CASE WHEN country = 'us' THEN 0 ELSE p_new END"
+    targets = {"new": without, "old": "p_v2", "third": "p_v1"}
+    full = pw.evaluate(log_of(rows), targets, by="country", baseline=baseline).segments
+    kept = {"old": "p_v2", "new": "p_new", "third": "p_v1"}
+    plain = pw.evaluate(log_of(rows), kept, by="country", baseline=baseline).segments
+    assert full is not None
+    assert plain is not None
+    assert full["us"]["new"].estimate is None
+    assert full["us"]["new"].difference is None
+    for target in ("old", "third"):
+        ours, theirs = full["us"][target], plain["us"][target]
+        assert ours.to_dict()["value"] == pytest.approx(theirs.to_dict()["value"], rel=1e-12)
+        if theirs.difference is not None:
+            assert ours.difference is not None
+            same(ours.difference.value, theirs.difference.value)
 
 
 def test_segments_by_the_action_cannot_be_compared() -> None:
@@ -209,10 +291,86 @@ def evaluation_of(rows: pa.Table, by: str = "country", **roles: Any) -> Evaluati
     return pw.evaluate(log_of(rows, **roles), {"new": "p_new"}, by=by)
 
 
-def test_a_segment_with_one_row_is_refused(rows: pa.Table) -> None:
-    lone = rows.slice(0, 1).set_column(1, "country", pa.array(["li"]))
-    with refused(UsageError):
-        evaluation_of(pa.concat_tables([rows, lone]))
+LONE = [("li", {}), ("one", {"cluster": "user"})]
+
+
+def with_small(rows: pa.Table, name: str) -> pa.Table:
+    """Add a segment of one row, or of five rows of one user."""
+    few = rows.slice(0, 1 if name == "li" else 5)
+    few = few.set_column(1, "country", pa.array([name] * len(few)))
+    return pa.concat_tables([rows, few.set_column(2, "user", pa.array([99] * len(few)))])
+
+
+@pytest.mark.parametrize(("name", "roles"), LONE, ids=["one-row", "one-cluster"])
+def test_a_segment_without_a_number_is_shown_with_the_reason(
+    rows: pa.Table, name: str, roles: dict[str, Any]
+) -> None:
+    evaluation = evaluation_of(with_small(rows, name), **roles)
+    segments = evaluation.segments
+    assert segments is not None
+    assert set(segments.names) == {*SEGMENTS, name}
+    result = segments[name]["new"]
+    code = "segment-too-small" if name == "li" else "one-cluster"
+    assert (result.estimate, result.interval, result.difference, result.contrast) == (None,) * 4
+    check_findings([f for f in result.findings if f.code == code], code)
+    line = next(r for r in segments.to_dicts() if r["segment"] == name)
+    assert line["value"] is None
+    assert code in str(line["warnings"])
+    whole = json.loads(evaluation.to_json())["segments"]
+    entry = next(r for r in whole["results"] if r["segment"] == name)
+    assert [entry[k] for k in ("value", "std_error", "lower", "upper")] == [None] * 4
+    assert code in [w["code"] for w in entry["warnings"]]
+    for text in (evaluation.to_text(), str(evaluation), evaluation.page_text()):
+        assert code in text
+        assert name in text
+    frame = segments.to_arrow()
+    assert frame.num_rows == 4
+    for segment in SEGMENTS:  # the others keep their numbers
+        assert segments[segment]["new"].estimate is not None
+    plain = evaluation_of(rows, **roles)
+    codes = {f.code for f in plain.findings} | {f.code for f in plain["new"].findings}
+    found = {f.code for f in evaluation.findings} | {f.code for f in evaluation["new"].findings}
+    assert found == codes
+
+
+def test_a_lone_row_widens_no_interval(rows: pa.Table) -> None:
+    with_one, plain = evaluation_of(with_small(rows, "li")), evaluation_of(rows)
+    assert with_one.segments is not None
+    assert plain.segments is not None
+    for name in SEGMENTS:
+        assert with_one.segments[name]["new"].interval == plain.segments[name]["new"].interval
+
+
+def test_segments_of_one_row_each_have_no_number(rows: pa.Table) -> None:
+    few = rows.slice(0, 3).set_column(1, "country", pa.array(list(SEGMENTS)))
+    segments = evaluation_of(few).segments
+    assert segments is not None
+    assert [r.estimate for r in segments.results] == [None] * 3
+    assert segments.sentence == "No segment has an estimate of a difference."
+
+
+def test_an_alarm_of_a_segment_is_about_that_segment(rows: pa.Table) -> None:
+    """In 'us', the log has the propensities of v1 and v2 swapped: that is no other's fault."""
+    swapped = {
+        f"p_{name}": pc.if_else(pc.equal(rows["country"], "us"), rows[other], rows[own])
+        for name, own, other in (("v1", "p_v1", "p_v2"), ("v2", "p_v2", "p_v1"))
+    }
+    for name, column in swapped.items():
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    plain, split = pw.evaluate(log_of(rows), {"new": "p_new"}), evaluation_of(rows)
+    assert split.headline == plain.headline
+    assert split.warnings == plain.warnings
+    segments = split.segments
+    assert segments is not None
+    by_segment = {r.segment: {f.code for f in r.findings} for r in segments.results}
+    assert "propensities-off" in by_segment["us"]
+    assert not by_segment["de"] | by_segment["fr"]
+    difference = segments["us"]["new"].difference
+    assert difference is not None
+    assert difference.verdict == "unreliable"
+    assert "propensities-off!" in split.to_text()
+    assert "propensities-off" in split.page_text()
+    assert "In segment &#39;us&#39;" in split.page_text()
 
 
 def test_too_many_segments_are_refused(rows: pa.Table) -> None:
@@ -288,7 +446,8 @@ def test_the_command_line_has_tables_json_and_a_chart(rows: pa.Table, tmp_path: 
     )
     asked = pw.Question.read(tmp_path / "q.toml").evaluate().segments
     assert asked is not None
-    assert [r.estimate.value for r in asked.results] == [r["value"] for r in whole["results"]]
+    values = [r.estimate.value for r in asked.results if r.estimate]
+    assert values == [r["value"] for r in whole["results"]]
 
 
 def test_frames_have_one_row_per_segment_and_target(segments: Segments) -> None:
@@ -329,3 +488,11 @@ def test_flat_logs_have_no_more_claims_than_the_level(shape: Shape) -> None:
     assert found.claims < most
     assert found.differing < most
     assert found.missed < most
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_in_one_segment_is_an_alarm_there_alone(defect: str) -> None:
+    shape = Shape(segments=10, smallest=2_000, largest=2_000, defect=defect)
+    assert {s for s, severity, _ in find(shape, 1) if severity == "alarm"} == {str(FAULTY)}
+    clean = replace(shape, defect="")
+    assert not [code for _, _, code in find(clean, 1)]

@@ -17,7 +17,7 @@ import pytest
 from pyarrow import csv
 
 from poolwise.cli.question import Question, record
-from poolwise.engines.files import question
+from poolwise.engines.saved_files import question
 from poolwise.errors import EngineError, UsageError
 from poolwise.evaluation.evaluate import evaluate
 from poolwise.evaluation.summarise import query_text

@@ -184,6 +184,86 @@ def test_a_baseline_that_is_not_live_is_named(tmp_path: Path) -> None:
     assert first == pytest.approx(second, abs=1e-12)  # nothing was bet on the second day
 
 
+def test_a_baseline_may_go_live_later(tmp_path: Path) -> None:
+    path, later = tmp_path / "s.npz", tmp_path / "t.npz"
+    watched = pw.watch(path, log(day(1, loggers=("v1",))), TARGET, better_than="v2")
+    assert watched.difference is not None
+    assert (watched.difference.lower, watched.difference.upper) == (-1.0, 1.0)
+    assert [c.holds for c in watched.claims] == [False]
+    found = [f for f in watched.findings if f.code == "baseline-not-live"]
+    check_findings(found, "baseline-not-live")
+    whole = [day(1, loggers=("v1",)), *(day(k, 1000) for k in (2, 3))]
+    for table in whole[1:]:
+        watched = pw.watch(path, log(table), TARGET, better_than="v2")
+    assert "baseline-not-live" not in {f.code for f in watched.findings}
+    assert watched.difference is not None
+    assert 0 < watched.difference.lower < VALUE - OLD < watched.difference.upper
+    at_once = pw.watch(later, log(*whole), TARGET, better_than="v2")
+    assert bounds(at_once) == pytest.approx(bounds(watched), abs=1e-10)
+
+
+def test_a_first_day_with_little_overlap_does_not_spoil_later_ones(tmp_path: Path) -> None:
+    """On the first day, the action that the target plays is logged once in 500 rows."""
+    rng = np.random.default_rng(5)
+    policy = np.array([0.9, 0.098, 0.002])
+    action = rng.choice(3, 2000, p=policy)
+    columns = {f"p_{name}": p[action] for name, p in POLICIES.items()} | {
+        "p_v1": policy[action]
+    }
+    first: dict[str, Any] = {"day": ["2024-05-01"] * 2000, "policy": ["v1"] * 2000}
+    first |= {"click": (rng.random(2000) < CLICK[action]).astype(np.float64)}
+    far = pa.table({**first, **columns})
+    days = [day(k, 1000) for k in range(2, 6)]
+    after = pw.watch(tmp_path / "s.npz", log(far, *days), TARGET)
+    fresh = pw.watch(tmp_path / "t.npz", log(*days), TARGET)
+    widths = [w.interval.upper - w.interval.lower for w in (after, fresh)]
+    assert widths[0] < 1.4 * widths[1]
+    assert VALUE in after.interval
+
+
+def clustered(number: int, copies: int, first: int, rows: int = 300) -> pa.Table:
+    """The rows of a day as visits of users, each with so many copies of one row."""
+    table = day(number, rows)
+    users = pa.array(np.repeat(first + np.arange(len(table)), copies))
+    return table.take(pa.array(np.repeat(np.arange(len(table)), copies))).append_column(
+        "user", users
+    )
+
+
+def test_copies_of_rows_as_clusters_change_no_bound(tmp_path: Path) -> None:
+    """Each cluster is one bet, whose rows are copies: on each day of another number."""
+    days = [(1, 3), (2, 5), (4, 1)]
+    options: dict[str, Any] = {"better_than": "v2"}
+    plain = pw.watch(tmp_path / "s.npz", log(*(day(k) for k, _ in days)), TARGET, **options)
+    tables = [clustered(k, copies, 1000 * k) for k, copies in days]
+    whole = pw.watch(tmp_path / "t.npz", log(*tables, cluster="user"), TARGET, **options)
+    assert bounds(whole) == pytest.approx(bounds(plain), abs=1e-9)
+    for roles in ({}, {"period": None}, {"on_fault": "drop"}):
+        path = tmp_path / f"{len(str(roles))}.npz"
+        logs = [log(table, cluster="user", **roles) for table in tables]
+        *_, last = (pw.watch(path, each, TARGET, **options) for each in logs)
+        assert bounds(last) == pytest.approx(bounds(plain), abs=1e-9)
+        assert [b.clusters.rows for b in last.blocks] == [3, 5, 1]
+
+
+@pytest.mark.parametrize("period", ["day", None])
+def test_clusters_in_several_blocks_are_refused(tmp_path: Path, period: str | None) -> None:
+    path = tmp_path / "s.npz"
+    few = 3000  # users, of which a tenth returns on the second day
+    roles: dict[str, Any] = {"cluster": "user", "period": period}
+    pw.watch(path, log(clustered(1, 2, 0, few), **roles), TARGET)
+    content = path.read_bytes()
+    assert len(State.load(path).blocks[0].clusters.marks) == 256
+    with refused(UsageError):
+        pw.watch(path, log(clustered(2, 2, 2 * few - few // 5, few), **roles), TARGET)
+    assert path.read_bytes() == content
+    pw.watch(path, log(clustered(2, 2, 2 * few, few), **roles), TARGET)
+    if period:
+        both = log(clustered(4, 2, 0), clustered(5, 2, 0), **roles)
+        with refused(UsageError):
+            pw.watch(tmp_path / "t.npz", both, TARGET)
+
+
 def test_planned_rows_size_the_bets(tmp_path: Path) -> None:
     days = [day(k) for k in range(1, 9)]
     free = pw.watch(tmp_path / "s.npz", log(*days), TARGET)
@@ -276,7 +356,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str, monkeypatch: An
     content = (tmp_path / path).read_bytes()
     if damage == "format":
         state = State.load(path)
-        monkeypatch.setattr("poolwise.evaluation.state.FORMAT", 2)
+        monkeypatch.setattr("poolwise.evaluation.state.VERSION", 3)
         state.save(path)
         monkeypatch.undo()
         monkeypatch.chdir(tmp_path)
@@ -325,14 +405,12 @@ def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:
     for roles in (
         {"reward_range": None},
         {"trained_on": {"v2": ["v1"]}},
-        {"cluster": "policy"},
     ):
         with refused(UsageError):
             pw.watch(path, log(day(1), **roles), TARGET)
     for options in (
         {"target": {"a": "p_v1", "b": "p_v2"}},
         {"target": None},
-        {"better_than": "v3"},
         {"planned": 0},
         {"level": 95},
     ):

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from poolwise.evaluation.segments import SegmentResult
     from poolwise.formats.lists import Model
+    from poolwise.intervals.student import Interval
+    from poolwise.moments.estimate import Estimate
 
 pytestmark = pytest.mark.slow  # all of them together take seconds
 DEVICES = ("desktop", "mobile")  # contexts of the exact log
@@ -88,6 +90,12 @@ def results(found: RankingLog, by: str, *estimators: str) -> dict[str, SegmentRe
     return {r.segment: r for r in segments.results}
 
 
+def shown(result: SegmentResult) -> tuple[Estimate, Interval]:
+    assert result.estimate is not None
+    assert result.interval is not None
+    return result.estimate, result.interval
+
+
 @pytest.mark.parametrize("short", [False, True], ids=["equal", "unequal"])
 @pytest.mark.parametrize("model", ["cascade", "independent", "whole"])
 def test_a_segment_of_requests_has_the_value_of_a_request(
@@ -100,8 +108,8 @@ def test_a_segment_of_requests_has_the_value_of_a_request(
     found = results(read(table, model), "device")
     for x, device in enumerate(DEVICES):
         truth = expected(rewards, device=x, short=short)
-        assert found[device].estimate.value == pytest.approx(truth, rel=1e-9)
-        assert truth in found[device].interval
+        assert shown(found[device])[0].value == pytest.approx(truth, rel=1e-9)
+        assert truth in shown(found[device])[1]
         assert found[device].rows == (1 if model == "whole" else 2) * (64, 192)[x]
         assert found[device].rows_per_request == (1 if model == "whole" else 2)
 
@@ -122,9 +130,9 @@ def test_a_position_has_the_part_that_it_earns(
     assert list(found) == [str(start), str(start + 1)]
     for k, result in enumerate(found.values()):
         truth = expected(of_items_above, place=k, short=short)
-        assert result.estimate.value == pytest.approx(truth, rel=1e-9)
+        assert shown(result)[0].value == pytest.approx(truth, rel=1e-9)
         assert (result.rows, result.rows_per_request) == (256, 1)
-    parts = sum(result.estimate.value for result in found.values())
+    parts = sum(shown(result)[0].value for result in found.values())
     assert parts == pytest.approx(float(value(of_items_above, short=short)), rel=1e-9)
 
 
@@ -141,8 +149,8 @@ def test_a_position_is_a_log_whose_other_positions_earn_nothing(
         alone = read(table, reward=f"CASE WHEN position = {place} THEN click ELSE 0 END")
         whole = pw.evaluate(*alone, estimator, level=0.95**0.5)
         estimate = whole["best"].estimates[estimator]
-        assert result.estimate.value == pytest.approx(estimate.value, rel=1e-9)
-        assert result.estimate.std_error == pytest.approx(estimate.std_error, rel=1e-9)
+        assert shown(result)[0].value == pytest.approx(estimate.value, rel=1e-9)
+        assert shown(result)[0].std_error == pytest.approx(estimate.std_error, rel=1e-9)
         difference = result.difference
         assert difference is not None
         other = whole.differences["best"]
@@ -179,7 +187,7 @@ def test_items_that_every_list_has_are_parts_of_a_request() -> None:
             row = {"request": request, "position": k + 1, "policy": logger, "item": item}
             rows.append({**row, "click": 10.0**item, **step})
     found = results(read(pa.Table.from_pylist(rows)), "item", "naive")
-    assert [r.estimate.value for r in found.values()] == pytest.approx([1, 10, 100])
+    assert [shown(r)[0].value for r in found.values()] == pytest.approx([1, 10, 100])
 
 
 UNLIKE = {
@@ -236,7 +244,7 @@ def test_columns_keep_their_names_and_values(table: pa.Table) -> None:
         found = results(RankingLog(log, targets), name)
         assert list(found) == list(DEVICES)
         truths = [expected(of_items_above, device=x) for x in range(2)]
-        values = [result.estimate.value for result in found.values()]
+        values = [shown(result)[0].value for result in found.values()]
         assert values == pytest.approx(truths, rel=1e-9)
     assert log.requests == Requests("request", 2)
 
@@ -250,7 +258,13 @@ def test_a_pattern_names_the_propensities(table: pa.Table) -> None:
         found = pw.evaluate(
             *read(source, **{**roles, "propensities": "p_{logger}"}), "balanced"
         )
-        assert found.to_dicts() == named.to_dicts()
+        for one, other in zip(found.to_dicts(), named.to_dicts(), strict=True):
+            assert one.keys() == other.keys()
+            for name, other_value in other.items():  # threads add in any order
+                exact = isinstance(other_value, str | bool | None)
+                assert one[name] == (
+                    other_value if exact else pytest.approx(other_value, rel=1e-12)
+                )
 
 
 @pytest.mark.parametrize("model", ["cascade", "whole"])
@@ -346,3 +360,25 @@ def test_a_backtest_predicts_the_rewards_of_requests(model: Model) -> None:
         assert 0 < p.supported <= 1
         assert p.earned > 0
         assert p.predicted == pytest.approx(p.earned, rel=1e-9)
+
+
+def test_check_counts_requests_of_every_length() -> None:
+    table = pa.table(
+        {
+            "id": [1, 1, 1, 2, 2, 3],
+            "position": [1, 2, 3, 1, 2, 1],
+            "who": ["a", "a", "a", "a", "a", "b"],
+            "r": [0.0, 1.0, 0.0, 1.0, 0.0, 1.0],
+            "p": [0.5] * 6,
+        }
+    )
+    roles: dict[str, Any] = {"reward": "r", "logger": "who", "propensity": "p"}
+    log, targets = pw.ranking_log(
+        table, {"new": "p"}, request="id", position="position", **roles
+    )
+    report = pw.check(log, targets)
+    assert (report.counts, report.rows_per_request) == ({"a": 2, "b": 1}, 3)
+    assert str(report).startswith("no faults in 3 requests ('a' 2, 'b' 1)")
+    assert [grid.title for grid in report.grids()] == ["Requests"]
+    found = json.loads(report.to_json())
+    assert (found["rows"], found["rows_per_request"]) == ({"a": 6, "b": 3}, 3)

@@ -18,7 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 from poolwise import evaluate
 from poolwise.errors import LogError, RefusedError, SourceError, UsageError
 from poolwise.formats import vw as dsjson
-from poolwise.formats.vw import FIRST, GREEDY, UNIFORM, from_dsjson, read_dsjson
+from poolwise.formats.vw import FIRST_ACTION, GREEDY, UNIFORM, from_dsjson, read_dsjson
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def naive(log: Log, target: str) -> float:
     [
         # 23 decisions, 12 with reward 1, each of them drawn with probability 0.85
         (UNIFORM, 12 * Fraction(5, 17) / 23),  # 0.25 / 0.85 = 5/17
-        (FIRST, 6 * Fraction(20, 17) / 23),  # 6 of the 12 are the first action
+        (FIRST_ACTION, 6 * Fraction(20, 17) / 23),  # 6 of the 12 are the first action
         (GREEDY, 12 * Fraction(20, 17) / 23),
     ],
 )

@@ -10,8 +10,22 @@ import pyarrow as pa
 import pytest
 
 from poolwise import evaluate, summarise
+from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import UsageError
-from poolwise.intervals.base import DEFAULT, KINDS, IntervalName, find_kind
+from poolwise.intervals.base import DEFAULT, KINDS, IntervalName, find_kind, pair_needs
+from poolwise.intervals.smoothed import smoothed_interval
+from poolwise.intervals.student import Limits, Sides, student_interval
+from poolwise.moments.coverage import Coverage
+from poolwise.moments.estimate import Estimate
+from poolwise.moments.pool import Pool
+from poolwise.moments.terms import (
+    BALANCED_REWARD,
+    BALANCED_WEIGHT,
+    NO_NEEDS,
+    WEIGHT,
+    WEIGHTED_REWARD,
+    Needs,
+)
 from tests.support.messages import refused
 from tests.support.reference import log_of, random_table
 
@@ -71,3 +85,49 @@ def test_moments_serve_the_kinds_that_read_no_blocks(name: IntervalName) -> None
     saved = summarise(log, "t", interval=name)
     found, rows = (evaluate(log, "t", interval=name, engine=e) for e in (saved, None))
     assert found["target"].intervals == rows["target"].intervals
+
+
+@pytest.mark.parametrize("name", ["bernstein", "jackknife", "Student"])
+def test_another_name_is_refused_with_what_replaces_it(name: str) -> None:
+    with refused(UsageError):
+        find_kind(name)
+
+
+OWN, CROSSED = Coverage(("a", "b")), Coverage.complete(["a", "b"])
+
+
+def test_guaranteed_kinds_read_one_weight_and_its_rewards() -> None:
+    assert pair_needs(OWN) == Needs(groups=((WEIGHTED_REWARD, WEIGHT),))
+    assert pair_needs(CROSSED) == Needs(groups=((BALANCED_REWARD, BALANCED_WEIGHT),))
+    log = log_of(TABLE, reward_range=RANGE)
+    for coverage in (OWN, CROSSED):
+        assert KINDS["betting"].needs(log, coverage) == pair_needs(coverage)
+        assert KINDS["skew"].needs(log, coverage) == NO_NEEDS
+        assert KINDS["student"].needs(log, coverage) == NO_NEEDS
+
+
+@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
+@pytest.mark.parametrize("name", ["student", "betting", "skew"])
+@pytest.mark.parametrize("variance", [0.04, 0.0])
+def test_without_moments_to_shape_it_the_interval_is_students(
+    variance: float, name: str, sides: Sides
+) -> None:
+    estimate = Estimate(0.3, variance, {"a": 1.0}, 12.0)
+    limits, kind = Limits(40, (-5.0, 6.0), 2.0), KINDS[name]
+    expected, findings = student_interval(estimate, 0.9, limits, sides)
+    found = [kind.surround(estimate, Pool({}), 0.9, limits, sides)]
+    found += [kind.surround(estimate, Pool({}), 0.9, limits)] if sides == "two" else []
+    for interval, notes in found:
+        ends = (interval.lower, interval.upper)
+        assert ends == pytest.approx((expected.lower, expected.upper), rel=1e-9)
+        assert notes == findings
+
+
+@pytest.mark.parametrize("sides", ["two", "lower", "upper"])
+def test_the_smoothed_interval_may_have_one_side(sides: Sides) -> None:
+    log, kind = log_of(TABLE, reward_range=RANGE), KINDS["smoothed"]
+    needs = kind.needs(log, CROSSED)
+    with DuckDB().open(log, {"t": "t"}) as rows:
+        pool = rows.moments(needs.bind("t")).select({t: t.bind("t") for t in needs.terms})
+    found = kind.bound(pool, log, CROSSED, 0.9, sides)
+    assert found == smoothed_interval(pool, RANGE, 0.9, sides, crossed=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from poolwise.intervals.betting import Bets, errors_of, interval_of
+from poolwise.intervals.betting import Bets, bound_value, split_error
 from poolwise.moments.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -158,13 +158,17 @@ def test_the_capital_is_a_supermartingale_in_fractions() -> None:
     assert second < first
 
 
+@pytest.mark.parametrize(
+    "horizons", [(), (4.0,), (1.0, 8.0, 64.0)], ids=["log", "one", "watch"]
+)
 @pytest.mark.parametrize("error", [0.5, 0.2, 0.05])
-def test_bets_are_fair_by_enumeration(error: float) -> None:
+def test_bets_are_fair_by_enumeration(error: float, horizons: tuple[float, ...]) -> None:
     capital = np.zeros((2, 2))
     missed = np.zeros(2)
     for chance, gains, losses, _ in histories():
         for k, (blocks, value) in enumerate(((gains, VALUE), (losses, 1 - VALUE))):
-            bets = bets_on([[float(z) for z in block] for block in blocks], error)
+            rows = [[float(z) for z in block] for block in blocks]
+            bets = bets_on(rows, error, horizons=horizons)
             capital[k] += float(chance) * np.exp(bets.log_capital(float(value)))
             missed[k] += float(chance) * (bets.lower() > float(value))
     assert (capital <= 1 + 1e-12).all()
@@ -190,24 +194,75 @@ def test_bets_on_a_difference_are_fair_by_enumeration() -> None:
 
 
 @pytest.mark.slow
-def test_bounds_miss_no_more_often_than_they_say_by_enumeration() -> None:
+@pytest.mark.parametrize("horizons", [(), (2.0, 8.0)], ids=["log", "watch"])
+def test_bounds_miss_no_more_often_than_they_say_by_enumeration(
+    horizons: tuple[float, ...],
+) -> None:
     # Two loggers whose rows are 2 with chance 1/2 or 0, and 5 with chance 1/5 or 0: every
     # row has mean 1.  All 2¹⁰ logs of five blocks of one row of each, with exact chances.
     missed, rare = Fraction(0), Fraction(1, 5)
     for hits in product([0, 1], repeat=10):
         blocks = [[2.0 * hits[k], 5.0 * hits[5 + k]] for k in range(5)]
-        if bets_on(blocks, 0.3).lower(most=10.0) > 1:
+        if bets_on(blocks, 0.3, horizons=horizons).lower(most=10.0) > 1:
             hit = sum(hits[5:])
             missed += Fraction(1, 32) * rare**hit * (1 - rare) ** (5 - hit)
     assert Fraction(1, 50) < missed <= Fraction(3, 10)
 
 
-@given(amounts, st.integers(1, 5))
-def test_capital_falls_with_the_candidate(values: list[float], number: int) -> None:
+@given(amounts, st.integers(1, 5), st.sampled_from([(), (5.0, 50.0)]))
+def test_capital_falls_with_the_candidate(
+    values: list[float], number: int, horizons: tuple[float, ...]
+) -> None:
     blocks = [values[k::number] for k in range(number)]
-    bets = bets_on(blocks, 0.1)
+    bets = bets_on(blocks, 0.1, horizons=horizons)
     capital = np.array([bets.log_capital(m) for m in np.linspace(0.01, 2, 30)])
     assert (np.diff(capital, axis=0) <= 1e-9).all()
+
+
+def watch_capital(
+    blocks: Sequence[Sequence[float]], error: float, horizons: Sequence[float], point: float
+) -> list[float]:
+    """The definition of a watch: the average of bets of all sizes, from each block on."""
+    ends = []
+    for last in range(1, len(blocks) + 1):
+        total = 0.25 / last  # waits for the blocks after it
+        for horizon, learns in product(horizons, (True, False)):
+            products = []
+            for b, block in enumerate(blocks[:last]):
+                past = [z for before in blocks[:b] for z in before] if learns else []
+                scatter = len(past) * float(np.var(past)) if past else 0.0
+                variance = (0.25 + scatter) / (len(past) + 1)
+                aim = math.sqrt(2 * math.log(1 / error) / horizon / variance)
+                bet = min(aim, 0.5 / point)
+                products.append(math.prod(1 + bet * (z - point) for z in block))
+            for begin in range(1, last + 1):
+                part = 0.75 if begin == 1 else 0.25 / (begin * (begin - 1))
+                total += part * math.prod(products[begin - 1 :]) / (2 * len(horizons))
+        ends.append(total)
+    return ends
+
+
+def test_a_watch_averages_bets_of_all_sizes_from_each_block_on() -> None:
+    blocks = [[0.25, 1.5, 0.0], [0.875, 0.5], [], [1.25], [0.0, 0.75]]
+    for horizons in ((6.0,), (6.0, 60.0)):
+        capital = np.exp(bets_on(blocks, 0.1, horizons=horizons).log_capital(0.3))
+        expected = watch_capital(blocks, 0.1, horizons, 0.3)
+        np.testing.assert_allclose(capital, expected, rtol=1e-12)
+        plain = bets_on(blocks, 0.1).log_capital(0.3)  # of a log: nothing waits
+        assert not np.allclose(plain, np.log(expected))
+
+
+def test_an_early_block_with_heavy_weights_does_not_spoil_later_ones() -> None:
+    rng = np.random.default_rng(3)
+    heavy = (1000.0 * (rng.random(2000) < 0.0006)).tolist()  # a mean of 0.6
+    light = [(2.0 * (rng.random(2000) < 0.3)).tolist() for _ in range(4)]
+    horizons = (4000.0, 16000.0, 64000.0)
+    after = bets_on([heavy, *light], 0.025, horizons=horizons)
+    fresh = bets_on(light, 0.025, horizons=horizons)
+    assert fresh.lower() < after.lower() + 0.02
+    assert 0.5 < after.lower() < 0.6
+    alone = bets_on([heavy, *light], 0.025)  # bets of one size, all of them from the start
+    assert alone.lower() < 0.4
 
 
 @given(amounts, st.integers(1, 5))
@@ -218,14 +273,6 @@ def test_the_best_block_end_bounds_at_least_as_well_as_the_last(
     best = bets_on(blocks, 0.1).lower()
     last = bets_on(blocks, 0.1, anytime=False).lower()
     assert 0 <= last <= best <= max(np.mean(b) if b else 0 for b in blocks) + 1e-9
-
-
-def test_several_horizons_average_the_capital() -> None:
-    blocks = [[0.2, 1.5, 0.0], [0.9, 0.4], [1.1]]
-    both = bets_on(blocks, 0.1, horizons=(6.0, 60.0))
-    each = [bets_on(blocks, 0.1, horizons=(h,)) for h in (6.0, 60.0)]
-    expected = np.mean([np.exp(b.log_capital(0.3)) for b in each], axis=0)
-    np.testing.assert_allclose(np.exp(both.log_capital(0.3)), expected, rtol=1e-12)
 
 
 def test_shifted_values_are_bet_on_as_themselves() -> None:
@@ -247,16 +294,16 @@ def test_shifted_values_are_bet_on_as_themselves() -> None:
 def test_an_interval_has_the_units_of_the_rewards() -> None:
     gains, losses = bets_on([[0.5] * 40, [0.5] * 40], 0.05), bets_on([[0.5] * 80], 0.05)
     low, high = gains.lower(), losses.lower()
-    interval = interval_of(gains, losses, (-2.0, 6.0), 0.9)
+    interval = bound_value(gains, losses, (-2.0, 6.0), 0.9)
     assert (interval.lower, interval.upper) == pytest.approx((-2 + 8 * low, 6 - 8 * high))
-    one = interval_of(gains, None, (1.0, 5.0), 0.9)  # rewards from 1 on count from 0
+    one = bound_value(gains, None, (1.0, 5.0), 0.9)  # rewards from 1 on count from 0
     assert (one.lower, one.upper) == pytest.approx((max(1.0, 5 * low), 5.0))
-    none = interval_of(None, losses, (1.0, 5.0), 0.9)
+    none = bound_value(None, losses, (1.0, 5.0), 0.9)
     assert (none.lower, none.upper) == pytest.approx((1.0, 5 - 5 * high))
     assert {found.level for found in (interval, one, none)} == {0.9}
-    assert errors_of(0.9, "upper") == pytest.approx((0.0, 0.1))
-    assert errors_of(0.9, "lower") == pytest.approx((0.1, 0.0))
-    assert errors_of(0.9, "two") == pytest.approx((0.05, 0.05))
+    assert split_error(0.9, "upper") == pytest.approx((0.0, 0.1))
+    assert split_error(0.9, "lower") == pytest.approx((0.1, 0.0))
+    assert split_error(0.9, "two") == pytest.approx((0.05, 0.05))
 
 
 def test_rows_of_a_cluster_share_one_bet() -> None:

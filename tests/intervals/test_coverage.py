@@ -25,7 +25,7 @@ from poolwise.intervals.student import student
 from poolwise.log.log import Log
 from poolwise.moments.buckets import jackknife
 from poolwise.moments.coverage import Coverage
-from poolwise.moments.estimate import stratified
+from poolwise.moments.estimate import average_term
 from poolwise.moments.linear import by_count
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Pool
@@ -105,7 +105,9 @@ def test_rows_of_a_user_need_the_clustered_interval() -> None:
     for _ in range(logs):
         buckets = users_log(rng)
         moments = Pool(None, buckets)
-        by_row += 1.0 in student(stratified(moments, BALANCED_REWARD, by_count(moments)), 0.95)
+        by_row += 1.0 in student(
+            average_term(moments, BALANCED_REWARD, by_count(moments)), 0.95
+        )
         by_user += 1.0 in student(jackknife(Balanced(), moments), 0.95)
     assert by_row / logs < 0.60
     # standard error 0.007: four of them below 0.95
@@ -148,13 +150,17 @@ def test_a_log_whose_interval_is_optimistic_says_so(
         assert warned == (found.mixture.effective_rows < least)
 
 
-# Rows of weight 1 / p, which are as many effective rows, among rows of weight 0.
+# Rows of weight 1 / p, which are as many effective rows, among rows of weight 0: at most 49
+# are set apart if 100 others are left.
 EFFECTIVE = [
     (44, 44, {"auto"}),
     (45, 45, set()),
     (29, 29, {"auto", "student"}),
-    (44, 176, {"auto", "student"}),
-    (45, 180, {"student"}),
+    (44, 140, {"auto", "student"}),
+    (45, 135, {"student"}),
+    (9, 176, set()),
+    (49, 196, set()),
+    (50, 200, {"student"}),
     (99, 396, {"student"}),
     (100, 400, set()),
 ]
@@ -175,7 +181,9 @@ def test_effective_rows_from_which_coverage_is_claimed(
     )
     log = Log(table, logger="logger", reward="reward", propensities={"a": "p"})
     found = evaluate(log, "t", interval=interval)["target"].findings
-    assert ("few-effective-rows" in {f.code for f in found}) == (interval in warned)
+    codes = {f.code for f in found}
+    assert ("few-effective-rows" in codes) == (interval in warned)
+    assert ("decisive-rows" in codes) == (effective < 50 and rows - effective >= 100)
 
 
 def test_few_effective_rows_are_those_of_the_loggers_that_are_named() -> None:

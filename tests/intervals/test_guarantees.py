@@ -17,7 +17,7 @@ from poolwise.intervals.base import KINDS, REMOVED
 from poolwise.intervals.betting import Bets
 from poolwise.intervals.guarantees import (
     by_betting,
-    payoffs_of,
+    list_payoffs,
     refuse_adaptive,
     refuse_outside,
 )
@@ -174,7 +174,7 @@ def test_each_target_has_bets_on_its_own_gains_and_losses(
     log = plain_log(cluster=None, reward_range=limits)
     options = {} if trained is None else {"trained": trained}
     intervals = by_betting(rows, ["t", "u"], log, 0.5, sides, pooled=mixed, **options)
-    payoffs = [*payoffs_of("t", limits), *payoffs_of("u", limits)]
+    payoffs = [*list_payoffs("t", limits), *list_payoffs("u", limits)]
     assert rows.requests == [(payoffs, mixed and not trained)]
     error = 0.25 if sides == "two" else 0.5
     bets = [
@@ -198,7 +198,7 @@ def test_bets_on_trained_loggers_have_no_clusters() -> None:
 
 
 def test_payoffs_start_at_the_smallest_reward_or_at_0() -> None:
-    negative, positive = payoffs_of("t", (-1.0, 4.0)), payoffs_of("t", (2.0, 5.0))
+    negative, positive = list_payoffs("t", (-1.0, 4.0)), list_payoffs("t", (2.0, 5.0))
     assert negative == (Payoff("t", -1.0, 1.0, 5.0), Payoff("t", 4.0, -1.0, 5.0))
     assert positive == (Payoff("t", 0.0, 1.0, 5.0), Payoff("t", 5.0, -1.0, 5.0))
 

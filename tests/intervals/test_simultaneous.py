@@ -16,8 +16,7 @@ from poolwise.intervals.simultaneous import (
     SYMMETRIC,
     DifferenceShape,
     MaxT,
-    factor_of,
-    kurtosis_freedom,
+    factor_correlation,
     least_reaches,
     least_scores,
     max_t,
@@ -26,6 +25,7 @@ from poolwise.intervals.simultaneous import (
     student_multiples,
 )
 from poolwise.intervals.skew import Reach
+from poolwise.moments.shape import kurtosis_freedom
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def critical(covariance: object, level: float = 0.95, draws: int = 200_000) -> float:
     table = np.asarray(covariance, dtype=np.float64)
-    return max_t(factor_of(table), np.random.default_rng(20), draws).critical(level)
+    return max_t(factor_correlation(table), np.random.default_rng(20), draws).critical(level)
 
 
 def sidak(count: int, level: float) -> float:
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_number() -> None:
     table = np.eye(3) + 0.2
     once, again = critical(table, draws=20_000), critical(table, draws=20_000)
     assert once == again
-    other = max_t(factor_of(table), np.random.default_rng(21), 20_000).critical(0.95)
+    other = max_t(factor_correlation(table), np.random.default_rng(21), 20_000).critical(0.95)
     assert other == pytest.approx(once, abs=0.02)
     assert other != once
 
@@ -123,7 +123,7 @@ def test_simultaneous_intervals_cover_together() -> None:
 
 
 def test_p_values_of_independent_candidates_are_sidaks() -> None:
-    together = max_t(factor_of(np.eye(3)), np.random.default_rng(4))
+    together = max_t(factor_correlation(np.eye(3)), np.random.default_rng(4))
     scores = np.array([0.0, 1.0, 2.0, 3.0])
     single = 2 * special.ndtr(-scores)
     # 200,000 directions know a probability to 0.001; Šidák bounds it from above
@@ -209,23 +209,26 @@ def test_a_direction_is_drawn_and_its_largest_coordinate_counts() -> None:
 def test_directions_are_drawn_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = max_t(np.eye(2), np.random.default_rng(1), draws=5)
     for cells in (1, 6, 10):  # batches of 1, 3 and 5 directions
-        monkeypatch.setattr("poolwise.intervals.simultaneous.CELLS", cells)
+        monkeypatch.setattr("poolwise.intervals.simultaneous.DRAWN_NUMBERS", cells)
         parts = max_t(np.eye(2), np.random.default_rng(1), draws=5)
         assert parts.furthest.tolist() == whole.furthest.tolist()
 
 
 def test_a_factor_gives_the_correlation_of_candidates_that_vary() -> None:
     covariance = np.array([[0.25, 0.0, 0.1], [0.0, 0.0, 0.0], [0.1, 0.0, 0.16]])
-    factor = factor_of(covariance)
+    factor = factor_correlation(covariance)
     assert factor @ factor.T == pytest.approx(np.array([[1.0, 0.5], [0.5, 1.0]]), rel=1e-12)
-    assert factor_of(np.array([[9.0, 6.0], [6.0, 4.0]])).shape == (2, 1)
-    assert factor_of(np.zeros((2, 2))).shape == (0, 0)
+    assert factor_correlation(np.array([[9.0, 6.0], [6.0, 4.0]])).shape == (2, 1)
+    assert factor_correlation(np.zeros((2, 2))).shape == (0, 0)
     # eigenvalues 1e-10 and 2, then 3e-10 and 2; below 1e-10 of the largest is rounding
-    ranks = [factor_of(np.array([[1.0, 1 - e], [1 - e, 1.0]])).shape[1] for e in (1e-10, 3e-10)]
+    ranks = [
+        factor_correlation(np.array([[1.0, 1 - e], [1 - e, 1.0]])).shape[1]
+        for e in (1e-10, 3e-10)
+    ]
     assert ranks == [1, 2]
     for bad in ([1.0], [[1.0, 0.0]], [[math.nan]], [[1.0, math.inf], [0.0, 1.0]], [[-1.0]]):
         with refused(UsageError):
-            factor_of(np.array(bad))
+            factor_correlation(np.array(bad))
 
 
 def test_students_multiples_have_the_tail_of_a_normal_one() -> None:

@@ -25,7 +25,7 @@ from poolwise.intervals.skew import (
     auto_interval,
     interval_needs,
     known_columns,
-    reach_of,
+    measure_reach,
     root,
     shaped_interval,
     without_rewards,
@@ -35,15 +35,15 @@ from poolwise.moments import units
 from poolwise.moments.coverage import Coverage
 from poolwise.moments.estimate import Estimate, student_quantile
 from poolwise.moments.linear import Fit, Linear, Score
-from poolwise.moments.moments import pooled
+from poolwise.moments.moments import pool_moments
 from poolwise.moments.pool import Pool
 from poolwise.moments.shape import (
     Powers,
     Shape,
     cube,
     cumulants,
-    powers_of_estimate,
-    shape_of,
+    estimate_powers,
+    measure_shape,
 )
 from poolwise.moments.tallies import add_slices, slice_rows
 from poolwise.moments.terms import (
@@ -60,7 +60,7 @@ from poolwise.moments.terms import (
     ratio,
     unite,
 )
-from poolwise.moments.units import pull_of, units_of
+from poolwise.moments.units import centre_units, find_pull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,9 +122,9 @@ def published(log: pw.Log, estimator: Estimator, level: float) -> list[float]:
     moments = moments_of(log, estimator)
     estimate = estimator.estimate(moments)
     columns, within = known_columns(estimate.linear, moments)
-    pull = pull_of(columns, moments, within=within)
-    shape = shape_of(units_of(estimate.linear, moments) or (), pull)
-    powers = powers_of_estimate(estimate.linear, moments)
+    pull = find_pull(columns, moments, within=within)
+    shape = measure_shape(centre_units(estimate.linear, moments) or (), pull)
+    powers = estimate_powers(estimate.linear, moments)
     interval, _ = shaped_interval(estimate, shape, powers, level, FREE)
     return [interval.lower, interval.upper]
 
@@ -190,16 +190,16 @@ def test_weights_of_rows_that_the_slopes_imply() -> None:
     estimate = estimator.estimate(moments)
     assert estimate.value == pytest.approx(24 / 17)
     known, within = known_columns(estimate.linear, moments)
-    units = units_of(estimate.linear, moments) or ()
-    pull = pull_of(known, moments, within=within)
+    units = centre_units(estimate.linear, moments) or ()
+    pull = find_pull(known, moments, within=within)
     assert 34 * (1 + pull) == pytest.approx([30, 30, 30, 35, 45])
-    assert shape_of(units, pull).rise == pytest.approx(7347 / 7225)
-    squared = pull_of(known, moments, within=within, fitted=True)
-    assert shape_of(units, squared).rise == pytest.approx(25686 / 24565)
+    assert measure_shape(units, pull).rise == pytest.approx(7347 / 7225)
+    squared = find_pull(known, moments, within=within, fitted=True)
+    assert measure_shape(units, squared).rise == pytest.approx(25686 / 24565)
     twice = Pool(moments, (moments, moments))
     assert np.array_equal(
-        pull_of(known, twice, within=within, fitted=True),
-        pull_of(known, twice, within=within),
+        find_pull(known, twice, within=within, fitted=True),
+        find_pull(known, twice, within=within),
     )
 
 
@@ -212,8 +212,8 @@ def test_a_column_without_a_slope_raises_no_variance() -> None:
     moments = moments_of(log, Calibrated())
     linear = Calibrated().estimate(moments).linear
     known, within = known_columns(linear, moments)
-    assert not np.any(pull_of(known, moments, within=within, fitted=True))
-    assert np.abs(pull_of(known, moments, within=within)).max() > 1e6
+    assert not np.any(find_pull(known, moments, within=within, fitted=True))
+    assert np.abs(find_pull(known, moments, within=within)).max() > 1e6
 
 
 def test_squared_weights_of_slices_count_their_rows() -> None:
@@ -221,7 +221,7 @@ def test_squared_weights_of_slices_count_their_rows() -> None:
     moments, _ = drawn("B mixed", 6, 20_000)
     columns, within = known_columns(Calibrated().estimate(moments).linear, moments)
     plain, squared = (
-        np.asarray(pull_of(columns, moments, within=within, fitted=fitted))
+        np.asarray(find_pull(columns, moments, within=within, fitted=fitted))
         for fitted in (False, True)
     )
     rows = np.concatenate([slice_rows(m.count, 509) for m in moments.values()])
@@ -366,11 +366,11 @@ def test_slices_of_many_rows_give_the_shape_of_the_rows() -> None:
     rows = sum(m.count for m in moments.values())
     shares = {i: m.count / rows for i, m in moments.items()}
     assert set(estimate.linear.parts) == set(shares)
-    units = units_of(estimate.linear, moments)
+    units = centre_units(estimate.linear, moments)
     assert units is not None
     assert [len(u) for u in units] == [509] * len(moments)
-    shape = shape_of(units)
-    powers = pooled(moments.values()).powers[BALANCED_REWARD]
+    shape = measure_shape(units)
+    powers = pool_moments(moments.values()).powers[BALANCED_REWARD]
     mean = estimate.value
     third = powers[3] - 3 * mean * powers[2] + 3 * mean**2 * powers[1] - rows * mean**3
     direct = third / rows**3 / estimate.variance**1.5  # z >= 0: |z| = z
@@ -444,7 +444,7 @@ def test_constant_weights_raise_no_variance(first: int, second: int, third: int)
         {i: m.select({t: t.bind("t") for t in needs.terms}) for i, m in moments.items()}
     )
     columns_of, within = known_columns(Balanced().estimate(view).linear, view)
-    assert not np.any(pull_of(columns_of, view, within=within))
+    assert not np.any(find_pull(columns_of, view, within=within))
 
 
 def test_adapted_shares_keep_both_limits_at_least_as_far_as_students() -> None:
@@ -477,15 +477,15 @@ def test_a_ratio_is_in_its_interval_if_the_difference_covers_zero(tails: float) 
     estimate = SelfNormalised().estimate(moments)
     interval, _ = auto_interval(estimate, moments, 0.95, FREE)
     columns, within = known_columns(estimate.linear, moments)
-    pull = pull_of(columns, moments, within=within)
-    powers = powers_of_estimate(Score({BALANCED_REWARD: 1.0}).over(moments), moments)
+    pull = find_pull(columns, moments, within=within)
+    powers = estimate_powers(Score({BALANCED_REWARD: 1.0}).over(moments), moments)
     more = estimate.variance / estimate.linear.plain.variance(moments)[0]
     assert interval.lower < estimate.value < interval.upper
     for limit in (interval.lower, interval.upper):
         linear = Score({BALANCED_REWARD: 1.0, BALANCED_WEIGHT: -limit}).over(moments)
-        shape = shape_of(units_of(linear, moments) or (), pull)
+        shape = measure_shape(centre_units(linear, moments) or (), pull)
         variance = more * linear.variance(moments)[0]
-        reach = reach_of(replace(estimate, variance=variance), shape, powers, 0.025)
+        reach = measure_reach(replace(estimate, variance=variance), shape, powers, 0.025)
         value = linear.value(moments)
         end = value - reach.below if value > 0 else value + reach.above
         assert end == pytest.approx(0.0, abs=1e-10 * abs(value))
@@ -510,9 +510,9 @@ def test_the_interval_has_the_shape_of_the_slices(estimator: Estimator, sides: S
     estimate = estimator.estimate(moments)
     linear = estimate.linear
     columns, within = known_columns(linear, moments)
-    pull = pull_of(columns, moments, within=within, fitted=linear.fit is not None)
-    shape = shape_of(units_of(linear, moments) or (), pull)
-    powers = powers_of_estimate(linear, moments)
+    pull = find_pull(columns, moments, within=within, fitted=linear.fit is not None)
+    shape = measure_shape(centre_units(linear, moments) or (), pull)
+    powers = estimate_powers(linear, moments)
     expected = shaped_interval(estimate, shape, powers, 0.9, FREE, sides)
     assert auto_interval(estimate, moments, 0.9, FREE, sides) == expected
     bare = Pool({i: replace(m, slices={}) for i, m in moments.items()})
@@ -551,13 +551,13 @@ def hall(skew: float, student: float) -> float:
 def test_the_reach_of_a_shape(sign: int) -> None:
     shape = Shape(sign * 0.8, 0.9, 4.0)
     student = student_quantile(0.95, 2 / (0.9 - 0.64))  # freedom by the kurtosis
-    reach = reach_of(estimate_of(0.45), shape, None, ALPHA)
+    reach = measure_reach(estimate_of(0.45), shape, None, ALPHA)
     error = math.sqrt(0.45 * 4)
     near, wide = error * hall(0.8, student), error * far(0.8, student)
     expected = (near, wide) if sign > 0 else (wide, near)
     assert (reach.below, reach.above) == pytest.approx(expected, rel=1e-12)
     # an estimate whose shares fell with the rewards is not lower than Student's
-    reach = reach_of(estimate_of(0.45, adapted=True), shape, None, ALPHA)
+    reach = measure_reach(estimate_of(0.45, adapted=True), shape, None, ALPHA)
     both = (error * student, wide) if sign > 0 else (wide, error * student)
     assert (reach.below, reach.above) == pytest.approx(both, rel=1e-12)
 
@@ -570,7 +570,7 @@ def test_heavy_rewards_count_one_more_row_like_the_largest(
 ) -> None:
     # a variance of 0.36 without the inflation: the largest row of 3 / 10 is half an error
     powers = powers_like(kurtosis, 3.0)
-    reach = reach_of(estimate_of(0.45), Shape(0.8, 0.9, 1.0), powers, ALPHA)
+    reach = measure_reach(estimate_of(0.45), Shape(0.8, 0.9, 1.0), powers, ALPHA)
     student = student_quantile(0.95, 2 / (0.9 - (1 - heavy / 2) * 0.64))
     wider = 1 + heavy / 4
     skew = (0.8 + heavy / 8) / wider**1.5
@@ -588,13 +588,16 @@ def test_ghosts_never_shorten_the_interval() -> None:
     few = replace(powers_like(4.0), weight=np.array([10.0, 6.0, 1e-3, 1e-6]))
     none = replace(powers_like(4.0), reward=np.zeros(6))
     vast = replace(powers_like(4.0), reward=np.array([4.0, 4.0, *[math.inf] * 3, 9.0]))
-    alone = reach_of(estimate_of(0.45), Shape(0.8, 0.9), None, ALPHA)
-    wide = reach_of(estimate_of(0.45), Shape(0.8, 0.9), powers_like(4.0), ALPHA)
+    alone = measure_reach(estimate_of(0.45), Shape(0.8, 0.9), None, ALPHA)
+    wide = measure_reach(estimate_of(0.45), Shape(0.8, 0.9), powers_like(4.0), ALPHA)
     # a large row counts only where rewards are heavy
-    assert reach_of(estimate_of(0.45), Shape(0.8, 0.9), powers_like(4.0, 1e200), ALPHA) == wide
+    assert (
+        measure_reach(estimate_of(0.45), Shape(0.8, 0.9), powers_like(4.0, 1e200), ALPHA)
+        == wide
+    )
     for powers in (few, none, vast):
         with np.errstate(all="raise"):
-            reach = reach_of(estimate_of(0.45), Shape(0.8, 0.9), powers, ALPHA)
+            reach = measure_reach(estimate_of(0.45), Shape(0.8, 0.9), powers, ALPHA)
         assert (reach.below, reach.above) == pytest.approx((alone.below, alone.above))
 
 
@@ -648,7 +651,7 @@ def test_an_interval_has_the_reach_of_its_shape(sides: Sides) -> None:
         student(estimate, 0.9, sides),
         (),
     )
-    reach = reach_of(estimate, shape, powers, 0.05 if sides == "two" else 0.1)
+    reach = measure_reach(estimate, shape, powers, 0.05 if sides == "two" else 0.1)
     interval, findings = shaped_interval(estimate, shape, powers, 0.9, FREE, sides)
     lower, upper = 2.0 - reach.below, 2.0 + reach.above
     ends = (-math.inf if sides == "upper" else lower, math.inf if sides == "lower" else upper)

@@ -19,7 +19,7 @@ from poolwise.intervals.student import (
     Limits,
     bernstein_half_width,
     check_level,
-    clipped,
+    clip_interval,
     one_sided,
     student,
     student_interval,
@@ -164,5 +164,5 @@ def test_an_impossible_estimate_excludes_nothing_but_one_that_touches_the_range_
 def test_limits_are_cut_to_the_range(
     limits: tuple[float, float], expected: tuple[float, float]
 ) -> None:
-    assert clipped(Interval(*limits, 0.9), (0.0, 1.0)) == Interval(*expected, 0.9)
-    assert clipped(Interval(*limits, 0.9), None) == Interval(*limits, 0.9)
+    assert clip_interval(Interval(*limits, 0.9), (0.0, 1.0)) == Interval(*expected, 0.9)
+    assert clip_interval(Interval(*limits, 0.9), None) == Interval(*limits, 0.9)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from poolwise.learning.data import (
-    fold_of,
+    assign_folds,
     held_out,
     label_bits,
     number_bits,
@@ -20,21 +20,21 @@ def test_folds_follow_the_content_of_rows_not_their_order() -> None:
     rng = np.random.default_rng(0)
     x, group = rng.normal(size=1_000), rng.integers(0, 2, 1_000)
     order = rng.permutation(1_000)
-    fold = fold_of(hashes_of(x), group, 5)
-    assert fold_of(hashes_of(x[order]), group[order], 5).tolist() == fold[order].tolist()
-    assert fold_of(hashes_of(x, seed=1), group, 5).tolist() != fold.tolist()
+    fold = assign_folds(hashes_of(x), group, 5)
+    assert assign_folds(hashes_of(x[order]), group[order], 5).tolist() == fold[order].tolist()
+    assert assign_folds(hashes_of(x, seed=1), group, 5).tolist() != fold.tolist()
 
 
 def test_every_fold_has_its_share_of_every_group_even_of_equal_rows() -> None:
     group = np.repeat([0, 1], [700, 300])
-    fold = fold_of(hashes_of(np.zeros(1_000)), group, 5)
+    fold = assign_folds(hashes_of(np.zeros(1_000)), group, 5)
     for k in (0, 1):
         assert np.ptp(np.bincount(fold[group == k], minlength=5)) <= 1
 
 
 def test_clusters_stay_whole() -> None:
     cluster = np.random.default_rng(0).integers(0, 50, 1_000).astype(np.uint64)
-    fold = fold_of(cluster, np.zeros(1_000, int), 5)
+    fold = assign_folds(cluster, np.zeros(1_000, int), 5)
     assert all(len(set(fold[cluster == c])) == 1 for c in range(50))
 
 

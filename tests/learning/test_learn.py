@@ -13,8 +13,11 @@ import pytest
 import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import LogError, MissingColumnError, UsageError
+from poolwise.evaluation import read
+from poolwise.evaluation.differences import Difference
+from poolwise.intervals.student import Interval
 from poolwise.learning.data import Collector, LearningRows
-from poolwise.learning.gains import Gain, allowance, careful, over_means
+from poolwise.learning.gains import allowance, contrast_means, find_gain
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
 from tests.support.learning import segments, segments_log
 from tests.support.messages import check_findings, refused
@@ -22,6 +25,9 @@ from tests.support.periods import daily, daily_log
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from poolwise.evaluation.differences import Verdict
+    from poolwise.evaluation.request import Request
 
 pytestmark = pytest.mark.slow  # all of them together take seconds
 FEW: dict[str, Any] = {"strengths": [0.01, 1], "smoothing": [0.8], "folds": 2}
@@ -116,7 +122,7 @@ def test_results_are_tables_json_and_a_page(learned: pw.Learned, tmp_path: Path)
     assert data["better"] is True
     assert [gain["logger"] for gain in data["gains"]] == ["new", "old"]
     assert len(data["choices"]) == 2
-    assert len(data["candidates"][0]) == 2 * 2 + 2
+    assert len(data["candidates"][0]) == 2 * (2 + 1) + 2
     assert str(learned).startswith(learned.sentence)
     assert learned.to_arrow().num_rows == 2
     assert learned.sentence[:20] in learned._repr_html_()
@@ -198,9 +204,9 @@ def test_a_mean_reward_of_clusters_has_the_error_of_clusters() -> None:
     data = with_rows(segments_log(table))
     copies = with_rows(segments_log(pa.concat_tables([table] * 4), cluster="user"))
     estimate = pw.Estimate(0.5, 0.0, {})
-    once, often = (over_means({"naive": estimate}, rows, 0.95) for rows in (data, copies))
+    once, often = (contrast_means(estimate, rows, "new", 0.9) for rows in (data, copies))
     for one, other in zip(once, often, strict=True):
-        own = table.filter(pa.compute.field("policy") == one.logger)["reward"].to_numpy()
+        own = table.filter(pa.compute.field("policy") == one.other)["reward"].to_numpy()
         assert one.std_error == pytest.approx(own.std(ddof=1) / np.sqrt(len(own)), rel=1e-12)
         assert other.std_error == pytest.approx(one.std_error, rel=1e-12)
 
@@ -373,21 +379,48 @@ def test_a_logger_without_rows_is_refused() -> None:
         pw.learn(segments_log(table), **FEW)
 
 
-def test_a_bound_allows_for_folds_and_is_at_most_the_normal_one() -> None:
-    gain = Gain("v", 0.5, 0.1, 0.4, shown=True)  # a skewed bound, one error away
-    wider = careful(gain, 1.25, 0.95, alarmed=False)
-    assert wider.std_error == 0.125
-    assert wider.lower == pytest.approx(0.5 - 1.6448536 * 0.125)
-    assert wider.shown
-    far = careful(Gain("v", 0.5, 0.1, 0.2, shown=True), 1.25, 0.95, alarmed=False)
-    assert far.lower == pytest.approx(0.125)
+def gap(lower: float, *, value: float = 0.5, verdict: Verdict = "better") -> Difference:
+    """A difference with a standard error of 0.1."""
+    interval = Interval(lower, 2 * value - lower, 0.9)
+    return Difference("new", "v", value, 0.1, interval, 0.01, 0.01, verdict)
 
 
-def test_an_alarm_or_a_wider_bound_forbids_a_conclusion() -> None:
-    gain = Gain("v", 0.17, 0.1, 0.01, shown=True)
-    assert careful(gain, 1.0, 0.95, alarmed=False).shown
-    assert not careful(gain, 1.25, 0.95, alarmed=False).shown
-    assert not careful(gain, 1.0, 0.95, alarmed=True).shown
+def test_a_bound_is_at_most_the_normal_one() -> None:
+    skewed = find_gain(gap(0.4), "v", 0.95, alarmed=False)
+    assert skewed.lower == pytest.approx(0.5 - 1.6448536 * 0.1)
+    assert skewed.shown
+    assert find_gain(gap(0.2), "v", 0.95, alarmed=False).lower == 0.2
+
+
+def test_an_alarm_a_verdict_or_a_normal_bound_forbids_a_conclusion() -> None:
+    assert find_gain(gap(0.01, value=0.17), "v", 0.95, alarmed=False).shown
+    assert not find_gain(gap(0.01, value=0.16), "v", 0.95, alarmed=False).shown
+    assert not find_gain(gap(0.4), "v", 0.95, alarmed=True).shown
+    assert not find_gain(gap(0.4, verdict="unreliable"), "v", 0.95, alarmed=False).shown
+    unknown = find_gain(None, "v", 0.95, alarmed=False)
+    assert (unknown.std_error, unknown.lower, unknown.shown) == (np.inf, -np.inf, False)
+
+
+def test_a_mean_without_an_error_gives_no_gain() -> None:
+    """One cluster shows no spread: neither a difference nor NaN follows from it."""
+    one = with_rows(segments_log(TABLE.slice(0, 1), cluster="user"))
+    assert contrast_means(pw.Estimate(0.5, 0.01, {}), one, "new", 0.9) == []
+
+
+def test_gains_over_many_loggers_take_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for the values, one for all differences; a gain itself reads nothing."""
+    opened: list[object] = []
+    real = read.open_rows
+
+    def counted(asked: Request, engine: object) -> object:
+        opened.append(asked)
+        return real(asked, engine)
+
+    monkeypatch.setattr(read, "open_rows", counted)
+    result = pw.learn(segments_log(TABLE), **FEW)
+    assert len(result.gains) == 2
+    planned = 0 if result.better else 2  # `more_rows` evaluates and plans
+    assert len(opened) == 2 + planned
 
 
 def test_five_folds_count_errors_as_larger() -> None:

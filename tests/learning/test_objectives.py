@@ -25,6 +25,7 @@ from poolwise.learning.objectives import (
     DoublyRobustMean,
     LogLikelihood,
     Objective,
+    Plays,
     Regression,
     Sample,
     fit_rewards,
@@ -110,7 +111,7 @@ def test_chunks_of_additive_objectives_add_up(name: str) -> None:
 
 def test_the_validation_score_is_golden() -> None:
     sample = golden_sample()
-    fit = Regression.of(sample, golden_problem().prob(THETA), model=True)
+    fit = Regression.of(sample, Plays.of(sample, golden_problem().prob(THETA)))
     golden = GOLDEN["validation_score"]
     assert fit.value == pytest.approx(golden["value"], abs=1e-10)
     np.testing.assert_allclose(fit.slopes[1:], golden["coefficients"], atol=1e-10)
@@ -121,7 +122,7 @@ def test_the_validation_score_is_golden() -> None:
 
 def test_the_paired_difference_is_golden() -> None:
     sample = golden_sample()
-    fit = Regression.of(sample, golden_problem().prob(THETA), model=True)
+    fit = Regression.of(sample, Plays.of(sample, golden_problem().prob(THETA)))
     weight = fit.columns[:, 2] + 1
     paired = Regression.fit(fit.columns, (weight - sample.ratios[:, 1]) * sample.reward)
     golden = GOLDEN["paired_difference_to_two"]

@@ -13,6 +13,7 @@ import poolwise as pw
 from poolwise.errors import MissingColumnError, UsageError
 from poolwise.learning.features import Encoding, Feature
 from poolwise.learning.policy import LearnedMixture, LinearPolicy
+from poolwise.log.eligible import restrict_policy
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -120,14 +121,40 @@ def test_a_saved_policy_is_the_same_to_the_last_bit(tmp_path: Path, *, mixed: bo
     assert tuple(loaded.actions) == ("a", "b")
 
 
-def test_a_policy_with_a_base_is_loaded_with_it(tmp_path: Path) -> None:
-    base = pw.Table({"a": 0.25, "b": 0.75})
+def test_a_policy_with_a_base_in_python_is_loaded_with_it(tmp_path: Path) -> None:
+    base = pw.Softmax(lambda batch: np.column_stack([batch["x"], 1 - batch["x"]]), ["a", "b"])
     policy = linear(base=base, anchor="v2")
     policy.save(tmp_path / "policy.json")
     with refused(UsageError):
         pw.load_policy(tmp_path / "policy.json")
     loaded = pw.load_policy(tmp_path / "policy.json", loggers={"v2": base})
     assert loaded.distribution(ROWS).tolist() == policy.distribution(ROWS).tolist()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(
+    "table",
+    [
+        pw.Table({"b": 0.75, "a": 0.25}),
+        pw.Table({"u": {"a": 0.1, "b": 0.9}, "v": {"b": 1.0}}, context="s"),
+        pw.Table(
+            {("u", 0.0): {"a": 0.3, "b": 0.7}, ("v", 2.0): {"a": 0.6, "b": 0.4}},
+            context=["s", "x"],
+        ),
+    ],
+    ids=["actions", "column", "columns"],
+)
+def test_a_table_is_saved_with_the_policy(
+    tmp_path: Path, table: pw.Table, *, listed: bool
+) -> None:
+    lists = np.array([["b", "a"], ["b", "c"]], dtype=object)
+    rows = pw.Batch(np.array(["b", "b"]), {**COLUMNS, "can": lists})
+    eligible = "can" if listed else None
+    base = restrict_policy(table, eligible)
+    policy = linear(greedy=False, base=base, anchor="v2", eligible=eligible)
+    policy.save(tmp_path / "policy.json")
+    loaded = pw.load_policy(tmp_path / "policy.json")
+    assert loaded.distribution(rows).tolist() == policy.distribution(rows).tolist()
 
 
 WRONG: dict[str, Any] = {

@@ -16,7 +16,7 @@ import poolwise as pw
 from poolwise.cli.commands import app
 from poolwise.errors import MissingColumnError, PolicyError, UsageError
 from poolwise.log.adapters import Classifier, Mixture, Table
-from poolwise.log.eligible import Eligible, restricted
+from poolwise.log.eligible import Eligible, restrict_policy
 from poolwise.log.policy import Batch, Column
 from tests.support.messages import refused
 
@@ -72,9 +72,11 @@ def test_a_classifier_does_not_see_the_list() -> None:
 
 
 def test_parts_of_a_mixture_are_restricted_and_columns_are_not() -> None:
-    assert restricted(Column("p"), "list") == Column("p")
-    assert restricted(pw.Uniform(3), None) == pw.Uniform(3)
-    mixed = restricted(Mixture([pw.Uniform(ACTIONS), Table({"a": 1.0})], [0.5, 0.5]), "list")
+    assert restrict_policy(Column("p"), "list") == Column("p")
+    assert restrict_policy(pw.Uniform(3), None) == pw.Uniform(3)
+    mixed = restrict_policy(
+        Mixture([pw.Uniform(ACTIONS), Table({"a": 1.0})], [0.5, 0.5]), "list"
+    )
     batch = batch_of([["a", "b"]], ["a"])
     assert mixed.prob(batch).tolist() == [0.75]
 

@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import duckdb
 import numpy as np
@@ -32,8 +32,8 @@ from poolwise.log.policy import (
     Function,
     Policy,
     Uniform,
-    expression_of,
-    index_of,
+    find_expression,
+    get_index,
     is_distribution,
     log_prob,
 )
@@ -126,14 +126,14 @@ def test_labels_are_found_whatever_their_type(
     logged: Any,  # noqa: ANN401
     expected: list[int],
 ) -> None:
-    found = index_of(actions, logged)
+    found = get_index(actions, logged)
     assert found.tolist() == expected
     assert found.dtype == np.int64
 
 
 def test_a_label_must_be_one_per_row() -> None:
     with refused(PoolwiseError):
-        index_of(["a"], np.empty((3, 0)))
+        get_index(["a"], np.empty((3, 0)))
 
 
 labels = st.one_of(st.text(max_size=3), st.integers(-3, 3))
@@ -147,7 +147,7 @@ def test_labels_of_mixed_types_are_found_as_a_list_finds_them(
     if numbers and any(isinstance(label, str) and _reads_as_number(label) for label in actions):
         return  # "1" and 1 may then be the same action
     known = {label: k for k, label in enumerate(actions)}
-    for label, place in zip(logged, index_of(actions, logged), strict=True):
+    for label, place in zip(logged, get_index(actions, logged), strict=True):
         if not (isinstance(label, str) and _reads_as_number(label)):
             assert place == known.get(label, -1)
 
@@ -248,7 +248,7 @@ def test_uniform_is_the_same_number_in_sql(count: int) -> None:
 
 def evaluated(policy: Policy, **columns: float) -> float:
     """Value of a policy inside DuckDB, on one row."""
-    expression = expression_of(policy)
+    expression = find_expression(policy)
     assert expression is not None
     values = (
         ", ".join(f'{value!r} as "{name}"' for name, value in columns.items()) or "1 as one"
@@ -512,9 +512,9 @@ def test_a_mixture_is_sql_if_all_its_parts_are() -> None:
     # by parts 0.25 * 0.5, then 0.5 * (0.125 + 0.125), then 0.25 / 3
     assert value == pytest.approx(0.25 + 0.25 / 3, rel=1e-15)
     inner = Mixture([policy, Column("p")], [0.5, 0.5])
-    assert expression_of(inner) is not None
-    assert expression_of(Mixture([policy, Table({"a": 1.0})], [0.5, 0.5])) is None
-    assert expression_of(Table({"a": 1.0})) is None
+    assert find_expression(inner) is not None
+    assert find_expression(Mixture([policy, Table({"a": 1.0})], [0.5, 0.5])) is None
+    assert find_expression(Table({"a": 1.0})) is None
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,10 @@ def test_a_policy_is_itself() -> None:
     assert as_policy(policy) is policy
 
 
-@pytest.mark.parametrize("value", [None, 1.5, math.nan, True, Uniform, [0.5, 0.5], np.ones(3)])
+@pytest.mark.parametrize(
+    "value",
+    [None, 1.5, math.nan, True, Uniform, [[0.5], [0.5, 1]], np.ones((3, 1)), ["a"]],
+)
 def test_what_is_no_policy_is_told_what_would_be(value: Any) -> None:  # noqa: ANN401
     with refused(PoolwiseError):
         as_policy(value)
@@ -711,14 +714,15 @@ VALUES = [0.5, 0.25]
     ],
     ids=lambda value: f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}",
 )
-def test_values_of_the_rows_belong_into_a_column(value: Any) -> None:  # noqa: ANN401 - no policy
+def test_values_of_other_roles_belong_into_a_column(value: Any) -> None:  # noqa: ANN401 - no policy
     log = Log({"r": [1.0, 0.0], "p": VALUES}, reward="r", propensity="p")
-    with refused(UsageError):
-        evaluate(log, value)
-    for ask in (evaluate, check, compare):
-        with pytest.raises(UsageError, match="as a column"):
-            ask(log, {"new": value, "old": "p"})
-    for role in ("reward", "propensity", "cluster", "period"):
+    if isinstance(value, pd.DataFrame):
+        with refused(UsageError):
+            evaluate(log, cast("Any", value))
+        for ask in (evaluate, check, compare):
+            with pytest.raises(UsageError, match="as a column"):
+                ask(log, {"new": cast("Any", value), "old": "p"})
+    for role in ("reward", "cluster", "period"):
         with pytest.raises(UsageError, match="as a column"):
             evaluate(replace(log, **{role: value}), "p")
 

@@ -14,7 +14,12 @@ from poolwise import GivenModel, Log, evaluate, ranking_log
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import ExpressionError, MissingColumnError, UsageError
 from poolwise.evaluation.summarise import query_text
-from poolwise.log.scalar import ALLOWED, NAMES, parse_scalar, refuse_different
+from poolwise.log.scalar import (
+    ALLOWED_FUNCTIONS,
+    FUNCTION_NAMES,
+    parse_scalar,
+    refuse_different,
+)
 from poolwise.moments.terms import REWARD, Needs
 from tests.support.messages import refused
 
@@ -138,9 +143,9 @@ def test_an_expression_of_one_row_has_its_number(sql: str, connection: Any) -> N
 
 def test_every_listed_part_of_sql_is_among_these_expressions() -> None:
     nodes = [node for sql in NUMBERS for node in parse_scalar(sql).walk()]
-    assert ALLOWED - {type(node) for node in nodes} == set()
+    assert ALLOWED_FUNCTIONS - {type(node) for node in nodes} == set()
     calls = {node.name.lower() for node in nodes if isinstance(node, exp.Anonymous)}
-    assert NAMES - calls == set()
+    assert FUNCTION_NAMES - calls == set()
 
 
 @pytest.mark.parametrize("sql", ["date_trunc('day', ts) = d", "probs['k'] + list_sum(xs)"])

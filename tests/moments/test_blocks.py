@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from poolwise.moments.blocks import BINS, NO_BLOCKS, Blocks, BlockSums, marks_of
+from poolwise.moments.blocks import BLOCK_BINS, NO_BLOCKS, Blocks, BlockSums, hash_blocks
 from poolwise.moments.tallies import mixed_bits
 
 FloatArray = NDArray[np.float64]
@@ -83,8 +83,8 @@ def test_extreme_values_are_rounded_down() -> None:
 
 def test_groups_keep_their_numbers() -> None:
     blocks = Blocks.of(np.array([7, 3, 7]), np.array([1.0, 2.0, 1.0]))
-    assert (blocks.keys // BINS).tolist() == [3, 7]
-    assert (blocks.moved(2).keys // BINS).tolist() == [5, 9]
+    assert (blocks.keys // BLOCK_BINS).tolist() == [3, 7]
+    assert (blocks.moved(2).keys // BLOCK_BINS).tolist() == [5, 9]
     assert blocks.moments(8)[0].tolist() == [0, 0, 0, 1, 0, 0, 0, 2]
 
 
@@ -93,7 +93,7 @@ def test_the_smallest_bins_are_the_powers_of_two() -> None:
     values = np.array([0.0, least / 2, least, least * (1 + 1 / 32), 2.0**64, 1e300])
     blocks = one_group(values)
     assert (blocks.keys.tolist(), blocks.sums[0].tolist()) == (
-        [0, 1, 2, BINS - 1],  # the first has values that are rounded to 0
+        [0, 1, 2, BLOCK_BINS - 1],  # the first has values that are rounded to 0
         [2.0, 1.0, 1.0, 2.0],
     )
     assert blocks.atoms().value.tolist() == [0.0, least, least * (1 + 1 / 32), 2.0**64]
@@ -130,6 +130,6 @@ def test_marks_are_sums_of_hashes_in_any_order() -> None:
     for column in ([0.5, 0.0, 2.0], columns[1]):  # -0 is 0
         hashes = mixed_bits(hashes ^ np.array(column).view(np.uint64))
     expected = [int(hashes[2]), (int(hashes[0]) + int(hashes[1])) % 2**64, 0]
-    assert marks_of(block, label, columns, 3).tolist() == expected
+    assert hash_blocks(block, label, columns, 3).tolist() == expected
     back = [column[::-1] for column in columns]
-    assert marks_of(block[::-1], label[::-1], back, 3).tolist() == expected
+    assert hash_blocks(block[::-1], label[::-1], back, 3).tolist() == expected

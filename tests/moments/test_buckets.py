@@ -23,10 +23,10 @@ from poolwise.moments.buckets import (
     jackknife_freedom,
 )
 from poolwise.moments.coverage import Coverage
-from poolwise.moments.estimate import stratified, value_of
-from poolwise.moments.moments import Moments, pooled
+from poolwise.moments.estimate import average_term, compute_value
+from poolwise.moments.moments import Moments, pool_moments
 from poolwise.moments.pool import Pool
-from poolwise.moments.tallies import slots_of
+from poolwise.moments.tallies import hash_buckets
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -43,7 +43,7 @@ from tests.support.small import group
 
 if TYPE_CHECKING:
     from poolwise.moments.estimate import Estimate, Estimator
-    from poolwise.moments.moments import FloatArray, IntArray
+    from poolwise.types import FloatArray, IntArray
 
 TERMS = (WEIGHTED_REWARD, WEIGHT, REWARD)
 SIZES = (5, 1, 9, 3)  # of the buckets; one bucket has a single row
@@ -79,7 +79,7 @@ def assert_close(found: Moments, expected: Moments, digits: float = 1e-12) -> No
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_many_groups_merge_at_once_as_they_do_one_by_one(offset: float) -> None:
     parts = drawn(1, offset)
-    found = pooled(map(moments, parts))
+    found = pool_moments(map(moments, parts))
     assert_close(found, moments(np.concatenate(parts)), 1e-9 if offset else 1e-12)
     assert_close(found, reduce(add, map(moments, parts)), 1e-9 if offset else 1e-12)
 
@@ -88,14 +88,14 @@ def test_empty_groups_change_nothing_among_many() -> None:
     nothing = np.full(3, np.nan)
     empty = Moments(TERMS, 0, nothing, np.full((2, 2), np.nan), nothing, nothing)
     parts = [moments(values) for values in drawn(2)]
-    assert_close(pooled([empty, *parts, empty]), pooled(parts))
+    assert_close(pool_moments([empty, *parts, empty]), pool_moments(parts))
 
 
 def test_groups_of_different_terms_do_not_merge_among_many() -> None:
     parts = [moments(values) for values in drawn(3)]
     other = parts[0].select({WEIGHT: WEIGHT, WEIGHTED_REWARD: WEIGHTED_REWARD})
     with pytest.raises(ValueError, match="different terms"):
-        pooled([*parts, other])
+        pool_moments([*parts, other])
 
 
 def test_a_sample_has_the_moments_of_the_rows_that_are_left() -> None:
@@ -119,9 +119,9 @@ def test_shifts_of_means_are_those_of_the_samples() -> None:
     buckets[0]["b"], buckets[2]["b"], buckets[1]["c"] = (moments(v) for v in drawn(9)[:3])
     split = Pool(None, buckets)
     terms = [REWARD, WEIGHTED_REWARD]
-    whole = np.concatenate([m.means_of(terms) for m in split.values()])
+    whole = np.concatenate([m.select_means(terms) for m in split.values()])
     expected = [
-        np.concatenate([m.means_of(terms) for m in sample.values()]) - whole
+        np.concatenate([m.select_means(terms) for m in sample.values()]) - whole
         for sample in split.without_each
     ]
     np.testing.assert_allclose(split.shifts(terms), expected, rtol=1e-12, atol=1e-14)
@@ -135,7 +135,7 @@ def test_a_value_alone_is_that_of_the_estimate() -> None:
         (pool,) = rows.bucketed([needs], BUCKETS)
     for estimator in estimators:
         for sample in pool.without_each:
-            assert value_of(estimator, sample) == estimator.estimate(sample).value
+            assert compute_value(estimator, sample) == estimator.estimate(sample).value
 
 
 def test_rows_that_are_all_alike_have_no_spread_in_any_sample() -> None:
@@ -176,7 +176,7 @@ NEEDS = Needs(
 def dealt(table: pa.Table, *, clustered: bool) -> IntArray:
     """The bucket of each row, as DuckDB deals them."""
     if not clustered:
-        return slots_of(np.arange(len(table)) + 1) % BUCKETS
+        return hash_buckets(np.arange(len(table)) + 1) % BUCKETS
     with duckdb.connect() as connection:
         connection.register("log", table)
         query = f'SELECT hash(CAST("user" AS VARCHAR)) % {BUCKETS} FROM log'
@@ -301,7 +301,7 @@ class Mean:
     """The mean reward of all rows."""
 
     def estimate(self, moments: Pool) -> Estimate:
-        return stratified(moments, REWARD)
+        return average_term(moments, REWARD)
 
 
 MEAN = cast("Estimator", Mean())

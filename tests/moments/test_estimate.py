@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from poolwise.moments.estimate import Estimate, stratified, value_of
+from poolwise.moments.estimate import Estimate, average_term, compute_value
 from poolwise.moments.linear import by_count, row_variances, satterthwaite_freedom, shares
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import WEIGHT
@@ -42,7 +42,7 @@ def test_one_exact_expectation_is_its_own_variance() -> None:
 
 def test_a_stratified_mean_adds_means_and_squares_shares() -> None:
     moments = Pool({"a": group({WEIGHT: A}), "b": group({WEIGHT: [5.0, 9.0]})})
-    found = stratified(moments, WEIGHT, {"a": 0.25, "b": 0.75})
+    found = average_term(moments, WEIGHT, {"a": 0.25, "b": 0.75})
     first, second = Fraction(1, 16) * Fraction(13, 3), Fraction(9, 16) * Fraction(8, 2)
     total = first + second
     assert found.value == pytest.approx(0.25 * 4 + 0.75 * 7, rel=1e-14)
@@ -54,7 +54,7 @@ def test_a_stratified_mean_adds_means_and_squares_shares() -> None:
 
 
 def test_a_logger_without_a_share_has_no_part_in_the_variance() -> None:
-    found = stratified(TWO, WEIGHT, {"a": 1.0, "b": 0.0})
+    found = average_term(TWO, WEIGHT, {"a": 1.0, "b": 0.0})
     assert found.variance == pytest.approx(13 / 3, rel=1e-13)
     assert found.freedom == pytest.approx(2.0, rel=1e-13)
 
@@ -90,13 +90,13 @@ def test_an_estimate_is_shown_with_its_standard_error() -> None:
 def test_a_value_comes_from_its_own_method_or_else_from_the_estimate() -> None:
     class Plain:
         def estimate(self, moments: Pool) -> Estimate:
-            return stratified(moments, WEIGHT, {"a": 0.25, "b": 0.75})
+            return average_term(moments, WEIGHT, {"a": 0.25, "b": 0.75})
 
     class Quick(Plain):
         def value(self, moments: Pool) -> int:
             return sum(int(m.count) for m in moments.values())
 
     moments = Pool({"a": group({WEIGHT: A}), "b": group({WEIGHT: [5.0, 9.0]})})
-    assert value_of(cast("Estimator", Plain()), moments) == 6.25
-    value = value_of(cast("Estimator", Quick()), moments)
+    assert compute_value(cast("Estimator", Plain()), moments) == 6.25
+    value = compute_value(cast("Estimator", Quick()), moments)
     assert (value, type(value)) == (5.0, float)

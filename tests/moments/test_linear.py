@@ -18,8 +18,9 @@ from poolwise.estimators.ips import Balanced, Weighted
 from poolwise.estimators.model import DoublyRobust
 from poolwise.estimators.shrink import Shrink
 from poolwise.moments.coverage import Coverage
-from poolwise.moments.estimate import value_of
-from poolwise.moments.linear import Deviation, Fit, Linear, Score, added_freedom, deviation
+from poolwise.moments.deviation import Deviation, deviation
+from poolwise.moments.estimate import compute_value
+from poolwise.moments.linear import Fit, Linear, Score, added_freedom
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import Pool
 from poolwise.moments.terms import BALANCED_REWARD, BALANCED_WEIGHT, REWARD, WEIGHT, ratio
@@ -251,7 +252,7 @@ def test_the_combination_of_an_estimator_has_its_value(
     assert estimate.linear.value(Pool(moments)) == pytest.approx(
         estimate.value, rel=1e-12, abs=1e-12
     )
-    alone = value_of(ESTIMATORS[name], Pool(moments))  # without the variance
+    alone = compute_value(ESTIMATORS[name], Pool(moments))  # without the variance
     assert alone == pytest.approx(estimate.value, rel=1e-12, abs=1e-12)
 
 

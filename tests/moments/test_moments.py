@@ -17,7 +17,7 @@ from poolwise.moments.moments import (
     Moments,
     Selections,
     Terms,
-    pooled,
+    pool_moments,
     stack_means,
 )
 from poolwise.moments.terms import (
@@ -74,7 +74,7 @@ def test_the_order_of_merging_does_not_matter(first: Rows, second: Rows, third: 
     a, b, c = moments_of(first), moments_of(second), moments_of(third)
     assert_same((a + b) + c, a + (b + c))
     assert_same(a + b, b + a)
-    assert_same(pooled([c, a, b]), pooled([a, b, c]))
+    assert_same(pool_moments([c, a, b]), pool_moments([a, b, c]))
 
 
 @given(samples)
@@ -243,7 +243,7 @@ def test_merging_gives_every_field_of_all_rows() -> None:
     # slices continue where the rows of the first group ended
     later = {OVERLAP: np.array([5.0, 9.0, 4.0])}
     assert_fields(RIGHT + LEFT, replace(expected, slices=later))
-    assert_fields(pooled([LEFT, RIGHT]), expected)
+    assert_fields(pool_moments([LEFT, RIGHT]), expected)
     exact = replace(LEFT, ddof=0) + replace(RIGHT, ddof=0)
     assert_fields(exact, replace(expected, ddof=0))
 
@@ -307,15 +307,15 @@ def test_covariances_are_scatters_over_rows_less_ddof() -> None:
 
 
 def test_the_scatter_of_nothing_is_empty() -> None:
-    assert RIGHT.select({REWARD: REWARD}).scatter_of([]).shape == (0, 0)
+    assert RIGHT.select({REWARD: REWARD}).select_scatter([]).shape == (0, 0)
 
 
 def test_what_was_not_asked_for_is_named_in_the_error() -> None:
     hidden = replace(RIGHT, scatter=np.array([[2.0, math.nan], [math.nan, 8.0]]))
     unknown = replace(RIGHT, lowest=np.full(3, np.nan), largest=np.full(3, np.nan))
     cases: list[tuple[Callable[[], object], object]] = [
-        (lambda: RIGHT.scatter_of([REWARD, OVERLAP]), (REWARD, OVERLAP)),
-        (lambda: hidden.scatter_of([WEIGHT, REWARD]), (WEIGHT, REWARD)),
+        (lambda: RIGHT.select_scatter([REWARD, OVERLAP]), (REWARD, OVERLAP)),
+        (lambda: hidden.select_scatter([WEIGHT, REWARD]), (WEIGHT, REWARD)),
         (lambda: unknown.min(WEIGHT), WEIGHT),
         (lambda: unknown.max(REWARD), REWARD),
     ]
@@ -378,7 +378,7 @@ def test_a_tally_that_one_group_lacks_is_not_merged() -> None:
 
 def test_groups_without_rows_merge_to_the_first() -> None:
     first, second = replace(LEFT, count=0), replace(RIGHT, count=0)
-    assert pooled([first, second]) is first
+    assert pool_moments([first, second]) is first
 
 
 def test_groups_with_other_orders_of_terms_are_selected_by_name() -> None:
@@ -400,5 +400,5 @@ def test_terms_are_sent_without_their_cached_hash() -> None:
     hash(terms)
     copy = pickle.loads(pickle.dumps(terms))  # noqa: S301 - our own bytes
     assert copy == PAIR
-    assert copy.index_of == {REWARD: 0, WEIGHT: 1, OVERLAP: 2}
-    assert vars(copy).keys() == {"index_of"}
+    assert copy.places == {REWARD: 0, WEIGHT: 1, OVERLAP: 2}
+    assert vars(copy).keys() == {"places"}

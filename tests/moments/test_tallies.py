@@ -7,13 +7,13 @@ import pytest
 
 from poolwise.moments.tallies import (
     BINS,
+    add_powers,
     add_slices,
-    added_powers,
     edges,
+    hash_buckets,
     mixed_bits,
     slice_rows,
     slices_for,
-    slots_of,
 )
 
 
@@ -38,15 +38,15 @@ def test_hashes_are_the_published_ones_of_splitmix64() -> None:
     hashes = mixed_bits(np.array([0, 1, 2, 3], dtype=np.uint64))
     published = [0, 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert hashes.tolist() == published
-    slots = slots_of(np.array([1, 2, 3]))
-    assert (slots.tolist(), slots.dtype.name) == ([h % 4_096 for h in published[1:]], "int64")
+    found = hash_buckets(np.array([1, 2, 3]))
+    assert (found.tolist(), found.dtype.name) == ([h % 4_096 for h in published[1:]], "int64")
 
 
 def test_powers_add_and_the_largest_value_is_that_of_both() -> None:
     left = np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 1.0, 1.0, 1.0, 1e308, 9.0]])
     right = np.array([[1.0, 1.0, 2.0, 3.0, 5.0, 8.0], [1.0, 1.0, 1.0, 1.0, 1e308, 2.0]])
     with np.errstate(over="raise"):  # powers may overflow
-        both = added_powers(left, right)
+        both = add_powers(left, right)
     assert both.tolist() == [[2.0, 3.0, 5.0, 7.0, 10.0, 8.0], [2.0, 2.0, 2.0, 2.0, np.inf, 9.0]]
 
 

@@ -116,6 +116,64 @@ def _ranked(table: pa.Table, model: Any) -> Values:  # noqa: ANN401 - one of thr
     return brief(pw.evaluate(*found))
 
 
+def sessions() -> Values:
+    """Sessions as rows with lists, with rewards at each step and at the end."""
+    rng = np.random.default_rng(8)
+    rows = []
+    for session in range(90):
+        steps = int(rng.integers(1, 4))
+        chance = {name: rng.uniform(0.2, 0.9, steps).tolist() for name in ("p_a", "p_b", "t")}
+        rewards = (rng.random(steps) < 0.4).astype(float).tolist()
+        logger = "a" if session < 50 else "b"
+        rows.append(
+            {"id": session, "logger": logger, "r": rewards, "end": sum(rewards), **chance}
+        )
+    given: dict[str, Any] = {"session": "id", "logger": "logger", "propensities": "p_{logger}"}
+    return {
+        reward: brief(pw.evaluate(*pw.session_log(rows, "t", reward=reward, **given)))
+        for reward in ("r", "end")
+    }
+
+
+def scores() -> Values:
+    """Lists that are drawn by their scores, in each model of rewards."""
+    rng = np.random.default_rng(9)
+    rows = []
+    for request in range(90):
+        worth = {name: rng.normal(size=4).round(3).tolist() for name in ("s_a", "s_b", "s_t")}
+        items = rng.permutation(4)[: rng.integers(1, 4)].tolist()
+        clicks = (rng.random(len(items)) < 0.4).astype(float).tolist()
+        logger = "a" if request < 50 else "b"
+        row = {
+            "id": request,
+            "logger": logger,
+            "items": items,
+            "r": clicks,
+            "all": [0, 1, 2, 3],
+        }
+        rows.append(row | worth)
+    given: dict[str, Any] = {"request": "id", "logger": "logger", "reward": "r"}
+    given |= {"action": "items", "eligible": "all"}
+    given["propensities"] = {i: pw.PlackettLuce(f"s_{i}") for i in "ab"}
+    models: tuple[Any, ...] = ("cascade", "independent", "whole")
+    target = pw.PlackettLuce("s_t", temperature=2)
+    return {
+        model: brief(pw.evaluate(*pw.ranking_log(rows, target, model=model, **given)))
+        for model in models
+    }
+
+
+def sampled() -> Values:
+    """Probabilities of Thompson sampling."""
+    rng = np.random.default_rng(10)
+    columns = {name: rng.gamma(2.0, 3.0, 20).round(3) for name in "abcd"}
+    batch = pw.Batch(np.arange(20) % 3, columns)
+    beta = pw.Thompson({0: pw.Beta("a", "b"), 1: pw.Beta("c", "d"), 2: pw.Beta(2, 0.3)})
+    kinds = [pw.Gaussian("a", "b"), pw.Gaussian("c", 0), pw.Gaussian(4, "d")]
+    normal = pw.Thompson(dict(enumerate(kinds)))
+    return {"beta": beta.prob(batch).tolist(), "normal": normal.prob(batch).tolist()}
+
+
 def obp() -> Values:
     """A dictionary of Open Bandit Pipeline, with and without its loggers."""
     rng = np.random.default_rng(6)
@@ -245,6 +303,9 @@ OTHERS: dict[str, Callable[[], Values]] = STRUCTURES | {
         exact,
         simulated,
         rankings,
+        sessions,
+        scores,
+        sampled,
         obp,
         obd,
         dsjson,

@@ -30,6 +30,11 @@ FITTED = {"others/mixtures/*estimated*": 1e-6, "others/learn/*": 1e-3}
 # log, the engine, the question and the keys, as in "plain/duckdb/evaluate/targets/t/gamma".
 CHANGED: dict[str, str] = {}
 VALUES = load()
+# Questions that take seconds of computing.
+SLOW = {
+    *("estimated_mixture", "faulty", "several"),
+    *("learn", "lists", "mixtures", "other periods", "segments"),
+}
 
 
 def differences(old: Any, new: Any, place: str) -> Iterator[str]:  # noqa: ANN401 - JSON
@@ -74,7 +79,16 @@ def _session_ends() -> Iterator[None]:
     end_session()
 
 
-@pytest.mark.parametrize(("name", "engine"), pairs())
+def marks(engine: str, *, slow: bool) -> list[pytest.MarkDecorator]:
+    """`make quick` runs what DuckDB answers in a moment."""
+    kinds = {"duckdb": [], "batches": [pytest.mark.slow]}.get(engine, [pytest.mark.system])
+    return [*kinds, *[pytest.mark.slow] * slow]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [pytest.param(*pair, marks=marks(pair[1], slow=pair[0] in SLOW)) for pair in pairs()],
+)
 def test_the_values_of_a_log_are_those_recorded(name: str, engine: str, tmp_path: Path) -> None:
     old, new = VALUES[key(name, engine)], values_of(name, engine, tmp_path)
     if engine != key(name, engine).split("/")[1]:  # which has fewer questions
@@ -83,7 +97,9 @@ def test_the_values_of_a_log_are_those_recorded(name: str, engine: str, tmp_path
     assert not found, "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=marks("duckdb", slow=name in SLOW)) for name in OTHERS]
+)
 def test_other_values_are_those_recorded(name: str) -> None:
     old, new = VALUES[f"{OTHER}/{name}"][""], answer(OTHERS[name])
     found = list(differences(old, new, f"{OTHER}/{name}"))

@@ -1,13 +1,14 @@
 """Rules that keep the repository readable.
 
-Imports point one way, modules stay short, no file names the machine it was
-written on, and public names are listed explicitly.
+Imports point one way, the page on the architecture names what exists, no file names the
+machine it was written on, and public names are listed explicitly.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -25,7 +26,10 @@ PACKAGE = "poolwise"
 # A package imports only packages above it.  `data` holds no code.
 PACKAGES = (
     "errors",
+    "types",
     "text",
+    "files",
+    "progress",
     "log",
     "moments",
     "rows",
@@ -110,6 +114,41 @@ def broken_rules(modules: Mapping[str, str]) -> list[str]:
     return sorted(rules)
 
 
+# Packages that no engine is known in, and what they may import of engines.
+NEUTRAL = ("estimators", "intervals", "diagnosis", "report", "evaluation")
+ENTRIES = {"engines", "engines.base"}
+
+
+def named_engines(modules: Mapping[str, str]) -> list[str]:
+    """Imports of a single engine by a package that must not know any."""
+    return [
+        f"{module} imports {other}"
+        for module in sorted(modules)
+        if module.partition(".")[0] in NEUTRAL
+        for other in sorted({*imported(module, modules, package=module in NEUTRAL)} - ENTRIES)
+        if other.partition(".")[0] == "engines"
+    ]
+
+
+def test_verbs_know_no_engine_by_name() -> None:
+    assert named_engines(read_modules(ROOT / "src" / PACKAGE)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from poolwise.engines.saved import Summary",
+        "from poolwise.engines import base, saved",
+        "if TYPE_CHECKING:\n    from poolwise.engines.saved import Summary",
+        "def late():\n    import poolwise.engines.saved",
+    ],
+)
+def test_an_engine_by_name_is_seen_in_every_spelling(text: str) -> None:
+    modules = {"evaluation.watch": text, "engines": "", "engines.base": "", "engines.saved": ""}
+    assert named_engines(modules) == ["evaluation.watch imports engines.saved"]
+    assert named_engines({**modules, "evaluation.watch": "import poolwise.engines.base"}) == []
+
+
 def test_imports_point_one_way() -> None:
     assert broken_rules(read_modules(ROOT / "src" / PACKAGE)) == []
 
@@ -147,6 +186,101 @@ def test_a_module_outside_the_packages_is_named() -> None:
     assert broken_rules({"cli": "from poolwise.gone import x"}) == [
         "cli imports gone, which is in none of the packages"
     ]
+
+
+# Code of the page on the architecture: a file, a name, or a name in a module.
+CODE = re.compile(r"`([^`\n]+)`")
+PLACED = re.compile(r"`(\w+)` (?:in|of) `(\w+\.\w+)`|\| `(\w+)` \| `([\w.]+)` \|")
+
+
+def missing_names(page: str) -> list[str]:
+    """Names and files in the code of a page that the repository does not have."""
+    src = ROOT / "src" / PACKAGE
+    known = defined_names(*src.rglob("*.py"), *(ROOT / "tests").rglob("conftest.py"))
+    known |= {
+        name
+        for top in (ROOT, src, src.parent)
+        for path in top.iterdir()
+        for name in (path.name, path.stem)
+    }
+    missing = []
+    for text in CODE.findall(page):
+        name = text.partition("(")[0]
+        words = [word for word in text.split() if "/" in word]
+        if words:
+            files = [f"{word}{end}" for word in words for end in ("", ".py")]
+            exists = any((top / file).exists() for top in (ROOT, src) for file in files)
+        else:
+            dotted = re.fullmatch(r"\w+(\.\w+)*", name)
+            local = name[0].isupper() and known.issuperset(name.split("."))
+            exists = not dotted or name in known or local or is_there(name)
+        missing += [] if exists else [text]
+    pairs = [(a or c, b or d) for a, b, c, d in PLACED.findall(page)]
+    return missing + [f"{m}.{n}" for n, m in pairs if not is_defined(n, m)]
+
+
+def is_defined(name: str, module: str) -> bool:
+    """Test if a module defines a name, perhaps as a method."""
+    path = (ROOT / "src" / PACKAGE).joinpath(*module.split(".")).with_suffix(".py")
+    return path.exists() and name in defined_names(path)
+
+
+def defined_names(*files: Path) -> set[str]:
+    """Names of functions, classes, variables, attributes and arguments."""
+    names = set()
+    for node in (
+        node for path in files for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    ):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
+
+
+def is_there(name: str) -> bool:
+    """Test if a dotted name below the package is a module, or something in one."""
+    parts = name.split(".")
+    for cut in range(len(parts), -1, -1):
+        module = ".".join([PACKAGE, *parts[:cut]])
+        if find_module(module):
+            found: object = importlib.import_module(module)
+            for part in parts[cut:]:
+                found = getattr(found, part, None)
+            return found is not None
+    return False
+
+
+def find_module(name: str) -> bool:
+    """Test if a module exists, without an error for what is below a module."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_the_page_on_the_architecture_names_what_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert len(CODE.findall(page)) > 150
+    assert missing_names(page) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "missing"),
+    [
+        ("`moments.pool` and `moments.pool.Pool.gone`", "moments.pool.Pool.gone"),
+        ("`evaluation.gone` and `evaluation/`", "evaluation.gone"),
+        ("`evaluation/read`, `evaluation/gone`", "evaluation/gone"),
+        ("`python scripts/gone.py`", "python scripts/gone.py"),
+        ("`RULES` in `rows.rules`, `KINDS` in `rows.rules`", "rows.rules.KINDS"),
+        ("| `Pool` | `moments.pool` |\n| `Pool` | `moments.terms` |", "moments.terms.Pool"),
+        ("`Estimator.needs(coverage)`, `_gone_for_good`", "_gone_for_good"),
+    ],
+)
+def test_what_does_not_exist_is_named(page: str, missing: str) -> None:
+    assert missing in missing_names(page)
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

@@ -11,10 +11,12 @@ import pytest
 
 import poolwise as pw
 from benchmarks import (
+    alarms,
     arithmetic,
     bets,
     coverage,
     data,
+    decisive,
     learners,
     limits,
     periods,
@@ -26,7 +28,7 @@ from benchmarks import (
     speed,
     speed_chart,
 )
-from benchmarks.kept import Key, Measurement, add_speed, part, read_speed
+from benchmarks.kept import DOCS, Key, Measurement, add_speed, part, read_speed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -288,6 +290,8 @@ def test_the_pages_are_what_the_scripts_give() -> None:
     assert part(page, arithmetic.MARKER) == arithmetic.text(kept)
     of_shapes = shapes.table(shapes.read_shapes())
     assert part(page, shapes.MARKER) == f"{shapes.BEFORE}\n\n{of_shapes}"
+    found = alarms.tables(alarms.read_tallies())
+    assert part(alarms.PAGE.read_text("utf-8"), alarms.MARKER) == found
     of_spark = spark_speed.table_of(spark_speed.read_lines())
     assert part(page, spark_speed.MARKER) == f"{spark_speed.BEFORE}\n\n{of_spark}"
 
@@ -363,7 +367,9 @@ def test_bets_are_measured_by_the_code_of_the_package() -> None:
     assert float(str(learned["coverage"])) >= 0.8
     assert float(str(learned["difference"])) >= 0.8
     assert float(str(bets.difference(1)["width"])) < 0.6
-    assert bets.tables([line, learned, bets.difference(1)]).count("|---") == 2
+    early = bets.early(2.0, 3)
+    assert float(str(early["width"])) < 1.6 * float(str(early["fresh"]))
+    assert bets.tables([line, learned, early, bets.difference(1)]).count("|---") == 3
 
 
 # Coverage of nominal 95% intervals that the documentation claims, by the kind of problem.
@@ -388,3 +394,29 @@ def test_recorded_coverage_is_that_claimed() -> None:
         assert least <= float(line["skew"]) <= most, line
         assert line["group"] != "1,000 rows" or float(line["width"]) <= 1.03, line
         assert int(line["logs"]) >= coverage.LOGS or line["group"] == "20 targets", line
+
+
+def test_the_table_of_decisive_rows_is_what_was_measured() -> None:
+    page = (DOCS / "which-estimator.md").read_text("utf-8")
+    assert part(page, "decisive") == decisive.table()
+    assert {*decisive.read_lines()} >= {kind.name for kind in decisive.KINDS}
+    assert all(int(line["logs"]) >= 1_000 for line in decisive.read_lines().values())
+
+
+def test_every_claim_about_findings_holds() -> None:
+    tallies = alarms.read_tallies()
+    clean = [tally for tally in tallies if tally.part == "clean"]
+    logs = sum(tally.logs for tally in clean)
+    assert logs >= 300
+    assert sum(tally.counts["alarm"] for tally in clean) <= 0.01 * logs
+    assert sum(tally.counts["warning"] for tally in clean) <= 0.05 * logs
+    found = {t.name: t.counts["own"] / t.logs for t in tallies if t.part == "spoilt"}
+    weak = {name for name, share in found.items() if share < 0.95}
+    assert weak <= set(alarms.VERSIONS)  # whose power by rows the page shows
+    assert min(found.values()) > 0.85
+
+
+@pytest.mark.parametrize("name", ["a target in percent", "1/K logged for a softmax"])
+def test_a_spoilt_log_raises_its_own_finding(name: str) -> None:
+    found = alarms.spoilt_log(0, name, 0, rows=6_000)
+    assert set(found.codes) & set(alarms.DEFECTS[name].codes)

@@ -23,6 +23,7 @@ import pytest
 import poolwise
 import poolwise as pw
 from poolwise.evaluation.summarise import query_text
+from poolwise.formats.clicks import search_log
 from reproduction import toy
 from reproduction.datasets import data_folder
 
@@ -36,6 +37,7 @@ FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 EXAMPLES = {  # arguments of Python: file of the data that the example reads
     "docs/examples/digits.py": "",
+    "docs/examples/catalogue.py": "",
     "-m reproduction.example": "scene.npz",
     "docs/examples/open_bandit.py": "obd_small.parquet",
     "docs/examples/open_bandit_backtest.py": "obd_small.parquet",
@@ -85,6 +87,18 @@ def test_the_picture_of_the_packages_is_current() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "make_architecture.py"))
     picture = (DOCS / "images" / "architecture.svg").read_text("utf-8")
     assert picture == script["drawn"](), "run: python scripts/make_architecture.py"
+
+
+def test_what_programs_read_is_current() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_llms.py"))
+    made = {
+        DOCS / "llms.txt": script["index_text"](),
+        ROOT / "skills" / "poolwise" / "SKILL.md": script["skill_text"](),
+    }
+    for path, text in made.items():
+        assert path.read_text("utf-8") == text, "run: python scripts/make_llms.py"
+    for link in re.findall(r"\]\(([^)#]+)\)", made[DOCS / "llms.txt"]):
+        assert (DOCS / link).is_file(), link
 
 
 def test_the_architecture_names_modules_that_exist() -> None:
@@ -141,8 +155,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "our" / "policies.py").write_text("\n".join(lines))
     ((_, question),) = [f for f in fences(DOCS / "question.md") if f[0] == "toml"]
     (place / "question.toml").write_text(question)
+    (place / "search.parquet").write_bytes(Path(search_log()).read_bytes())
+    write_catalogue = runpy.run_path(str(DOCS / "examples" / "catalogue.py"))["write_log"]
+    write_catalogue.__globals__["REQUESTS"] = 2_000  # of its 20,000: enough for a command
+    write_catalogue(place)
     _write_result(place)
+    _write_sales(place / "sales.csv", rng)
     return place
+
+
+def _write_sales(path: Path, rng: np.random.Generator) -> None:
+    """Write a log without propensities."""
+    names = {
+        "device": ["laptop", "phone"],
+        "hour": ["day", "night"],
+        "offer": ["standard", "discount"],
+        "sold": ["0", "1"],
+    }
+    rows = [",".join(rng.choice(values) for values in names.values()) for _ in range(200)]
+    path.write_text("\n".join([",".join(names), *rows]), encoding="utf-8")
 
 
 def _write_result(place: Path) -> None:

@@ -22,6 +22,7 @@ import yaml
 
 import poolwise as pw
 from poolwise.evaluation.output import json_text
+from poolwise.formats.clicks import search_log
 from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +236,21 @@ def test_the_schema_describes_every_result(tmp_path: Path) -> None:
     validate(by_half.to_json())
     assert by_half.segments is not None
     validate(by_half.segments.to_json())
+    metrics = {
+        "correct": pw.Metric("correct", primary=True),
+        "sevens": pw.Metric("(digit = 7)::INT", per="correct", guard="5%"),
+    }
+    for kept in (metrics, {"off": pw.Metric("p_small - p_small", guard="5%")}):
+        validate(pw.decide(log, targets, baseline="large", metrics=kept).to_json())
+    bias = pw.position_bias(
+        search_log(),
+        request="request",
+        position="position",
+        click="click",
+        logger="ranker",
+        ranks="rank_{logger}",
+    )
+    validate(bias.to_json())
     validate(pw.plan(log, TARGETS, half_width=0.005, lift=0.01).to_json())
     validate(pw.plan(log, TARGETS, lift=0.01).to_json())
     validate(pw.check(log, TARGETS).to_json())

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 from packaging.requirements import Requirement
 
+import poolwise
 from poolwise import Log, evaluate
 from poolwise.report.page import save_charts
 
@@ -98,7 +99,7 @@ def test_every_dependency_has_a_lower_bound() -> None:
     assert unbounded == []
 
 
-@pytest.mark.parametrize("name", ["audit.sh", "matrix.sh", "pin.sh", "setup.sh", "system.sh"])
+@pytest.mark.parametrize("name", [p.name for p in sorted((ROOT / "scripts").glob("*.sh"))])
 def test_the_scripts_are_bash(name: str) -> None:
     subprocess.run(["bash", "-n", ROOT / "scripts" / name], check=True)
 
@@ -125,9 +126,9 @@ def copy_of_the_tree(place: Path) -> Path:
     return place
 
 
-def built(tree: Path) -> dict[str, Path]:
+def built(tree: Path, **more: str) -> dict[str, Path]:
     """The wheel and the source archive of a tree, by their endings."""
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "315532800", **more}
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tree / "dist")]
     subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
     return {path.suffix: path for path in (tree / "dist").iterdir()}
@@ -151,6 +152,18 @@ def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
     compiled = [name for name in names if name.endswith((".dll", ".dylib", ".so"))]
     assert [name.rpartition(".")[0] for name in compiled] == ["poolwise/engines/native/kernel"]
     assert not [name for name in names if name.endswith((".pkl", ".joblib", ".pyc"))]
+    wheel = zipfile.ZipFile(first[".whl"])
+    assert [name for name in names if name.endswith("licenses/src/poolwise/data/NOTICE.md")]
+    told = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode()
+    assert f"Version: {poolwise.__version__}\n" in told
+    assert "Project-URL: " not in told  # a release has them, from POOLWISE_REPOSITORY
+    place = "https://forge.test/team/poolwise"
+    released = built(shutil.copytree(one, tmp_path / "three"), POOLWISE_REPOSITORY=place)[
+        ".whl"
+    ]
+    folder = "-".join(released.name.split("-")[:2])
+    told = zipfile.ZipFile(released).read(f"{folder}.dist-info/METADATA").decode()
+    assert f"Project-URL: Report a security hole, {place}/security/advisories/new" in told
 
 
 LOADERS = {"load", "loads", "Unpickler", "read_pickle"}

@@ -33,7 +33,7 @@ BANNED = {
     r"who|whom|whoever": "name the thing: the caller, users",
     r"bears?": "has, supports",
     r"speaks?|spoke": "shows, indicates",
-    r"tells?|told": "reports, says, distinguishes",
+    r"(?<!can't )tells?|told": "reports, says, distinguishes",
     r"(?<!-)(?:stands?|stood)(?!-)": "is, means, represents",
     r"hangs?|hung": "depends on",
     r"beside": "next to, in addition to",

@@ -10,10 +10,10 @@ import pytest
 from poolwise.report.sentence import (
     answer,
     carriers,
-    findings_of,
     leading,
     lesson,
     rivals,
+    select_findings,
     truth_text,
 )
 from tests.support.samples import demo
@@ -51,14 +51,20 @@ def evaluation(*targets: dict[str, Any], severities: tuple[str, ...] = ()) -> di
             {"logger": "a", "rows": 10, "mean_reward": 0.5},
             {"logger": "b", "rows": 30, "mean_reward": 2.0},
         ],
-        "warnings": [{"code": "x", "severity": s, "message": "m"} for s in severities],
+        "warnings": [
+            {"code": f"x{k}", "severity": s, "message": "m"} for k, s in enumerate(severities)
+        ],
     }
 
 
-def apart(gap: float, lower: float, upper: float, verdict: str) -> dict[str, Any]:
-    """A difference from the baseline."""
+def apart(
+    gap: float, lower: float, upper: float, verdict: str, base: float = 2.0
+) -> dict[str, Any]:
+    """A difference from the baseline, also relative to it unless it is 0."""
     ends = {"lower": lower, "upper": upper}
-    return {"difference": gap, "std_error": 0.1, **ends, "verdict": verdict}
+    known = {"": gap, "_lower": lower, "_upper": upper} if base else {}
+    relative = {f"relative{end}": value / base for end, value in known.items()}
+    return {"difference": gap, "std_error": 0.1, **ends, "verdict": verdict, **relative}
 
 
 LOWER = apart(-0.5, -0.7, -0.3, "worse")
@@ -70,7 +76,8 @@ def test_the_answer_of_the_demo() -> None:
     assert answer(facts) == (
         "'candidate' would have earned 0.6771 ± 0.0040 per row "
         "(95% interval [0.6690, 0.6849]), 2.56 times as much as 'small', the largest logger "
-        "(difference 0.4124 ± 0.0031, 95% interval [0.4062, 0.4187]); "
+        "(95% interval 2.52 to 2.6 times; difference 0.4124 ± 0.0031, 95% interval "
+        "[0.4062, 0.4187]); "
         "2 of 3 logs contribute at least 90% of it."
     )
     assert truth_text(leading(facts)) == "The true value is known: 0.6795, within the interval."
@@ -79,8 +86,9 @@ def test_the_answer_of_the_demo() -> None:
 def test_less_than_the_baseline() -> None:
     assert answer(evaluation(result(estimate(1.5), difference=LOWER))) == (
         "'new' would have earned 1.50 ± 0.10 per row (95% interval [1.30, 1.70]), "
-        "25.0% less than 'b', the largest logger (difference -0.50 ± 0.10, 95% interval "
-        "[-0.70, -0.30]); 1 of 2 logs contributes at least 90% of it."
+        "25.0% less than 'b', the largest logger (95% interval 15.0% to 35.0%; difference "
+        "-0.50 ± 0.10, 95% interval [-0.70, -0.30]); 1 of 2 logs contributes at least 90% of "
+        "it."
     )
 
 
@@ -88,7 +96,8 @@ def test_less_than_the_baseline() -> None:
     ("value", "difference", "words"),
     [
         (7.0, apart(5.0, 4.8, 5.2, "better"), "3.5 times as much as 'b', the largest"),
-        (1.0, apart(2.0, 1.8, 2.2, "better"), "2.00 more than 'b', the largest logger"),
+        (1.0, apart(2.0, 1.8, 2.2, "better", -1.0), "2.00 more than 'b', the largest logger"),
+        (2.0, apart(2.0, 1.8, 2.2, "better", 0.0), "2.00 more than 'b', the largest logger"),
         (1.9, apart(-0.1, -0.3, 0.1, "undecided"), "not distinguishable from 'b', the largest"),
         (1.9, apart(0.0, 0.0, 0.0, "identical"), "the same policy on every row as 'b', the"),
     ],
@@ -100,7 +109,8 @@ def test_differences_in_words(value: float, difference: dict[str, Any], words: s
 def test_a_named_baseline_has_no_reason_and_several_targets_hold_together() -> None:
     targets = [result(estimate(1.5), name=name, difference=LOWER) for name in ("x", "y")]
     facts = evaluation(*targets) | {"baseline": {"name": "b", "reason": "named"}}
-    assert "less than 'b' (difference -0.50 ± 0.10, simultaneous 95% interval" in answer(facts)
+    words = "less than 'b' (simultaneous 95% interval 15.0% to 35.0%; difference"
+    assert words in answer(facts)
 
 
 def test_unreliable_probabilities_are_not_compared() -> None:
@@ -165,7 +175,7 @@ def test_of_several_targets_the_highest_is_told_and_only_its_findings_count() ->
         "Of 2 targets, 'high' has the highest estimate: it would have earned"
     )
     assert sentence.endswith("Use it with care: see the 1 warning below.")
-    assert [w["code"] for w in findings_of(facts, "low")] == ["x", "y"]
+    assert [w["code"] for w in select_findings(facts, "low")] == ["x", "y"]
 
 
 def compared(*verdicts: str) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from poolwise.report import charts
 from poolwise.report.page import page
 from poolwise.report.tables import (
     Grid,
+    agreement,
     as_html,
     as_text,
     comparison_tables,
@@ -77,7 +79,7 @@ def test_page_and_notebook_have_the_tables_of_the_terminal(name: str) -> None:
 
 
 def test_the_demo_in_tables() -> None:
-    estimates, logs, weights, single, tests = samples.demo().grids()
+    estimates, logs, weights, single, tests, tested = samples.demo().grids()
     assert estimates.title == "candidate: 10,500 rows of 3 loggers; its true value is 0.6795"
     assert estimates.header[-1] == "covers truth"
     assert estimates.rows[0] == ["calibrated ★", "0.6771 ± 0.0040", "[0.6690, 0.6849]", "yes"]
@@ -89,6 +91,19 @@ def test_the_demo_in_tables() -> None:
     assert single.header[1] == "single-log estimate"
     assert single.rows[0] == ["small", "0.679 ± 0.060"]
     assert tests.rows[0] == ["mean balanced weight is 1 (z)", "-0.775", "0.44"]
+    assert tested.title == "Predicted from the other logs"
+    assert tested.rows[0][:4] == ["small", "100%", "0.2645 ± 0.0043", "0.2578"]
+
+
+def test_a_single_log_of_few_effective_rows_does_not_tell_its_error() -> None:
+    facts = json.loads(samples.demo().to_json())
+    (target,) = facts["targets"]
+    logs = zip(target["loggers"], (49.9, 50.0), strict=False)
+    few = {**target, "loggers": [{**log, "effective_rows": rows} for log, rows in logs]}
+    single, _ = agreement(few)
+    assert single.rows == [["small", "0.679 ± unknown"], ["medium", "0.681 ± 0.016"]]
+    drawn = json.dumps(charts.agreement(few).to_dict())
+    assert drawn.count("(unbounded)") == 1
 
 
 def test_one_estimator_has_no_star() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from poolwise.log.policy import FloatArray
+    from poolwise.types import FloatArray
     from reproduction.crf import LabelPolicy
 
 

@@ -30,7 +30,7 @@ from tests.support.messages import refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poolwise.log.policy import FloatArray
+    from poolwise.types import FloatArray
 
 HERE = Path(os.environ.get("POOLWISE_DATA") or Path(__file__).parents[2] / "../shared/data")
 with_data = pytest.mark.skipif(

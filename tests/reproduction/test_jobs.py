@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from poolwise.errors import UsageError
-from poolwise.rows.output import write_whole
+from poolwise.files import write_whole
 from reproduction.figures import read_csv, write_csv
 from reproduction.run import Job
 from tests.support.messages import refused

@@ -17,10 +17,10 @@ import poolwise as pw
 from poolwise.engines.duckdb import DuckDB
 from poolwise.errors import UsageError
 from poolwise.rows.actions import (
-    FEWEST,
-    SAMPLED,
-    STEPS,
-    TOLERANCE,
+    FEWEST_AUDITED,
+    SAMPLED_ROWS,
+    STEP_COUNT,
+    STEP_TOLERANCE,
     ActionSums,
     AuditSums,
     spread,
@@ -76,16 +76,16 @@ def expected(table: pa.Table, *, lists: bool = False) -> AuditSums:
     for row in table.to_pylist():
         logger, prob, w = row["v"], row["p"], 1 / row["p"]
         counts[logger] += 1
-        on_grid = abs(prob * STEPS - round(prob * STEPS)) < TOLERANCE
+        on_grid = abs(prob * STEP_COUNT - round(prob * STEP_COUNT)) < STEP_TOLERANCE
         if on_grid:
-            steps[logger].add(round(prob * STEPS))
+            steps[logger].add(round(prob * STEP_COUNT))
         for action in row["e"]:
             listed[logger, action] += 1
         if row["a"] is not None:
             terms = (1, w, w**2, (w**2 - w) ** 2, on_grid)
             own = sums[logger, row["a"]]
             own[:] = [x + y for x, y in zip(own, terms, strict=True)]
-    kept = {key: values for key, values in sums.items() if values[0] >= FEWEST}
+    kept = {key: values for key, values in sums.items() if values[0] >= FEWEST_AUDITED}
     order = sorted(kept, key=lambda key: (-kept[key][0], *key))
     rounded = {i for i in counts if all(v[4] == v[0] for (j, _), v in kept.items() if i == j)}
     actions = tuple(
@@ -192,9 +192,10 @@ def test_the_action_may_be_of_any_type() -> None:
         assert [s.rows for s in found.actions] == [s.rows for s in wanted.actions]
 
 
-def test_a_log_without_actions_has_no_sums(engine: Engine) -> None:
+def test_a_log_without_actions_has_no_frequencies(engine: Engine) -> None:
     roles = {k: v for k, v in OWN.items() if k != "action"}
-    assert sums_in(engine, pw.Log(rows().drop_columns(["e"]), **roles)) is None
+    found = sums_in(engine, pw.Log(rows().drop_columns(["e"]), **roles))
+    assert found is None or not found.named  # only the grid of propensities counts
 
 
 def test_eligible_must_be_lists() -> None:
@@ -224,10 +225,10 @@ def test_many_actions_take_no_more_memory() -> None:
 @pytest.mark.parametrize("kind", ["frame", "parquet", "select"])
 def test_large_logs_are_sampled_from_all_places(kind: str, tmp_path: Path) -> None:
     """Loggers that follow each other are all in the sample."""
-    size = 4 * SAMPLED
+    size = 4 * SAMPLED_ROWS
     table = pa.table(
         {
-            "v": np.repeat(["one", "two", "three", "four"], SAMPLED),
+            "v": np.repeat(["one", "two", "three", "four"], SAMPLED_ROWS),
             "r": np.ones(size),
             "p": np.full(size, 0.5),
             "t": np.full(size, 0.5),
@@ -242,7 +243,7 @@ def test_large_logs_are_sampled_from_all_places(kind: str, tmp_path: Path) -> No
     assert found is not None
     assert set(found.counts) == {"one", "two", "three", "four"}
     total = sum(found.counts.values())
-    assert 0.8 * SAMPLED <= total <= 1.2 * SAMPLED
+    assert 0.8 * SAMPLED_ROWS <= total <= 1.2 * SAMPLED_ROWS
     assert all(0.15 < n / total < 0.35 for n in found.counts.values())
     for sums in found.actions:
         assert sums.inverse == 2 * sums.rows

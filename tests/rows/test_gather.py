@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.rows.gather import MOST_GATHERED, gather, joined
-from poolwise.rows.reader import Reader, RowGroup
+from poolwise.rows.reader import MOST_GATHERED, Reader, RowGroup, gather, join_tables
 from tests.support.reference import assert_same, log_of, random_table
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def test_the_last_pieces_are_gathered_less() -> None:
 
 def test_tables_of_several_schemas_are_not_joined() -> None:
     whole, parts = pa.table({"x": [1]}), pa.table({"x": [0.5]})
-    tables = joined([whole, whole, parts, whole])
+    tables = join_tables([whole, whole, parts, whole])
     assert [(table.num_rows, table.schema) for table in tables] == [
         (2, whole.schema),
         (1, parts.schema),

@@ -14,17 +14,17 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.tree import DecisionTreeClassifier
 from threadpoolctl import ThreadpoolController
 
+from poolwise import progress
 from poolwise.errors import MissingExtraError, ModelError, RefusedError, UsageError
 from poolwise.evaluation.evaluate import evaluate
-from poolwise.rows import output
 from poolwise.rows.learners import Features, fit_folds
 from poolwise.rows.mixture import (
-    LEAST,
+    LEAST_CHANCE,
     FittedMixture,
     calibrated_classifier,
     fit_posterior,
     log_mixture,
-    sample_of,
+    sample_folds,
 )
 from tests.support.messages import check_findings, refused
 from tests.support.toys import toy
@@ -87,7 +87,7 @@ def test_the_true_classifier_gives_the_true_mixture(known_bits: int, seed: int) 
     known = {k: np.log(policies[k, action]) for k in range(3) if known_bits >> k & 1}
     own = np.log(policies[label, action])
     found, cut = log_mixture(own, label, posterior, share, known)
-    if posterior.min() > LEAST:
+    if posterior.min() > LEAST_CHANCE:
         np.testing.assert_allclose(found, np.log(mixture[action]), rtol=1e-8, atol=1e-8)
         assert cut == 0
 
@@ -254,8 +254,8 @@ def test_a_classifier_has_one_thread_for_each_fold_and_batch() -> None:
 def test_many_loggers_have_a_sample_and_few_trees() -> None:
     rows, loggers = 50_000, 30
     fold = np.arange(rows) % 5
-    assert sample_of(fold, rows).tolist() == list(range(rows))
-    chosen = sample_of(fold, 20_000)
+    assert sample_folds(fold, rows).tolist() == list(range(rows))
+    chosen = sample_folds(fold, 20_000)
     assert len(chosen) <= 20_000
     assert np.ptp(np.bincount(fold[chosen])) <= 1
     few, many = (calibrated_classifier(None, np.full(k, 100)) for k in (8, loggers))
@@ -282,10 +282,10 @@ def test_fits_show_their_progress() -> None:
         assert (what, total) == ("fitting", 5)
         yield steps.append
 
-    token = output._viewer.set(viewer)  # noqa: SLF001 - the command line sets it
+    token = progress._viewer.set(viewer)  # noqa: SLF001 - the command line sets it
     try:
         models = fit_folds(np.arange(20) % 5, len, threads=2)
     finally:
-        output._viewer.reset(token)  # noqa: SLF001
+        progress._viewer.reset(token)  # noqa: SLF001
     assert models == dict.fromkeys(range(5), 16)
     assert steps == [1] * 5

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import poolwise as pw
 from poolwise.cli.commands import app
 from poolwise.errors import UsageError
-from poolwise.rows.repeats import chance_of, equal_files, row_codes
+from poolwise.rows.repeats import equal_files, find_chance, row_codes
 from tests.support.messages import check_findings, refused
 
 if TYPE_CHECKING:
@@ -155,24 +155,24 @@ def test_files_of_one_size_differ_in_a_byte(tmp_path: Path) -> None:
 def test_the_chance_of_equal_coins_is_that_of_their_sums() -> None:
     for rows in (20, 100, 400):
         exact = sum(comb(rows, k) ** 2 for k in range(rows + 1)) / 4**rows
-        found = np.exp(chance_of(np.repeat([0, 1], rows // 2)))
+        found = np.exp(find_chance(np.repeat([0, 1], rows // 2)))
         assert exact <= found * 1.02 <= 1.2 * exact
-    assert chance_of(np.array([], dtype=np.int64)) == 0
-    assert chance_of(np.zeros(7, dtype=np.int64)) == 0
+    assert find_chance(np.array([], dtype=np.int64)) == 0
+    assert find_chance(np.zeros(7, dtype=np.int64)) == 0
 
 
 def test_the_order_of_rows_tells_more_unless_it_is_regular() -> None:
     sides, rng = np.repeat([0, 1], 500), np.random.default_rng(0)
-    assert chance_of(rng.permutation(sides)) < -400
-    assert chance_of(np.tile([0, 1], 500)) == pytest.approx(chance_of(sides))
-    assert chance_of(np.tile([0, 0, 0, 1], 250)) > -400  # two lengths in turn
+    assert find_chance(rng.permutation(sides)) < -400
+    assert find_chance(np.tile([0, 1], 500)) == pytest.approx(find_chance(sides))
+    assert find_chance(np.tile([0, 0, 0, 1], 250)) > -400  # two lengths in turn
 
 
 def test_equal_sequences_of_few_coins_are_as_rare_as_said() -> None:
     rng = np.random.default_rng(1)
     draws = (rng.random((100_000, 12)) < 0.5).astype(int)
     equal = (draws[0::2] == draws[1::2]).all(axis=1)
-    expected = np.mean([np.exp(chance_of(row)) for row in draws[:2_000]])
+    expected = np.mean([np.exp(find_chance(row)) for row in draws[:2_000]])
     error = np.sqrt(0.5**12 / len(equal))
     assert equal.mean() < expected + 4 * error
 

@@ -15,7 +15,7 @@ from sqlglot import exp
 from poolwise.engines.kernel import Kernel
 from poolwise.engines.workspace import Workspace
 from poolwise.moments.terms import REWARD, Needs
-from poolwise.rows.layout import BadRowsError, layout_of
+from poolwise.rows.layout import BadRowsError, plan_layout
 from poolwise.rows.reader import good_rows
 from poolwise.rows.rules import RoleColumns, Scale, breaches, column, good, rows
 
@@ -65,7 +65,7 @@ def table_of(scale: Scale, roles: tuple[str, ...]) -> RoleColumns:
 @pytest.mark.parametrize("roles", ROLES)
 def test_every_evaluator_keeps_the_same_rows(roles: str, scale: Scale) -> None:
     table = table_of(scale, ROLES[roles])
-    layout = layout_of(table, {"a": 1, "b": 1})
+    layout = plan_layout(table, {"a": 1, "b": 1})
     fine = -0.5 if scale.logs else 0.5
     lines = [dict.fromkeys(layout.columns, fine)]
     lines += [lines[0] | {name: value} for name in layout.columns for value in EDGES]

@@ -20,7 +20,7 @@ from poolwise.errors import MissingColumnError, PolicyError, PoolwiseError
 from poolwise.log.adapters import Classifier, EpsilonGreedy, Softmax, Table
 from poolwise.log.policy import Batch, Column, Function, Policy, Uniform
 from poolwise.rows.append import score
-from poolwise.rows.score import Scorer, checked, checked_distribution, to_batch
+from poolwise.rows.score import Scorer, check_values, checked_distribution, to_batch
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -249,29 +249,33 @@ def test_what_is_no_probability_is_refused_by_row(
     values: object, rows: tuple[int, ...]
 ) -> None:
     with refused(PolicyError) as caught:
-        checked("v1", values, length=3, first_row=100)
+        check_values("v1", values, length=3, first_row=100)
     assert caught.value.rows == rows
     assert str(caught.value).startswith("policy 'v1' ")
 
 
 def test_no_more_than_five_rows_are_listed() -> None:
     with refused(PolicyError) as e:
-        checked("v1", np.full(8, 2.0), length=8)
+        check_values("v1", np.full(8, 2.0), length=8)
     assert e.value.rows == (0, 1, 2, 3, 4)
 
 
 def test_rounding_is_forgiven_and_clipped() -> None:
-    exact = checked("v1", [1 + 5e-10, -5e-10, 0.5], length=3)
+    exact = check_values("v1", [1 + 5e-10, -5e-10, 0.5], length=3)
     assert exact.tolist() == [1.0, 0.0, 0.5]
-    assert checked("v1", [5e-10, -3.0, -math.inf], 3, logs=True).tolist() == [0, -3, -math.inf]
+    assert check_values("v1", [5e-10, -3.0, -math.inf], 3, logs=True).tolist() == [
+        0,
+        -3,
+        -math.inf,
+    ]
     with refused(PolicyError):
-        checked("v1", [0.5], 1, logs=True)
+        check_values("v1", [0.5], 1, logs=True)
 
 
 def test_whole_numbers_and_booleans_are_numbers() -> None:
-    assert checked("v1", np.array([True, False]), 2).tolist() == [1.0, 0.0]
-    assert checked("v1", np.array([1, 0], dtype=np.int8), 2).dtype == np.float64
-    assert checked("v1", np.array([0.5], dtype=np.float32), 1).dtype == np.float64
+    assert check_values("v1", np.array([True, False]), 2).tolist() == [1.0, 0.0]
+    assert check_values("v1", np.array([1, 0], dtype=np.int8), 2).dtype == np.float64
+    assert check_values("v1", np.array([0.5], dtype=np.float32), 1).dtype == np.float64
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,19 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from typer.testing import CliRunner
 
-from poolwise import Batch, Log, check, evaluate
+from poolwise import Batch, Log, Uniform, check, evaluate, learn, score_log
 from poolwise.cli.commands import app
-from poolwise.errors import LogError, PoolwiseError, SourceError, UsageError
+from poolwise.errors import (
+    EngineError,
+    LogError,
+    MissingColumnError,
+    PoolwiseError,
+    SourceError,
+    UsageError,
+)
 from tests.support.messages import refused
 from tests.support.reference import Reference, assert_same, log_of, numbers, random_table
 
@@ -563,3 +570,46 @@ def test_such_a_folder_without_files_is_named_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "br[1]").mkdir()
     with refused(SourceError):
         evaluate(log_of(tmp_path / "br[1]"), TARGETS)
+
+
+FAILING = {  # a value that fails late, a field that is not there, a condition that fails
+    "value": "SELECT * REPLACE (CASE WHEN x > 0.9999 THEN error('no') ELSE x END AS x) FROM T",
+    "field": "SELECT * REPLACE ({'a': x} AS x) FROM T",
+    "condition": "SELECT * FROM T WHERE x < 0.5 OR error('no')",
+}
+READING: dict[str, Callable[[Log, Path], object]] = {
+    "policy": lambda log, _: evaluate(log, {"new": Uniform([0, 1])}),
+    "model": lambda log, _: evaluate(log, {"new": Uniform([0, 1])}, model=LinearRegression()),
+    "mixture": lambda log, _: evaluate(
+        replace(log, propensities=None, propensity="q", estimate_mixture=True), {"new": "q"}
+    ),
+    "check": lambda log, _: check(log, {"new": Uniform([0, 1])}),
+    "score": lambda log, folder: score_log(log, {"new": Uniform([0, 1])}, folder / "s.parquet"),
+    "learn": lambda log, _: learn(log, features=log.context, folds=2),
+}
+
+
+@pytest.mark.parametrize("failing", FAILING)
+@pytest.mark.parametrize("reading", READING)
+def test_a_select_that_fails_late_is_one_message(
+    failing: str, reading: str, tmp_path: Path
+) -> None:
+    """Policies, models and mixtures read the rows before the engine does."""
+    rng = np.random.default_rng(2)
+    columns = {"l": rng.choice(["a", "b"], 5_000), "r": rng.random(5_000), "q": [0.5] * 5_000}
+    table = pa.table(
+        columns | {"x": np.linspace(0, 1, 5_000), "i": rng.integers(2, size=5_000)}
+    )
+    pq.write_table(table, tmp_path / "log.parquet")
+    context = "x.b" if failing == "field" else "x"
+    log = Log(
+        FAILING[failing].replace("FROM T", f"FROM '{tmp_path / 'log.parquet'}'"),
+        reward="r",
+        logger="l",
+        action="i",
+        context=[context],
+        propensities={"a": "q", "b": "q"},
+    )
+    kind = MissingColumnError if failing == "field" else EngineError
+    with pytest.raises(kind, match=r"DuckDB refused the query: .*Error|no column 'x.b'"):
+        READING[reading](log, tmp_path)

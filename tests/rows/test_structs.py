@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolwise import Batch, check, evaluate, learn, score_log
-from poolwise.errors import EngineError, LogError, MissingColumnError, UsageError
+from poolwise.errors import LogError, MissingColumnError, UsageError
 from poolwise.log.log import Log
 from tests.support.messages import refused
 from tests.support.reference import assert_same
@@ -160,8 +160,13 @@ def test_a_column_whose_name_has_a_dot_is_a_column() -> None:
 def test_a_field_that_is_missing_is_named(source: Any) -> None:  # noqa: ANN401 - any source
     with refused(MissingColumnError):
         evaluate(Log(source, **(NESTED | {"reward": "s.click"})), {"t": "q.t + p.t"})
-    with pytest.raises(EngineError, match="clik"):
-        evaluate(Log(source, **(NESTED | {"reward": "r.clik"})), {"t": "p.t"})
+    mistyped = {"reward": "r.clik", "context": ["user.about.agee"]}
+    with refused(MissingColumnError) as found:
+        evaluate(Log(source, **(NESTED | mistyped)), {"new": Young("user.about.age")})
+    assert found.value.missing == {"r.clik": "reward", "user.about.agee": "context"}
+    assert "r.click" in found.value.available
+    with refused(MissingColumnError):
+        evaluate(Log(source, **NESTED), {"t": "p.t"}, by="user.about.landd")
 
 
 def test_faults_name_the_field(source: Any) -> None:  # noqa: ANN401 - any source

@@ -12,7 +12,8 @@ from poolwise.errors import UsageError
 from poolwise.log.log import Log
 from poolwise.log.requests import Requests
 from poolwise.moments.blocks import Payoff
-from poolwise.moments.terms import WEIGHTED_REWARD, Needs
+from poolwise.moments.heavy import Contrast
+from poolwise.moments.terms import BALANCED_WEIGHT, WEIGHTED_REWARD, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,18 +38,28 @@ CALLS: dict[str, Callable[[Rows, Log], object]] = {
     "bucketed": lambda rows, _: rows.bucketed([NEEDS], 5),
     "bucketed_and_tallied": lambda rows, _: rows.bucketed_and_tallied([NEEDS], 5, NEEDS),
     "action_sums": lambda rows, _: rows.action_sums(),
+    "unlogged": lambda rows, _: rows.unlogged(),
     "settle": lambda rows, _: rows.settle([Payoff("t", 0.0, 1.0, 1.0)], pooled=True),
+    "heaviest": lambda rows, _: rows.heaviest([Contrast(BALANCED_WEIGHT.bind("t"))], 0.5),
+    "heaviest_clusters": lambda rows, _: rows.heaviest_clusters(
+        [Contrast(BALANCED_WEIGHT.bind("t"))], 0.5
+    ),
     "sample": lambda rows, _: rows.sample(TERMS, 10),
     "without": lambda rows, _: rows.without("a").moments(NEEDS),
+    "measuring": lambda rows, _: rows.measuring(""),
     "with_shares": lambda rows, _: rows.with_shares({"a": 1.0, "b": 2.0}).moments(NEEDS),
     "requests_in_periods": lambda rows, _: rows.requests_in_periods(),
     "times": lambda rows, _: rows.times(),
+    "pair_sums": lambda rows, _: rows.pair_sums(),
     "local_files": lambda rows, log: rows.local_files(log),
+    "click_support": lambda rows, _: rows.click_support(),
+    "click_support_by_segment": lambda rows, _: rows.click_support_by_segment,
+    "click_predictions": lambda rows, _: rows.click_predictions(),
     "copies": lambda rows, _: rows.copies(),
     "sampled_copies": lambda rows, _: rows.sampled_copies(),
 }
 PERIODS = {"cells", "by_period", "requests_in_periods"}
-BLOCKS = PERIODS | {"settle", "sample"}
+BLOCKS = PERIODS | {"settle", "sample", "measuring"}
 NO_ROWS = BLOCKS | {
     "bucketed",
     "bucketed_and_tallied",

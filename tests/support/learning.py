@@ -14,7 +14,7 @@ from poolwise.learning.fit import SoftmaxProblem, softmax
 from poolwise.learning.objectives import Sample
 
 if TYPE_CHECKING:
-    from poolwise.log.policy import FloatArray
+    from poolwise.types import FloatArray
 
 GOLDEN: dict[str, Any] = json.loads(
     Path(__file__).with_name("golden_learning.json").read_text("utf-8")

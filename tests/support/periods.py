@@ -12,7 +12,7 @@ from poolwise.log.log import Log
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poolwise.moments.moments import FloatArray
+    from poolwise.types import FloatArray
 
 CONTROL = "control"
 

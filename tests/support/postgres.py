@@ -28,7 +28,7 @@ import pytest
 
 from poolwise.engines.base import Engine
 from poolwise.engines.warehouse import Warehouse
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.learners import NO_EXTRA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -164,6 +164,7 @@ def _wait(started: Server) -> None:
 
 TYPES = {
     "double": "double precision",
+    "timestamp[s, tz=UTC]": "timestamptz",
     "string": "text",
     "large_string": "text",
     "int64": "bigint",
@@ -172,6 +173,8 @@ TYPES = {
     "int8": "smallint",
     "float": "real",
     "bool": "boolean",
+    "list<item: string>": "text[]",
+    "list<element: string>": "text[]",
 }
 
 
@@ -200,7 +203,7 @@ class PostgresEngine(Engine):
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[WarehouseRows]:
         with server().connect() as connection:
             load(connection, frame(log), "log_of_test")
@@ -217,7 +220,7 @@ class DuckDBConnection(Engine):
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[WarehouseRows]:
         with duckdb.connect() as connection:
             connection.register("log_of_test", frame(log))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from poolwise.engines.files import standalone_query
-from poolwise.engines.warehouse import NAMES
+from poolwise.engines.saved_files import standalone_query
+from poolwise.engines.warehouse import TITLES
 from poolwise.moments.terms import (
     BALANCED_REWARD,
     BALANCED_WEIGHT,
@@ -55,7 +55,7 @@ def printed(dialect: str) -> str:
 def main() -> None:
     """Rewrite the files."""
     FOLDER.mkdir(exist_ok=True)
-    for dialect in NAMES:
+    for dialect in TITLES:
         (FOLDER / f"{dialect}.sql").write_text(printed(dialect), "utf-8")
 
 

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from poolwise.engines.base import Engine, Rows, refuse_extra
 from poolwise.errors import Fault, LogError
 from poolwise.log.log import Log
+from poolwise.moments.heavy import Contrast, Found, Heaviest
 from poolwise.moments.moments import Moments
 from poolwise.moments.pool import ByStratum, Pool
-from poolwise.moments.terms import UNSUPPORTED, Factor, Needs, Term
-from poolwise.rows.learners import NOTHING
+from poolwise.moments.terms import REWARD, UNSUPPORTED, Factor, Needs, Term, ratio
+from poolwise.rows.learners import NO_EXTRA
 
 if TYPE_CHECKING:
     from poolwise.evaluation.results import Evaluation
@@ -45,14 +46,21 @@ SCATTER_ERROR = 1e-9  # and of a scatter
 
 @dataclass(frozen=True)
 class Reference(Engine):
-    """An engine that adds with `math.fsum`."""
+    """An engine that adds with `math.fsum`.
+
+    Attributes:
+        apart: Whether rows are read again, to set heavy ones apart.
+    """
+
+    apart: bool = True
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[ReferenceRows]:
         refuse_extra(extra)
-        yield ReferenceRows(log, {name: str(column) for name, column in targets.items()})
+        columns = {name: str(column) for name, column in targets.items()}
+        yield ReferenceRows(log, columns, self.apart)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +69,7 @@ class ReferenceRows(Rows):
 
     log: Log
     targets: Mapping[str, str]
+    apart: bool = True
 
     @cached_property
     def _rows(self) -> list[Row]:
@@ -98,7 +107,7 @@ class ReferenceRows(Rows):
     def moments(self, needs: Needs) -> Pool:
         if self.log.on_fault == "raise" and self.check():
             raise LogError(self.check())
-        return Pool({label: self._moments_of(label, needs) for label in self.counts})
+        return Pool({label: self._compute_moments(label, needs) for label in self.counts})
 
     def bucketed(self, needs: Sequence[Needs], buckets: int) -> list[Pool]:
         """Rows of a cluster share a bucket; engines may choose different ones."""
@@ -116,16 +125,42 @@ class ReferenceRows(Rows):
             for asked in needs
         ]
 
+    def heaviest(
+        self, contrasts: Sequence[Contrast], centre: float
+    ) -> dict[str, dict[Contrast, Found]] | None:
+        """Return all rows as the heaviest ones."""
+        del centre
+        if not self.apart:
+            return None
+        labels = list(self.counts)
+        rows = [row for label in labels for row in self._of(label, self._good)]
+        strata = np.repeat(np.arange(len(labels)), [self.counts[label] for label in labels])
+        columns = tuple(map(ratio, self.log.by_label)) if self.log.propensities else ()
+        binary = {float(row[self.log.reward]) for row in rows} == {0.0, 1.0}
+        found = {}
+        for contrast in contrasts:
+            terms = tuple(dict.fromkeys((REWARD, *contrast.terms, *columns)))
+            values = np.array([self._values(term, rows) for term in terms])
+            weights = [self._values(term, rows) for term in contrast.terms]
+            sizes = abs(weights[0] - (weights[1] if contrast.less else 0.0))
+            every = Heaviest(strata, values, sizes, 0, np.zeros(5), 0.0)
+            found[contrast] = Found(every, labels, terms, binary)
+        return {"": found}
+
     def action_sums(self) -> None:
         """Return None: tests/rows/test_actions.py has the reference of the audit."""
 
     def _in_bucket(self, rows: Sequence[Row], needs: Needs) -> dict[str, Moments]:
-        return {k: self._moments_of(k, needs, rows) for k in self.counts if self._of(k, rows)}
+        return {
+            k: self._compute_moments(k, needs, rows) for k in self.counts if self._of(k, rows)
+        }
 
     def of_rows(self, places: IntArray, needs: Needs) -> dict[str, Moments]:
         """Moments of some rows, with the mixture of all of them."""
         among = [self._rows[k] for k in places.tolist()]
-        return {k: self._moments_of(k, needs, among) for k in self.counts if self._of(k, among)}
+        return {
+            k: self._compute_moments(k, needs, among) for k in self.counts if self._of(k, among)
+        }
 
     def without(self, logger: str) -> ReferenceRows:
         kept = [str(row[str(self.log.logger)]) != logger for row in self._rows]
@@ -139,7 +174,7 @@ class ReferenceRows(Rows):
     def _of(self, logger: str, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if str(row[str(self.log.logger)]) == logger]
 
-    def _moments_of(
+    def _compute_moments(
         self, logger: str, needs: Needs, among: Sequence[Row] | None = None
     ) -> Moments:
         rows = self._of(logger, self._good if among is None else among)

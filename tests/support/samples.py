@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from poolwise import Log, evaluate
+from poolwise import Log, Metric, decide, evaluate
 from poolwise.formats.labelled import TARGETS, digits_log, digits_path, digits_truth
 
 if TYPE_CHECKING:
+    from poolwise.evaluation.decide import Decision
     from poolwise.evaluation.results import Evaluation
 
 SCRIPT = "<script>alert(1)</script>"
@@ -25,6 +26,17 @@ LONG = "a very long name of a logger that goes on and on without an end, as some
 def demo() -> Evaluation:
     """The bundled log."""
     return evaluate(digits_log(), TARGETS, truth=digits_truth(), which_logs=True)
+
+
+@cache
+def decision() -> Decision:
+    """The bundled log: one candidate that may ship, one that must not, and a guardrail."""
+    metrics = {
+        "right": Metric("correct", primary=True),
+        "sevens": Metric("(digit = 7)::INT", better="lower", guard="25%"),
+    }
+    targets = {**TARGETS, LONG: "p_medium"}
+    return decide(digits_log(), targets, baseline="large", metrics=metrics)
 
 
 @cache

@@ -1,21 +1,27 @@
-"""The sweep: ``python -m tests.sweep [SECONDS] [SEED]`` prints what it finds.
+"""The sweep: ``python -m tests.sweep [SECONDS [SEED]]`` prints what it finds.
 
 It puts combinations of features to poolwise until all pairs of values were answered or
-refused, and goes on with triples until the time is over.  The exit status is 1 if a result is
-wrong or if the pulls of a kind of number are not those of right numbers.
+refused, and goes on with triples until the time is over.  Then it draws larger logs, and the
+pulls of every kind of number.  The exit status is 1 if a result is wrong or if the pulls of a
+kind of number are not those of right numbers.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
+from tests.sweep import clicks
 from tests.sweep.features import Cover
+from tests.sweep.pulls import pull_lines
 from tests.sweep.run import Tally, line, run
 
-SECONDS = 600.0
+SECONDS = 600.0  # of combinations
+CLICKS = 60  # combinations of click logs
 SLOW = 30.0  # seconds after which a line of progress is printed
 
 
@@ -55,10 +61,27 @@ def main(seconds: float = SECONDS, seed: int = 0) -> int:
         say("refused in every combination:", " with ".join(f"{n}={v}" for n, v in pair))
     for reason, times in tally.reasons():
         say(f"refused {times} times: {reason}")
-    off = tally.off()
+    off = [*tally.off(), *_clicks(seed), *_pulls(seed)]
     for text in off:
         say(f"off: {text}")
     return int(bool(counts["wrong"] or off))
+
+
+def _clicks(seed: int) -> list[str]:
+    """Put combinations about click logs; return those that are wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        choices = [clicks.propose(seed + k) for k in range(CLICKS)]
+        found = [clicks.run(c, seed + k, Path(folder)) for k, c in enumerate(choices)]
+    right = sum(f.kind == "right" for f in found)
+    say(f"{CLICKS} combinations of click logs: {right} right")
+    return [f"{f.choice}: {f.reason}" for f in found if f.kind == "wrong"]
+
+
+def _pulls(seed: int) -> list[str]:
+    """Draw larger logs; return the kinds of numbers whose pulls are wrong."""
+    lines, wrong = pull_lines(seed=seed)
+    say("pulls of larger logs:", *(f"\n  {text}" for text in lines))
+    return wrong
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
-"""Ask: write the log of a combination to its source, and put the question to poolwise.
-
-The result of every verb is a dictionary, as `to_dict` or ``--json`` returns it.
-"""
+"""Ask: write the log of a combination to its source, and declare it as a user does."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +15,11 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 import poolwise as pw
-from poolwise.cli.commands import main
-from tests.sweep.features import RANKED, TYPED
-from tests.sweep.rankings import RankingWorld, make_ranking_world
+from tests.sweep.features import RANKED, WHOLE
+from tests.sweep.rankings import MODELS, RankingWorld, make_ranking_world
 from tests.sweep.world import (
     ITEMS,
+    ZONE,
     DensityWorld,
     World,
     make_density_world,
@@ -42,15 +36,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "rare": (0.0, 1.0),
     "costs": (-40.0, 0.0),
     "amounts": (0.0, 90.0),
+    "heavy": (0.0, 1e6),
 }
-ESTIMATORS: dict[str, Any] = {
-    "default": None,
-    "clipped": pw.Balanced(pw.Shrink("clip", 1e3)),  # no weight is that large
-    "doubly-robust": "doubly-robust",
-}
-WATCHED_LEVEL = 0.9999  # so that a bound that misses the truth is a mistake
 ITEM_NAMES = tuple(map(str, ITEMS))
-HALF_WIDTH = 0.7  # planned, as a part of the present one
+NESTED = ("reward", "p_alt")  # fields of a struct
+PYTHON = {"policies", "sampled"}
+ONLY = {"one", "unlogged"}  # of an only logger
 AnyWorld = World | DensityWorld | RankingWorld
 
 
@@ -84,7 +75,9 @@ class Asked:
         engine: Engine, or None.
         bad: Number of bad rows, which are dropped.
         folder: Folder for files.
-        options: Arguments of `evaluate` in addition to the targets.
+        source: Files, a SELECT or frames.
+        roles: Roles of the columns, before lists become rows.
+        declared: Targets, before lists become rows.
     """
 
     combination: Combination
@@ -95,7 +88,9 @@ class Asked:
     engine: Any
     bad: int
     folder: Path
-    options: Mapping[str, Any] = field(default_factory=dict)
+    source: Any
+    roles: Mapping[str, Any]
+    declared: Mapping[str, Any]
 
     @property
     def crossed(self) -> bool:
@@ -105,9 +100,11 @@ class Asked:
             "both",
             "pattern",
             "policies",
+            "sampled",
             "logarithms",
             "densities",
             "eligible",
+            *WHOLE,
         }
         return self.combination["probabilities"] in known
 
@@ -146,16 +143,11 @@ def _spoiled(
 ) -> tuple[pa.Table, int]:
     """Return the table that is written: with bad rows, labels of their type, or logarithms."""
     table = pa.table(dict(columns))
-    if combination["probabilities"] == "policies":  # nobody logs what Python computes
-        table = table.drop_columns([n for n in table.column_names if n.startswith("p_")])
-    if combination["loggers"] == "integers" and combination["probabilities"] != "one":
-        table = _put(table, "logger", pa.array([int(i) for i in columns["logger"]]))
-    if combination["structure"] == "live":
-        table = _only_live(world, columns, table)
-    if combination["probabilities"] == "logarithms":
-        table = _logarithms(table)
+    wide = [n for n in table.column_names if n.startswith("whole_")]
+    table = table if combination["probabilities"] in WHOLE else table.drop_columns(wide)
+    table = _typed(combination, world, table)
     if combination["structure"] != "dropped":
-        return table, 0
+        return _distributions(combination, table), 0
     wrong = {"reward": np.nan}
     if combination["probabilities"] in {"own", "both", "mixture", "estimated", "one"}:
         wrong["p"] = 2.5
@@ -167,18 +159,75 @@ def _spoiled(
         whole[3 * k : 3 * k + 3] = value
         bad = _put(bad, name, pa.array(whole))
     both = pa.concat_tables([table, bad])
-    return both.take(pa.array(rng.permutation(len(both)))), len(bad)
+    both = both.take(pa.array(rng.permutation(len(both))))
+    return _distributions(combination, both), len(bad)
 
 
-def _only_live(world: AnyWorld, columns: Mapping[str, Any], table: pa.Table) -> pa.Table:
+def _distributions(combination: Combination, table: pa.Table) -> pa.Table:
+    """Return the table with whole distributions in place of probabilities.
+
+    Maps and JSON have no entry for an action of probability 0.
+    """
+    kind = combination["probabilities"]
+    if kind not in WHOLE:
+        return table
+    items = table["item"].to_pylist()
+    for name in [n for n in table.column_names if n.startswith("whole_")]:
+        own = f"p_{name.removeprefix('whole_')}"
+        values, rows = table[own].to_pylist(), table[name].to_pylist()
+        cells = [
+            None
+            if value is None
+            else dict(zip(ITEM_NAMES, row, strict=True))
+            | ({} if kind == "groups" and value >= 0 else {item: value})
+            for value, row, item in zip(values, rows, items, strict=True)
+        ]
+        table = _put(table, own, _nested(kind, cells)).drop_columns([name])
+    return table
+
+
+def _nested(kind: str, cells: list[dict[str, float] | None]) -> pa.Array:
+    """Return distributions as a column of a kind."""
+    if kind == "struct":
+        return pa.array(cells)
+    if kind == "list":
+        return pa.array([None if c is None else [*c.values()] for c in cells])
+    sparse = [None if c is None else {k: p for k, p in c.items() if p} for c in cells]
+    if kind == "json":
+        return pa.array([None if c is None else json.dumps(c) for c in sparse])
+    pairs = [None if c is None else [*c.items()] for c in sparse]
+    return pa.array(pairs, pa.map_(pa.string(), pa.float64()))
+
+
+def _typed(combination: Combination, world: AnyWorld, table: pa.Table) -> pa.Table:
+    """Return the rows in the columns and types of the combination."""
+    if "at" in table.column_names:
+        table = _put(table, "at", table["at"].cast(pa.timestamp("s", "UTC")))
+    if combination["probabilities"] in PYTHON:  # nobody logs what Python computes
+        table = table.drop_columns([n for n in table.column_names if n.startswith("p_")])
+    if combination["loggers"] == "integers" and combination["probabilities"] not in ONLY:
+        table = _put(table, "logger", pa.array([int(i) for i in table["logger"].to_pylist()]))
+    if combination["structure"] == "live":
+        table = _only_live(world, table)
+    if combination["probabilities"] == "logarithms":
+        table = _logarithms(table)
+    if combination["structure"] == "struct":
+        nested = [n for n in NESTED if n in table.column_names]
+        fields = [table[n].combine_chunks() for n in nested]
+        inner = pa.StructArray.from_arrays(fields, names=nested)
+        table = table.drop_columns(nested).append_column("r", inner)
+    return _arrays(table) if combination["structure"] == "arrays" else table
+
+
+def _only_live(world: AnyWorld, table: pa.Table) -> pa.Table:
     """Return the table without probabilities of loggers on days when they are not live."""
     assert isinstance(world, World)
-    days = np.array([int(d[-2:]) - 1 for d in columns["day"]])
+    days = np.array([int(d[-2:]) - 1 for d in table["day"].to_pylist()])
     for label, live in world.live.items():
         name = f"p_{label}"
         if name in table.column_names:
             gone = ~np.isin(days, live)
-            table = _put(table, name, pa.array(columns[name], mask=gone))
+            table = _put(table, name, pa.array(table[name].to_numpy(), mask=gone))
     return table
 
 
@@ -193,16 +242,24 @@ def _logarithms(table: pa.Table) -> pa.Table:
     return table
 
 
+def _arrays(table: pa.Table) -> pa.Table:
+    """Return one row per request, with lists of what differs between its positions."""
+    fixed = {"request", "logger", "x", "device"}
+    rows: dict[object, dict[str, Any]] = {}
+    for row in table.to_pylist():
+        lists: dict[str, Any] = {name: [] for name in row if name not in fixed}
+        wide = rows.setdefault(row["request"], row | lists)
+        for name in lists:
+            wide[name].append(row[name])
+    return pa.Table.from_pylist(list(rows.values()))
+
+
 def _computes_target(combination: Combination) -> bool:
     """Test if the target is a policy in Python, and no column."""
     kind, verb = combination["probabilities"], combination["verb"]
-    by_scores = (
-        kind == "eligible" and combination["target"] == "supported" and verb not in TYPED
-    )
+    by_scores = kind == "eligible" and combination["target"] == "supported"
     scored = verb == "score" and kind not in {"logarithms", "densities"}
-    return (
-        kind == "policies" or by_scores or (scored and combination["structure"] not in RANKED)
-    )
+    return kind in PYTHON or by_scores or (scored and combination["structure"] not in RANKED)
 
 
 def _put(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
@@ -218,21 +275,60 @@ def _declare(
     folder: Path,
 ) -> Asked:
     roles, targets = _roles(combination, world)
+    joined = combination["structure"] == "joined"
+    whole = written
+    if joined:
+        written = written.drop_columns(["reward"])
+        written = written.append_column("decision", pa.array(range(len(written))))
     source, engine = _source(combination, world, written, folder)
+    declared = dict(targets)
     if combination["structure"] == "mapping":
         roles.pop("logger", None)
     if combination["structure"] in RANKED:
-        structure = combination["structure"]
-        model: Any = "independent" if structure == "position" else structure
         roles.pop("reward_range", None)
-        log, targets = pw.ranking_log(
-            source, targets, request="request", position="slot", model=model, **roles
-        )
+        log, targets = _lists(combination["structure"], source, targets, roles)
     elif isinstance(source, dict) and "table" in source:
         log = pw.Log(**source, **roles)
     else:
         log = pw.Log(source, **roles)
-    return Asked(combination, world, columns, log, targets, engine, bad, folder)
+    if joined:
+        log = pw.join_outcomes(log, _outcomes(whole), key="decision").log
+    return Asked(
+        combination, world, columns, log, targets, engine, bad, folder, source, roles, declared
+    )
+
+
+def _outcomes(rows: pa.Table) -> pa.Table:
+    """Return the rewards as outcomes of two parts, in another order, with one of nobody."""
+    rewards = rows["reward"].to_numpy().astype(float)
+    count = len(rewards)
+    keys = np.concatenate([np.arange(count), np.arange(count)[::-1], [count + 1]])
+    parts = np.concatenate([rewards * 0.25, rewards[::-1] * 0.75, [1e6]])
+    return pa.table({"decision": keys, "reward": parts})
+
+
+def _lists(structure: str, source: Any, targets: Any, roles: dict[str, Any]) -> Any:  # noqa: ANN401 - arguments of two functions
+    """Return the log and the targets of lists."""
+    if structure == "session":
+        roles.pop("action", None)  # sessions have none
+        return pw.session_log(source, targets, session="request", step="slot", **roles)
+    if structure == "scores":
+        targets = {name: _scored(text) for name, text in targets.items()}
+        roles["action"] = "item"
+        if "propensity" in roles:
+            roles["propensity"] = pw.PlackettLuce("s")
+        if "propensities" in roles:
+            known = roles["propensities"].items()
+            roles["propensities"] = {label: _scored(text) for label, text in known}
+    model: Any = MODELS.get(structure, structure)
+    return pw.ranking_log(
+        source, targets, request="request", position="slot", model=model, **roles
+    )
+
+
+def _scored(text: str) -> Any:  # noqa: ANN401 - a policy or its column
+    """Return the policy of a column of probabilities; a formula stays as it is."""
+    return pw.PlackettLuce(text.replace("p_", "s_")) if text.startswith("p_") else text
 
 
 def _roles(combination: Combination, world: AnyWorld) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -245,23 +341,27 @@ def _roles(combination: Combination, world: AnyWorld) -> tuple[dict[str, Any], d
     roles: dict[str, Any] = {"reward": "reward", "logger": "logger"} | _known(
         combination, labels
     )
-    targets: dict[str, Any] = {"new": "p_new", "alt": "p_alt"}
+    nested = "r." if structure == "struct" else ""
+    targets: dict[str, Any] = {"new": "p_new", "alt": f"{nested}p_alt"}
     if combination["target"] == "mixture" and kind != "logarithms":
         targets["new"] = "0.5 * p_new + 0.5 * p_new"
-    if kind == "one":
+    if kind in ONLY:
         roles.pop("logger")
-    if kind == "policies":
+    if kind in PYTHON:
         _with_policies(roles, targets, combination, world)
     elif _computes_target(combination):
         targets["new"] = _computed(combination, world)
         roles["action"] = "item"
-        roles |= {"context": ["x", "day"]} if combination["verb"] == "score" else {}
+        scored = combination["verb"] == "score"
+        roles |= {"context": [*roles.get("context", ["x"]), "day"]} if scored else {}
     if combination["verb"] == "learn":
         roles["action"] = "item"
     roles |= {
         "cluster": {"cluster": "user"},
         "period": {"period": "day"},
         "live": {"period": "day"},
+        "zone": {"period": "date_trunc('day', at)", "timezone": ZONE},
+        "struct": {"reward": "r.reward"},
         "dropped": {"on_fault": "drop"},
     }.get(structure, {})
     if structure == "trained" and len(labels) > 1:
@@ -274,7 +374,7 @@ def _roles(combination: Combination, world: AnyWorld) -> tuple[dict[str, Any], d
 
 def _known(combination: Combination, labels: list[str]) -> dict[str, Any]:
     """Return the roles of what is known of the loggers."""
-    integers = combination["loggers"] == "integers" and combination["probabilities"] != "one"
+    integers = combination["loggers"] == "integers" and combination["probabilities"] not in ONLY
     crossed = {int(label) if integers else label: f"p_{label}" for label in labels}
     known: dict[str, dict[str, Any]] = {
         "columns": {"propensities": crossed},
@@ -283,12 +383,22 @@ def _known(combination: Combination, labels: list[str]) -> dict[str, Any]:
         "pattern": {"propensities": "p_{logger}"},
         "mixture": {"propensity": "p", "mixture": "average"},
         "estimated": {"propensity": "p", "action": "item", "context": ["x"]},
+        "unlogged": {
+            "propensities": "estimate",
+            "confounders": "in-context",  # an alarm would hide all others
+            "action": "item",
+            "context": ["x", "x1", "x2", "device"],
+        },
         "policies": {},
+        "sampled": {},
         "one": {"propensity": "p"},
         "logarithms": {"propensities": crossed, "log_probabilities": True},
         "densities": {"propensities": crossed, "densities": True, "action": "item"},
         "eligible": {"propensities": crossed, "eligible": "allowed", "action": "item"},
     }
+    whole = {"propensities": crossed, "action": "item"}
+    known |= dict.fromkeys(WHOLE, whole) | {"list": whole | {"eligible": "allowed"}}
+    known["groups"] = whole | {"action_group": "shelf"}
     found = known[combination["probabilities"]]
     if combination["probabilities"] == "estimated":
         from sklearn.tree import DecisionTreeClassifier
@@ -310,15 +420,22 @@ def _with_policies(
 ) -> None:
     """Give loggers and targets as policies in Python."""
     assert isinstance(world, World)
-    made = {
+    made: dict[str, Any] = {
         name: pw.Function(ByTable(table, ITEM_NAMES)) for name, table in world.policies.items()
+    }
+    made |= {
+        name: pw.Thompson(
+            {ITEM_NAMES[k]: pw.Gaussian(f"m_{name}_{k}", part.scale) for k in part.actions}
+        )
+        for name, part in world.posteriors.items()
     }
     labels = list(world.counts)
     if combination["loggers"] == "integers":
         roles["propensities"] = {int(label): made[label] for label in labels}
     else:
         roles["propensities"] = {label: made[label] for label in labels}
-    roles |= {"action": "item", "context": ["x", "day"]}
+    roles |= {"action": "item"}
+    roles |= {} if world.posteriors else {"context": ["x", "day"]}
     targets |= {name: made[name] for name in targets}
     if combination["target"] == "mixture":
         targets["new"] = pw.Mixture([made["new"], made["new"]], [0.5, 0.5])
@@ -349,15 +466,15 @@ def _write(kind: str, table: pa.Table, folder: Path, name: str) -> tuple[Any, An
         pc.write_csv(table.drop_columns(lists), folder / f"{name}.csv")
         return str(folder / f"{name}.csv"), None
     if kind == "json":
-        lines = (json.dumps(row, default=str, allow_nan=True) for row in table.to_pylist())
+        rows = table.to_pylist(maps_as_pydicts="strict")
+        lines = (json.dumps(row, default=str, allow_nan=True) for row in rows)
         Path(folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
         return str(folder / f"{name}.jsonl"), None
     if kind == "postgres":
         from tests.support.postgres import load, server
 
-        lists = [f.name for f in table.schema if pa.types.is_list(f.type)]
         connection = server().connect()
-        load(connection, table.drop_columns(lists), "log_of_sweep")
+        load(connection, table, "log_of_sweep")
         return {"table": "log_of_sweep", "connection": connection}, None
     if kind == "files":
         third = len(table) // 3 + 1
@@ -371,9 +488,11 @@ def _write(kind: str, table: pa.Table, folder: Path, name: str) -> tuple[Any, An
 
 
 def _frame(table: pa.Table) -> Any:  # noqa: ANN401 - a frame of one of three kinds
-    if len(table) % 3 == 0:
+    maps = any(pa.types.is_map(field.type) for field in table.schema)
+    if len(table) % 3 == 0 or (maps and len(table) % 3 == 2):  # Polars has no maps
         return table
-    return table.to_pandas() if len(table) % 3 == 1 else _polars(table)
+    strict = {"maps_as_pydicts": "strict"}
+    return table.to_pandas(**strict) if len(table) % 3 == 1 else _polars(table)
 
 
 def _polars(table: pa.Table) -> Any:  # noqa: ANN401 - as above
@@ -397,203 +516,3 @@ def spark_session() -> Any:  # noqa: ANN401 - an optional package
     )
     session.sparkContext.setLogLevel("OFF")
     return session
-
-
-# --- verbs ------------------------------------------------------------------------------
-
-
-def answer(asked: Asked) -> dict[str, Any]:
-    """Return the result of the combination's verb."""
-    verb = asked.combination["verb"]
-    if verb in {"question", "command"}:
-        return _printed(asked)
-    result: dict[str, Any] = getattr(_Verbs, verb)(asked)
-    return result
-
-
-def _engine(asked: Asked) -> Any:  # noqa: ANN401 - an engine, or None
-    """Return the engine; saved moments are made first, and read from their file."""
-    if asked.combination["source"] != "saved":
-        return asked.engine
-    path = asked.folder / "moments.parquet"
-    pw.summarise(asked.log, asked.targets).save(path)
-    return pw.Summary.load(path)
-
-
-def _options(asked: Asked) -> dict[str, Any]:
-    combination = asked.combination
-    chosen = combination["estimator"]
-    options: dict[str, Any] = {"interval": combination["interval"]}
-    options["estimators"] = ESTIMATORS.get(chosen, chosen)
-    if chosen == "doubly-robust":
-        options["model"] = pw.GivenModel("q", {"new": "q_new", "alt": "q_alt"})
-    if combination["structure"] == "by":
-        options["by"] = "device"
-    if combination["structure"] == "position":
-        options["by"] = "position"
-    return options
-
-
-class _Verbs:
-    """One function for each verb of Python."""
-
-    @staticmethod
-    def evaluate(asked: Asked) -> dict[str, Any]:
-        options, engine = _options(asked), _engine(asked)
-        if asked.combination["source"] != "saved":  # moments have no differences
-            options["baseline"] = asked.baseline
-        found = pw.evaluate(asked.log, asked.targets, engine=engine, **options)
-        str(found), found.to_text()
-        return found.to_dict()
-
-    @staticmethod
-    def compare(asked: Asked) -> dict[str, Any]:
-        chosen = asked.combination["estimator"]
-        name = ESTIMATORS.get(chosen, chosen)
-        options = {} if name is None else {"estimator": name}
-        found = pw.compare(
-            asked.log, asked.targets, baseline=asked.baseline, engine=_engine(asked), **options
-        )
-        str(found)
-        return found.to_dict()
-
-    @staticmethod
-    def plan(asked: Asked) -> dict[str, Any]:
-        engine = _engine(asked)
-        target = {"new": asked.targets["new"]}
-        now = pw.evaluate(asked.log, target, engine=engine)
-        widths = [i.upper - i.lower for i in now["new"].intervals.values()]
-        wanted = HALF_WIDTH * min(w for w in widths if w > 0) / 2
-        found = pw.plan(asked.log, target, half_width=wanted, engine=engine)
-        str(found)
-        return found.to_dict() | {"evaluated": now.to_dict()}
-
-    @staticmethod
-    def watch(asked: Asked) -> dict[str, Any]:
-        found = pw.watch(
-            asked.folder / "state.npz",
-            asked.log,
-            {"new": asked.targets["new"]},
-            level=WATCHED_LEVEL,
-            engine=_engine(asked),
-        )
-        return found.to_dict() | {"lower": found.interval.lower, "upper": found.interval.upper}
-
-    @staticmethod
-    def learn(asked: Asked) -> dict[str, Any]:
-        found = pw.learn(
-            asked.log,
-            features=["x1", "x2"],
-            folds=2,
-            strengths=[0.1],
-            smoothing=[1.0],
-            engine=_engine(asked),
-        )
-        str(found)
-        return found.to_dict() | {"policy": found.policy, "name": found.name}
-
-    @staticmethod
-    def check(asked: Asked) -> dict[str, Any]:
-        found = pw.check(asked.log, asked.targets, engine=_engine(asked))
-        return {"rows": dict(found.rows), "faults": [(f.logger, f.rows) for f in found.faults]}
-
-    @staticmethod
-    def score(asked: Asked) -> dict[str, Any]:
-        scored = pw.score_log(
-            asked.log, asked.targets, asked.folder / "scored.parquet", engine=_engine(asked)
-        )
-        options = _options(asked)
-        found = pw.evaluate(*scored, **options)
-        return found.to_dict()
-
-
-def _printed(asked: Asked) -> dict[str, Any]:
-    """Run the command line in this process, with options or a question file."""
-    words = _words(asked)
-    out, err, status = io.StringIO(), io.StringIO(), 0
-    with (
-        mock.patch.object(sys, "argv", ["poolwise", *words, "--json"]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1 if end.code else 0
-    if status == 2:
-        if not err.getvalue().startswith(("poolwise: ", "Usage: ")) or out.getvalue():
-            raise Wrong(
-                f"status 2 with this output: {out.getvalue()[:200]} {err.getvalue()[:200]}"
-            )
-        raise pw.PoolwiseError(err.getvalue())
-    if status or err.getvalue():
-        raise Wrong(f"status {status}: {err.getvalue()[:300]}")
-    found: dict[str, Any] = json.loads(out.getvalue(), parse_constant=_no_number)
-    return found
-
-
-def _no_number(text: str) -> float:
-    raise Wrong(f"{text} is not JSON")
-
-
-def _words(asked: Asked) -> list[str]:
-    """Return the arguments of `poolwise evaluate`, or those of a question file."""
-    log, combination = asked.log, asked.combination
-    options: dict[str, Any] = {
-        "reward": log.reward,
-        "logger": log.logger,
-        "propensity": log.propensity,
-        "propensities": log.propensities,
-        "target": dict(asked.targets),
-        "cluster": log.cluster,
-        "period": log.period,
-        "trained_on": {k: v[0] for k, v in log.trained_on.items()},
-        "on_fault": log.on_fault,
-        "reward_range": log.reward_range,
-        "action": log.action,
-        "eligible": log.eligible,
-        "log_probabilities": log.log_probabilities,
-        "densities": log.densities,
-        "baseline": asked.baseline,
-        "interval": combination["interval"],
-        "by": _options(asked).get("by"),
-        "engine": "spark" if combination["source"] == "spark" else None,
-    }
-    if combination["estimator"] != "default":
-        options["estimator"] = [combination["estimator"]]
-    given = {name: value for name, value in options.items() if value not in (None, {}, False)}
-    if combination["verb"] == "question":
-        return ["evaluate", _question_file(asked, given)]
-    words = ["evaluate", str(log.source)]
-    for name, value in given.items():
-        words += _option(name, value)
-    return words
-
-
-def _option(name: str, value: Any) -> list[str]:  # noqa: ANN401 - any value of an option
-    flag = f"--{name.replace('_', '-')}"
-    if value is True:
-        return [flag]
-    if isinstance(value, dict):
-        return [w for k, v in value.items() for w in (flag, f"{k}={v}")]
-    if isinstance(value, list):
-        return [w for v in value for w in (flag, str(v))]
-    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return [flag, text]
-
-
-def _question_file(asked: Asked, given: Mapping[str, Any]) -> str:
-    lines = [f"log = {json.dumps(asked.log.source)}"]
-    tables = []
-    plurals = {"target": "targets", "estimator": "estimators"}
-    for name, value in given.items():
-        key = plurals.get(name, name)
-        if isinstance(value, dict):
-            pairs = [f"{json.dumps(str(k))} = {json.dumps(v)}" for k, v in value.items()]
-            tables += [f"[{key}]", *pairs]
-        else:
-            shown = list(value) if isinstance(value, tuple) else value
-            lines.append(f"{key} = {json.dumps(shown)}")
-    path = asked.folder / "question.toml"
-    path.write_text("\n".join([*lines, *tables]), encoding="utf-8")
-    return str(path)

@@ -29,28 +29,41 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "pattern",
         "mixture",
         "estimated",
+        "unlogged",
         "policies",
+        "sampled",
         "one",
         "logarithms",
         "densities",
         "eligible",
+        "map",
+        "struct",
+        "json",
+        "list",
+        "groups",
     ),
     "structure": (
         "plain",
         "cluster",
         "period",
         "live",
+        "zone",
+        "struct",
         "by",
         "trained",
         "dropped",
         "mapping",
+        "joined",
         "cascade",
         "independent",
         "whole",
         "position",
+        "scores",
+        "arrays",
+        "session",
     ),
-    "rewards": ("clicks", "amounts", "costs", "rare"),
-    "loggers": ("two", "five", "tiny", "narrow", "order", "integers"),
+    "rewards": ("clicks", "amounts", "costs", "rare", "heavy"),
+    "loggers": ("two", "five", "tiny", "narrow", "order", "integers", "greedy"),
     "target": ("supported", "partly", "logger", "mixture", "deterministic"),
     "source": (
         "parquet",
@@ -71,9 +84,10 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "learn",
         "check",
         "score",
-        "question",
-        "command",
+        "backtest",
+        "backtested",
     ),
+    "face": ("python", "command", "question"),
     "estimator": (
         "default",
         "naive",
@@ -86,25 +100,33 @@ FEATURES: dict[str, tuple[str, ...]] = {
     ),
     "interval": ("auto", "student", "betting", "smoothed"),
 }
-RANKED = ("cascade", "independent", "whole", "position")
-TYPED = ("question", "command")  # verbs of the command line
-COMPUTED = ("mixture", "estimated", "policies", "densities", "eligible")
+RANKED = ("cascade", "independent", "whole", "position", "scores", "arrays", "session")
+TYPED = ("question", "command")  # faces of the program
+WHOLE = ("map", "struct", "json", "list", "groups")  # distributions per row
+COMPUTED = (
+    *("mixture", "estimated", "unlogged", "policies", "sampled", "densities", "eligible"),
+    *WHOLE,
+)
 # Pairs that no argument, option or key can express.
 INEXPRESSIBLE: frozenset[Values] = frozenset(
     ((first, one), (second, other))
     for first, ones, second, others in (
         ("probabilities", COMPUTED, "structure", RANKED),
+        ("probabilities", ("pattern",), "structure", ("scores",)),
         ("probabilities", ("densities",), "structure", ("live",)),
-        ("probabilities", ("one",), "structure", ("mapping",)),
-        ("probabilities", ("mixture", "estimated", "policies"), "verb", TYPED),
+        ("structure", ("struct",), "source", ("csv", "postgres")),
+        ("structure", ("zone",), "source", ("postgres",)),
+        ("probabilities", ("one", "unlogged"), "structure", ("mapping",)),
+        ("probabilities", WHOLE, "structure", ("struct",)),
+        ("probabilities", ("map", "struct", "list", "groups"), "source", ("csv",)),
+        ("probabilities", ("map", "struct", "groups"), "source", ("postgres",)),
         ("structure", ("mapping",), "source", ("saved", "postgres")),
         ("structure", RANKED, "source", ("postgres",)),
-        ("structure", (*RANKED, "mapping"), "verb", TYPED),
-        ("structure", RANKED, "estimator", ("doubly-robust",)),
-        ("structure", RANKED, "verb", ("learn",)),
-        ("source", ("frame", "postgres", "saved"), "verb", TYPED),
-        ("verb", ("compare",), "estimator", ("doubly-robust",)),
-        ("verb", TYPED, "estimator", ("clipped", "doubly-robust")),
+        ("structure", ("arrays",), "source", ("csv",)),
+        ("structure", ("mapping", "joined"), "face", TYPED),
+        ("structure", ("joined",), "source", ("postgres", "saved")),
+        ("source", ("frame", "postgres"), "face", TYPED),
+        ("verb", ("score",), "face", ("question",)),
     )
     for one in ones
     for other in others

@@ -14,7 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from poolwise.errors import PoolwiseError
-from tests.sweep.ask import Wrong, answer, make_question
+from tests.sweep.answers import answer
+from tests.sweep.ask import Wrong, make_question
 from tests.sweep.features import shown
 from tests.sweep.judge import FarFromTruth, Number, judge
 

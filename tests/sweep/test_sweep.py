@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.sweep.ask import Wrong, answer, make_question
+from tests.sweep.answers import answer
+from tests.sweep.ask import Wrong, make_question
 from tests.sweep.features import FEATURES, PLAIN, Cover, all_parts, fill, parts, sample, shown
 from tests.sweep.judge import judge
+from tests.sweep.pulls import LOGS, draw_pulls, judge_pulls
+from tests.sweep.rankings import make_ranking_world
 from tests.sweep.run import Tally, line, run
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from tests.sweep.features import Combination
 
 SAMPLED, CHUNKS = 100, 4
+PULLS = 16  # logs
 SERVERS = ("spark", "postgres")
 
 
@@ -78,7 +82,17 @@ def spoil(result: Any, path: tuple[str | int, ...], change: float) -> None:  # n
         ({"verb": "watch"}, ("lower",), 0.7),
         ({"verb": "learn"}, ("gains", 0, "value"), 0.4),
         ({"verb": "learn"}, ("evaluation", "targets", -1, "estimates", 0, "value"), 0.4),
-        ({"verb": "command"}, ("targets", 0, "estimates", 2, "value"), 1e-7),
+        ({"structure": "zone"}, ("targets", 0, "periods", 1, "rows"), 1),
+        ({"structure": "struct"}, ("targets", 1, "estimates", 0, "value"), 1e-7),
+        ({"verb": "backtest"}, ("loggers", 0, "z"), 6.0),
+        ({"verb": "backtest"}, ("loggers", 1, "predicted"), 0.4),
+        ({"verb": "backtested"}, ("backtest", "loggers", 0, "earned"), 0.4),
+        (
+            {"structure": "cascade", "loggers": "narrow"},
+            ("targets", 0, "loggers", 1, "value"),
+            0.5,
+        ),
+        ({"face": "command"}, ("targets", 0, "estimates", 2, "value"), 1e-7),
     ],
 )
 def test_the_judge_notices_one_wrong_number(
@@ -98,9 +112,44 @@ def test_the_judge_notices_nan_and_silence(tmp_path: Path) -> None:
     judge(asked, result)
     with pytest.raises(Wrong, match="nothing says so"):
         judge(asked, {**result, "warnings": []})
+    audit = {"code": "action-too-often", "severity": "alarm"}
+    with pytest.raises(Wrong, match="found wrong"):
+        judge(asked, {**result, "warnings": [*result["warnings"], audit]})
     result["targets"][0]["estimates"][0]["upper"] = float("nan")
     with pytest.raises(Wrong, match="NaN"):
         judge(asked, result)
+
+
+@pytest.mark.slow
+def test_pulls_of_larger_logs_are_those_of_right_numbers() -> None:
+    found = draw_pulls({"structure": "by", "source": "frame"}, PULLS)
+    assert {"value calibrated", "difference", "single log", "backtest"} <= set(found)
+    assert {kind: judge_pulls(pulls) for kind, pulls in found.items()} == dict.fromkeys(
+        found, ""
+    )
+
+
+def test_pulls_of_wrong_numbers_are_noticed() -> None:
+    right = np.random.default_rng(3).normal(size=LOGS)
+    assert judge_pulls(right) == ""
+    assert judge_pulls(right + 0.5)
+    assert judge_pulls(1.4 * right)
+    assert judge_pulls(0.7 * right)
+    assert judge_pulls(right[:PULLS] + 1.5)
+
+
+@pytest.mark.parametrize("structure", ["independent", "cascade", "whole"])
+def test_rankings_without_a_logger_s_items_have_less_mass(structure: str) -> None:
+    narrow = with_features(structure=structure, loggers="narrow")
+    world = make_ranking_world(np.random.default_rng(3), narrow)
+    wide, few = list(world.counts)
+    assert world.mass("new") == pytest.approx(1.0) == world.mass("new", wide)
+    assert world.mass("new", few) < 1.0
+    assert world.supported("new", wide) == pytest.approx(world.value("new"))
+    parts = {i: world.supported("new", i) for i in (wide, few)}
+    assert 0 < parts[few] < parts[wide]
+    partly = with_features(structure=structure, target="partly")
+    assert make_ranking_world(np.random.default_rng(3), partly).mass("new") < 1.0
 
 
 def test_every_pair_is_proposed() -> None:

@@ -37,6 +37,7 @@ REPORTS = {"demo": samples.demo, "twenty": samples.twenty, "grave": samples.grav
 DRAWN = """() => [...document.querySelectorAll('.chart')]
     .filter((place) => !place.closest('details:not([open])'))
     .every((place) => place.dataset.drawn === 'done')"""
+UNFOLD = "() => document.querySelectorAll('details.part').forEach((d) => { d.open = true; })"
 OVERFLOWING = """() => {
     const widest = document.documentElement.clientWidth;
     return [...document.body.querySelectorAll('*')]
@@ -60,6 +61,7 @@ class Opened:
         page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
         page.on("request", lambda request: self.requests.append(request.url))
         page.goto(path.as_uri())
+        page.evaluate(UNFOLD)
         page.wait_for_function(DRAWN)
         self.requests.remove(path.as_uri())
 
@@ -118,6 +120,27 @@ def test_a_report_is_drawn_and_fits(page: Page, folder: Path, name: str, scheme:
     opened.assert_quiet()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_decision_fits_and_axe_finds_no_serious_fault(
+    page: Page, folder: Path, scheme: str
+) -> None:
+    samples.decision().save(folder / "decision.html")
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    opened = Opened(page, folder / "decision.html")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(OVERFLOWING) == []
+        page.screenshot(path=folder / f"decision-{scheme}-{width}.png", full_page=True)
+    verdicts = page.locator(".card .verdict strong").all_inner_texts()
+    assert [v.lower() for v in verdicts] == ["ship", "don't"]
+    bars = page.locator(".bar .range").all()
+    assert len(bars) == 4
+    assert all((b.bounding_box() or {"width": 0})["width"] >= 2 for b in bars)
+    assert serious_faults(page) == []
+    opened.assert_quiet()
+
+
 def test_dark_is_dark(page: Page, folder: Path) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     text = "getComputedStyle(document.querySelector('.chart .role-axis-label text')).fill"
@@ -138,6 +161,12 @@ def test_a_sheet_of_paper_is_wide_enough(page: Page, folder: Path, name: str) ->
     Opened(page, folder / f"{name}.html").assert_quiet()
     page.emulate_media(media="print")
     assert page.evaluate("document.documentElement.scrollWidth") <= 680
+
+
+def serious_faults(page: Page) -> list[object]:
+    faults = Axe().run(page).response["violations"]
+    serious = [f for f in faults if f["impact"] in {"serious", "critical"}]
+    return [(f["id"], [n["html"][:120] for n in f["nodes"]][:3]) for f in serious]
 
 
 def symbols(page: Page, chart: str) -> Locator:
@@ -200,11 +229,11 @@ def test_differences_answer_and_have_their_place(page: Page, folder: Path) -> No
 
 def test_a_folder_draws_its_chart_when_it_is_opened(page: Page, folder: Path) -> None:
     opened = Opened(page, folder / "twenty.html")
-    assert page.locator(".chart svg").count() == 6
+    assert page.locator(".chart svg").count() == 7
     closed = page.locator("details:not([open])", has=page.locator(".chart")).first
     closed.locator("summary").click()
     page.wait_for_function(DRAWN)
-    assert page.locator(".chart svg").count() == 7
+    assert page.locator(".chart svg").count() == 8
     opened.assert_quiet()
 
 
@@ -215,6 +244,4 @@ def test_a_folder_draws_its_chart_when_it_is_opened(page: Page, folder: Path) ->
 def test_axe_finds_no_serious_fault(page: Page, folder: Path, name: str, scheme: str) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     Opened(page, folder / f"{name}.html").assert_quiet()
-    faults = Axe().run(page).response["violations"]
-    serious = [f for f in faults if f["impact"] in {"serious", "critical"}]
-    assert [(f["id"], [n["html"][:120] for n in f["nodes"]][:3]) for f in serious] == []
+    assert serious_faults(page) == []

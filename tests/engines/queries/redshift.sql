@@ -263,7 +263,7 @@ WITH "rows" AS (
     CASE
       WHEN (
         "t_0" - "propensity"
-      ) < -300.0e0
+      ) < -150.0e0
       THEN 0.0e0
       ELSE EXP("t_0" - "propensity")
     END AS "t_0",
@@ -272,7 +272,7 @@ WITH "rows" AS (
         (
           "propensity" - "propensity"
         )
-      ) < -300.0e0
+      ) < -150.0e0
       THEN 0.0e0
       ELSE EXP((
         "propensity" - "propensity"

@@ -10,7 +10,7 @@ import pytest
 
 from poolwise.errors import UsageError
 from poolwise.evaluation.state import State
-from poolwise.rows.output import locked
+from poolwise.files import lock_file
 from tests.support.messages import refused
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ for k in range(trials):
 """
 HOLD = """
 import sys, time
-from poolwise.rows.output import locked
+from poolwise.files import locked
 
 with locked(sys.argv[1]):
     print("locked", flush=True)
@@ -75,18 +75,18 @@ def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
     )
     assert running.stdout is not None
     assert running.stdout.readline() == "locked\n"
-    with refused(UsageError), locked(state, wait=0.05):
+    with refused(UsageError), lock_file(state, wait=0.05):
         pass
     running.kill()
     running.communicate()
     assert [path.name for path in tmp_path.iterdir()] == [".state.npz.lock"]
-    with locked(state, wait=0.05):
+    with lock_file(state, wait=0.05):
         pass
     assert not [*tmp_path.iterdir()]
 
 
 def test_an_error_while_a_file_is_locked_unlocks_it(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), locked(tmp_path / "state.npz"):
+    with pytest.raises(ZeroDivisionError), lock_file(tmp_path / "state.npz"):
         _ = 1 / 0
-    with locked(tmp_path / "state.npz", wait=0.0):
+    with lock_file(tmp_path / "state.npz", wait=0.0):
         pass

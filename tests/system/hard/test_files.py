@@ -261,7 +261,7 @@ def test_a_file_that_is_replaced_while_it_is_read(
 ) -> None:
     """The file is replaced after its rows were counted."""
     path = Path(str(write(PLAIN.table, form, tmp_path)))
-    layout_of: Callable[..., object] = vars(engine)["layout_of"]
+    plan_layout: Callable[..., object] = vars(engine)["plan_layout"]
 
     def late(*arguments: object) -> object:
         if kind == "gone":
@@ -272,9 +272,9 @@ def test_a_file_that_is_replaced_while_it_is_read(
             other = tmp_path / "other"
             other.mkdir(exist_ok=True)
             Path(str(write(REPLACED[kind](), form, other))).replace(path)
-        return layout_of(*arguments)
+        return plan_layout(*arguments)
 
-    monkeypatch.setattr(engine, "layout_of", late)
+    monkeypatch.setattr(engine, "plan_layout", late)
     found = run("evaluate", str(path), *WORDS, "--json")
     if form == "csv":  # read once, before it was replaced
         check_answer(read_answer(found), expected(PLAIN), 1e-9)

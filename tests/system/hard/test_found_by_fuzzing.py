@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import poolwise as pw
-from poolwise.engines.files import KEY, checksum
 from poolwise.engines.saved import Summary
+from poolwise.engines.saved_files import KEY, checksum
 from poolwise.errors import RefusedError, SourceError
 from tests.support.hard.case import Case, base
 from tests.support.messages import refused

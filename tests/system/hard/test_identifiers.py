@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlglot import exp
 
 from poolwise import Log, evaluate
-from poolwise.engines.files import standalone_query
+from poolwise.engines.saved_files import standalone_query
 from poolwise.log.policy import Column
 from poolwise.moments.terms import BALANCED_REWARD, WEIGHT, Needs
 from tests.support.hard.case import base, renamed

@@ -28,7 +28,7 @@ from sqlglot import exp, parse_one
 from poolwise.engines.answer import decode
 from poolwise.engines.base import Engine
 from poolwise.engines.duckdb import DuckDB
-from poolwise.engines.files import standalone_query, standalone_request
+from poolwise.engines.saved_files import standalone_query, standalone_request
 from poolwise.engines.spark import Spark, SparkRows
 from poolwise.engines.spark_sources import ANSI, ZONE, spark_text
 from poolwise.errors import (
@@ -45,7 +45,7 @@ from poolwise.evaluation.evaluate import evaluate
 from poolwise.learning.learn import learn
 from poolwise.log.log import Log
 from poolwise.moments.terms import REWARD, WEIGHT, Needs
-from poolwise.rows.learners import NOTHING
+from poolwise.rows.learners import NO_EXTRA
 from poolwise.rows.reader import RowGroup
 from poolwise.rows.reward_model import GivenModel
 from tests.engines import test_moments_numbers as numbers
@@ -105,7 +105,7 @@ class OnFiles(Engine):
 
     @contextmanager
     def open(
-        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NOTHING
+        self, log: Log, targets: Mapping[str, PolicyLike], extra: Extra = NO_EXTRA
     ) -> Iterator[Rows]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.parquet"
         pq.write_table(log.source, path, row_group_size=700)
@@ -247,6 +247,7 @@ def test_segments_are_those_of_duckdb(
         numbers = [
             (r.segment, r.rows, r.estimate.value, r.estimate.std_error)
             for r in segments.results
+            if r.estimate is not None
         ]
         return [float(value) for line in numbers for value in line]
 
@@ -566,7 +567,7 @@ def test_a_file_that_workers_do_not_see_is_named(
     spark: Spark, table: pa.Table, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = [(0, [RowGroup("/nowhere/0.parquet", 0, 250)])]
-    monkeypatch.setattr("poolwise.engines.spark.tasks_of", lambda *_: hidden)
+    monkeypatch.setattr("poolwise.engines.spark.split_tasks", lambda *_: hidden)
     with refused(SourceError):
         evaluate(replace(log_of(table), source=str(folder)), TARGETS, engine=spark)
 

@@ -19,8 +19,8 @@ import poolwise as pw
 from poolwise.cli.commands import app
 from poolwise.errors import PoolwiseError, SourceError, UsageError
 from poolwise.evaluation.summarise import named_files
+from poolwise.files import HTML, PARQUET, refuse_output, whole_file, write_whole
 from poolwise.formats.vw import from_dsjson
-from poolwise.rows.output import HTML, PARQUET, refuse_output, whole_file, write_whole
 from tests.support.messages import check_text, refused
 
 if TYPE_CHECKING:

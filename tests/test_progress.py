@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import poolwise as pw
-from poolwise.rows import output as progress
+from poolwise import progress
 from tests.support.reference import log_of, random_table
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def shown(long: float) -> str:
     """Return the terminal output of two stages."""
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80)
-    with progress.shown(console, long):
+    with progress.show_progress(console, long):
         for what in ("scoring", "reading"):
             with progress.stage(what, 10) as advance:
                 advance(5)

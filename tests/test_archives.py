@@ -12,7 +12,7 @@ import pytest
 import poolwise as pw
 from poolwise.cli.loading import named_policy
 from poolwise.errors import SourceError, UsageError
-from poolwise.rows.archives import DAMAGES, read_arrays, refuse_bomb
+from poolwise.files import ARCHIVE_ERRORS, read_arrays, refuse_bomb
 from reproduction.datasets import read_multi_class, read_multi_label, read_rcv1_subset
 from tests.support.messages import refused
 
@@ -65,7 +65,7 @@ def test_an_archive_may_grow_a_little() -> None:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_an_archive_that_claims_too_much_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DAMAGES):
+    with pytest.raises(ARCHIVE_ERRORS):
         read_arrays(BOMBS[name])
     path = tmp_path / "x.npz"
     path.write_bytes(BOMBS[name])
