@@ -30,6 +30,8 @@ from sklearn.tree import DecisionTreeClassifier
 import poolwise as pw
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from poolwise.evaluation.results import TargetResult
 
 DATA = Path(os.environ.get("POOLWISE_DATA", "../shared/data"))
@@ -62,6 +64,9 @@ def main() -> None:
             f"largest weight {overlap.largest_weight:,.1f}"
         )
 
+    log = own_log(only(table, "campaign", "men"), action="item_id", context=["position"])
+    print(f"\nLearned from the campaign for men:\n{pw.learn(log).sentence}")
+
 
 def only(table: pa.Table, column: str, value: str) -> pa.Table:
     """Return the rows with this value."""
@@ -79,9 +84,16 @@ def by_default(rows: pa.Table, target: pw.Policy) -> pw.Estimate:
     return result.estimates[result.recommended]
 
 
-def own_log(rows: pa.Table) -> pw.Log:
+def own_log(rows: pa.Table, action: str | None = None, context: Sequence[str] = ()) -> pw.Log:
     """Return the log of rows with the propensity of their own logger."""
-    return pw.Log(rows, logger="logger", reward="1000 * click", propensity="propensity_score")
+    return pw.Log(
+        rows,
+        logger="logger",
+        action=action,
+        context=context,
+        reward="1000 * click",
+        propensity="propensity_score",
+    )
 
 
 def mixed(rows: pa.Table, random: pw.Uniform) -> pw.Estimate:
