@@ -25,7 +25,7 @@ test: $(ready)-test $(ready)-docs  ## Run all tests and every example of the doc
 	@bash scripts/system.sh $(SYSTEM)
 	@$(venv) -m pytest -n 2 --dist loadfile --durations=25 $(ARGS)
 
-sweep: $(ready)-test  ## Ask combinations of all features, and compare every number with its truth (ten minutes)
+sweep: $(ready)-test  ## Ask combinations of all features, and compare every number with its truth (twenty minutes)
 	@bash scripts/system.sh java postgresql
 	@$(venv) -m tests.sweep
 

@@ -3,6 +3,9 @@
 The compiler is the package ``ziglang``, which pip installs for the build: no compiler of the
 system is needed, the same source gives the same bytes everywhere, and one machine builds for
 all others.  POOLWISE_PLATFORM names another platform of `PLATFORMS`.
+
+POOLWISE_REPOSITORY is the address of the repository.  A release has it in its metadata, so that
+readers of a package index find the source, the tracker and the place to report a hole.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 from zlib import crc32
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 NATIVE = Path("src", "poolwise", "engines", "native")
 SOURCES = ("kernel.h", "kernel.c")  # engines/compiled.py has the same list
@@ -30,6 +34,7 @@ FLAGS = (
     "-Wall",
     "-Wextra",
 )
+NOT_RELEASED = "musllinux"  # DuckDB has no wheels for it: build from the source archive there
 PLATFORMS = {  # tag of the wheel: target of the compiler, ending of the library
     "manylinux_2_17_x86_64": ("x86_64-linux-gnu.2.17", ".so"),
     "manylinux_2_17_aarch64": ("aarch64-linux-gnu.2.17", ".so"),
@@ -94,8 +99,23 @@ class Hook(BuildHookInterface[Any]):
         build_data["artifacts"].append(f"/{library.relative_to(self.root).as_posix()}")
 
 
+class Addresses(MetadataHookInterface):
+    """Adds the addresses of the repository to the metadata of a release."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Name the pages that POOLWISE_REPOSITORY has; none without it."""
+        home = os.environ.get("POOLWISE_REPOSITORY", "").rstrip("/")
+        pages = {
+            "Source": home,
+            "Changelog": f"{home}/blob/main/CHANGELOG.md",
+            "Issues": f"{home}/issues",
+            "Report a security hole": f"{home}/security/advisories/new",
+        }
+        metadata["urls"] = pages if home else {}
+
+
 if __name__ == "__main__":
     if "--list" in sys.argv:
-        print(*PLATFORMS, sep="\n")
+        print(*(name for name in PLATFORMS if not name.startswith(NOT_RELEASED)), sep="\n")
     else:
         print(compile_kernel(Path(__file__).parent, this_platform()))

@@ -5,7 +5,7 @@ usage: python scripts/changelog.py
 
 from __future__ import annotations
 
-import tomllib
+import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,8 +14,8 @@ KINDS = ("added", "changed", "fixed", "removed")
 
 def written(entries: Path = ROOT / "changelog.d") -> str:
     """Return the whole file: the newest entry of each kind first."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    parts = [f"# Changelog\n\nWritten by `scripts/changelog.py`.\n\n## {project['version']}\n"]
+    version = runpy.run_path(str(ROOT / "scripts" / "version.py"))["read_version"]()
+    parts = [f"# Changelog\n\nWritten by `scripts/changelog.py`.\n\n## {version}\n"]
     for kind in KINDS:
         paths = sorted(entries.glob(f"*.{kind}.md"), reverse=True)
         lines = [f"- {' '.join(path.read_text('utf-8').split())}\n" for path in paths]

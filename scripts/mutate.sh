@@ -8,7 +8,7 @@
 # module and exits with 1 if fewer than LEAST % of the mutants were killed.  Survivors are
 # written, as differences, to build/mutation/survivors.txt; docs/mutation.md explains them.
 # mutmut makes the mutants, scripts/mutants.py runs their tests; MINUTES, LONGEST and ONLY
-# limit its work.  All modules take more than an hour: give files to check a change.
+# limit its work, and TESTS names the files of tests to run in place of all of them.  All modules take more than an hour: give files to check a change.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/tree.sh
@@ -17,7 +17,8 @@ files=("$@")
 [ $# -gt 0 ] || files=('src/poolwise/moments/*.py' 'src/poolwise/estimators/*.py'
     'src/poolwise/intervals/*.py')
 tests=(tests/moments tests/estimators tests/intervals tests/engines/test_exact.py
-    tests/rows/test_{clusters,mixture,layout}.py tests/evaluation/test_comparison.py)
+    tests/rows/test_{clusters,mixture,layout}.py tests/evaluation/test_{comparison,decisive}.py)
+[ -z "${TESTS:-}" ] || read -ra tests <<<"$TESTS"
 # A survivor runs every test: leave out tests that are slow or need other programs,
 # and tests that start a process, which would import the unchanged code.
 without="in_every_process or another_process or connection"
