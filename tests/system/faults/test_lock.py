@@ -43,9 +43,9 @@ for k in range(trials):
 """
 HOLD = """
 import sys, time
-from poolwise.files import locked
+from poolwise.files import lock_file
 
-with locked(sys.argv[1]):
+with lock_file(sys.argv[1]):
     print("locked", flush=True)
     time.sleep(600)
 """
@@ -70,15 +70,16 @@ def test_rows_that_two_processes_add_at_once_are_added_or_refused(tmp_path: Path
 
 def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
     state = tmp_path / "state.npz"
-    running = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(state)], stdout=subprocess.PIPE, text=True
-    )
-    assert running.stdout is not None
-    assert running.stdout.readline() == "locked\n"
-    with refused(UsageError), lock_file(state, wait=0.05):
-        pass
-    running.kill()
-    running.communicate()
+    ) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "locked\n"
+            with refused(UsageError), lock_file(state, wait=0.05):
+                pass
+        finally:
+            running.kill()
     assert [path.name for path in tmp_path.iterdir()] == [".state.npz.lock"]
     with lock_file(state, wait=0.05):
         pass
