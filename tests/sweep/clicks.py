@@ -195,7 +195,9 @@ def _printed(
         words = ["clicks", question_file(folder, source, options)]
     else:
         words = ["clicks", source, *option_words(options)]
-    estimates = {e["estimator"]: e for e in print_json(words)["targets"][0]["estimates"]}
+    # with `worth` the rankers are among the targets, before the new one
+    (of_new,) = (t for t in print_json(words)["targets"] if t["target"] == "new")
+    estimates = {e["estimator"]: e for e in of_new["estimates"]}
     return SimpleNamespace(**estimates["balanced"])
 
 
