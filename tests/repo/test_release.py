@@ -102,4 +102,9 @@ def test_the_readme_lists_every_extra() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     for extra in PROJECT["optional-dependencies"]:
         assert f"`poolwise[{extra}]`" in text
-    assert text.index("pip install poolwise") < text.index("make demo")
+
+
+def test_the_readme_installs_from_a_clone_until_a_release() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert "not on a package index yet" in text
+    assert text.index("make demo") < text.index("pip install poolwise")
