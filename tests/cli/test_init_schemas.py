@@ -162,3 +162,19 @@ def test_lines_of_the_decision_service_are_a_format(
     expected = pw.evaluate(log, {"uniform": "1.0 / action_count"})["uniform"]
     first = answer["targets"][0]["estimates"][0]
     assert first["value"] == expected.estimates[first["estimator"]].value
+
+
+def test_a_success_is_the_reward_before_a_cost_and_neither_is_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"model": m, "p": 0.5, "solved": k % 3 > 0, "cost": 0.1 + k, "topic": f"t{k % 4}"}
+        for k, m in enumerate(["small", "large"] * 50)
+    ]
+    Path("calls.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    said = run("init", "calls.jsonl")
+    text = Path("question.toml").read_text("utf-8")
+    assert tomllib.loads(text)["reward"] == "solved"
+    assert "cost may be the reward, or a metric, as well" in said
+    assert '# context = ["topic"]' in text

@@ -358,11 +358,11 @@ def _guess_eligible(facts: Facts, draft: Draft) -> None:
 
 
 def _guess_reward(facts: Facts, draft: Draft) -> None:
-    """Decide the reward: by its name, or the only column of zeros and ones."""
+    """Decide the reward: by its name, or the only column of zeros and ones, before a cost."""
     numbers = [c for c in unused(facts, draft) if _may_be_reward(c)]
     good, bad = best_named(numbers, REWARDS), best_named(numbers, COSTS)
     binary = [c for c in numbers if c.binary]
-    if good is None and bad is None and len(binary) == 1:
+    if good is None and len(binary) == 1 and binary != [bad]:
         reason = "the only column that is left with zeros and ones"
         _put_reward(facts, draft, binary[0], reason, 1)
     elif good is not None:
@@ -375,10 +375,15 @@ def _guess_reward(facts: Facts, draft: Draft) -> None:
             "join it: docs/formats.md#outcomes-that-come-later"
         )
         return
-    names = [c.name for c in numbers if rank_word(c, (*REWARDS, *COSTS)) <= len(REWARDS)]
-    others = [name for name in names if name not in draft.used]
+    words = (*REWARDS, *COSTS)
+    outcomes = [c.name for c in numbers if c.binary or rank_word(c, words) <= len(words)]
+    others = [name for name in outcomes if name not in draft.used]
     if others:
-        draft.open.append(f"{listed(others)} may be a reward as well.")
+        draft.used |= set(others)
+        draft.open.append(
+            f"{listed(others)} may be the reward, or a metric, as well. If it is known before "
+            "the action, it is context."
+        )
 
 
 def _may_be_reward(column: Column) -> bool:
@@ -457,7 +462,7 @@ def _guess_period(facts: Facts, draft: Draft) -> None:
         draft.put("period", text, f"loggers follow each other in {column.name}: {days} days")
     else:
         reason = (
-            "for policies that learn from earlier rows; the loggers were live at the same time"
+            "for policies that learn from earlier rows; the times of the loggers overlap"
             if "logger" in draft.keys
             else "for a policy that learns from earlier rows"
         )
