@@ -106,6 +106,8 @@ def test_a_segment_is_what_its_rows_alone_give(
     whole = pw.evaluate(log_of(rows, **roles), targets, baseline=baseline, by="country")
     assert whole.segments is not None
     assert whole.segments.names == SEGMENTS
+    with pytest.raises(KeyError, match="no such segment"):
+        whole.segments["no such segment"]
     for name in SEGMENTS:
         part = log_of(rows.filter(pc.equal(rows["country"], name)), **roles)
         alone = pw.evaluate(part, targets, level=0.95 ** (1 / 3), baseline=baseline)

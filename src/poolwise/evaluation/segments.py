@@ -127,7 +127,10 @@ class Segments(Result):
     findings: tuple[Finding, ...] = ()
 
     def __getitem__(self, segment: str) -> dict[str, SegmentResult]:
-        return {r.target: r for r in self.results if r.segment == segment}
+        found = {r.target: r for r in self.results if r.segment == segment}
+        if not found:
+            raise KeyError(segment)
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:
