@@ -248,6 +248,16 @@ def test_what_has_one_reward_says_so() -> None:
         evaluate(log(), {"new": "t"}, metrics=METRICS, model=GivenModel("x", "x"))
 
 
+def test_what_has_one_reward_has_it_as_a_metric() -> None:
+    own = {"clicks": Metric("click", guard="5%")}
+    ranged = log(reward_range=(0, 1))
+    found = evaluate(ranged, TARGETS, metrics=own, interval="betting", baseline="v1")
+    plain = evaluate(ranged, TARGETS, interval="betting", baseline="v1")
+    assert found.metrics["clicks"].differences == plain.differences
+    for target in TARGETS:
+        assert found.metrics["clicks"][target].intervals == plain[target].intervals
+
+
 # --- findings --------------------------------------------------------------------------------
 
 

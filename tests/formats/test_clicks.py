@@ -369,6 +369,18 @@ def asked() -> tuple[pw.Log, dict[str, str]]:
     return log, targets
 
 
+def test_a_decision_has_a_margin_of_clicks(asked: Any) -> None:  # noqa: ANN401 - a pair
+    log, targets = asked
+    plain = pw.evaluate(log, targets, baseline="c").differences["new"]
+    assert plain.relative is not None
+    for margin, shown in ((1.001, "yes"), (0.999, "open")):
+        guard = f"{100 * margin * abs(plain.relative.interval.lower):.10f}%"
+        clicks = pw.Metric(log.reward, primary=True, guard=guard)
+        judged = pw.decide(log, targets, baseline="c", metrics={"clicks": clicks})["new"]
+        assert judged["clicks"].difference == plain
+        assert judged["clicks"].guarded == shown
+
+
 def test_questions_about_probabilities_are_refused(asked: Any, tmp_path: Path) -> None:  # noqa: ANN401 - a pair
     log, targets = asked
     questions: list[Callable[[], object]] = [
@@ -387,6 +399,8 @@ def test_questions_about_probabilities_are_refused(asked: Any, tmp_path: Path) -
         lambda: pw.summarise(log, targets),
         lambda: pw.score_log(log, targets, tmp_path / "out.parquet"),
         lambda: pw.learn(replace(log, action="item")),
+        lambda: pw.evaluate(log, targets, metrics={"twice": f"2 * {log.reward}"}),
+        lambda: pw.evaluate(log, targets, metrics={"one": f"{log.reward} per {log.reward}"}),
     ]
     for question in questions:
         with refused(PoolwiseError):

@@ -164,8 +164,8 @@ def request(
         refuse_clicks(log, f"interval={interval!r}")
     if kind.guaranteed:
         refuse_estimates(log, f"interval={interval!r}")
-    if metrics_by_name:
-        _refuse_metrics(log, kind)
+    if measures or any(metric.ratio for metric in metrics_by_name.values()):
+        _refuse_measures(log, kind)
     return Request(
         log,
         named,
@@ -180,18 +180,19 @@ def request(
     )
 
 
-def _refuse_metrics(log: Log, kind: IntervalKind) -> None:
-    """Raise UsageError if a log or a question has the reward as its only metric."""
+def _refuse_measures(log: Log, kind: IntervalKind) -> None:
+    """Raise UsageError if a log or a question has the log's own reward alone."""
+    alone = "evaluate each as the `reward` of a log of its own"
     lacks = {
-        "a log of clicks": log.clicks is not None,
-        "a log with `requests`": log.requests is not None,
-        f"interval={kind.name!r}": kind.guaranteed,
+        "a log of clicks": (log.clicks is not None, "`worth` of click_log weighs its clicks"),
+        "a log with `requests`": (log.requests is not None, alone),
+        f"interval={kind.name!r}": (kind.guaranteed, alone),
     }
-    for what, lacking in lacks.items():
+    for what, (lacking, advice) in lacks.items():
         if lacking:
             raise UsageError(
-                f"{what} has one reward, so `metrics` must be left out: evaluate each metric "
-                "as the `reward` of a log of its own"
+                f"{what} has one reward, and `metrics` may name no other than {log.reward!r}: "
+                f"{advice}"
             )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from poolwise.engines import with_loggers
+from poolwise.engines.base import FAULT_ADVICE
 from poolwise.engines.clicks import lookup
 from poolwise.errors import (
     NO_ROWS,
@@ -104,7 +105,13 @@ def open_shown(
         reader_options=reader_options or {},
     )
     if pattern:
-        bare = with_loggers(bare)
+        try:
+            bare = with_loggers(bare)
+        except LogError as error:
+            faults = [
+                replace(f, advice=f.advice.replace(FAULT_ADVICE, ADVICE)) for f in error.faults
+            ]
+            raise LogError(faults) from None
     by_label: Mapping[Any, Any] = ranks if isinstance(ranks, Mapping) else bare.by_label
     bare = replace(bare, propensities=None)
     with DuckDB().open(bare, {}) as rows:
