@@ -78,6 +78,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     ),
     "verb": (
         "evaluate",
+        "metrics",
         "compare",
         "plan",
         "watch",

@@ -36,6 +36,7 @@ QUESTIONS: tuple[Mapping[str, str], ...] = (
     {"structure": "cluster", "source": "frame"},
     {"structure": "cascade", "loggers": "two"},
     {"verb": "compare", "loggers": "five"},
+    {"verb": "metrics"},
     {"verb": "backtest"},
     {"verb": "learn", "source": "frame"},
     {"probabilities": "own", "rewards": "amounts"},

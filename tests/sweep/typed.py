@@ -26,6 +26,7 @@ from tests.sweep.answers import (
     WATCHED_LEVEL,
     evaluate_now,
     given_model,
+    metrics_of_reward,
     planned_width,
 )
 from tests.sweep.ask import Wrong
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from tests.sweep.ask import Asked
 
 NUMBERS = count()  # of modules, whose names must differ within a process
-PLURALS = {"target": "targets", "estimator": "estimators"}  # keys of lists and tables
+# Keys of lists and tables.
+PLURALS = {"target": "targets", "estimator": "estimators", "metric": "metrics"}
 OF_SCORE = {"propensity", "propensities", "target", "action", "eligible", "context", "timezone"}
 OF_SCORE |= {"reward", "logger", "log_probabilities", "densities"}
 MODULE = """import pickle, pathlib
@@ -49,6 +51,7 @@ BESIDE = ("moments", "out")  # files, which are no keys of a question
 SHRUNK = "balanced-clip-1000"
 BY_VERB = {  # command and options
     "evaluate": ("evaluate", ("baseline", "interval", "by", "estimator", "model")),
+    "metrics": ("evaluate", ("baseline", "interval", "by", "estimator", "model", "metric")),
     "backtested": (
         "evaluate",
         ("baseline", "interval", "by", "estimator", "model", "backtest"),
@@ -70,6 +73,7 @@ def printed(asked: Asked) -> dict[str, Any]:
             return _scored(asked)
         now = evaluate_now(asked) if verb == "plan" else None
         options = _options(asked) | ({"half_width": planned_width(now)} if now else {})
+        options |= {"metric": metrics_of_reward(asked)}
         options |= {"state": str(asked.folder / "state.npz"), "level": WATCHED_LEVEL}
         options |= LEARNING | {"out": str(asked.folder / "policy.json"), "backtest": True}
         command, own = BY_VERB[verb]
