@@ -287,6 +287,13 @@ def test_a_ratio_whose_denominator_may_be_0_is_refused() -> None:
     assert "–" in str(found)
 
 
+def test_a_denominator_that_never_varies_is_refused_with_its_reason() -> None:
+    rows = table(shown=np.ones(600))
+    found = evaluate(log(rows), {"new": "t"}, metrics={"q": "amount per shown"})
+    (finding,) = (f for f in found.metrics["q"]["new"].findings if f.code == "metric-refused")
+    check_findings([finding], "metric-refused")
+
+
 # --- laws ------------------------------------------------------------------------------------
 
 

@@ -215,12 +215,15 @@ class _Divided:
         interval = self._interval(self.below, self.measures[1], target)
         value = with_error(estimate.value, estimate.std_error)
         ends = interval_text(interval.lower, interval.upper, estimate.std_error)
+        advice = "Collect more rows, or divide by a measure that is seldom 0."
+        if not estimate.variance:
+            advice = f"{self.metric.per!r} is the same in every row: leave `per` out."
         return (
             Finding(
                 "metric-refused",
                 f"{self.name!r} is divided by {self.metric.per!r}, which is not significantly "
                 f"away from 0: {value}, {100 * interval.level:g}% interval {ends}.",
-                "Collect more rows, or divide by a measure that is seldom 0.",
+                advice,
             ),
         )
 
