@@ -21,6 +21,7 @@ import pyarrow.csv as pcsv
 
 import poolwise as pw
 from tests.recorded.logs import COUNTS, plain, roles, rows, softmax
+from tests.recorded.measures import MEASURES
 from tests.recorded.structures import STRUCTURES
 from tests.recorded.verbs import Values, answer, brief, codes, interval
 
@@ -297,20 +298,24 @@ def policy_words() -> Values:
     return interval(found) | {"truth": dict(found.truth), "codes": codes(found.warnings)}
 
 
-OTHERS: dict[str, Callable[[], Values]] = STRUCTURES | {
-    make.__name__: make
-    for make in (
-        exact,
-        simulated,
-        rankings,
-        sessions,
-        scores,
-        sampled,
-        obp,
-        obd,
-        dsjson,
-        printed_query,
-        text_files,
-        policy_words,
-    )
-}
+OTHERS: dict[str, Callable[[], Values]] = (
+    STRUCTURES
+    | MEASURES
+    | {
+        make.__name__: make
+        for make in (
+            exact,
+            simulated,
+            rankings,
+            sessions,
+            scores,
+            sampled,
+            obp,
+            obd,
+            dsjson,
+            printed_query,
+            text_files,
+            policy_words,
+        )
+    }
+)

@@ -33,7 +33,7 @@ VALUES = load()
 # Questions that take seconds of computing.
 SLOW = {
     *("estimated_mixture", "faulty", "several"),
-    *("learn", "lists", "mixtures", "other periods", "segments"),
+    *("clicks", "learn", "lists", "metrics", "mixtures", "other periods", "segments"),
 }
 
 
