@@ -38,7 +38,7 @@ from poolwise.intervals.student import Interval
 from poolwise.moments.buckets import BUCKETS
 from poolwise.moments.estimate import Estimate, make_estimate
 from poolwise.moments.linear import Linear, by_count
-from poolwise.moments.terms import REWARD, Needs, others_play, others_weight, unite
+from poolwise.moments.terms import NO_NEEDS, REWARD, Needs, others_play, others_weight, unite
 from poolwise.moments.units import centre_units
 from poolwise.report.breakdown import backtest_chart, backtest_table
 from poolwise.text import join_names, p_text, quote_names
@@ -291,7 +291,9 @@ def is_quick(rows: OpenLog) -> bool:
 
 
 def backtest_needs(rows: OpenLog) -> Needs:
-    """Return the moments that a backtest of an open log needs."""
+    """Return the moments that a backtest of an open log needs; none for a log of clicks."""
+    if rows.request.log.clicks is not None:  # which has sums of its own
+        return NO_NEEDS
     refuse_backtest(rows.request.log)
     if rows.rows.saved:
         raise UsageError(SAVED)

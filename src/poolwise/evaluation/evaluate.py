@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.target import Errors
     from poolwise.intervals.base import IntervalName
     from poolwise.intervals.student import Interval, Sides
+    from poolwise.log.clicks import Clicks
     from poolwise.log.log import Log
     from poolwise.log.metrics import MetricsLike
     from poolwise.log.policy import PolicyLike
@@ -199,12 +200,7 @@ def _evaluate_open(
     wanted: Wanted,
 ) -> Evaluation:
     """Make the pass over all rows and over segments, and estimate."""
-    asked = rows.request
-    if asked.log.clicks is not None and asked.log.clicks.values and baseline is None:
-        baseline = find_incumbent(
-            rows, None
-        ).name  # among the targets, where clicks are weighed
-    among = baseline if baseline in asked.names else ""
+    asked, among = rows.request, _choose_target(rows, baseline)
     incumbent = find_incumbent(rows, None if among else baseline)
     answer = partial(_evaluate_pass, incumbent=incumbent, among=among)
     compared = _choose_compared(rows, always=bool(among))
@@ -212,23 +208,25 @@ def _evaluate_open(
     leave_out = which_logs and rows.coverage.crossed
     without = partial(_without_each, rows) if leave_out else _of_none
     backtest = is_quick(rows) if backtest is None else backtest
-    of_clicks = asked.log.clicks is not None
-    tested = backtest_needs(rows) if backtest and not of_clicks else NO_NEEDS
+    tested = backtest_needs(rows) if backtest else NO_NEEDS
     evaluation = answer(rows, compared, bets, without, tested, wanted)
     evaluation = _with_sensitivity(evaluation, rows)
-    if of_clicks and backtest:
-        evaluation = _with_backtest(evaluation, click_backtest(rows))
     if asked.log.clicks is not None:
-        requests = asked.log.requests.rows if asked.log.requests else 1
-        counts = {i: n // requests for i, n in rows.rows.counts.items()}
-        bias = describe(asked.log.clicks.curve, counts, asked.level)
-        evaluation = replace(evaluation, position_bias=bias)
+        evaluation = _with_clicks(evaluation, rows, asked.log.clicks, backtest=backtest)
     if asked.by is None:
         return evaluation
     ask = partial(answer, compared=compared if among else "")
     segments = read_segments(rows, ask)
     metrics = {k: replace(e, segments=segments[k]) for k, e in evaluation.metrics.items()}
     return replace(evaluation, segments=segments[""], metrics=metrics)
+
+
+def _choose_target(rows: OpenLog, baseline: str | None) -> str:
+    """Return the target that is the baseline; empty if the baseline is a logger."""
+    asked, clicks = rows.request, rows.request.log.clicks
+    if baseline is None and clicks is not None and clicks.values:
+        baseline = find_incumbent(rows, None).name  # rankers are among the targets
+    return baseline if baseline in asked.names else ""
 
 
 def _of_none(measure: str) -> dict[str, dict[str, Errors]]:
@@ -301,6 +299,17 @@ def _with_sensitivity(evaluation: Evaluation, rows: OpenLog) -> Evaluation:
     differences = {name: found.mark(d) for name, d in evaluation.differences.items()}
     pairs = evaluation.pairs and replace(evaluation.pairs, sensitivity=found)
     return replace(evaluation, differences=differences, pairs=pairs)
+
+
+def _with_clicks(
+    evaluation: Evaluation, rows: OpenLog, clicks: Clicks, *, backtest: bool
+) -> Evaluation:
+    """Return the evaluation with the position bias of a click log, and with its backtest."""
+    requests = rows.request.log.requests.rows if rows.request.log.requests else 1
+    counts = {i: n // requests for i, n in rows.rows.counts.items()}
+    if backtest:
+        evaluation = _with_backtest(evaluation, click_backtest(rows))
+    return replace(evaluation, position_bias=describe(clicks.curve, counts, rows.request.level))
 
 
 def _with_backtest(evaluation: Evaluation, found: Backtest) -> Evaluation:

@@ -228,7 +228,7 @@ class OpenLog:
             *text_order(list_periods(self.coverage.cells)),
         )
         answers = (asked, self.served, tuple(rows.counts), pools, compared, of_pairs)
-        support = self.rows.click_support() if asked.log.clicks is not None else {}
+        support = self.rows.click_support()
         heavy = self._heavy("", pools, of_pairs, compared, against)
         chain = _undeclared(asked.log, self.coverage, rows, first)
         own_reward = Answers(*answers, findings, heavy, support, chain, self.rows.unlogged())
