@@ -118,6 +118,17 @@ def test_other_verbs_do_likewise(verb: Callable[..., Any], passes: list[bool]) -
     assert clean != bad
 
 
+@pytest.mark.parametrize("baseline", [None, "a", "u"], ids=["none", "logger", "target"])
+def test_a_clustered_comparison_opens_its_log_and_sums_its_rows_once(
+    baseline: str | None, passes: list[bool], opens: list[Log]
+) -> None:
+    table = pa.table(columns())
+    log = Log(table, **ROLES, cluster="user", on_fault="drop")
+    compare(log, {"t": "t", "u": "0.5 * p_a + 0.5 * p_b"}, baseline=baseline)
+    assert passes == [False]
+    assert len(opens) == 1
+
+
 def test_a_policy_in_python_is_scored_once() -> None:
     batches: list[int] = []
 
