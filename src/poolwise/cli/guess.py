@@ -510,7 +510,7 @@ def _guess_targets(facts: Facts, draft: Draft, pattern: Pattern | None) -> None:
     """Decide the targets: probabilities of no logger, else what the log allows to ask."""
     lists = {"request", "session"} & draft.keys.keys()
     chances = [c for c in unused(facts, draft) if _is_chance(c)]
-    chances = [c for c in chances if (c.kind == "list") == _of_lists(facts, draft)]
+    chances = [c for c in chances if (c.kind == "list") == _holds_lists(facts, draft)]
     if pattern is not None:
         for name, other in pattern.others([c.name for c in chances]).items():
             reason = f"it has the form {pattern.text}, and no logger is called {name}"
@@ -529,7 +529,7 @@ def _guess_targets(facts: Facts, draft: Draft, pattern: Pattern | None) -> None:
     _offer_targets(facts, draft, pattern)
 
 
-def _of_lists(facts: Facts, draft: Draft) -> bool:
+def _holds_lists(facts: Facts, draft: Draft) -> bool:
     """Test if a row holds lists: of rewards, of items and of probabilities."""
     reward = facts.columns.get(draft.text("reward") or "")
     return reward is not None and reward.kind == "list"

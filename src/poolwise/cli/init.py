@@ -162,7 +162,7 @@ def _growthbook(facts: Facts, names: Mapping[str, str]) -> Draft:
     if options:
         draft.put("format_options", options, "the experiment with the most rows")
     own = {"experimentid", "variationid", "leafid", "banditversion", "variationweights"}
-    _reward_of_format(facts, draft, [names[name] for name in own & names.keys()])
+    _choose_reward(facts, draft, [names[name] for name in own & names.keys()])
     _always(draft, labels)
     return draft
 
@@ -175,7 +175,7 @@ def _eppo(facts: Facts, names: Mapping[str, str]) -> Draft:
         chosen = {"bandit": _largest(facts, bandits[0])}
         draft.put("format_options", chosen, "the bandit with the most rows")
     own = {"actionprobability", "modelversion", "optimalitygap"}
-    _reward_of_format(facts, draft, [names[name] for name in own & names.keys()])
+    _choose_reward(facts, draft, [names[name] for name in own & names.keys()])
     _always(draft, facts.labels(names["action"]))
     return draft
 
@@ -190,7 +190,7 @@ def _largest(facts: Facts, name: str) -> str:
     return str(found[0][0])
 
 
-def _reward_of_format(facts: Facts, draft: Draft, own: Sequence[str]) -> None:
+def _choose_reward(facts: Facts, draft: Draft, own: Sequence[str]) -> None:
     """Decide the reward of a format whose events have none of their own."""
     left = [c for c in facts.columns.values() if c.name not in own]
     numbers = [c for c in left if (c.is_number or c.binary) and "." not in c.name]

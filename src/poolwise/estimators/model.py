@@ -212,7 +212,7 @@ MODEL_ONLY = Finding(
 LOG_FIRST = "Log such actions before relying on any estimate."
 
 
-ESTIMATED = Finding(
+ESTIMATED_MIXTURE = Finding(
     "estimated-mixture",
     "The probability of each row under the mixture of the loggers was estimated by a "
     "classifier that predicts the logger of the row. The intervals of estimates marked "

@@ -66,10 +66,8 @@ if TYPE_CHECKING:
 Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
 Requirement = Literal["better", "not-worse"]
 FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
-ESTIMATED = "propensities-estimated"
-DOUBTED = frozenset(
-    {"weights-off", "propensities-off", ESTIMATED}
-)  # alarms about probabilities
+# alarms about probabilities
+DOUBTED = frozenset({"weights-off", "propensities-off", "propensities-estimated"})
 REST = "(the other segments)"
 OF_POLICY = frozenset({"reward", "ratio", "balanced_weight", "period_weight"})  # of loggers too
 RATIOS = {"balanced_weight": "ratio", "period_weight": "period_ratio"}  # of a logger's policy

@@ -206,7 +206,7 @@ def _evaluate_open(
     compared = _choose_compared(rows, always=bool(among))
     bets = partial(_bet_on_targets, rows) if asked.interval.by_block else dict
     leave_out = which_logs and rows.coverage.crossed
-    without = partial(_without_each, rows) if leave_out else _of_none
+    without = partial(_without_each, rows) if leave_out else _leave_none_out
     backtest = is_quick(rows) if backtest is None else backtest
     tested = backtest_needs(rows) if backtest else NO_NEEDS
     evaluation = answer(rows, compared, bets, without, tested, wanted)
@@ -229,7 +229,7 @@ def _choose_target(rows: OpenLog, baseline: str | None) -> str:
     return baseline if baseline in asked.names else ""
 
 
-def _of_none(measure: str) -> dict[str, dict[str, Errors]]:
+def _leave_none_out(measure: str) -> dict[str, dict[str, Errors]]:
     """Return no standard errors, of no logger that is left out."""
     del measure
     return {}
@@ -239,7 +239,7 @@ def _evaluate_pass(
     rows: OpenLog,
     compared: str,
     bets: Callable[[], Mapping[str, Interval]] = dict,
-    without: Callable[[str], Mapping[str, Mapping[str, Errors]]] = _of_none,
+    without: Callable[[str], Mapping[str, Mapping[str, Errors]]] = _leave_none_out,
     tested: Needs = NO_NEEDS,
     wanted: Wanted = NOTHING,
     *,

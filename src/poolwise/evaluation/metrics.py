@@ -158,7 +158,7 @@ class _Divided:
         return replace(
             self.above,
             targets=targets,
-            mean_reward={i: self._mean_of_logger(i) for i in self.above.rows},
+            mean_reward={i: self._divide_rewards(i) for i in self.above.rows},
             fingerprint=self._fingerprint,
             differences={},
             pairs=self.pairs if self.answers.compared else None,
@@ -254,7 +254,7 @@ class _Divided:
             pooling=shown[0].pooling & {self.estimator},
         )
 
-    def _mean_of_logger(self, logger: str) -> float:
+    def _divide_rewards(self, logger: str) -> float:
         """Return the ratio of a logger's mean rewards; NaN where it has none."""
         below = self.below.mean_reward[logger]
         return self.above.mean_reward[logger] / below if below else math.nan

@@ -272,11 +272,11 @@ class OpenLog:
             for t in asked.names
         }
         every = unite(pairs.bind(measure=m) for m in asked.measures)
-        joint = self._of_ratio(also)
+        joint = self._find_ratio_needs(also)
         for both in asked.ratios:
             bound |= {(t, both): join_measures(joint.bind(t), both) for t in asked.names}
             every |= join_measures(pairs, both)
-        lean = self._of_ratio(NO_NEEDS)
+        lean = self._find_ratio_needs(NO_NEEDS)
         bound |= {(t, step): lean.bind(t, most=step) for step in steps for t in asked.names}
         if asked.clustered:
             pools, of_pairs = _read_buckets(rows, bound, every)
@@ -285,7 +285,7 @@ class OpenLog:
             pools, of_pairs = dict.fromkeys(bound, whole), whole
         return _Found(pools, of_pairs, joint, lean)
 
-    def _of_ratio(self, also: Needs) -> Needs:
+    def _find_ratio_needs(self, also: Needs) -> Needs:
         """Return the moments that a ratio needs of each measure: of one estimator only."""
         asked, usable = self.request, self.served.estimators
         name = recommend(usable)

@@ -42,7 +42,7 @@ from poolwise.estimators import recommend
 from poolwise.estimators.calibrated import Calibrated, is_uncovered, target_uncovered
 from poolwise.estimators.decisive import set_apart
 from poolwise.estimators.ips import Balanced
-from poolwise.estimators.model import ESTIMATED
+from poolwise.estimators.model import ESTIMATED_MIXTURE
 from poolwise.evaluation.clicks import support_findings
 from poolwise.evaluation.comparison import Pairs
 from poolwise.evaluation.output import fingerprint
@@ -263,7 +263,7 @@ class _Target:
         if estimator.sets_apart and self.heavy is not None:
             estimate = _set_apart(estimate, pool, self.heavy)
         if coverage.mixture == "estimate" and estimator.needs(coverage).mixed:
-            estimate = replace(estimate, findings=(ESTIMATED, *estimate.findings))
+            estimate = replace(estimate, findings=(ESTIMATED_MIXTURE, *estimate.findings))
         interval, notes = asked.interval.surround(
             estimate, pool, asked.level, limits, asked.sides
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from poolwise.intervals.skew import Reach, reach_of_ratio
+from poolwise.intervals.skew import Reach, reach_ratio
 from poolwise.intervals.student import Interval, one_sided, tail_probability
 from poolwise.moments.linear import Fit, Linear
 from poolwise.moments.shape import find_weight
@@ -156,7 +156,7 @@ class Ratio:
             return Reach(math.inf, math.inf)
         sign = math.copysign(1.0, self.below.value)
         top, bottom = (e.linear.plain * sign for e in (self.above, self.below))
-        reach = reach_of_ratio(self.estimate, top, bottom, self.pool, self._pull, alpha)
+        reach = reach_ratio(self.estimate, top, bottom, self.pool, self._pull, alpha)
         return reach or Reach(math.inf, math.inf)
 
     @cached_property

@@ -217,7 +217,7 @@ def skewed_reach(estimate: Estimate, pool: Pool) -> Reaching | None:
         of_ratio = None
         if linear.ratio is not None:
             top, bottom = (Score({t: 1.0}).over(pool) for t in linear.ratio)
-            of_ratio = reach_of_ratio(estimate, top, bottom, pool, pull, alpha)
+            of_ratio = reach_ratio(estimate, top, bottom, pool, pull, alpha)
         return of_ratio or measure_reach(estimate, shape, powers, alpha)
 
     return reach
@@ -267,7 +267,7 @@ def _reaching(
     return one_sided(interval, sides)
 
 
-def reach_of_ratio(
+def reach_ratio(
     estimate: Estimate,
     top: Linear,
     bottom: Linear,

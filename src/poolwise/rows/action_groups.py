@@ -176,7 +176,7 @@ def _sum_unplayed(
     step = max(1, ENTRIES // max(1, *(part.width for part in (*known.values(), *loggers))))
     reader = connection.sql(query).to_arrow_reader(min(READ_ROWS, step))
 
-    def entries_of(part: Known, lines: pa.RecordBatch) -> tuple[AnyArray, AnyArray, AnyArray]:
+    def read_entries(part: Known, lines: pa.RecordBatch) -> tuple[AnyArray, AnyArray, AnyArray]:
         if part.policy is not None:
             batch = to_batch(lines, roles.action, roles.context)
             matrix = part.policy.distribution(batch)
@@ -193,8 +193,8 @@ def _sum_unplayed(
 
     done = 0
     for lines in reader:
-        parts = {name: entries_of(part, lines) for name, part in known.items()}
-        played = [entries_of(part, lines) for part in loggers]
+        parts = {name: read_entries(part, lines) for name, part in known.items()}
+        played = [read_entries(part, lines) for part in loggers]
         wide = len(codes)
         pairs = np.concatenate([(row * wide + code)[p > 0] for row, code, p in played])
         for name, (row, code, p) in parts.items():
