@@ -24,7 +24,7 @@ import pyarrow as pa
 from poolwise.engines.clicks import change_buckets, predict
 from poolwise.estimators.clicks import OfClicks
 from poolwise.estimators.ips import Balanced, Naive
-from poolwise.evaluation.clicks import ClickTests
+from poolwise.evaluation.clicks import judge_predictions
 from poolwise.evaluation.position_bias import describe
 from poolwise.intervals.skew import auto_interval
 from poolwise.intervals.student import Limits
@@ -419,8 +419,8 @@ def outcome(world: World, seed: int, truth: float) -> Outcome:
         for p, e in zip(bias.positions, world.examination, strict=True)
         if p.log_error > 0
     ]
-    tests = ClickTests.of(predictions(drawn, curve), 0.95)
-    tested = [tests.prediction(i, 1) for i in world.names]
+    rows = dict.fromkeys(world.names, 1)
+    tested = [*judge_predictions(predictions(drawn, curve), rows, 0.95).values()]
     inside = [abs(drawn.own_distance(curve, k)) < SIGMAS for k in range(len(world.names))]
     return Outcome(
         {name: e.value for name, (e, _) in results.items()},

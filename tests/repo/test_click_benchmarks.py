@@ -10,7 +10,7 @@ import pytest
 import poolwise as pw
 from benchmarks import click_speed, clicks, data
 from benchmarks.clicks import WORLDS, Drawn, World, keep, line, predictions
-from poolwise.evaluation.clicks import ClickTests
+from poolwise.evaluation.clicks import judge_predictions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,10 +38,11 @@ def test_the_arrays_give_the_numbers_of_the_package() -> None:
         assert ours.value == pytest.approx(estimate.value, rel=1e-9)
         assert ours.std_error == pytest.approx(estimate.std_error, rel=1e-9)
         assert found["new"].intervals[name].lower == pytest.approx(interval.lower, rel=1e-3)
-    tests = ClickTests.of(predictions(drawn, curve), 0.95)
+    rows = dict.fromkeys(world.names, 1)
+    tested = judge_predictions(predictions(drawn, curve), rows, 0.95)
     assert found.backtest is not None
     for i in world.names:
-        assert found.backtest[i].z == pytest.approx(tests.prediction(i, 1).z, abs=1e-9)
+        assert found.backtest[i].z == pytest.approx(tested[i].z, abs=1e-9)
 
 
 def test_truths_are_those_of_logs() -> None:

@@ -7,22 +7,25 @@ others predict its clicks on the items that they show, and it made these clicks 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.sparse import csr_array
 
 from poolwise.errors import Finding, UsageError
 from poolwise.evaluation.backtest import (
     BACKTEST_DIRECTIONS,
     BACKTEST_SEED,
+    EARNED,
     HARDLY,
+    PREDICTED,
     Backtest,
     Prediction,
     judge_misfit,
 )
-from poolwise.intervals.simultaneous import ALONE, factor_correlation, max_t
+from poolwise.evaluation.differences import conclude
+from poolwise.evaluation.spread import ErrorSource, Spread
 from poolwise.intervals.student import Interval
 from poolwise.log.clicks import jackknife_variance
 from poolwise.moments.buckets import jackknife_freedom
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poolwise.evaluation.read import OpenLog
-    from poolwise.intervals.simultaneous import MaxT
     from poolwise.log.clicks import Predicted, Support
     from poolwise.moments.estimate import Estimate
 
@@ -73,84 +75,58 @@ def click_backtest(rows: OpenLog) -> ClickBacktest:
             "a backtest predicts each logger from the others, and this log has one logger: "
             "add the rows of others"
         )
-    tests = ClickTests.of(rows.rows.click_predictions(), level)
+    predictions = judge_predictions(rows.rows.click_predictions(), counts, level)
     requests = rows.request.log.requests
     result = ClickBacktest(
-        {i: tests.prediction(i, count) for i, count in counts.items()},
+        predictions,
         level,
         rows_per_request=None if requests is None else requests.rows,
     )
     return replace(result, findings=tuple(_findings(result)))
 
 
-@dataclass(frozen=True, eq=False)
-class ClickTests:
-    """ClickTests of all predictions, which hold together.
+def judge_predictions(
+    found: Mapping[str, Predicted], counts: Mapping[str, int], level: float
+) -> dict[str, Prediction]:
+    """Return the predictions of all rankers, whose intervals hold together.
 
-    Attributes:
-        found: Both sides of each ranker.
+    Args:
+        found: Both sides of each ranker, also without each bucket.
+        counts: Rows of each ranker.
         level: Level at which all of them hold.
-        errors: Standard error of each difference.
-        freedom: Degrees of freedom of each error.
-        family: Distribution of the largest of the differences.
     """
-
-    found: Mapping[str, Predicted]
-    level: float
-    errors: Mapping[str, float]
-    freedom: Mapping[str, float]
-    family: MaxT
-
-    @classmethod
-    def of(cls, found: Mapping[str, Predicted], level: float) -> ClickTests:
-        """Return the tests of these predictions."""
-        without = np.column_stack([p.without[:, 0] - p.without[:, 1] for p in found.values()])
-        gaps = without - without.mean(axis=0)
-        covariance = (len(gaps) - 1) / len(gaps) * gaps.T @ gaps
-        errors = np.sqrt(np.diag(covariance)).tolist()
-        freedom = [
-            jackknife_freedom(p.rows, gap) if gap.any() else math.inf
-            for p, gap in zip(found.values(), gaps.T, strict=True)
-        ]
-        family = max_t(
-            factor_correlation(covariance),
-            np.random.default_rng(BACKTEST_SEED),
-            BACKTEST_DIRECTIONS,
-        )
-        return cls(
-            found,
-            level,
-            dict(zip(found, errors, strict=True)),
-            dict(zip(found, freedom, strict=True)),
-            family,
-        )
-
-    def prediction(self, logger: str, rows: int) -> Prediction:
-        """Return the prediction of one ranker with its test."""
-        found, error = self.found[logger], self.errors[logger]
-        freedom = self.freedom[logger]
-        predicted_error, earned_error = np.sqrt(jackknife_variance(found.without)).tolist()
-        z = (found.predicted - found.earned) / error if error > 0 else 0.0
-        critical, score = self.family.critical(self.level), np.array([abs(z)])
-        if math.isfinite(freedom):
-            critical = -float(stdtrit(freedom, float(ndtr(-critical))))
-            tail = stdtr(freedom, -score)
-            score = np.where(tail > 0, -ndtri(tail), score)
-        reach = critical * error if error > 0 else math.inf
-        return Prediction(
-            logger=logger,
-            rows=rows,
-            supported=found.supported,
-            effective_rows=found.effective,
-            predicted=found.predicted,
+    without = np.column_stack([p.without[:, 0] - p.without[:, 1] for p in found.values()])
+    gaps = without - without.mean(axis=0)
+    covariance = (len(gaps) - 1) / len(gaps) * gaps.T @ gaps
+    freedom = [
+        jackknife_freedom(p.rows, gap) if gap.any() else math.inf
+        for p, gap in zip(found.values(), gaps.T, strict=True)
+    ]
+    spread = Spread(
+        np.array([p.predicted - p.earned for p in found.values()]),
+        [ErrorSource(csr_array(np.eye(len(found))), covariance, math.inf)],
+        np.array(freedom),
+    )
+    family = spread.together(np.random.default_rng(BACKTEST_SEED), BACKTEST_DIRECTIONS)
+    differences = conclude([(PREDICTED, EARNED)] * len(found), spread, family, level)
+    predictions = {}
+    for (i, p), d in zip(found.items(), differences, strict=True):
+        predicted_error, earned_error = np.sqrt(jackknife_variance(p.without)).tolist()
+        predictions[i] = Prediction(
+            logger=i,
+            rows=counts[i],
+            supported=p.supported,
+            effective_rows=p.effective,
+            predicted=p.predicted,
             predicted_error=predicted_error,
-            earned=found.earned,
+            earned=p.earned,
             earned_error=earned_error,
-            interval=Interval(found.predicted - reach, found.predicted + reach, self.level),
-            z=z,
-            p_value=float(ALONE.p_values(score)[0]),
-            adjusted=float(self.family.p_values(score)[0]),
+            interval=Interval(p.earned + d.interval.lower, p.earned + d.interval.upper, level),
+            z=d.value / d.std_error if d.std_error > 0 else 0.0,
+            p_value=d.p_value,
+            adjusted=d.adjusted,
         )
+    return predictions
 
 
 def _findings(result: ClickBacktest) -> list[Finding]:
