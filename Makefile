@@ -33,9 +33,10 @@ check: $(ready)-test $(ready)-lint  ## Lint, check the format, the types and the
 	@$(venv) -m ruff check
 	@$(venv) -m ruff format --check
 	@$(venv) -m mypy src tests reproduction $(wildcard benchmarks)
-	@$(venv) scripts/licences.py skops sklearn trees
+	@$(venv) scripts/licences.py papers skops sklearn trees
 
 docs: $(ready)-docs  ## Build the documentation into build/docs
+	@$(venv) scripts/make_pictures.py
 	@$(venv) -m mkdocs build --strict --site-dir build/docs
 
 bench: $(ready)-test  ## Measure speed, memory and accuracy against rivals

@@ -33,6 +33,7 @@ PERMISSIVE = {
     "ISC",
     "MIT",
     "MIT-0",
+    "MIT-CMU",
     "PSF-2.0",
     "Python-2.0",
     "Unlicense",

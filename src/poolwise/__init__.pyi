@@ -73,6 +73,7 @@ from .log.policy import Uniform as Uniform
 from .log.posteriors import Thompson as Thompson
 from .moments.coverage import Coverage as Coverage
 from .moments.estimate import Estimate as Estimate
+from .report.figure import draw_figure as draw_figure
 from .rows.reward_model import GivenModel as GivenModel
 from .rows.reward_model import RewardModel as RewardModel
 

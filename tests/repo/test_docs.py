@@ -24,6 +24,7 @@ import poolwise
 import poolwise as pw
 from poolwise.evaluation.summarise import query_text
 from poolwise.formats.clicks import search_log
+from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
 from reproduction import toy
 from reproduction.datasets import data_folder
 
@@ -87,6 +88,26 @@ def test_the_picture_of_the_packages_is_current() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "make_architecture.py"))
     picture = (DOCS / "images" / "architecture.svg").read_text("utf-8")
     assert picture == script["drawn"](), "run: python scripts/make_architecture.py"
+
+
+def round_numbers(svg: str) -> str:
+    """Write numbers with one decimal: threads and libraries decide the last digits."""
+    return re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]) + 0.0:.1f}", svg)
+
+
+@pytest.mark.slow
+def test_pictures_are_those_of_the_program() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "make_pictures.py"))
+    evaluation = pw.evaluate(digits_log(), TARGETS, truth=digits_truth())
+    stale = "run: python scripts/make_pictures.py"
+    made = script["draw_pictures"](evaluation)
+    page = (DOCS / "gallery.md").read_text("utf-8")
+    for name, text in made.items():
+        stored = (script["IMAGES"] / name).read_text("utf-8")
+        assert round_numbers(stored) == round_numbers(text), f"{name}: {stale}"
+    drawn = re.findall(r"\(images/(gallery/[\w-]+\.svg)\)", page)
+    assert sorted([*drawn, "demo.svg"]) == sorted(made)
+    assert script["MARK"] + script["digest"](evaluation) in script["REPORT"].read_bytes(), stale
 
 
 def test_what_programs_read_is_current() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from poolwise.errors import UsageError
 from poolwise.log.problems import UTC
@@ -168,6 +168,21 @@ class Reported(Result):
         from poolwise.report.page import all_charts
 
         return all_charts(self.facts())
+
+    def chart(self, name: str, target: str = "") -> alt.LayerChart:
+        """Return one chart of the report, as an Altair object.
+
+        Args:
+            name: "estimates", "logs", "weights" or "agreement"; and where there are several
+                targets, periods, segments, logs to compare or clicks: "targets",
+                "differences", "course", "segments", "backtest" or "position-bias".
+            target: Name of the target in a chart of one target; the first by default.
+        """
+        from poolwise.report.page import pick_chart
+
+        facts: Mapping[str, Any] = self.facts()
+        targets = [str(entry["target"]) for entry in facts.get("targets", ())]
+        return pick_chart(self.charts(), name, targets, target)
 
     def save(
         self,

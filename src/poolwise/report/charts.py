@@ -315,7 +315,8 @@ def rows_axis(rows: Sequence[str]) -> alt.Y:
     """Return an axis with one line for each label, in this order."""
     import altair as alt
 
-    axis = alt.Axis(labelLimit=130, ticks=False, domain=False, grid=False)
+    limit = alt.ExprRef("max(130, width * 0.4)")
+    axis = alt.Axis(labelLimit=limit, ticks=False, domain=False, grid=False)
     return alt.Y("row:N", sort=list(rows), title=None, axis=axis)
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from poolwise.diagnosis.causes import find_cause, group_findings
-from poolwise.errors import UsageError
+from poolwise.errors import UsageError, did_you_mean
 from poolwise.files import write_whole
 from poolwise.report import charts, tables
 from poolwise.report.breakdown import (
@@ -83,7 +83,15 @@ PARTS = {  # causes of findings that concern a section
     "logs": ("support", "copies"),
     "weights": ("few rows", "probabilities"),
     "agreement": ("time", "probabilities"),
-    "periods": ("training",),
+    "course": ("training",),
+}
+CONDITIONS = {  # of charts that not every evaluation has
+    "segments": "`by` (--by)",
+    "course": "a log with `period` (--period)",
+    "backtest": "several loggers that the other logs can predict",
+    "targets": "several targets",
+    "differences": "several targets with a comparison",
+    "position-bias": "a log of clicks",
 }
 COLOURS = {value: f"var(--{name})" for name, value in PALETTE.items()}
 
@@ -351,7 +359,20 @@ class Charts(dict[str, "Chart"]):
         for other in (f"{name}-01", name.removesuffix("-01")):
             if other in self:
                 return self[other]
-        raise UsageError(f"there is no chart {name!r}; charts are {', '.join(self)}")
+        needs = f": it requires {CONDITIONS[name]}" if name in CONDITIONS else ""
+        raise UsageError(f"there is no chart {name!r}{needs}; charts are {', '.join(self)}")
+
+
+def pick_chart(
+    by_name: Mapping[str, Chart], name: str, targets: Sequence[str], target: str
+) -> Chart:
+    """Return the chart of a name; of one of several targets, if the target is named."""
+    if target and target not in targets:
+        raise UsageError(f"there is no target {target!r}{did_you_mean(target, targets)}")
+    numbered = f"{name}-{targets.index(target) + 1:02d}" if target else name
+    if target and f"{name}-01" in by_name:
+        return by_name[numbered]
+    return Charts(by_name)[name]
 
 
 def all_charts(evaluation: Facts) -> Charts:
@@ -377,7 +398,7 @@ def all_charts(evaluation: Facts) -> Charts:
         by_name[f"weights{suffix}"] = weights(target)
         by_name[f"agreement{suffix}"] = charts.agreement(target, per_request)
         if "periods" in target:
-            by_name[f"periods{suffix}"] = periods_chart(target, per_request)
+            by_name[f"course{suffix}"] = periods_chart(target, per_request)
     return by_name
 
 
