@@ -17,7 +17,6 @@ import yaml
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INDEX, SKILLS = DOCS / "llms.txt", ROOT / "skills" / "poolwise"
-LEFT_OUT = {"Contributing", "Decisions"}  # parts of the navigation for contributors
 SECTIONS = (  # page and heading of what SKILL.md repeats, under a heading of its own
     ("Which call fits the log", "README.md", "Start from your log"),
     ("What a log must record", "docs/your-logs.md", "What to record"),
@@ -40,7 +39,7 @@ def read_pages() -> list[tuple[str, str, str]]:
             if not isinstance(listed, str)
             for item in each.items()
         ]
-        pages += [page for page in found if part not in LEFT_OUT]
+        pages += found
     return pages
 
 

@@ -203,6 +203,31 @@ def test_a_margin_that_is_a_part_of_nothing_cannot_be_tested() -> None:
     assert decision.verdict == "can't tell"
 
 
+def test_what_is_shown_to_be_better_is_not_worse_by_a_part_of_anything() -> None:
+    rng = np.random.default_rng(7)
+    logger = rng.choice(["v1", "v2"], 4_000)
+    second = rng.random(4_000) < np.where(logger == "v1", 0.3, 0.6)
+    code = rng.random(4_000) < 0.5
+    share = {"cheap": np.where(code, 0.5, 0.1), "dear": np.where(code, 0.95, 0.6)}
+    table = pa.table(
+        {
+            "action": second.astype(int),
+            "policy": logger,
+            "price": np.where(second, 1.0, 0.1),  # known given the action: v2 has no error
+            **{name: np.where(second, p, 1 - p) for name, p in share.items()},
+        }
+    )
+    propensities = {"v1": {0: 0.7, 1: 0.3}, "v2": {0: 0.4, 1: 0.6}}
+    question = log(table, reward="price", propensities=propensities)
+    price = pw.Metric("price", better="lower", guard="5%", primary=True)
+    for name, verdict, guarded in (("cheap", "ship", "yes"), ("dear", "don't", "open")):
+        decision = pw.decide(question, {name: name}, baseline="v2", metrics={"price": price})
+        judged = decision[name]["price"]
+        assert judged.difference is not None
+        assert judged.difference.relative is None
+        assert (decision.verdict, judged.guarded) == (verdict, guarded)
+
+
 def test_costs_below_zero_keep_their_direction() -> None:
     """A cost of -103 is worse than one of -101, by 2% of it."""
     strict = decided(
@@ -272,3 +297,11 @@ def test_the_page_has_the_verdict_and_escapes_names(tmp_path: Any) -> None:  # n
     assert "<b>: " not in page
     assert "&lt;b&gt;" in page
     assert "<strong>ship</strong>" in page
+
+
+def test_the_page_names_the_column_behind_each_metric(tmp_path: Any) -> None:  # noqa: ANN401
+    metrics = {"spending": pw.Metric("amount", per="click", primary=True)}
+    pw.decide(log(), NEW, baseline="v1", metrics=metrics).save(tmp_path / "decision.html")
+    page = (tmp_path / "decision.html").read_text("utf-8")
+    columns = re.findall(r"<h2>(\S+) <small><code>(.*?)</code>", page)
+    assert columns == [("reward", "click"), ("spending", "amount per click")]

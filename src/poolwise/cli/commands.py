@@ -99,8 +99,8 @@ Examples:
   poolwise evaluate logs/*.parquet --logger policy --reward click \\
       --propensities 'p_{logger}' --target new=p_new
 
-Exit statuses: 0 done; 1 a requirement was not shown; 2 a mistake or a refusal,
-with one message on stderr.
+Exit statuses: 0 done; 1 a requirement was not shown, or `decide` says don't; 2 a
+mistake or a refusal, with one message on stderr; 3 `decide` can't tell.
 """
 
 app = typer.Typer(

@@ -232,7 +232,20 @@ class Decision(Reported):
         from poolwise.report.decision import decision_page
 
         grids = [grid for e in self._shown().values() for grid in e.brief()]
-        return decision_page(self.to_dict(), grids, command=command, question=question)
+        facts = self.to_dict()
+        return decision_page(
+            facts, grids, rewards=self._rewards(), command=command, question=question
+        )
+
+    def _rewards(self) -> Mapping[str, str]:
+        """Return the column or expression of each metric."""
+        found = {name: e.metric for name, e in self.evaluation.metrics.items()}
+        return {
+            name: self.evaluation.reward
+            if m is None
+            else m.reward + (f" per {m.per}" if m.ratio else "")
+            for name, m in found.items()
+        }
 
     def _shown(self) -> Mapping[str, Evaluation]:
         return {n: replace(e, segments=None) for n, e in self.evaluation.metrics.items()}
@@ -373,8 +386,8 @@ def _guard(metric: Metric, gap: Difference, baseline: float) -> Shown:
         return "yes"
     interval, sign, margin = gap.interval, metric.sign, metric.margin.margin
     if metric.margin.relative:
-        if gap.relative is None:
-            return "open"
+        if gap.relative is None:  # no limits in percent, but what is better is not worse
+            return "yes" if _improve(sign, interval)[0] > 0 else "open"
         # of a value below 0, a larger part is a smaller value
         interval, sign = gap.relative.interval, math.copysign(sign, sign * baseline)
     worst, best = _improve(sign, interval)

@@ -136,6 +136,7 @@ def decision_page(
     decision: Facts,
     grids: Sequence[Grid],
     *,
+    rewards: Mapping[str, str],
     command: str = "",
     question: Mapping[str, object] | None = None,
 ) -> str:
@@ -144,6 +145,7 @@ def decision_page(
     Args:
         decision: The dictionary of a decision.
         grids: Tables of the evidence.
+        rewards: Column or expression of each metric.
         command: The command that reproduces the numbers.
         question: Date, log and targets for an audit, and the text of a question file.
     """
@@ -154,7 +156,7 @@ def decision_page(
         title=f"{names} instead of {decision['baseline']}?",
         decision=decision,
         level=level,
-        candidates=[_card(c, decision["baseline"]) for c in decision["candidates"]],
+        candidates=[_card(c, decision["baseline"], rewards) for c in decision["candidates"]],
         rows=rows_text(decision),
         loggers=decision["loggers"],
         grids=grids,
@@ -166,12 +168,12 @@ def decision_page(
     )
 
 
-def _card(candidate: Facts, baseline: str) -> dict[str, object]:
+def _card(candidate: Facts, baseline: str, rewards: Mapping[str, str]) -> dict[str, object]:
     """Return the texts and the bars of one candidate."""
     lines = []
     for line in candidate["metrics"]:
         row: dict[str, object] = {"metric": line["metric"], "better": line["better"]}
-        row |= {"role": line["role"] or "shown only"}
+        row |= {"role": line["role"] or "shown only", "reward": rewards[line["metric"]]}
         row |= {"sentence": line["sentence"], "shown": "; ".join(_shown(line)), "bar": None}
         if line["difference"] is not None:
             row["value"], row["baseline"] = value_texts(line)

@@ -42,7 +42,7 @@ def draw_figure(chart: Chart, *, width: float = TEXT_WIDTH) -> Figure:
 
     Examples:
         >>> import poolwise as pw
-        >>> rows = {"p": [0.5, 0.5, 0.5, 0.5], "click": [1, 0, 0, 1], "p_new": [0.4, 0.6, 0.6, 0.4]}
+        >>> rows = {"p": [0.5] * 4, "click": [1, 0, 0, 1], "p_new": [0.4, 0.6, 0.6, 0.4]}
         >>> evaluation = pw.evaluate(pw.Log(rows, reward="click", propensity="p"), "p_new")
         >>> figure = pw.draw_figure(evaluation.chart("estimates"), width=3.25)
         >>> float(figure.get_figwidth())
