@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,6 +115,49 @@ def test_a_bar_with_the_time_left_appears_where_work_is_long() -> None:
     assert "reading" in text
     assert "100%" in text
     assert "0:00:00" in text  # of the time that is left
+
+
+class Line:
+    """The display of a notebook: the texts of one line, in order."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def display(self, data: dict[str, str], **_: object) -> Line:
+        self.update(data)
+        return self
+
+    def update(self, data: dict[str, str], **_: object) -> None:
+        self.texts.append(data["text/plain"])
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    """A notebook in which every stage is long."""
+    found = Line()
+    shell = SimpleNamespace(kernel=None)
+    notebook = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", found)
+    monkeypatch.setattr(progress, "LONG", -1.0)
+    monkeypatch.setattr(progress, "PAUSE", 0.0)
+    return found
+
+
+def test_a_notebook_shows_a_line_that_ends_empty(path: Path, line: Line) -> None:
+    pw.evaluate(log_of(path), {"t": "t"}, which_logs=False)
+    assert line.texts[0].startswith("reading: ")
+    assert line.texts[-2].startswith("reading: 100%, 0 seconds left")
+    assert line.texts[-1] == ""
+
+
+def test_short_work_shows_nothing_in_a_notebook(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LONG", 3600.0)
+    with progress.stage("reading", 2) as advance:
+        advance(2)
+    assert line.texts == []
 
 
 def test_short_work_shows_no_bar() -> None:

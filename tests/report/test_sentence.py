@@ -76,7 +76,7 @@ def test_the_answer_of_the_demo() -> None:
     assert answer(facts) == (
         "'candidate' would have earned 0.6771 ± 0.0040 per row "
         "(95% interval [0.6690, 0.6849]), 2.56 times as much as 'small', the largest logger "
-        "(95% interval 2.52 to 2.6 times; difference 0.4124 ± 0.0031, 95% interval "
+        "(95% interval 2.52 to 2.60 times; difference 0.4124 ± 0.0031, 95% interval "
         "[0.4062, 0.4187]); "
         "2 of 3 logs contribute at least 90% of it."
     )

@@ -26,6 +26,7 @@ ACCENT, MUTED, INK, GRID, SECOND = "#1b6ca8", "#8a94a0", "#3c4650", "#e3e7eb", "
 PALETTE = {"accent": ACCENT, "muted": MUTED, "ink": INK, "grid": GRID, "second": SECOND}
 REACH = 6  # an axis extends at most this many widths past the recommended intervals
 PICTURE_WIDTH = 640
+LINES = r"split(trim(replace(datum.label, regexp('(.{1,24})(\\s+|$)', 'g'), '$1\n')), '\n')"
 MANY, LOW = 12, 16  # rows from which on a line is low, and its height
 
 
@@ -213,7 +214,7 @@ def forest(
     shown = [p for p in points if p["x"] is not None]
     if offsets:  # room for names to the right of the intervals
         shown = [_end_bar(p, max(domain)) for p in shown]
-        domain = [min(domain), max(domain) + 0.18 * (max(domain) - min(domain))]
+        domain = [min(domain), max(domain) + 0.22 * (max(domain) - min(domain))]
     base = alt.Chart(inline(shown)).encode(
         y=rows_axis(rows),
         color=alt.Color(
@@ -233,7 +234,7 @@ def forest(
     layers = [bars, dots.encode(x=middle)]
     layers += [_outside(base, shown, domain, left=left) for left in (True, False)]
     if offsets:
-        names = base.mark_text(align="left", dx=6, fontSize=10, clip=True)
+        names = base.mark_text(align="left", dx=6, fontSize=10)
         layers.append(
             names.encode(x=alt.X("end:Q"), text=alt.Text("label:N"), color=alt.value(INK))
         )
@@ -315,8 +316,14 @@ def rows_axis(rows: Sequence[str]) -> alt.Y:
     """Return an axis with one line for each label, in this order."""
     import altair as alt
 
-    limit = alt.ExprRef("max(130, width * 0.4)")
-    axis = alt.Axis(labelLimit=limit, ticks=False, domain=False, grid=False)
+    axis = alt.Axis(
+        labelLimit=alt.ExprRef("max(160, width * 0.4)"),
+        labelExpr=LINES if len(rows) <= MANY else alt.Undefined,
+        labelLineHeight=13,
+        ticks=False,
+        domain=False,
+        grid=False,
+    )
     return alt.Y("row:N", sort=list(rows), title=None, axis=axis)
 
 
@@ -376,5 +383,14 @@ def draw_svg(chart: Chart) -> str:
 
 
 def picture(chart: Chart) -> dict[str, object]:
-    """Return the specification of a chart with a width of its own, on white."""
-    return {**chart.to_dict(), "background": "white", "width": PICTURE_WIDTH}
+    """Return the specification of a chart with a width of its own, on white.
+
+    The browser's font may be wider than the font that labels are measured in.
+    """
+    room = {"left": 24, "right": 12, "top": 5, "bottom": 5}
+    return {
+        **chart.to_dict(),
+        "background": "white",
+        "padding": room,
+        "width": PICTURE_WIDTH,
+    }

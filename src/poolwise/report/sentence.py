@@ -29,6 +29,7 @@ from poolwise.text import (
 Facts = Mapping[str, Any]  # the dictionary of a result, or one nested in it
 ESTIMATED = "propensities-estimated"  # the alarm that withholds verdicts
 CARRIED = 0.9  # logs carry an answer if their shares sum to this
+ALIGNED = 100.0  # multiples below it have as many decimals as the other end of their interval
 FEWEST_EFFECTIVE = 50  # effective rows behind the error of a single log
 
 
@@ -213,6 +214,8 @@ def _relate(difference: Facts, earned: float) -> tuple[str, str]:
     >>> known = {"relative": 2.5, "relative_lower": 2.0, "relative_upper": 3.0}
     >>> _relate({"difference": 5.0, **known}, 2.0)
     ('3.5 times as much as', '3 to 4 times')
+    >>> _relate({"difference": 5.0, **known, "relative_lower": 2.42}, 2.0)
+    ('3.5 times as much as', '3.42 to 4.00 times')
     >>> known = {"relative": -0.25, "relative_lower": -0.4, "relative_upper": -0.1}
     >>> _relate({"difference": -0.5, **known}, 2.0)
     ('25.0% less than', '10.0% to 40.0%')
@@ -226,7 +229,12 @@ def _relate(difference: Facts, earned: float) -> tuple[str, str]:
         return f"{abs(gap):.{places_for(difference['std_error'])}f} {more} than", ""
     ends = [difference["relative_lower"], difference["relative_upper"]]
     if relative > 1:
-        low, high = (short(1 + end) for end in ends)
+        texts = [short(1 + end) for end in ends]
+        places = max(len(text.partition(".")[2]) for text in texts)
+        low, high = (
+            f"{1 + end:.{places}f}" if end < ALIGNED else text
+            for text, end in zip(texts, ends, strict=True)
+        )
         return f"{short(1 + relative)} times as much as", f"{low} to {high} times"
     low, high = sorted(end if gap > 0 else -end for end in ends)
     return f"{percent(abs(relative))} {more} than", f"{percent(low)} to {percent(high)}"
