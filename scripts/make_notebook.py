@@ -1,4 +1,4 @@
-"""Write docs/examples/digits.ipynb: the cells below, executed.
+"""Write the notebooks of docs/examples: the cells below, executed.
 
 usage: python scripts/make_notebook.py
 """
@@ -11,9 +11,10 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-PATH = Path(__file__).parents[1] / "docs" / "examples" / "digits.ipynb"
+FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 RAISES = "raises-exception"
-CELLS: tuple[tuple[str, str], ...] = (
+Cells = tuple[tuple[str, str], ...]
+DIGITS: Cells = (
     (
         "markdown",
         """# poolwise in a notebook
@@ -35,19 +36,76 @@ log = digits_log()""",
     ("markdown", "One target has its own table:"),
     ("code", 'evaluation["new"]'),
     ("markdown", "Charts are pictures in the notebook, and Altair objects in Python:"),
-    ("code", 'evaluation.charts()["targets"]'),
-    ("code", 'evaluation.charts()["logs"]'),
+    ("code", 'evaluation.chart("targets")'),
+    ("code", 'evaluation.chart("logs")'),
     ("markdown", "Which of them is better, in pairs on the same rows?"),
     ("code", 'pw.compare(log, targets, baseline="large")'),
     ("markdown", "A mistake is one message:"),
     (RAISES, 'pw.evaluate(log, {"new": "p_candidat"})'),
 )
+CLICKS: Cells = (
+    (
+        "markdown",
+        """# Clicks of deterministic rankers
+
+Three rankers answered search requests. They show the same items at different positions, which
+reveals how often users look at each position, and with it the clicks of a ranker that was never
+live.""",
+    ),
+    (
+        "code",
+        """import poolwise as pw
+from poolwise.formats.clicks import search_log, search_truth
+
+roles = {"request": "request", "position": "position", "click": "click"}
+roles |= {"logger": "ranker", "ranks": "rank_{logger}"}
+bias = pw.position_bias(search_log(), **roles)
+bias""",
+    ),
+    ("code", 'bias.chart("position-bias")'),
+    ("markdown", "What would the candidate be clicked? A value is the clicks of a request:"),
+    (
+        "code",
+        """log, targets = pw.click_log(search_log(), {"candidate": "rank_candidate"}, **roles)
+evaluation = pw.evaluate(log, targets)
+evaluation""",
+    ),
+    ("markdown", "This log was simulated, so the true value is known:"),
+    ("code", 'round(search_truth()["candidate"], 3)'),
+)
+DECISION: Cells = (
+    (
+        "markdown",
+        """# Ship it?
+
+A launch is decided by several numbers. The candidate must be shown to be right more often, and
+not to guess 7 much more often than the classifier in use.""",
+    ),
+    (
+        "code",
+        """import poolwise as pw
+from poolwise.formats.labelled import digits_log
+
+log, targets = digits_log(), {"candidate": "p_candidate", "old": "p_medium"}
+metrics = {
+    "right": pw.Metric("correct", primary=True),
+    "sevens": pw.Metric("(digit = 7)::INT", better="lower", guard="25%"),
+}
+decision = pw.decide(log, targets, baseline="large", metrics=metrics)
+decision""",
+    ),
+    ("markdown", "How many more rows would make the interval half as wide?"),
+    ("code", 'pw.plan(log, "p_candidate", half_width=0.004)'),
+    ("markdown", "What each logger earned, predicted from the other logs:"),
+    ("code", 'pw.backtest(log).chart("backtest")'),
+)
+NOTEBOOKS = {"digits": DIGITS, "clicks": CLICKS, "decision": DECISION}
 
 
-def cells() -> list[Any]:
+def cells(texts: Cells) -> list[Any]:
     """Return the cells, not yet executed; their identifiers are numbers."""
     made = []
-    for number, (kind, text) in enumerate(CELLS):
+    for number, (kind, text) in enumerate(texts):
         if kind == "markdown":
             cell = nbformat.v4.new_markdown_cell(text)
         else:
@@ -57,12 +115,12 @@ def cells() -> list[Any]:
     return made
 
 
-def executed() -> Any:  # noqa: ANN401 - nbformat's node
-    """Return the notebook with its outputs, without the times of execution."""
+def executed(name: str) -> Any:  # noqa: ANN401 - nbformat's node
+    """Return a notebook with its outputs, without the times of execution."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.from_dict(
         {
-            "cells": cells(),
+            "cells": cells(NOTEBOOKS[name]),
             "metadata": {"kernelspec": kernel},
             "nbformat": 4,
             "nbformat_minor": 5,
@@ -74,9 +132,10 @@ def executed() -> Any:  # noqa: ANN401 - nbformat's node
 
 
 def main() -> None:
-    """Write the executed notebook."""
-    nbformat.write(executed(), PATH)
-    print(f"wrote {PATH.name}")
+    """Write the executed notebooks."""
+    for name in NOTEBOOKS:
+        nbformat.write(executed(name), FOLDER / f"{name}.ipynb")
+        print(f"wrote {name}.ipynb")
 
 
 if __name__ == "__main__":

@@ -184,6 +184,19 @@ class Reported(Result):
         targets = [str(entry["target"]) for entry in facts.get("targets", ())]
         return pick_chart(self.charts(), name, targets, target)
 
+    def _repr_html_(self) -> str:
+        from poolwise.report.charts import draw_inline
+
+        by_name = self.charts()
+        first = next(name for name in ("targets", *by_name) if name in by_name)
+        return as_html(
+            self.brief(),
+            self.warnings,
+            self.sentences,
+            self.opening,
+            draw_inline(by_name[first]),
+        )
+
     def save(
         self,
         path: str | PathLike[str],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from poolwise.report.sentence import Facts, find_recommended, single_log_error
 from poolwise.text import interval_text, percent, short, unit_text, with_error
@@ -380,6 +381,11 @@ def draw_svg(chart: Chart) -> str:
     import vl_convert
 
     return str(vl_convert.vegalite_to_svg(picture(chart)))
+
+
+def draw_inline(chart: Chart) -> str:
+    """Return the picture of a chart as an address that holds all of it, for HTML."""
+    return f"data:image/svg+xml,{quote(draw_svg(chart))}"
 
 
 def picture(chart: Chart) -> dict[str, object]:

@@ -150,12 +150,14 @@ def as_html(
     warnings: Sequence[Facts] = (),
     sentences: Sequence[str] = (),
     opening: Sequence[str] = (),
+    picture: str = "",
 ) -> str:
-    """Return sentences, tables and findings as HTML for a notebook."""
+    """Return sentences, a picture, tables and findings as HTML for a notebook."""
     template = templates().get_template("notebook.html")
     groups = group_findings(warnings)
     return template.render(
         opening=opening,
+        picture=picture,
         grids=grids,
         findings=groups[:SHOWN],
         rest=rest_text(groups),
