@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 import poolwise as pw
+from poolwise.evaluation.decide import EXITS
 from poolwise.evaluation.output import json_text
 from poolwise.formats.clicks import search_log
 from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
@@ -286,3 +287,11 @@ def test_the_schema_rejects_another_result(change: dict[str, object]) -> None:
     validate(json_text("evaluation", whole))
     with pytest.raises(jsonschema.ValidationError):
         validate(json_text("evaluation", whole | change))
+
+
+def test_the_table_of_exit_statuses_has_those_of_decisions() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+    table = page.partition("## Exit statuses")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (\d+)[\d, ]* \| (.*) \|$", table, re.MULTILINE))
+    for verdict, status in EXITS.items():
+        assert status == 0 or f"*{verdict}*" in rows[str(status)]
