@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _find_notebook() -> Viewer | None:
 @contextmanager
 def _show_line(long: float, what: str, total: int) -> Iterator[Advance]:
     """Show a line in a notebook once a stage turns out to be long, and empty it at its end."""
-    from IPython.display import display
+    show: Any = import_module("IPython.display").display
 
     shown: Any = None
     started = told = time.monotonic()
@@ -97,7 +98,7 @@ def _show_line(long: float, what: str, total: int) -> Iterator[Advance]:
         text = {"text/plain": f"{what}: {done / max(total, 1):.0%}, {left:.0f} seconds left"}
         told = now
         if shown is None:
-            shown = display(text, raw=True, display_id=True)
+            shown = show(text, raw=True, display_id=True)
         else:
             shown.update(text, raw=True)
 

@@ -53,7 +53,7 @@ def test_text_has_one_size_at_every_width(width: float) -> None:
     figure = pw.draw_figure(samples.demo().chart("logs"), width=width)
     (axes,) = figure.axes
     assert figure.get_figwidth() == width
-    sizes = {round(label.get_fontsize(), 1) for label in axes.texts}
+    sizes = {round(float(label.get_fontsize()), 1) for label in axes.texts}
     assert sizes == {8.1}
 
 
