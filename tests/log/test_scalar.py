@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +23,11 @@ from poolwise.log.scalar import (
 )
 from poolwise.moments.terms import REWARD, Needs
 from tests.support.messages import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlglot.expressions import Expr
 
 # Columns: p = 2.5, n = 7, m = -3, x = 'Ab,cd', z = NULL, flag = true,
 # ts = 2024-03-05 13:14:15.25 (a Tuesday), d = 2024-02-28, xs = [0.5, 0.25, 2], ...
@@ -207,11 +213,25 @@ PARTS = {
     "COLUMNS('p.*') + 1": "COLUMNS()",
     "log.*": "*",
     "#1": "",
+    "var_map(1)": "",
     "? + 1": "?",
     "$1": "$1",
     "list_transform(xs, lambda v: v + random())": "random()",
     "json_extract(j, '$[?(@.a > 1)]')": "json_extract(j, '$[?(@.a > 1)]')",
     "(" * 500 + "p" + ")" * 500: "brackets that are nested too deeply",
+    # text that SQLGlot would write without quotes
+    "time_bucket(d, ts, 'ts) = (SELECT 1')": "TS) = (SELECT 1",
+    "last_day(d, 'd), evil(d')": "D), EVIL(D",
+    "date_trunc('day), evil(ts', ts)": "DAY), EVIL(TS",
+    """date_diff("day, evil()", d, ts)""": "DAY, EVIL()",
+    """p::DECIMAL("9) + evil(1")""": "9) + EVIL(1",
+    "extract('day FROM ts) + evil(' FROM ts)": "extract()",
+    "sha2(x, '256(x), evil')": "sha2()",
+    "sha2(x, '_evil')": "sha2()",
+    "j -> 'a\\'": '."a\\"',
+    "j ->> 'a.b'": "'$.a.b'",  # the key 'a.b' in DuckDB
+    "j ->> 'c[0]'": "'$.c[0]'",
+    "probs['a] + evil() + [b']": "probs['a] + evil() + [b']",
 }
 
 
@@ -232,6 +252,62 @@ def test_texts_stay_texts_in_every_dialect(dialect: str) -> None:
     texts = [node.this for node in again.find_all(exp.Literal)]
     assert sorted(texts) == sorted(["\\", " || reflect(1) || ", "*/ reflect(2)"])
     assert again.find(exp.Anonymous) is None
+
+
+ODD_TEXTS = (
+    "zq'`\"]) evil( \\",
+    "$.zq\\",
+    "zq, evil()",
+)
+DIALECTS = (
+    *("bigquery", "clickhouse", "databricks", "duckdb", "hive", "postgres", "snowflake"),
+    *("spark", "trino", "tsql"),
+)
+
+
+def odd_expressions(text: str) -> Iterator[Expr]:
+    """Yield allowed expressions in which a text is one argument of a function, or its field."""
+    names = {name.lower() for name in sqlglot.Dialect.get_or_raise("duckdb").parser().FUNCTIONS}
+    quoted = exp.Literal.string(text).sql("duckdb")
+    named = exp.to_identifier(text, quoted=True).sql("duckdb")
+    calls = [
+        f"{name}({', '.join([*'xyz'[:place], odd, *'uvw'[: size - 1 - place]])})"
+        for name in sorted(names | FUNCTION_NAMES)
+        for size in (1, 2, 3)
+        for place in range(size)
+        for odd in (quoted, named)
+    ]
+    fields = [
+        f"extract({quoted} FROM x)", f"extract({named} FROM x)", f"x[{quoted}]",
+        f"x -> {quoted}", f"x ->> {quoted}", f"x::DECIMAL({named})", f"{{{quoted}: 1}}",
+        f"x AT TIME ZONE {quoted}", f"x LIKE 'a' ESCAPE {quoted}", f"trim({quoted} FROM x)",
+        f"x::STRUCT({named} INT)", f"list_filter(x, lambda {named}: {named} > 1)",
+    ]  # fmt: skip
+    for sql in (*calls, *fields):
+        with suppress(ExpressionError):
+            yield parse_scalar(sql)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_no_text_becomes_sql_in_any_dialect(text: str) -> None:
+    """SQLGlot writes some arguments without quotes; no allowed text there is SQL."""
+    found = []
+    for tree in odd_expressions(text):
+        for dialect in DIALECTS:
+            try:
+                written = tree.sql(dialect)
+            except (ValueError, TypeError):  # it has no such function with these arguments
+                continue
+            try:
+                names = [
+                    token.text.lower() for token in sqlglot.tokenize(written, read=dialect)
+                ]
+            except sqlglot.errors.TokenError:  # a text has no end
+                names = ["evil"]
+            if "evil" in names:
+                found.append(f"{dialect}: {written}")
+    assert not found
 
 
 # --- every role -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ All listed functions compute the same value from the same row whenever they are 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, cast
 
 import sqlglot
@@ -76,6 +77,16 @@ FUNCTION_NAMES = frozenset(  # functions of DuckDB that SQLGlot does not know
         *("cardinality", "json_array_length", "json_value"),
     )
 )
+
+# Arguments that SQLGlot writes without quotes in some dialect, and the text that is safe there.
+UNQUOTED: Mapping[type, tuple[str, re.Pattern[str]]] = {
+    exp.Var: ("this", re.compile(r"\w+")),  # units of time; any text may be given as one
+    exp.Extract: ("this", re.compile(r"\w+")),
+    exp.SHA2: ("length", re.compile(r"\d*")),
+    exp.UnixToTime: ("scale", re.compile(r"\d*")),
+    exp.JSONPathKey: ("this", re.compile(r"[^\\]*")),
+    exp.Bracket: ("expressions", re.compile(r"[^\]]*")),  # a name in T-SQL
+}
 
 # What gives other values outside DuckDB, as measured on Spark and PostgreSQL.
 DIFFERENT = (exp.DateDiff, exp.TimeToStr, exp.RegexpReplace)
@@ -146,7 +157,7 @@ def parse_scalar(sql: str) -> Expr:
         (tree,) = sqlglot.parse(sql, read="duckdb")
     except RecursionError:
         raise ExpressionError(sql, "brackets that are nested too deeply") from None
-    except (sqlglot.errors.SqlglotError, ValueError):
+    except (sqlglot.errors.SqlglotError, ValueError, LookupError, TypeError, AttributeError):
         raise ExpressionError(sql) from None
     if not isinstance(tree, exp.Condition | exp.Query):
         raise ExpressionError(sql)
@@ -154,6 +165,9 @@ def parse_scalar(sql: str) -> Expr:
         if not _is_allowed(node):
             raise ExpressionError(sql, _show_node(node, sql))
         node.pop_comments()  # SQLGlot would write them into the query
+    for path in tree.find_all(exp.JSONPath):
+        if not _keeps_path(path, sql):
+            raise ExpressionError(sql, _show_node(path, sql))
     return cast("Expr", tree)
 
 
@@ -162,7 +176,25 @@ def _is_allowed(node: Expr) -> bool:
         return node.name.lower() in FUNCTION_NAMES and not isinstance(node.parent, exp.Dot)
     if isinstance(node, exp.DataType):
         return node.this is not exp.DType.USERDEFINED  # a database may run code in its casts
-    return type(node) in ALLOWED_FUNCTIONS
+    return type(node) in ALLOWED_FUNCTIONS and _is_safe_unquoted(node)
+
+
+def _is_safe_unquoted(node: Expr) -> bool:
+    """Test if the texts of a node cannot become SQL where SQLGlot writes no quotes."""
+    for kind, (name, safe) in UNQUOTED.items():
+        if isinstance(node, kind):
+            given = node.args.get(name)
+            parts = given if isinstance(given, list) else [given or ""]
+            texts = (part if isinstance(part, str) else part.name for part in parts)
+            return all(safe.fullmatch(text) for text in texts)
+    return True
+
+
+def _keeps_path(path: exp.JSONPath, sql: str) -> bool:
+    """Test if a path in JSON is written as given: SQLGlot reads the key 'a.b' as '$.a.b'."""
+    written, given = (text.replace('"', "") for text in (path.sql(dialect="duckdb"), sql))
+    key = written.replace("$.", "") if len(path.expressions) == 2 else written
+    return written in given or key in given
 
 
 def _show_node(node: Expr, sql: str) -> str:
