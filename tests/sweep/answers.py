@@ -19,10 +19,6 @@ ESTIMATORS: dict[str, Any] = {
 }
 WATCHED_LEVEL = 0.9999  # so that a bound that misses the truth is a mistake
 HALF_WIDTH = 0.7  # planned, as a part of the present one
-METRICS = {  # of the reward, whose mean alone is known
-    "reversed": "3 - 2 * ({reward}), lower",
-    "ratio": "({reward}) + 1 per 2 * ({reward}) + 200",
-}
 SEGMENTS = {"by": "device", "position": "position"}
 LEARNING: dict[str, Any] = {
     "features": ["x1", "x2"],
@@ -58,11 +54,6 @@ def planned_width(now: pw.Evaluation) -> float:
     return HALF_WIDTH * min(w for w in widths if w > 0) / 2
 
 
-def metrics_of_reward(asked: Asked) -> dict[str, str]:
-    """Return the metrics of the combination's log."""
-    return {name: text.format(reward=asked.log.reward) for name, text in METRICS.items()}
-
-
 def _engine(asked: Asked) -> Any:  # noqa: ANN401 - an engine, or None
     """Return the engine; saved moments are made first, and read from their file."""
     if asked.combination["source"] != "saved":
@@ -94,19 +85,6 @@ class _Verbs:
             options["baseline"] = asked.baseline
         found = pw.evaluate(asked.log, asked.targets, engine=engine, **options)
         str(found), found.to_text()
-        return found.to_dict()
-
-    @staticmethod
-    def metrics(asked: Asked) -> dict[str, Any]:
-        found = pw.evaluate(
-            asked.log,
-            asked.targets,
-            engine=_engine(asked),
-            baseline=asked.baseline,
-            metrics=metrics_of_reward(asked),
-            **_options(asked),
-        )
-        str(found)
         return found.to_dict()
 
     @staticmethod

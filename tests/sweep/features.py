@@ -78,7 +78,6 @@ FEATURES: dict[str, tuple[str, ...]] = {
     ),
     "verb": (
         "evaluate",
-        "metrics",
         "compare",
         "plan",
         "watch",

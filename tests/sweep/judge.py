@@ -23,18 +23,13 @@ from tests.sweep.rankings import RankingWorld
 from tests.sweep.world import CONTEXTS, ITEMS, PERIODIC, TARGETS, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
 EXACT = 1e-9  # relative to the value or its standard error
 SIGMAS = 5.0
 FEW = 50  # rows of a logger below which its standard error is a guess
-MEASURED: Mapping[str, Callable[[float], float]] = {  # by the value of the reward
-    "reward": lambda value: value,
-    "reversed": lambda value: 3 - 2 * value,
-    "ratio": lambda value: (value + 1) / (2 * value + 200),
-}
 FEW_PAYING = {"rare": 800, "heavy": 2_000}  # the same, if few of the rows earn anything
 OWN = ("naive", "weighted", "doubly-robust-naive", "doubly-robust-weighted")  # no mixture
 SURE = 1 - 1e-9  # mass on actions that are played; less is missing
@@ -168,32 +163,10 @@ def _evaluated(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
         yield from _courses(asked, name, entry.get("periods", ()))
     if "segments" in result:
         yield from _segments(asked, result["segments"])
-    yield from _measured(asked, result.get("metrics", ()))
     if result.get("backtest"):
         yield from _backtested(asked, result["backtest"])
     if result.get("comparison"):
         yield from _compared(asked, result["comparison"], _warned(result))
-
-
-def _measured(asked: Asked, metrics: Sequence[Mapping[str, Any]]) -> Iterator[Number]:
-    """Yield the values and differences of metrics, which follow from those of the reward."""
-    world = asked.world
-    for metric in metrics:
-        truth, kind = MEASURED[metric["metric"]], f"metric {metric['metric']}"
-        for entry in metric["targets"]:
-            name = entry["target"]
-            if name not in TARGETS or "estimator" not in entry:
-                continue
-            _check_estimate(entry)
-            if not _covered(asked, name, entry["estimator"]):
-                continue
-            value = truth(world.value(name))
-            yield Number(kind, name, entry["value"], entry["std_error"], value)
-            gap = entry.get("difference")
-            if not gap or not _covered(asked, gap["other"], entry["estimator"]):
-                continue
-            gaps = (gap["difference"], gap["std_error"])
-            yield Number(f"{kind} less", name, *gaps, value - truth(world.value(gap["other"])))
 
 
 def _few(asked: Asked) -> int:

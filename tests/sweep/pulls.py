@@ -36,7 +36,6 @@ QUESTIONS: tuple[Mapping[str, str], ...] = (
     {"structure": "cluster", "source": "frame"},
     {"structure": "cascade", "loggers": "two"},
     {"verb": "compare", "loggers": "five"},
-    {"verb": "metrics"},
     {"verb": "backtest"},
     {"verb": "learn", "source": "frame"},
     {"probabilities": "own", "rewards": "amounts"},

@@ -26,7 +26,6 @@ from tests.sweep.answers import (
     WATCHED_LEVEL,
     evaluate_now,
     given_model,
-    metrics_of_reward,
     planned_width,
 )
 from tests.sweep.ask import Wrong
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from tests.sweep.ask import Asked
 
 NUMBERS = count()  # of modules, whose names must differ within a process
-# Keys of lists and tables.
-PLURALS = {"target": "targets", "estimator": "estimators", "metric": "metrics"}
+PLURALS = {"target": "targets", "estimator": "estimators"}  # keys of lists and tables
 OF_SCORE = {"propensity", "propensities", "target", "action", "eligible", "context", "timezone"}
 OF_SCORE |= {"reward", "logger", "log_probabilities", "densities"}
 MODULE = """import pickle, pathlib
@@ -51,7 +49,6 @@ BESIDE = ("moments", "out")  # files, which are no keys of a question
 SHRUNK = "balanced-clip-1000"
 BY_VERB = {  # command and options
     "evaluate": ("evaluate", ("baseline", "interval", "by", "estimator", "model")),
-    "metrics": ("evaluate", ("baseline", "interval", "by", "estimator", "model", "metric")),
     "backtested": (
         "evaluate",
         ("baseline", "interval", "by", "estimator", "model", "backtest"),
@@ -73,7 +70,6 @@ def printed(asked: Asked) -> dict[str, Any]:
             return _scored(asked)
         now = evaluate_now(asked) if verb == "plan" else None
         options = _options(asked) | ({"half_width": planned_width(now)} if now else {})
-        options |= {"metric": metrics_of_reward(asked)}
         options |= {"state": str(asked.folder / "state.npz"), "level": WATCHED_LEVEL}
         options |= LEARNING | {"out": str(asked.folder / "policy.json"), "backtest": True}
         command, own = BY_VERB[verb]
