@@ -20,6 +20,7 @@ ESTIMATORS: dict[str, Any] = {
 WATCHED_LEVEL = 0.9999  # so that a bound that misses the truth is a mistake
 HALF_WIDTH = 0.7  # planned, as a part of the present one
 SEGMENTS = {"by": "device", "position": "position"}
+THRESHOLD = 0.5  # between the rewards 0 and 1
 LEARNING: dict[str, Any] = {
     "features": ["x1", "x2"],
     "folds": 2,
@@ -48,6 +49,17 @@ def evaluate_now(asked: Asked) -> pw.Evaluation:
     return pw.evaluate(asked.log, {"new": asked.targets["new"]}, engine=_engine(asked))
 
 
+def measures(asked: Asked) -> dict[str, Any]:
+    """Return metrics or thresholds whose truth follows from that of the reward."""
+    reward, chosen = asked.roles["reward"], asked.combination["measures"]
+    if chosen == "none":
+        return {}
+    if chosen == "thresholds":
+        return {"thresholds": [THRESHOLD]}
+    texts = {"again": f"{reward} * 1", "ratio": f"{reward} per 2 + {reward}"}
+    return {"metrics": {chosen: texts[chosen]}}
+
+
 def planned_width(now: pw.Evaluation) -> float:
     """Return the half-width to plan for, in terms of the present ones."""
     widths = [i.upper - i.lower for i in now["new"].intervals.values()]
@@ -66,7 +78,7 @@ def _engine(asked: Asked) -> Any:  # noqa: ANN401 - an engine, or None
 def _options(asked: Asked) -> dict[str, Any]:
     combination = asked.combination
     chosen = combination["estimator"]
-    options: dict[str, Any] = {"interval": combination["interval"]}
+    options: dict[str, Any] = {"interval": combination["interval"], **measures(asked)}
     options["estimators"] = ESTIMATORS.get(chosen, chosen)
     if chosen == "doubly-robust":
         options["model"] = given_model(asked)
@@ -91,7 +103,7 @@ class _Verbs:
     def compare(asked: Asked) -> dict[str, Any]:
         chosen = asked.combination["estimator"]
         name = ESTIMATORS.get(chosen, chosen)
-        options = {} if name is None else {"estimator": name}
+        options = measures(asked) | ({} if name is None else {"estimator": name})
         options |= {"model": given_model(asked)} if chosen == "doubly-robust" else {}
         found = pw.compare(
             asked.log, asked.targets, baseline=asked.baseline, engine=_engine(asked), **options

@@ -99,10 +99,13 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "doubly-robust",
     ),
     "interval": ("auto", "student", "betting", "smoothed"),
+    "measures": ("none", "again", "ratio", "thresholds"),
 }
 RANKED = ("cascade", "independent", "whole", "position", "scores", "arrays", "session")
 TYPED = ("question", "command")  # faces of the program
 WHOLE = ("map", "struct", "json", "list", "groups")  # distributions per row
+MEASURES = ("again", "ratio", "thresholds")
+UNMEASURED = ("plan", "watch", "learn", "check", "score", "backtest")
 COMPUTED = (
     *("mixture", "estimated", "unlogged", "policies", "sampled", "densities", "eligible"),
     *WHOLE,
@@ -127,6 +130,8 @@ INEXPRESSIBLE: frozenset[Values] = frozenset(
         ("structure", ("joined",), "source", ("postgres", "saved")),
         ("source", ("frame", "postgres"), "face", TYPED),
         ("verb", ("score",), "face", ("question",)),
+        ("verb", UNMEASURED, "measures", MEASURES),
+        ("verb", ("compare",), "measures", ("thresholds",)),
     )
     for one in ones
     for other in others

@@ -163,10 +163,37 @@ def _evaluated(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
         yield from _courses(asked, name, entry.get("periods", ()))
     if "segments" in result:
         yield from _segments(asked, result["segments"])
+    yield from _measured(asked, result)
     if result.get("backtest"):
         yield from _backtested(asked, result["backtest"])
     if result.get("comparison"):
         yield from _compared(asked, result["comparison"], _warned(result))
+
+
+def _measured(asked: Asked, result: Mapping[str, Any]) -> Iterator[Number]:
+    """Yield metrics whose truth follows from the reward's, and chances of a reward of 0."""
+    values = {
+        (t["target"], e["estimator"]): e for t in result["targets"] for e in t["estimates"]
+    }
+    for entry in result.get("metrics", ()):
+        for found in entry["targets"]:
+            name, estimator = found["target"], found["estimator"]
+            if found.get("value") is None or not _covered(asked, name, estimator):
+                continue
+            same = values.get((name, estimator))
+            if entry["metric"] == "again" and same and found["value"] != same["value"]:
+                raise Wrong(f"the metric is {found['value']}, the reward {same['value']}")
+            truth, kind = asked.world.value(name), f"metric {entry['metric']}"
+            truth /= 2 + truth if entry["metric"] == "ratio" else 1
+            yield Number(kind, name, found["value"], found["std_error"], truth)
+            if entry["metric"] == "again" and "difference" in found:
+                yield from _difference(asked, found["difference"], estimator)
+    clicks = asked.combination["rewards"] == "clicks" and isinstance(asked.world, World)
+    for entry in (result.get("distribution") or {}).get("thresholds", ()) if clicks else ():
+        name = entry["target"]
+        if _covered(asked, name, "naive") and not _warned(result):
+            truth = 1 - asked.world.value(name)
+            yield Number("threshold", name, entry["probability"], entry["std_error"], truth)
 
 
 def _few(asked: Asked) -> int:

@@ -26,6 +26,7 @@ from tests.sweep.answers import (
     WATCHED_LEVEL,
     evaluate_now,
     given_model,
+    measures,
     planned_width,
 )
 from tests.sweep.ask import Wrong
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
     from tests.sweep.ask import Asked
 
 NUMBERS = count()  # of modules, whose names must differ within a process
-PLURALS = {"target": "targets", "estimator": "estimators"}  # keys of lists and tables
+PLURALS = {
+    "target": "targets",
+    "estimator": "estimators",
+    "metric": "metrics",
+}  # keys of lists and tables
 OF_SCORE = {"propensity", "propensities", "target", "action", "eligible", "context", "timezone"}
 OF_SCORE |= {"reward", "logger", "log_probabilities", "densities"}
 MODULE = """import pickle, pathlib
@@ -47,13 +52,11 @@ globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read
 """
 BESIDE = ("moments", "out")  # files, which are no keys of a question
 SHRUNK = "balanced-clip-1000"
+EVALUATED = ("baseline", "interval", "by", "estimator", "model", "metric", "thresholds")
 BY_VERB = {  # command and options
-    "evaluate": ("evaluate", ("baseline", "interval", "by", "estimator", "model")),
-    "backtested": (
-        "evaluate",
-        ("baseline", "interval", "by", "estimator", "model", "backtest"),
-    ),
-    "compare": ("compare", ("baseline", "estimator", "model")),
+    "evaluate": ("evaluate", EVALUATED),
+    "backtested": ("evaluate", (*EVALUATED, "backtest")),
+    "compare": ("compare", ("baseline", "estimator", "model", "metric")),
     "plan": ("plan", ("half_width",)),
     "watch": ("watch", ("state", "level")),
     "learn": ("learn", (*LEARNING, "out")),
@@ -185,6 +188,7 @@ def _options(asked: Asked) -> dict[str, Any]:
     combination = asked.combination
     options = _roles(asked)
     options |= {"baseline": asked.baseline, "interval": combination["interval"]}
+    options |= {"metric" if k == "metrics" else k: v for k, v in measures(asked).items()}
     if combination["source"] == "saved":  # moments have no differences
         options.pop("baseline")
     if combination["structure"] in SEGMENTS:
