@@ -159,6 +159,22 @@ def test_gates_take_one_target_and_every_segment(path: str) -> None:
     run("evaluate", path, *by, "better", "--margin", (lowest + overall) / 2, status=1)
 
 
+def test_a_gate_is_a_key_of_a_question_file(path: str, tmp_path: Path) -> None:
+    text = (
+        f'log = "{path}"\nreward = "reward"\nlogger = "logger"\npropensity = "p"\n'
+        'propensities = "p_{logger}"\nbaseline = "b"\nby = "country"\nhalf_width = 0.01\n'
+        'targets = {new = "t", same = "p_b"}\n'
+    )
+    for required, status in (("better:new", 0), ("not-worse:new", 0), ("better:same", 1)):
+        file = tmp_path / "question.toml"
+        file.write_text(f'require = "{required}"\n{text}')
+        for verb in ("evaluate", "compare"):
+            run(verb, file, status=status)
+        run("check", file)
+        run("plan", file, "--target", "new")
+        assert pw.Question.read(file).options["require"] == required
+
+
 def test_a_target_of_a_file_is_chosen_by_name(path: str, tmp_path: Path) -> None:
     file = tmp_path / "question.toml"
     file.write_text(

@@ -65,7 +65,11 @@ class Key(NamedTuple):
                 value = {name: _as_json(part) for name, part in value.items()}
             if self.option == "metric" and isinstance(value, dict):
                 value = {name: _metric(part) for name, part in value.items()}
-            return _flat(value) if self.repeated else _convert_value(value, self.kinds)
+            return (
+                _flat(value)
+                if self.repeated
+                else _convert_value(value, self.kinds, self.choices)
+            )
         except (KeyError, OverflowError, TypeError, ValueError):
             text = as_line(repr(value))
             raise UsageError(
@@ -83,9 +87,14 @@ class Key(NamedTuple):
             return "a table of texts and of tables with reward, per, better, primary, guard"
         if self.repeated:
             return "text, a list of texts or a table of them"
-        choices = [repr(choice) for kind in self.kinds for choice in get_args(kind)]
+        choices = [repr(choice) for choice in self.choices]
         names = {bool: "true or false", float: "a number", int: "a whole number"}
         return ", ".join(choices) or names.get(self.kinds[0], "text")
+
+    @property
+    def choices(self) -> list[Any]:
+        """Values of a Literal; none for other types."""
+        return [choice for kind in self.kinds for choice in get_args(kind)]
 
     def as_option(self, value: object) -> object:
         """Return a typed value as the command line gives it: texts of tables are NAME=VALUE."""
@@ -94,9 +103,8 @@ class Key(NamedTuple):
         return texts(value) if self.option == "logs" or self.repeated else value
 
 
-def _convert_value(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401 - of TOML
+def _convert_value(value: Any, kinds: tuple[Any, ...], choices: list[Any]) -> Any:  # noqa: ANN401 - of TOML
     """Return one value in a type; raise TypeError or ValueError if it has another."""
-    choices = [choice for kind in kinds for choice in get_args(kind)]
     if choices or bool in kinds:
         if value not in (choices or [True, False]) or type(value) not in {str, bool}:
             raise ValueError
@@ -162,8 +170,12 @@ def _flat(value: object) -> object:
 
 
 def by_name(keys: Iterable[Key]) -> dict[str, Key]:
-    """Return keys by their names in a file."""
-    return {key.name: key for key in keys}
+    """Return keys by their names in a file.
+
+    Of a key that several commands have, the kind that takes most values: a command with fewer
+    choices checks them itself.
+    """
+    return {key.name: key for key in sorted(keys, key=lambda key: not key.choices)}
 
 
 def _key(option: inspect.Parameter) -> Key:
