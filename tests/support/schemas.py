@@ -231,6 +231,60 @@ def listed(folder: Path) -> Found:
 
 
 @schema
+def ranked_candidates(folder: Path) -> Found:
+    """Return lists called those of candidates, of which one is what the loggers played by."""
+    d, items = decide(21), np.array(["i7", "i8", "i9"])
+    own = [POLICIES[n][x].tolist() for n, x in zip(d.logger, d.context, strict=True)]
+    rows = {
+        "policy_name": d.logger,
+        "shown_item": items[d.action],
+        "candidate_items": [items.tolist()] * ROWS,
+        "candidate_scores_logged": own,
+        "candidate_scores_next": [p.tolist() for p in d.all(NEW)],
+        "orders": d.reward.astype(int),
+    }
+    pq.write_table(pa.table(rows), folder / "candidates.parquet")
+    keys = {
+        "reward": "orders",
+        "logger": "policy_name",
+        "propensity": "candidate_scores_logged",
+        "action": "shown_item",
+        "eligible": "candidate_items",
+    }
+    return Found(["candidates.parquet"], keys, {"candidate_scores_next": value(NEW)})
+
+
+@schema
+def switch(folder: Path) -> Found:
+    """Return a choice of yes or no, whose probabilities are fields called true and false."""
+    rng = np.random.default_rng(22)
+    plus = rng.integers(0, 2, ROWS)
+    chance, new = np.array([0.3, 0.6])[plus], np.array([0.9, 0.2])[plus]
+    shown = rng.random(ROWS) < chance
+    rate = np.array([[0.2, 0.5], [0.4, 0.1]])
+
+    def both(p: NDArray[np.float64]) -> list[dict[str, float]]:
+        return [{"false": 1 - q, "true": q} for q in p.tolist()]
+
+    rows = {
+        "model": ["m1"] * ROWS,
+        "discount_shown": shown,
+        "probs": both(chance),
+        "probs_new": both(new),
+        "sale": (rng.random(ROWS) < rate[plus, shown.astype(int)]).astype(int),
+    }
+    pq.write_table(pa.table(rows), folder / "switch.parquet")
+    keys = {
+        "reward": "sale",
+        "logger": "model",
+        "propensity": "probs",
+        "action": "discount_shown",
+    }
+    policy = np.array([[0.1, 0.9], [0.8, 0.2]])
+    return Found(["switch.parquet"], keys, {"new": value(policy, rate)})
+
+
+@schema
 def across(folder: Path) -> Found:
     """Return a distribution whose entries have their own columns, in CSV."""
     d, names = decide(5, policies=["v1"]), ["small", "medium", "large"]

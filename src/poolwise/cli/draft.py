@@ -49,6 +49,7 @@ REWARDS: Words = (
     *("margin", "gmv", "spend", "amount", "solved", "resolved", "success", "successful"),
     *("opened", "open", "booked", "signup", "subscribed", "engaged", "liked", "thumbs"),
     *("rating", "watch", "dwell", "accepted", "correct", "paid", "streams", "label", "y"),
+    *("conversions", "orders", "purchases"),
 )
 COSTS: Words = ("cost", "loss", "regret", "penalty", "refund", "error", "latency", "churned")
 CLUSTERS: Words = (
@@ -71,16 +72,8 @@ CHANCES: Words = (
     *("p", "pi", "chance", "chances", "weights", "distribution", "dist", "logp", "logprob"),
     *("logprobs", "density", "pdf", "policy"),
 )
-OF_ACTION: Words = (
-    "score",
-    "action",
-    "logging",
-    "logged",
-    "behavior",
-    "behaviour",
-    "own",
-    "log",
-)
+LOGGED: Words = ("logging", "logged", "behavior", "behaviour", "own")
+OF_ACTION: Words = ("score", "action", "log", *LOGGED)
 TARGETS: Words = (
     *("target", "candidate", "new", "next", "shadow", "proposed", "challenger", "evaluation"),
 )

@@ -16,6 +16,7 @@ from poolwise.cli.draft import (
     CLUSTERS,
     COSTS,
     DENSITIES,
+    LOGGED,
     LOGGERS,
     OF_ACTION,
     POSITIONS,
@@ -43,6 +44,7 @@ NO_PROPENSITY = (
     "`propensity`: no column holds the probability of the action when it was drawn. If it was "
     "fixed, write it as a number or as a CASE."
 )
+ONLY_BINARY = "the only column that is left with zeros and ones"
 FEW = 5  # actions or loggers of which each becomes a target
 SOME = 50  # actions over which a uniform target is written out
 EPOCH = 1e9  # seconds since 1970, in the year 2001
@@ -150,7 +152,8 @@ def _guess_action(facts: Facts, draft: Draft, across: Pattern | None) -> None:
         return
     wholes = [c for c in facts.columns.values() if c.kind == "distribution"]
     keyed = {key for c in wholes for key in c.values}
-    scalars = [c for c in facts.columns.values() if c.values and c.kind in {"text", "number"}]
+    kinds = {"text", "number", "boolean"}
+    scalars = [c for c in facts.columns.values() if c.values and c.kind in kinds]
     matches = [c for c in scalars if keyed and set(c.values) <= keyed and not c.nulls]
     several = [c for c in matches if c.distinct > 1] or matches
     found = best_named(several, ACTIONS) or (several[0] if several else None)
@@ -284,7 +287,8 @@ def _guess_propensities(
 
 def _is_candidate(column: Column) -> bool:
     """Test if a name is that of a new policy."""
-    return rank_word(column, TARGETS) <= len(TARGETS)
+    logged = rank_word(column, LOGGED) <= len(LOGGED)
+    return rank_word(column, TARGETS) <= len(TARGETS) and not logged
 
 
 def _likeliest(facts: Facts, draft: Draft, own: Sequence[Column]) -> Column | None:
@@ -363,8 +367,7 @@ def _guess_reward(facts: Facts, draft: Draft) -> None:
     good, bad = best_named(numbers, REWARDS), best_named(numbers, COSTS)
     binary = [c for c in numbers if c.binary]
     if good is None and len(binary) == 1 and binary != [bad]:
-        reason = "the only column that is left with zeros and ones"
-        _put_reward(facts, draft, binary[0], reason, 1)
+        _put_reward(facts, draft, binary[0], ONLY_BINARY, 1)
     elif good is not None:
         _put_reward(facts, draft, good, "the name is that of a reward", 1)
     elif bad is not None:

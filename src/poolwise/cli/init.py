@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from poolwise.cli.draft import REWARDS, Draft, best_named
-from poolwise.cli.guess import FEW, guess
+from poolwise.cli.guess import FEW, ONLY_BINARY, guess
 from poolwise.log.log import Log
 
 if TYPE_CHECKING:
@@ -195,8 +195,12 @@ def _choose_reward(facts: Facts, draft: Draft, own: Sequence[str]) -> None:
     left = [c for c in facts.columns.values() if c.name not in own]
     numbers = [c for c in left if (c.is_number or c.binary) and "." not in c.name]
     found: Column | None = best_named(numbers, REWARDS)
+    reason = "the name is that of a reward"
+    binary = [c for c in numbers if c.binary]
+    if found is None and len(binary) == 1:
+        found, reason = binary[0], ONLY_BINARY
     if found is not None:
-        draft.put("reward", found.name, "the name is that of a reward")
+        draft.put("reward", found.name, reason)
         return
     draft.missing.append(
         "`reward`: no column has the name of a reward. If rewards are in another table, name "
