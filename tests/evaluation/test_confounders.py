@@ -88,6 +88,34 @@ def test_only_logistic_regressions_and_frequencies_have_verdicts(
         assert not pw.learn(sure, features=["page", "day"]).better
 
 
+def test_a_classifier_that_misses_the_rule_of_the_loggers_has_no_verdict() -> None:
+    """Items earn alike, but one is played where all earn more: a band, which no line shows."""
+    rng = np.random.default_rng(7)
+    age = rng.normal(size=4_000)
+    middle = abs(age) < 0.7
+    b = rng.random(4_000) < np.where(middle, 0.8, 0.2)
+    reward = (rng.random(4_000) < 0.2 + 0.3 * middle).astype(float)
+    item = np.where(b, "b", "a")
+    table = pa.table({"age": age, "square": age**2, "band": middle, "item": item})
+    table = table.append_column("reward", pa.array(reward))
+    roles = ROLES | {"context": ["age"], "confounders": "in-context"}
+    log = pw.Log(table, estimate_mixture=True, **roles)
+    found = pw.evaluate(log, TARGETS)
+    assert found.differences["new"].interval.lower > 0  # and the truth is 0
+    assert found.differences["new"].verdict == "unreliable"
+    check_findings(found.findings[:2], "propensities-classified", "propensities-misfit")
+    with refused(pw.NotShownError):
+        found.require("better", "new")
+    assert not pw.learn(log, features=["age"]).better
+    for told in (
+        replace(log, context=["age", "square", "band"]),
+        replace(log, context=["band"], estimate_mixture=False),
+    ):
+        known = pw.evaluate(told, TARGETS)
+        assert known.differences["new"].verdict == "undecided"
+        assert "propensities-misfit" not in [f.code for f in known.findings]
+
+
 def test_comparisons_withhold_their_verdicts_too(log: pw.Log) -> None:
     found = pw.compare(log, TARGETS, baseline="same")
     assert [pair.verdict for pair in found.pairs] == ["unreliable"]

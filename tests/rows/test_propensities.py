@@ -259,9 +259,14 @@ class Sure(Oracle):
 def test_a_probability_near_0_is_raised_and_reported() -> None:
     table = draw(100, 4)
     found = pw.evaluate(classified(table, Sure()), "new", "balanced")
-    check_findings(found.findings[:2], "propensities-classified", "propensities-clipped")
+    check_findings(
+        found.findings[:3],
+        "propensities-classified",
+        "propensities-misfit",
+        "propensities-clipped",
+    )
     played = sum(item == "c" for item in table["item"].to_pylist())
-    assert f"In {played} rows" in found.findings[1].message
+    assert f"In {played} rows" in found.findings[2].message
     largest = found["target"].loggers["log"].largest_weight
     assert largest == pytest.approx(0.7 / LEAST_CHANCE)
 

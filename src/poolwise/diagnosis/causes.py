@@ -59,7 +59,12 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
         "tail-unknown",
     ),
     "confounders": ("propensities-estimated",),
-    "classifier": ("propensities-classified", "propensities-clipped", "propensities-sample"),
+    "classifier": (
+        "propensities-misfit",
+        "propensities-classified",
+        "propensities-clipped",
+        "propensities-sample",
+    ),
     "mixture": (
         "estimated-mixture",
         "mixture-clipped",

@@ -548,11 +548,12 @@ def propensities_estimated(confounders: str, *, conclusive: bool) -> Finding:
     if confounders == "in-context" and not conclusive:
         return Finding(
             code,
-            "The propensities are predictions of a classifier other than logistic regression. "
-            "Intervals with such propensities were measured to cover far too seldom: no target "
-            "is called better or worse.",
-            "Use a logistic regression (--estimate-mixture logistic), or put the context into "
-            "bins and leave `estimate_mixture` out.",
+            "The propensities are predictions of a classifier other than logistic regression, "
+            "or of one that misses how the context decided the action. Intervals with such "
+            "propensities were measured to cover far too seldom: no target is called better or "
+            "worse.",
+            "Use a logistic regression (--estimate-mixture logistic) of all that decided the "
+            "action, or put the context into bins and leave `estimate_mixture` out.",
             "alarm",
         )
     if confounders == "in-context":

@@ -51,6 +51,7 @@ from poolwise.evaluation.results import Evaluation, TargetResult
 from poolwise.intervals.skew import shaped_interval
 from poolwise.moments.buckets import jackknife
 from poolwise.moments.terms import BALANCED_WEIGHT, REWARD, WEIGHT
+from poolwise.rows.mixture import MISFIT
 from poolwise.text import interval_text, with_error
 
 if TYPE_CHECKING:
@@ -210,7 +211,9 @@ class _Target:
         log = self.asked.log
         if log.confounders is None:
             return []
-        return [propensities_estimated(log.confounders, conclusive=log.conclusive)]
+        misfit = any(finding.code == MISFIT for finding in self.answers.findings)
+        conclusive = log.conclusive and not misfit
+        return [propensities_estimated(log.confounders, conclusive=conclusive)]
 
     def _unlogged(self) -> list[Finding]:
         """Return the finding about actions of the target that are in no row."""

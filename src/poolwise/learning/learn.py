@@ -343,7 +343,7 @@ def _result(
     name, parts = unseen.name, len(outcomes)
     evaluation = widen_errors(unseen.evaluate(level), name, allowance(parts))
     paired = _pairs(unseen, level)
-    gains = _gains(unseen, paired, evaluation, data, parts)
+    gains = _gains(unseen, paired, evaluation, data, parts, notes)
     anchor = outcomes[0].policy.anchor
     baseline = anchor if anchor in unseen.targets else name
     shown = all(gain.shown for gain in gains)
@@ -398,6 +398,7 @@ def _gains(
     evaluation: Evaluation,
     data: LearningRows,
     parts: int,
+    notes: Sequence[Finding],
 ) -> list[Gain]:
     """Return the gain over each logger, with its one-sided bound, paired by row if possible.
 
@@ -417,7 +418,8 @@ def _gains(
                 differences[logger] = pairs.contrast(
                     compared, name, logger, widening=allowance(parts)
                 )
-    alarmed = any(finding.severity == "alarm" for finding in evaluation[name].findings)
+    findings = [*notes, *evaluation[name].findings]
+    alarmed = any(finding.severity == "alarm" for finding in findings)
     return [find_gain(d, i, level, alarmed=alarmed) for i, d in differences.items()]
 
 

@@ -53,10 +53,14 @@ FITTED_WORK, FEWEST_SAMPLED = 1_000_000, 20_000
 STEPS, FEWEST_STEPS = 50, 10  # of boosting
 MOST_TREES = 400  # of the default classifier: one for each logger and iteration
 SAID = 0.9  # share of the rows from which on a sample is not worth a note
+ROUNDED = 1e-9  # difference of mean logarithms that is none
 LEAST_CHANCE = 1e-6  # lower bound of the probability that the classifier gives to a logger
 MOST_CERTAIN = 0.01  # share of rows whose action follows from the context
 SURE, MOST_SURPRISES = 0.98, 1e-3  # predicted chance; share of rows that contradict it
 FEWEST_SURE = 300  # rows that show that an action follows from the context
+MOST_COMPARED = 50_000  # rows in which boosted trees predict actions as well
+WORSE = 3.0  # standard errors by which their mean logarithm may be the larger one
+MISFIT = "propensities-misfit"  # code of the finding that forbids a verdict
 Posterior = Callable[["FloatArray"], "FloatArray"]
 
 
@@ -356,17 +360,38 @@ def fit_actions(
     taken = taken[code[taken] >= 0]
     matrix, code, fold = features.context(sample.batch)[taken], code[taken], sample.fold[taken]
     share = np.bincount(code, minlength=size) / len(code)
-    models = fit_folds(
-        fold,
-        lambda rows: fit_posterior(classifier, matrix[rows], code[rows], size, "actions"),
-        threads=os.cpu_count() or 1,
+
+    def fit(chosen: SklearnModel | None, some: IntArray) -> FittedActions:
+        models = fit_folds(
+            fold[some],
+            lambda rows: fit_posterior(
+                chosen, matrix[some][rows], code[some][rows], size, "actions"
+            ),
+            threads=os.cpu_count() or 1,
+        )
+        return FittedActions(features, models, share, (len(fold), sum(counts.values())))
+
+    fitted = fit(classifier, np.arange(len(fold)))
+    chances = fitted.chances(matrix, fold)
+    refuse_certain(count_certain(chances, code), len(code), sample.features)
+    some = sample_folds(fold, MOST_COMPARED)
+    trees = fit(None, some).chances(matrix[some], fold[some])
+    return replace(fitted, misfit=predict_worse(chances[some], trees, code[some]))
+
+
+def predict_worse(chances: FloatArray, others: FloatArray, code: IntArray) -> bool:
+    """Test if the mean logarithm of the played action's chance is significantly lower.
+
+    >>> code = np.arange(100) % 2
+    >>> right, coin = np.eye(2)[code] * 0.6 + 0.2, np.full((100, 2), 0.5)
+    >>> predict_worse(coin, right, code), predict_worse(right, coin, code)
+    (True, False)
+    """
+    rows = np.arange(len(code))
+    gains = np.log(
+        others[rows, code].clip(LEAST_CHANCE) / chances[rows, code].clip(LEAST_CHANCE)
     )
-    part = (len(fold), sum(counts.values()))
-    fitted = FittedActions(features, models, share, part)
-    refuse_certain(
-        count_certain(fitted.chances(matrix, fold), code), len(code), sample.features
-    )
-    return fitted
+    return bool(gains.mean() > WORSE * gains.std() / np.sqrt(len(gains)) + ROUNDED)
 
 
 def linear_classifier() -> SklearnModel:
@@ -407,6 +432,7 @@ class FittedActions:
         models: Classifier for the rows of each fold, fitted to the others.
         share: Share of each action in the rows.
         part: Rows that the classifiers were fitted to, and all rows.
+        misfit: Boosted trees predict actions better.
         clipped: Number of probabilities that were raised to `LEAST_CHANCE`, by batch.
     """
 
@@ -414,6 +440,7 @@ class FittedActions:
     models: Mapping[int, Posterior]
     share: FloatArray
     part: tuple[int, int]
+    misfit: bool = False
     clipped: list[int] = field(default_factory=list)
 
     def chances(self, matrix: FloatArray, folds: IntArray) -> FloatArray:
@@ -449,6 +476,15 @@ class FittedActions:
             "(docs/without-propensities.md).",
             "Prefer a logistic regression, or put the context into bins and take frequencies.",
         )
+        misfit = Finding(
+            MISFIT,
+            "The classifier misses how the context decided the action: boosted trees predict "
+            "the actions of rows that they have not seen better. The propensities are wrong "
+            "somewhere, by an error that is in no interval.",
+            "Put the context into bins and take frequencies, or give the classifier what it "
+            "lacks: bins, squares and products of the context.",
+            severity="alarm",
+        )
         sampled = Finding(
             "propensities-sample",
             f"The propensities were estimated from a sample of {fitted:,} of {total:,} rows.",
@@ -462,6 +498,7 @@ class FittedActions:
         )
         return (
             classified,
+            *(misfit,) * self.misfit,
             *(clipped,) * (rows > 0),
             *(sampled,) * (fitted < SAID * total),
         )
