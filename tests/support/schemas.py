@@ -393,6 +393,25 @@ def ab_test(folder: Path) -> Found:
 
 
 @schema
+def without_chances(folder: Path) -> Found:
+    """Return a CSV file without any probability, which must be estimated by name."""
+    d = decide(23)
+    with (folder / "banners.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["region", "banner", "bought"])
+        for x, a, y in zip(d.context, d.action, d.reward, strict=True):
+            writer.writerow(["ns"[x], ["red", "blue", "plain"][a], int(y)])
+    always = {f"always {n}": float(WORTH[:, k].mean()) for k, n in ((0, "red"), (1, "blue"))}
+    return Found(
+        ["banners.csv"],
+        {"reward": "bought", "action": "banner"},
+        always | {"always plain": float(WORTH[:, 2].mean())},
+        missing=["propensity"],
+        more=["--propensities", "estimate", "--context", "region"],
+    )
+
+
+@schema
 def prices(folder: Path) -> Found:
     """Return prices with their densities under two loggers and a target."""
     rng = np.random.default_rng(10)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 NO_PROPENSITY = (
     "`propensity`: no column holds the probability of the action when it was drawn. If it was "
-    "fixed, write it as a number or as a CASE."
+    'fixed, write it as a number or as a CASE. If it is not known, `propensities = "estimate"` '
+    "estimates it from the `context` that decided the action: docs/without-propensities.md"
 )
 ONLY_BINARY = "the only column that is left with zeros and ones"
 FEW = 5  # actions or loggers of which each becomes a target
@@ -554,7 +555,7 @@ def _offer_targets(facts: Facts, draft: Draft, pattern: Pattern | None) -> None:
     elif pattern is not None and len(pattern.labels) <= FEW:
         for label, name in zip(pattern.labels, pattern.names, strict=True):
             draft.targets[label] = (name, "no column has a new policy: this logger on all rows")
-    elif action is not None and "propensity" in draft.keys and "densities" not in draft.keys:
+    elif action is not None and "densities" not in draft.keys:
         labels = facts.labels(action.name)
         why = "no column has a new policy"
         if 1 < len(labels) <= FEW:
