@@ -100,6 +100,23 @@ def test_actions_that_are_always_played_are_right() -> None:
     assert compare_frequency(half, 1_000).z > 20
 
 
+@pytest.mark.parametrize(("rows", "epsilon"), [(5_000, 1e-3), (20_000, 1e-3)])
+def test_an_action_that_others_leave_no_room_for_is_not_played_too_seldom(
+    rows: int, epsilon: float
+) -> None:
+    """Of 40 listed actions one is preferred, so that the others wait for thousands of rows."""
+    alarms = 0
+    for seed in range(10):
+        rng = np.random.default_rng([seed, rows])
+        best, explores = rng.integers(40, size=rows), rng.random(rows) < epsilon
+        action = np.where(explores, rng.integers(40, size=rows), best)
+        prob = epsilon / 40 + (1 - epsilon) * (action == best)
+        lists = pa.chunked_array([pa.array([list(range(40))] * rows)])
+        wrote, played = np.zeros(rows, dtype=np.int64), pa.chunked_array([action])
+        alarms += bool(audit_findings(array_sums(["v1"], wrote, prob, played, lists)))
+    assert alarms == 0
+
+
 def test_the_level_is_shared_by_loggers_and_actions() -> None:
     def of(count: int, actions: int) -> AuditSums:
         one = ActionSums("v1", "a", count, 2.0 * count, 4.0 * count, 4.0 * count, count)

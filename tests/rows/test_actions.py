@@ -23,6 +23,7 @@ from poolwise.rows.actions import (
     STEP_TOLERANCE,
     ActionSums,
     AuditSums,
+    eligible_query,
     spread,
 )
 from poolwise.rows.reader import RowGroup
@@ -72,6 +73,7 @@ def expected(table: pa.Table, *, lists: bool = False) -> AuditSums:
     counts: dict[str, int] = defaultdict(int)
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * 5)
     listed: dict[tuple[str, str], int] = defaultdict(int)
+    elsewhere: dict[tuple[str, str], float] = defaultdict(float)
     steps: dict[str, set[int]] = defaultdict(set)
     for row in table.to_pylist():
         logger, prob, w = row["v"], row["p"], 1 / row["p"]
@@ -81,6 +83,8 @@ def expected(table: pa.Table, *, lists: bool = False) -> AuditSums:
             steps[logger].add(round(prob * STEP_COUNT))
         for action in row["e"]:
             listed[logger, action] += 1
+            if row["a"] not in (None, action):
+                elsewhere[logger, action] += (len(row["e"]) - 1) / (1 - prob) - 1
         if row["a"] is not None:
             terms = (1, w, w**2, (w**2 - w) ** 2, on_grid)
             own = sums[logger, row["a"]]
@@ -89,7 +93,14 @@ def expected(table: pa.Table, *, lists: bool = False) -> AuditSums:
     order = sorted(kept, key=lambda key: (-kept[key][0], *key))
     rounded = {i for i in counts if all(v[4] == v[0] for (j, _), v in kept.items() if i == j)}
     actions = tuple(
-        ActionSums(*key, int(n), w, w2, v, int(on_grid), listed[key] if lists else None)
+        ActionSums(
+            *key,
+            int(n),
+            *(w, w2, v),
+            int(on_grid),
+            listed[key] if lists else None,
+            elsewhere[key] if lists else 0.0,
+        )
         for key in order
         for n, w, w2, v, on_grid in [kept[key]]
     )
@@ -104,7 +115,8 @@ def assert_same(found: AuditSums | None, wanted: AuditSums) -> None:
     theirs = {(s.logger, s.action): s for s in wanted.actions}
     assert mine.keys() == theirs.keys()
     for key, sums in mine.items():
-        assert sums[2:-1] == pytest.approx(theirs[key][2:-1], rel=1e-12)
+        assert sums[2:-2] == pytest.approx(theirs[key][2:-2], rel=1e-12)
+        assert sums.elsewhere == pytest.approx(theirs[key].elsewhere, rel=1e-9)
         assert sums.eligible == theirs[key].eligible
 
 
@@ -161,6 +173,18 @@ def test_sources_agree_with_a_loop(source: str, more: dict[str, Any], tmp_path: 
     log = pw.Log(SOURCES[source](table, tmp_path), **OWN, **more)
     wanted = expected(table, lists="eligible" in more)
     assert_same(sums_in(DuckDB(), log), wanted)
+
+
+def test_the_query_of_lists_agrees_with_a_loop() -> None:
+    """Spark asks it; DuckDB takes the same sums of rows in memory."""
+    with DuckDB().open(pw.Log(rows(), **OWN, eligible="e"), TARGETS) as opened:
+        query = eligible_query(opened.table).sql(dialect="duckdb")
+        lines = opened.connection.sql(query).to_arrow_table().to_pylist()
+    found = {(line["logger"], line["action"]): line for line in lines}
+    for sums in expected(rows(), lists=True).actions:
+        line = found[sums.logger, sums.action]
+        assert line["rows"] == sums.eligible
+        assert line["elsewhere"] == pytest.approx(sums.elsewhere, rel=1e-9)
 
 
 def test_csv_agrees_with_a_loop(tmp_path: Path) -> None:

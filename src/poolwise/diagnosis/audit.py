@@ -14,7 +14,9 @@ are right: given the context, the variance of a row is $1/p_k - 1$, whose mean o
 the rows with action k estimate by $\sum (1/p^2 - 1/p) / n$.  Inverse propensities are skewed
 to the right: a mean above 1 by chance comes with a large standard error, so that false alarms
 are rare; a mean below 1 may only have missed its rare large terms, which is why a mean below
-1 counts only if that variance does not rest on a few rows.
+1 counts only if that variance does not rest on a few rows, and why the rows in which k could be
+played and was not add the least variance that their own propensities allow: where another
+action has probability .999, k and the rest share .001.
 
 Where the whole distribution of a logger is known, the number of rows with an action is
 compared with the sum of its probabilities instead, and so are the rows whose action had a
@@ -88,6 +90,7 @@ def compare_frequency(sums: ActionSums, count: int) -> ActionTest:
     $$z = \frac{\sum w - n}{\sqrt{\max(\sum w^2 - \sum w,\; \sum w^2 - (\sum w)^2 / n)}}$$
 
     with $w = 1/p$ over the rows of the action and $n$ rows in which it could be played.
+    Below 1 the variance is at least that of the rows in which it was not played (`elsewhere`).
 
     Args:
         sums: Sums over the rows with the action.
@@ -105,7 +108,7 @@ def compare_frequency(sums: ActionSums, count: int) -> ActionTest:
     gap = sums.inverse - possible
     given_context = sums.squares - sums.inverse
     overall = sums.squares - sums.inverse**2 / possible
-    variance = max(given_context, overall, 0.0)
+    variance = max(given_context, overall, sums.elsewhere if gap < 0 else 0.0)
     if variance <= 0:  # every propensity is 1, or rounding hides that some are not
         z = 0.0 if abs(gap) <= 1e-9 * possible else math.copysign(math.inf, gap)
     else:

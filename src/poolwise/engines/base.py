@@ -551,7 +551,8 @@ class QueryRows(Rows, ABC):
         table = self.table
         if table.action is None:
             return None
-        lists = {} if table.eligible is None else self._eligible_rows()
+        lists = {} if table.eligible is None else self._listed_sums()
+        missing = (None if table.eligible is None else 0, 0.0)
         actions = tuple(
             ActionSums(
                 str(line["logger"]),
@@ -561,7 +562,7 @@ class QueryRows(Rows, ABC):
                 float(line["squares"]),
                 float(line["spreads"]),
                 int(line["on_grid"]),
-                lists.get((line["logger"], line["action"]), 0) if table.eligible else None,
+                *lists.get((line["logger"], line["action"]), missing),
             )
             for line in self._lines(sums_query(table))
             if line["action"] is not None and line["logger"] in self.counts
@@ -573,15 +574,18 @@ class QueryRows(Rows, ABC):
         actions = tuple(sorted(actions, key=lambda s: (-s.rows, s.logger, s.action)))
         return AuditSums(self.counts, actions, steps)
 
-    def _eligible_rows(self) -> dict[tuple[str, str], int]:
-        """Return the rows of each logger that list each action as eligible."""
+    def _listed_sums(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Return `eligible` and `elsewhere` of `ActionSums`, by logger and action."""
         try:
             lines = self._lines(eligible_query(self.table))
         except EngineError as reason:
             raise UsageError(
                 f"`eligible` must name a column of lists of actions: {reason}"
             ) from reason
-        return {(line["logger"], line["action"]): int(line["rows"]) for line in lines}
+        return {
+            (line["logger"], line["action"]): (int(line["rows"]), float(line["elsewhere"]))
+            for line in lines
+        }
 
     def without(self, logger: str) -> Self:
         """Exclude one logger from the rows and from the mixture."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FEWEST_AUDITED = 30  # rows of an action whose propensities are audited
 MOST_ACTIONS = 5_000  # of all loggers together; the most frequent ones are kept
 SMALLEST = 1e-60  # propensity that counts in place of a smaller one: 1 / p**4 stays finite
+LEFT = 1e-12  # probability that a row leaves to other actions, at least
 STEP_COUNT = 10_000  # a rounded propensity is a multiple of 1 / STEPS
 STEP_TOLERANCE = 1e-3  # of such a multiple, in steps: it may be stored as float32
 SAMPLED_ROWS = 1 << 19  # rows of plain files or of a frame that are read
@@ -64,6 +65,9 @@ class ActionSums(NamedTuple):
         spreads: Sum of (w**2 - w)**2.
         on_grid: Rows whose propensity is a multiple of 1 / `STEP_COUNT`.
         eligible: Rows of the logger that list the action in `eligible`; None without lists.
+        elsewhere: Least sum of 1/q - 1 over the rows that list the action and played another,
+            where q is its probability there and unknown: the other actions of a list of L
+            share 1 - p, so that 1/q averages at least (L - 1) / (1 - p).
     """
 
     logger: str
@@ -74,6 +78,7 @@ class ActionSums(NamedTuple):
     spreads: float
     on_grid: int
     eligible: int | None = None
+    elsewhere: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,16 +177,31 @@ def sums_query(table: RoleColumns) -> exp.Select:
 
 
 def eligible_query(table: RoleColumns) -> exp.Select:
-    """Count the rows of each logger that list each action as eligible."""
-    if table.eligible is None:
+    """Sum `eligible` and `elsewhere` of `ActionSums` by logger and listed action."""
+    if table.eligible is None or table.action is None:
         raise ValueError("the log names no eligible actions")
-    source = _audited_rows(table, table.eligible.copy().as_("eligible", quoted=True))
+    lists = table.eligible.copy().as_("eligible", quoted=True)
+    source = _audited_rows(table, _cast_text(table.action, "played"), lists).subquery("audited")
+    others = exp.paren(exp.ArraySize(this=column("eligible")) - number(1.0))
+    left = exp.func("greatest", exp.paren(number(1.0) - column("prob")), number(LEFT))
+    least = exp.Div(this=others, expression=left) - number(1.0)
     item = exp.Explode(this=column("eligible")).as_("action", quoted=True)
-    each = exp.select(column("logger"), item).from_(source.subquery("audited"))
-    labels = exp.select(column("logger"), _cast_text(column("action"), "action"))
-    labels = labels.from_(each.subquery("items"))
-    count = exp.Count(this=exp.Star()).as_("rows", quoted=True)
-    query = exp.select(column("logger"), column("action"), count)
+    each = exp.select(
+        column("logger"), column("played"), least.as_("least", quoted=True), item
+    ).from_(source)
+    labels = exp.select(
+        column("logger"),
+        column("played"),
+        column("least"),
+        _cast_text(column("action"), "action"),
+    ).from_(each.subquery("items"))
+    another = case(column("played").neq(column("action")), column("least"), number(0.0))
+    query = exp.select(
+        column("logger"),
+        column("action"),
+        exp.Count(this=exp.Star()).as_("rows", quoted=True),
+        exp.Sum(this=another).as_("elsewhere", quoted=True),
+    )
     return query.from_(labels.subquery("labels")).group_by(column("logger"), column("action"))
 
 
@@ -434,16 +454,18 @@ def array_sums(
     order = np.lexsort((numbers, -sums[0]))[:MOST_ACTIONS]
     chosen = order[sums[0][order] >= FEWEST_AUDITED]
     texts = names.take(_as_arrow(numbers[chosen] % wide)).cast(pa.string()).to_pylist()
-    eligible: Sequence[int | None] = [None] * len(chosen)
+    listed: Sequence[tuple[int | None, float]] = [(None, 0.0)] * len(chosen)
     if lists is not None:
-        eligible = _count_listed(lists, names, loggers, numbers[chosen])
+        played = np.full(len(loggers), -1)
+        played[used] = np.from_dlpack(encoded.indices)
+        listed = _sum_listed(lists, names, loggers, played, prob, numbers[chosen])
     actions = tuple(
-        ActionSums(labels[cell // wide], text, int(rows), w, w2, v, int(grid), listed)
-        for cell, text, rows, w, w2, v, grid, listed in zip(
+        ActionSums(labels[cell // wide], text, int(rows), w, w2, v, int(grid), *more)
+        for cell, text, rows, w, w2, v, grid, more in zip(
             numbers[chosen].tolist(),
             texts,
             *(values[chosen].tolist() for values in sums),
-            eligible,
+            listed,
             strict=True,
         )
     )
@@ -457,10 +479,15 @@ def array_sums(
     return AuditSums(dict(zip(labels, counts, strict=True)), actions, grids)
 
 
-def _count_listed(
-    lists: pa.ChunkedArray, names: pa.Array, loggers: IntArray, cells: IntArray
-) -> list[int]:
-    """Count the rows that list the action of each cell, which is a logger and an action."""
+def _sum_listed(
+    lists: pa.ChunkedArray,
+    names: pa.Array,
+    loggers: IntArray,
+    played: IntArray,
+    prob: FloatArray,
+    cells: IntArray,
+) -> list[tuple[int, float]]:
+    """Return `eligible` and `elsewhere` of each cell, which is a logger and an action."""
     whole = lists.combine_chunks()
     try:
         items = pc.list_flatten(whole).cast(pa.string())
@@ -472,11 +499,17 @@ def _count_listed(
         ) from None
     places = np.from_dlpack(pc.fill_null(pc.index_in(items, value_set=names), -1))
     rows = np.from_dlpack(pc.list_parent_indices(whole))
+    sizes = np.bincount(rows, minlength=len(loggers))
+    least = (sizes - 1) / np.maximum(1 - prob, LEFT) - 1
     used = (places >= 0) & (loggers[rows] >= 0)
-    listed = loggers[rows[used]] * max(len(names), 1) + places[used]
+    rows, places = rows[used], places[used]
+    listed = loggers[rows] * max(len(names), 1) + places
     order = np.argsort(cells)
     found = np.searchsorted(cells[order], listed).clip(max=len(cells) - 1)
-    hits = found[cells[order][found] == listed] if len(cells) else found[:0]
-    counts = np.zeros(len(cells), dtype=np.int64)
-    counts[order] = np.bincount(hits, minlength=len(cells))
-    return [int(count) for count in counts]
+    hits = cells[order][found] == listed if len(cells) else np.zeros(len(found), dtype=bool)
+    found, rows, places = found[hits], rows[hits], places[hits]
+    another = np.where((played[rows] >= 0) & (places != played[rows]), least[rows], 0.0)
+    counts, elsewhere = np.zeros(len(cells), dtype=np.int64), np.zeros(len(cells))
+    counts[order] = np.bincount(found, minlength=len(cells))
+    elsewhere[order] = np.bincount(found, weights=another, minlength=len(cells))
+    return list(zip(counts.tolist(), elsewhere.tolist(), strict=True))
