@@ -55,6 +55,16 @@ def codes(columns: dict[str, Any], **roles: Any) -> dict[str, str]:  # noqa: ANN
     return {str(w["code"]): str(w["severity"]) for w in reversed(found.warnings)}
 
 
+@pytest.mark.parametrize(
+    ("counts", "severity"), [([4_000, 40], "note"), ([100, 40], "warning")]
+)
+def test_a_tiny_log_among_large_ones_is_worth_a_note(counts: list[int], severity: str) -> None:
+    columns = draw(0, counts)
+    columns["p"] = np.where(columns["policy"] == "v0", columns["p_v0"], columns["p_v1"])
+    found = codes(columns, propensities=None, propensity="p")
+    assert found["few-effective-rows"] == severity
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "reward", "rate"),

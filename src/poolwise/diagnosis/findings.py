@@ -235,7 +235,9 @@ def _judge_unpooled(
     least = CLAIMED if skewed else FEW_EFFECTIVE
     few = {i: o.effective_rows for i, o in loggers.items() if o.effective_rows < least}
     if few:
-        yield _too_few(sum(few.values()), f" against {_list_loggers(few)}", skewed=skewed)
+        found = _too_few(sum(few.values()), f" against {_list_loggers(few)}", skewed=skewed)
+        least = SMALL_PART * sum(o.effective_rows for o in loggers.values())
+        yield found if sum(few.values()) >= least else replace(found, severity="note")
 
 
 def _heavy(tail: TailIndex, severity: Severity) -> Finding:
