@@ -154,6 +154,32 @@ def test_contrasts_have_the_errors_of_independent_segments(segments: Segments) -
     assert verdicts == {"de": "undecided", "fr": "better", "us": "undecided"}
 
 
+def test_segments_that_the_target_leaves_alone_belong_to_the_others(rows: pa.Table) -> None:
+    """Their difference is 0, and so much of the mean over the other segments."""
+    alone = np.array(rows["country"].to_pylist()) == "de"
+    new = np.where(alone, rows["p_v1"].to_numpy(), rows["p_new"].to_numpy())
+    changed = rows.set_column(rows.column_names.index("p_new"), "p_new", pa.array(new))
+    found = {r.segment: r for r in by_country(changed, baseline="v1").results}
+    assert found["de"].difference is not None
+    assert found["de"].difference.verdict == "identical"
+    for one, other in (("fr", "us"), ("us", "fr")):
+        gap, rest, contrast = (
+            found[one].difference,
+            found[other].difference,
+            found[one].contrast,
+        )
+        assert gap is not None
+        assert rest is not None
+        assert contrast is not None
+        share = found[other].rows / (found["de"].rows + found[other].rows)
+        same(contrast.value, gap.value - share * rest.value)
+    two = changed.filter(pa.compute.not_equal(changed["country"], "us"))
+    lone = {r.segment: r for r in by_country(two, baseline="v1").results}["fr"]
+    assert lone.contrast is not None
+    assert lone.difference is not None
+    same(lone.contrast.value, lone.difference.value)
+
+
 def paired(seed: int, *, mirrored: bool) -> pa.Table:
     """Rows of 400 users in two segments: the second row repeats or mirrors the first.
 

@@ -23,6 +23,7 @@ from poolwise.rows.actions import (
     STEP_TOLERANCE,
     ActionSums,
     AuditSums,
+    array_sums,
     eligible_query,
     spread,
 )
@@ -164,6 +165,17 @@ SOURCES: dict[str, Callable[[pa.Table, Path], Any]] = {
 def written(table: pa.Table, path: Path) -> str:
     pq.write_table(table, path / "log.parquet", row_group_size=90)
     return str(path / "log.parquet")
+
+
+@pytest.mark.parametrize("steps", [64, 100, 1_000, 1_024, 10_000])
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_shares_of_draws_are_on_the_grid(steps: int, kind: str) -> None:
+    rng = np.random.default_rng(steps)
+    prob = (rng.integers(1, steps, size=500) / steps).astype(kind).astype(float)
+    for probs, found in ((prob, True), (rng.random(500), False)):
+        action = pa.chunked_array([["a"] * 500])
+        (sums,) = array_sums(["v1"], np.zeros(500, np.int64), probs, action).actions
+        assert (sums.on_grid == 500) is found
 
 
 @pytest.mark.parametrize("source", SOURCES)

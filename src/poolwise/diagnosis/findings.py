@@ -236,8 +236,9 @@ def _judge_unpooled(
     few = {i: o.effective_rows for i, o in loggers.items() if o.effective_rows < least}
     if few:
         found = _too_few(sum(few.values()), f" against {_list_loggers(few)}", skewed=skewed)
-        least = SMALL_PART * sum(o.effective_rows for o in loggers.values())
-        yield found if sum(few.values()) >= least else replace(found, severity="note")
+        every = sum(o.effective_rows for o in loggers.values())
+        small = sum(few.values()) < SMALL_PART * every
+        yield replace(found, severity="note") if small else found
 
 
 def _heavy(tail: TailIndex, severity: Severity) -> Finding:

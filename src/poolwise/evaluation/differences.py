@@ -313,6 +313,7 @@ def contrast_segments(
     *,
     dependent: bool,
     units: FloatArray | None = None,
+    unchanged: float = 0.0,
 ) -> dict[str, Difference]:
     r"""Return the difference in each segment less its mean over the other segments.
 
@@ -324,7 +325,7 @@ def contrast_segments(
     Several targets are allowed for as if they were independent.
 
     Args:
-        differences: Difference of one target in each segment, at least two.
+        differences: Difference of one target in each segment.
         errors: Error of each difference, which allows for skewness.
         sizes: Requests of each segment.
         targets: Number of targets.
@@ -333,8 +334,10 @@ def contrast_segments(
             request do; errors of the contrasts then add up.
         units: What each bucket of clusters adds to the error of each difference, shape
             (segments, buckets); None if rows are independent.
+        unchanged: Requests of the segments in which the policies are the same: their
+            difference is 0, and belongs to the mean over the others.
     """
-    rest = sizes / (sizes.sum() - sizes)[:, None]
+    rest = sizes / (unchanged + sizes.sum() - sizes)[:, None]
     np.fill_diagonal(rest, 0.0)
     matrix = np.eye(len(sizes)) - rest
     values = matrix @ np.array([d.value for d in differences.values()])

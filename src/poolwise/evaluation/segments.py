@@ -437,6 +437,10 @@ def _error(difference: Difference | None, level: float, targets: int) -> float:
     return error if np.isfinite(error) else 0.0
 
 
+def _count_requests(result: SegmentResult) -> float:
+    return result.rows / (result.rows_per_request or 1)
+
+
 def _contrast_targets(
     rows: OpenLog, parts: Parts, results: list[SegmentResult], level: float
 ) -> list[SegmentResult]:
@@ -444,7 +448,8 @@ def _contrast_targets(
     targets = len(rows.request.names)
     errors = {r.segment: _error(r.difference, level, targets) for r in results}
     usable = {r.segment: r for r in results if r.difference and errors[r.segment] > 0}
-    if len(usable) < 2:
+    same = [r for r in results if r.difference and r.difference.verdict == "identical"]
+    if not usable or len(usable) + len(same) < 2:
         return results
     gaps = {segment: r.difference for segment, r in usable.items() if r.difference}
     units = parts.units({segment: gap.units for segment, gap in gaps.items()})
@@ -452,11 +457,12 @@ def _contrast_targets(
     contrasts = contrast_segments(
         gaps,
         np.array([errors[segment] for segment in usable]),
-        np.array([r.rows / (r.rows_per_request or 1) for r in usable.values()]),
+        np.array([_count_requests(r) for r in usable.values()]),
         targets,
         np.random.default_rng(SEGMENT_SEED),
         dependent=clicks or rows.splits_requests or (rows.request.clustered and units is None),
         units=units,
+        unchanged=sum(map(_count_requests, same)),
     )
     sign = next(iter(gaps.values())).sign
     facing = {segment: contrast.facing(sign) for segment, contrast in contrasts.items()}
