@@ -55,6 +55,22 @@ def codes(columns: dict[str, Any], **roles: Any) -> dict[str, str]:  # noqa: ANN
     return {str(w["code"]): str(w["severity"]) for w in reversed(found.warnings)}
 
 
+@pytest.mark.parametrize("by", [None, "x > 0.5"])
+def test_nothing_is_concluded_about_a_target_that_no_log_covers(by: str | None) -> None:
+    """Rewards below 0: the half of the target that was never logged seems to cost nothing."""
+    columns = draw(1, [2_000, 2_000])
+    columns |= {"t": columns["t"] / 2, "reward": columns["reward"] - 2}
+    log = pw.Log(pa.table(columns), **ROLES)
+    result = pw.evaluate(log, {"t": "t"}, baseline="v1", by=by)
+    found = [result.differences["t"]]
+    if result.segments is not None:
+        found += [r.difference for r in result.segments.results if r.difference]
+        assert "better" not in result.segments.sentence
+    ranked = pw.compare(log, {"t": "t"}, baseline="v1")
+    assert "The logs say too little about 't' (target-uncovered)" in str(ranked)
+    assert {d.verdict for d in (*found, ranked.difference("t"))} == {"unreliable"}
+
+
 @pytest.mark.parametrize(
     ("counts", "severity"), [([4_000, 40], "note"), ([100, 40], "warning")]
 )

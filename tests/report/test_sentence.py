@@ -206,7 +206,7 @@ SOME = f"{PAIRED} significantly better than 2 of 3 others, and is not distinguis
         (("better", "undecided", "better"), SOME),
         (
             ("unreliable",),
-            f"{PAIRED} not compared with 1 whose probabilities cannot be right.",
+            f"{PAIRED} not compared with 1 because of alarms.",
         ),
     ],
 )

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 ALARMING = 1e-4  # p-value of an alarm; wrong columns give far smaller ones
 DISAGREEING, NOTABLE = 1e-3, 1e-2  # p-values of a disagreement: a warning, or a note
 UNCOVERED_P = 2e-4  # p-value of a mean weight that makes an alarm of an estimator
+UNCOVERED = frozenset(
+    {"target-uncovered", "actions-unlogged", "decisive-rows"}
+)  # the logs say too little about the target
 LOW_WEIGHTS = frozenset({"target-uncovered", "thin-overlap"})  # what they report then
 DOMINANT, ABOVE_MEAN = 0.05, 10  # share of the largest weight, and its ratio to the mean
 RULING = 0.1  # share of the largest weight that makes a heavy tail an alarm
@@ -417,7 +420,9 @@ def decisive_rows(target: str, found: SetsLimits, rows: int) -> Finding:
     return Finding("decisive-rows", f"{message}, {rest}", advice, severity)
 
 
-def not_set_apart(pool: Pool, target: str, *, clustered: bool) -> list[Finding]:
+def not_set_apart(
+    pool: Pool, target: str, *, clustered: bool, by_period: bool = False
+) -> list[Finding]:
     """Return the finding about rows that decide a value, where they cannot be set apart."""
     whole = pool.together
     behind = count_behind(whole).most
@@ -429,6 +434,9 @@ def not_set_apart(pool: Pool, target: str, *, clustered: bool) -> list[Finding]:
         else "rows that this engine does not return"
     )
     advice = "together, with the default engine" if clustered else "with the default engine"
+    if by_period and not clustered:
+        reason = "rows where rewards are compared within periods"
+        advice = "without `period`, if their rewards did not change between periods"
     return [_judge_heavy(behind, f"{target}'s value", reason, f"Evaluate the rows {advice}")]
 
 
@@ -460,6 +468,7 @@ def _judge_heavy(behind: float, what: str, reason: str, advice: str) -> Finding:
         "decisive-rows",
         f"{few} the variance of {what}, and poolwise does not set apart {reason}: {UNSURE}.",
         f"{advice}: the heaviest rows are then set apart.",
+        "alarm" if behind < REACHED else "warning",
     )
 
 

@@ -126,7 +126,7 @@ class Comparison(Reported):
 
     @property
     def doubted(self) -> Mapping[str, tuple[str, ...]]:
-        """Alarms of targets whose probabilities cannot be right, by target."""
+        """Alarms that forbid a verdict, by target."""
         return _find_doubted(self.evaluation)
 
     def __getitem__(self, target: str) -> Ranked:
@@ -274,7 +274,7 @@ def _subtract(other: str, pairs: Sequence[Difference]) -> tuple[Difference, ...]
 
 
 def _find_doubted(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
-    """Return the alarms of targets whose probabilities cannot be right, by target."""
+    """Return the alarms that forbid a verdict, by target."""
     alarms = {name: find_doubts(r.findings) for name, r in evaluation.targets.items()}
     return {name: codes for name, codes in alarms.items() if codes}
 

@@ -23,6 +23,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.special import ndtr, ndtri
 
+from poolwise.diagnosis.findings import UNCOVERED
 from poolwise.diagnosis.provenance import on_own
 from poolwise.errors import RefusedError, UsageError, did_you_mean
 from poolwise.estimators import recommend
@@ -66,8 +67,8 @@ if TYPE_CHECKING:
 Verdict = Literal["better", "worse", "undecided", "identical", "unreliable"]
 Requirement = Literal["better", "not-worse"]
 FLIPPED: Mapping[Verdict, Verdict] = {"better": "worse", "worse": "better"}
-# alarms about probabilities
-DOUBTED = frozenset({"weights-off", "propensities-off", "propensities-estimated"})
+# alarms that forbid a verdict
+DOUBTED = UNCOVERED | {"weights-off", "propensities-off", "propensities-estimated"}
 REST = "(the other segments)"
 OF_POLICY = frozenset({"reward", "ratio", "balanced_weight", "period_weight"})  # of loggers too
 RATIOS = {"balanced_weight": "ratio", "period_weight": "period_ratio"}  # of a logger's policy
@@ -91,8 +92,8 @@ class Difference:
         adjusted: P-value adjusted for all of them, by single-step max-T in a comparison and by
             Bonferroni in an evaluation: below 1 - level if and only if the interval excludes 0.
         verdict: "better" or "worse" where the interval excludes 0; "unreliable" where an alarm
-            says that the probabilities of either target cannot be right, or that they were
-            estimated and may leave out a cause.
+            says that the probabilities of either target cannot be right, that they were
+            estimated and may leave out a cause, or that the logs say too little.
         odds_to_reverse: Factor by which an unseen cause must change the odds of an action to
             reverse the difference, if propensities were estimated; infinite if no factor is
             enough.
@@ -115,6 +116,11 @@ class Difference:
     units: FloatArray | None = field(default=None, repr=False, compare=False)
     relative: Relative | None = None
     sign: float = 1.0
+
+    @property
+    def doubted(self) -> bool:
+        """True if an alarm forbids a verdict, other than that propensities were estimated."""
+        return self.verdict == "unreliable" and self.odds_to_reverse is None
 
     def facing(self, sign: float) -> Difference:
         """Return the difference with the verdict of this direction."""
@@ -189,7 +195,7 @@ def tie(target: str, other: str, level: float) -> Difference:
 
 
 def find_doubts(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the codes of alarms that say that probabilities cannot be relied on."""
+    """Return the codes of alarms that forbid a verdict about a target."""
     return tuple(sorted(DOUBTED & {f.code for f in findings if f.severity == "alarm"}))
 
 
@@ -275,7 +281,7 @@ def conclude(
         family: Says how the differences hold together.
         level: Level of the intervals.
         reward_range: Range of the rewards, which bounds every difference.
-        doubted: Pairs with a side whose probabilities cannot be right.
+        doubted: Pairs with a side about which an alarm forbids a verdict.
         agree: False where other evidence contradicts the sign of a difference, so that
             nothing is shown.
         relate: Returns the relation of a pair, by its number, at a critical value.

@@ -146,8 +146,8 @@ def compare(
 
     The intervals of the estimates hold simultaneously for all targets. The intervals of the
     differences hold simultaneously for all pairs, including pairs with the baseline. Every
-    finding of `evaluate` appears here as well; a target whose probabilities cannot be right
-    is neither better nor worse than another.
+    finding of `evaluate` appears here as well; a target whose probabilities cannot be right,
+    or about which the logs say too little, is neither better nor worse than another.
 
     Args:
         log: The rows and what their columns mean.

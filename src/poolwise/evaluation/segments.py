@@ -73,7 +73,8 @@ class SegmentResult:
         estimate: Recommended estimate of the target's value; None if the segment has none.
         interval: Interval that holds for all segments together; None likewise.
         difference: The target less the baseline; None where the baseline has no rows.
-        contrast: This difference less its mean over the other segments; None without it.
+        contrast: This difference less its mean over the other segments whose difference is
+            known; None where its own is not.
         rows_per_request: Rows of a request in the segment; None if values are those of rows.
         findings: Warnings and alarms about the target in this segment, most serious first;
             without an estimate, the reason is among them.
@@ -447,7 +448,8 @@ def _contrast_targets(
     """Return the results of one target with the contrasts of its differences."""
     targets = len(rows.request.names)
     errors = {r.segment: _error(r.difference, level, targets) for r in results}
-    usable = {r.segment: r for r in results if r.difference and errors[r.segment] > 0}
+    known = {r.segment: r for r in results if r.difference and errors[r.segment] > 0}
+    usable = {s: r for s, r in known.items() if r.difference and not r.difference.doubted}
     same = [r for r in results if r.difference and r.difference.verdict == "identical"]
     if not usable or len(usable) + len(same) < 2:
         return results

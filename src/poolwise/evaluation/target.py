@@ -372,9 +372,12 @@ class _Target:
         if not self.answers.served.coverage.mixture:
             own = self.estimates.get("self-normalised")
             return decided_by_few(self.pool, own.shares) if own else []
-        if self.answers.heavy.able:
+        heavy, by_period = self.answers.heavy, self.asked.log.period is not None
+        if heavy.able and not (by_period and heavy.of_value(self.name) is not None):
             return []
-        return not_set_apart(self.pool, self.name, clustered=self.asked.clustered)
+        return not_set_apart(
+            self.pool, self.name, clustered=self.asked.clustered, by_period=by_period
+        )
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
         """Give the interval of the value itself to every estimator, where it was requested."""

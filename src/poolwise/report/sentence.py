@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poolwise.diagnosis.causes import group_findings
+from poolwise.diagnosis.findings import UNCOVERED
 from poolwise.text import (
     FEW_NAMES,
     all_text,
@@ -113,11 +114,12 @@ def rivals(evaluation: Facts) -> str:
         return f"In paired comparisons it is significantly better than {beaten}."
     doubted = verdicts.count("unreliable")
     alike = others - worse - doubted
-    why = "were estimated" if any("odds_to_reverse" in d for d in pairs) else "cannot be right"
+    estimated = any("odds_to_reverse" in d for d in pairs)
+    why = "whose probabilities were estimated" if estimated else "because of alarms"
     clauses = [
         f"is significantly better than {worse} of {others} others" if worse else "",
         f"is not distinguishable from {alike}" if alike else "",
-        f"is not compared with {doubted} whose probabilities {why}" if doubted else "",
+        f"is not compared with {doubted} {why}" if doubted else "",
     ]
     return f"In paired comparisons it {', and '.join(filter(None, clauses))}."
 
@@ -290,16 +292,19 @@ def conclusion(comparison: Facts, doubted: Mapping[str, Sequence[str]]) -> str:
 
     Args:
         comparison: The dictionary of a comparison.
-        doubted: Alarms of targets whose probabilities cannot be right, by target.
+        doubted: Alarms that forbid a verdict, by target.
     """
     equal, baseline, sentences = repeats(comparison["pairs"]), comparison["baseline"], []
     if doubted:
         codes = ", ".join(dict.fromkeys(code for alarms in doubted.values() for code in alarms))
         whom = "it" if len(doubted) == 1 else "them"
         names = quote_names(list(doubted))
+        every = {code for alarms in doubted.values() for code in alarms}
         why = f"The probabilities of {names} cannot be right ({codes})"
-        if all(alarms == (ESTIMATED,) for alarms in doubted.values()):
+        if every == {ESTIMATED}:
             why = f"The propensities behind {names} were estimated ({codes})"
+        elif every <= UNCOVERED:
+            why = f"The logs say too little about {names} ({codes})"
         sentences = [f"{why}: no conclusion is drawn about {whom}."]
     if baseline:
         sentences.append(_against_baseline(comparison))
