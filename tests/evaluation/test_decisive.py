@@ -375,15 +375,20 @@ def test_logs_with_own_propensities_say_that_few_rows_decide() -> None:
     assert "decisive-rows" not in {f.code for f in even.findings}
 
 
-@pytest.mark.parametrize("roles", [{"period": "day"}, {"trained_on": {"b": ["a"]}}])
-def test_intervals_of_other_estimators_do_not_claim_to_allow_for_few_rows(
-    roles: dict[str, Any],
-) -> None:
-    table = pq.read_table(SUPPORT / "decisive.parquet")
-    days = pa.array(np.arange(len(table)) % 2)
-    found = evaluate(log(table.append_column("day", days), **roles), {"t": "p_t"})["t"]
+def test_intervals_that_were_replaced_do_not_claim_to_allow_for_few_rows() -> None:
+    found = evaluate(log(trained_on={"b": ["a"]}), {"t": "p_t"})["t"]
     assert found.estimates["calibrated"].decisive is not None
     assert "decisive-rows" not in {f.code for f in found.findings}
+
+
+def test_estimators_that_do_not_set_rows_apart_say_that_few_rows_decide() -> None:
+    table = pq.read_table(SUPPORT / "decisive.parquet")
+    days = pa.array(np.arange(len(table)) % 2)
+    found = evaluate(log(table.append_column("day", days), period="day"), {"t": "p_t"})["t"]
+    assert found.estimates["calibrated"].decisive is not None
+    assert found.estimates[found.recommended].decisive is None
+    (finding,) = (f for f in found.findings if f.code == "decisive-rows")
+    check_findings([finding], "decisive-rows")
 
 
 def test_segments_have_heavy_rows_of_their_own() -> None:

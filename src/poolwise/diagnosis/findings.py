@@ -421,9 +421,16 @@ def decisive_rows(target: str, found: SetsLimits, rows: int) -> Finding:
 
 
 def not_set_apart(
-    pool: Pool, target: str, *, clustered: bool, by_period: bool = False
+    pool: Pool, target: str, *, clustered: bool, estimator: str = ""
 ) -> list[Finding]:
-    """Return the finding about rows that decide a value, where they cannot be set apart."""
+    """Return the finding about rows that decide a value, where they are not set apart.
+
+    Args:
+        pool: Moments of each logger.
+        target: Name of the target.
+        clustered: Whether rows of a cluster depend on each other.
+        estimator: The recommended estimator, if others could set the rows apart.
+    """
     whole = pool.together
     behind = count_behind(whole).most
     if not behind < FEW_BEHIND or heavy_share(whole) < RULED:
@@ -434,10 +441,10 @@ def not_set_apart(
         else "rows that this engine does not return"
     )
     advice = "together, with the default engine" if clustered else "with the default engine"
-    if by_period and not clustered:
-        reason = "rows where rewards are compared within periods"
-        advice = "without `period`, if their rewards did not change between periods"
-    return [_judge_heavy(behind, f"{target}'s value", reason, f"Evaluate the rows {advice}")]
+    advice = f"Evaluate the rows {advice}"
+    if estimator:
+        reason, advice = f"rows in {estimator}", "Compare it with calibrated, if that may pool"
+    return [_judge_heavy(behind, f"{target}'s value", reason, advice)]
 
 
 def decided_by_few(pool: Pool, shares: Mapping[str, float]) -> list[Finding]:

@@ -372,11 +372,14 @@ class _Target:
         if not self.answers.served.coverage.mixture:
             own = self.estimates.get("self-normalised")
             return decided_by_few(self.pool, own.shares) if own else []
-        heavy, by_period = self.answers.heavy, self.asked.log.period is not None
-        if heavy.able and not (by_period and heavy.of_value(self.name) is not None):
-            return []
+        heavy, estimator = self.answers.heavy, ""
+        if heavy.able:
+            usable = self.answers.served.estimators
+            estimator = recommend({n: usable[n] for n in self.estimates if n in usable})
+            if not estimator or self._apart or heavy.of_value(self.name) is None:
+                return []
         return not_set_apart(
-            self.pool, self.name, clustered=self.asked.clustered, by_period=by_period
+            self.pool, self.name, clustered=self.asked.clustered, estimator=estimator
         )
 
     def _guarantee(self, bets: Mapping[str, Interval]) -> None:
