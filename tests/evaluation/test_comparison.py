@@ -254,10 +254,12 @@ def test_identical_targets_differ_by_nothing() -> None:
 def test_weights_that_do_not_vary_are_not_the_same_for_that() -> None:
     mixture = "0.4 * propensity_0 + 0.6 * propensity_1"  # a balanced weight of 1 on each row
     targets = {"mix": mixture, "half": f"0.5 * ({mixture})"}
-    found = compare(LOG, targets)
-    assert found.difference("mix", "half").verdict == "undecided"  # what is missing may earn 1
-    twice = replace(LOG, reward="2 * reward")  # without a range, what is missing earns 0
-    assert compare(twice, targets).difference("mix", "half").verdict == "better"
+    ranged = compare(LOG, targets).difference("mix", "half")
+    twice = replace(LOG, reward="2 * reward")
+    plain = compare(twice, targets).difference("mix", "half")
+    assert ranged.interval.lower < 0 < ranged.interval.upper  # what is missing may earn 1
+    assert plain.interval.lower > 0  # without a range, what is missing earns 0
+    assert {ranged.verdict, plain.verdict} == {"unreliable"}  # half of the target is missing
 
 
 def test_without_rewards_nothing_is_claimed() -> None:

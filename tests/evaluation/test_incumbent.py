@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from poolwise.evaluation.differences import Difference
 
 SEEDS = 200
-NUMBERS = (2, 5, 10, 30, 50)  # of loggers
+NUMBERS = (2, 5, 10, 30)  # of loggers
 TARGET = np.array([0.4, 0.3, 0.2, 0.1])
 
 
@@ -180,7 +180,8 @@ def test_logs_in_which_nothing_differs_claim_little(kind: str) -> None:
         log = same_loggers(number, seed)
         if kind == "crossed":
             log = replace(log, propensities={f"v{k}": "p" for k in range(number)})
-        difference = pw.evaluate(log, {"new": "t"}).differences["new"]
+        found = pw.evaluate(log, {"new": "t"}, backtest=False)
+        difference = found.differences["new"]
         claims += difference.verdict in {"better", "worse"}
     assert claims <= 0.07 * SEEDS
 
