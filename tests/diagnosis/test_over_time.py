@@ -96,7 +96,7 @@ def test_a_change_of_the_value_is_a_finding() -> None:
 
 @pytest.mark.slow
 def test_a_constant_value_seldom_drifts() -> None:
-    logs = 100
+    logs = 60
     tests = [course(daily(600, days=6, seed=seed)).drift for seed in range(logs)]
     rejected = sum(test < 0.05 for test in tests)
     assert rejected <= logs * (0.05 + 3 * math.sqrt(0.05 * 0.95 / logs))
