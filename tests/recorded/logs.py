@@ -373,5 +373,5 @@ LOGS: dict[str, Callable[[], Case]] = {
         modelled,
     )
 }
-# also read by Spark and PostgreSQL
+# also read by PostgreSQL
 EVERYWHERE = ("plain", "uncrossed", "clusters", "dropped", "several")

@@ -4,7 +4,7 @@ From the root of the repository::
 
     PYTHONPATH=src python -m tests.recorded.make [NAME ...]
 
-The names are duckdb, postgres, spark-files, spark-frame and others; without one it is all.
+The names are duckdb, postgres and others; without one it is all.
 Values of an engine that is not installed, or not named, stay as they are.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,11 +58,10 @@ def record(engines: list[str]) -> None:
     for name, engine in pairs():
         if engine not in engines:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                values[key(name, engine)] = values_of(name, engine, Path(folder))
-            except pytest.skip.Exception as reason:
-                sys.stderr.write(f"{name} on {engine} is left as it is: {reason}\n")
+        try:
+            values[key(name, engine)] = values_of(name, engine)
+        except pytest.skip.Exception as reason:
+            sys.stderr.write(f"{name} on {engine} is left as it is: {reason}\n")
         save(values)
 
 

@@ -508,17 +508,20 @@ def rankings() -> Asks:
             f"{model}: evaluate": ask,
             f"{model}: by device": partial(ask, by="device"),
             f"{model}: by position": partial(ask, by="position"),
-            f"{model}: baseline": partial(ask, baseline="b", by="device"),
-            f"{model}: target as baseline": partial(ask, baseline="v"),
             f"{model}: which logs": partial(ask, which_logs=True),
             f"{model}: users": partial(ask, roles={"cluster": "user"}, by="device"),
-            f"{model}: trained": partial(ask, roles={"trained_on": {"t": ["a"]}}),
-            f"{model}: naive": partial(ask, estimators="naive", interval="student"),
             f"{model}: compare": partial(ask, verb=compared, baseline="a"),
-            f"{model}: lift": partial(ask, verb=planned, only=True, lift=0.1),
-            f"{model}: half-width": partial(ask, verb=planned, only=True, half_width=0.1),
             f"{model}: check": partial(ask, verb=checked),
         }
+    ask = partial(ranked, found, model="cascade")
+    asks |= {  # what does not depend on the model of the rewards
+        "cascade: baseline": partial(ask, baseline="b", by="device"),
+        "cascade: target as baseline": partial(ask, baseline="v"),
+        "cascade: trained": partial(ask, roles={"trained_on": {"t": ["a"]}}),
+        "cascade: naive": partial(ask, estimators="naive", interval="student"),
+        "cascade: lift": partial(ask, verb=planned, only=True, lift=0.1),
+        "cascade: half-width": partial(ask, verb=planned, only=True, half_width=0.1),
+    }
     logs = {name: np.log(found[name]) for name in ("p_a", "p_b", "t", "v")}
     uncrossed = {"propensities": None, "propensity": "p_a"}
     return {

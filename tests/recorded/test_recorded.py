@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.recorded.engines import end_session, pairs, values_of
+from tests.recorded.engines import pairs, values_of
 from tests.recorded.make import OTHER, key, load
 from tests.recorded.others import OTHERS
 from tests.recorded.verbs import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 RELATIVE = 1e-10
 # Patterns of places whose values an optimiser finds.  It stops where its own tolerance is met,
@@ -73,12 +72,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _session_ends() -> Iterator[None]:
-    yield
-    end_session()
-
-
 def marks(engine: str, *, slow: bool) -> list[pytest.MarkDecorator]:
     """`make quick` runs what DuckDB answers in a moment."""
     kinds = {"duckdb": [], "batches": [pytest.mark.slow]}.get(engine, [pytest.mark.system])
@@ -89,8 +82,8 @@ def marks(engine: str, *, slow: bool) -> list[pytest.MarkDecorator]:
     ("name", "engine"),
     [pytest.param(*pair, marks=marks(pair[1], slow=pair[0] in SLOW)) for pair in pairs()],
 )
-def test_the_values_of_a_log_are_those_recorded(name: str, engine: str, tmp_path: Path) -> None:
-    old, new = VALUES[key(name, engine)], values_of(name, engine, tmp_path)
+def test_the_values_of_a_log_are_those_recorded(name: str, engine: str) -> None:
+    old, new = VALUES[key(name, engine)], values_of(name, engine)
     if engine != key(name, engine).split("/")[1]:  # which has fewer questions
         old = {question: old[question] for question in new}
     found = list(differences(old, new, f"{name}/{engine}"))

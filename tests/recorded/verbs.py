@@ -165,7 +165,6 @@ class Questions:
 
     case: Case
     engine: Any = None
-    which_logs: bool | None = None  # whether logs are left out in turn; None is the default
 
     def all(self) -> Iterator[Question]:
         """All questions."""
@@ -197,8 +196,7 @@ class Questions:
 
     def evaluate(self) -> Values:
         case = self.case
-        options: dict[str, Any] = {"engine": self.engine, "which_logs": self.which_logs}
-        found = pw.evaluate(case.log, case.targets, model=case.model, **options)
+        found = pw.evaluate(case.log, case.targets, model=case.model, engine=self.engine)
         return recorded(found)
 
     @property
