@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,52 +62,85 @@ def spoil(result: Any, path: tuple[str | int, ...], change: float) -> None:  # n
 
 
 @pytest.mark.parametrize(
-    ("features", "path", "change"),
+    ("features", "changes"),
     [
-        ({}, ("targets", 0, "estimates", 0, "value"), 1e-7),
-        ({}, ("targets", 1, "estimates", 1, "std_error"), 1e-5),
-        ({}, ("targets", 0, "difference", "difference"), 0.2),
-        ({}, ("targets", 0, "loggers", 0, "value"), 0.5),
-        ({}, ("targets", 0, "estimates", 0, "shares", "v1"), 1e-4),
-        ({}, ("loggers", 0, "mean_reward"), 1e-6),
-        ({}, ("loggers", 0, "rows"), 1),
-        ({"structure": "by"}, ("segments", "results", 0, "value"), 1e-7),
-        ({"structure": "by"}, ("segments", "results", 0, "difference", "difference"), 0.4),
-        ({"structure": "by"}, ("segments", "results", 0, "contrast", "difference"), 0.5),
-        ({"structure": "period"}, ("targets", 0, "periods", 1, "value"), 0.4),
-        ({"structure": "period"}, ("targets", 0, "estimates", 0, "value"), 0.2),
-        ({"structure": "whole"}, ("targets", 0, "estimates", 0, "value"), 0.4),
-        ({"verb": "compare"}, ("pairs", 0, "difference"), 0.2),
-        ({"verb": "compare"}, ("targets", 0, "value"), 0.2),
-        ({"measures": "again"}, ("metrics", 1, "targets", 0, "value"), 1e-6),
-        ({"measures": "ratio"}, ("metrics", 1, "targets", 0, "value"), 0.2),
-        ({"measures": "thresholds"}, ("distribution", "thresholds", 0, "probability"), 0.2),
-        ({"verb": "plan"}, ("options", 0, "half_width_now"), 0.02),
-        ({"verb": "watch"}, ("lower",), 0.7),
-        ({"verb": "learn"}, ("gains", 0, "value"), 0.4),
-        ({"verb": "learn"}, ("evaluation", "targets", -1, "estimates", 0, "value"), 0.4),
-        ({"structure": "zone"}, ("targets", 0, "periods", 1, "rows"), 1),
-        ({"structure": "struct"}, ("targets", 1, "estimates", 0, "value"), 1e-7),
-        ({"verb": "backtest"}, ("loggers", 0, "z"), 6.0),
-        ({"verb": "backtest"}, ("loggers", 1, "predicted"), 0.4),
-        ({"verb": "backtested"}, ("backtest", "loggers", 0, "earned"), 0.4),
+        (
+            {},
+            [
+                (("targets", 0, "estimates", 0, "value"), 1e-07),
+                (("targets", 1, "estimates", 1, "std_error"), 1e-05),
+                (("targets", 0, "difference", "difference"), 0.2),
+                (("targets", 0, "loggers", 0, "value"), 0.5),
+                (("targets", 0, "estimates", 0, "shares", "v1"), 0.0001),
+                (("loggers", 0, "mean_reward"), 1e-06),
+                (("loggers", 0, "rows"), 1),
+            ],
+        ),
+        (
+            {"structure": "by"},
+            [
+                (("segments", "results", 0, "value"), 1e-07),
+                (("segments", "results", 0, "difference", "difference"), 0.4),
+                (("segments", "results", 0, "contrast", "difference"), 0.5),
+            ],
+        ),
+        (
+            {"structure": "period"},
+            [
+                (("targets", 0, "periods", 1, "value"), 0.4),
+                (("targets", 0, "estimates", 0, "value"), 0.2),
+            ],
+        ),
+        ({"structure": "whole"}, [(("targets", 0, "estimates", 0, "value"), 0.4)]),
+        (
+            {"verb": "compare"},
+            [
+                (("pairs", 0, "difference"), 0.2),
+                (("targets", 0, "value"), 0.2),
+            ],
+        ),
+        ({"measures": "again"}, [(("metrics", 1, "targets", 0, "value"), 1e-06)]),
+        ({"measures": "ratio"}, [(("metrics", 1, "targets", 0, "value"), 0.2)]),
+        ({"measures": "thresholds"}, [(("distribution", "thresholds", 0, "probability"), 0.2)]),
+        ({"verb": "plan"}, [(("options", 0, "half_width_now"), 0.02)]),
+        ({"verb": "watch"}, [(("lower",), 0.7)]),
+        (
+            {"verb": "learn"},
+            [
+                (("gains", 0, "value"), 0.4),
+                (("evaluation", "targets", -1, "estimates", 0, "value"), 0.4),
+            ],
+        ),
+        ({"structure": "zone"}, [(("targets", 0, "periods", 1, "rows"), 1)]),
+        ({"structure": "struct"}, [(("targets", 1, "estimates", 0, "value"), 1e-07)]),
+        (
+            {"verb": "backtest"},
+            [
+                (("loggers", 0, "z"), 6.0),
+                (("loggers", 1, "predicted"), 0.4),
+            ],
+        ),
+        ({"verb": "backtested"}, [(("backtest", "loggers", 0, "earned"), 0.4)]),
         (
             {"structure": "cascade", "loggers": "narrow"},
-            ("targets", 0, "loggers", 1, "value"),
-            0.5,
+            [(("targets", 0, "loggers", 1, "value"), 0.5)],
         ),
-        ({"face": "command"}, ("targets", 0, "estimates", 2, "value"), 1e-7),
+        ({"face": "command"}, [(("targets", 0, "estimates", 2, "value"), 1e-07)]),
     ],
 )
 def test_the_judge_notices_one_wrong_number(
-    features: dict[str, str], path: tuple[str | int, ...], change: float, tmp_path: Path
+    features: dict[str, str],
+    changes: list[tuple[tuple[str | int, ...], float]],
+    tmp_path: Path,
 ) -> None:
     asked = make_question(with_features(**features), 7, tmp_path)
     result = answer(asked)
     judge(asked, result)
-    spoil(result, path, change)
-    with pytest.raises(Wrong):
-        judge(asked, result)
+    for path, change in changes:
+        spoiled = deepcopy(result)
+        spoil(spoiled, path, change)
+        with pytest.raises(Wrong):
+            judge(asked, spoiled)
 
 
 def test_the_judge_notices_nan_and_silence(tmp_path: Path) -> None:
