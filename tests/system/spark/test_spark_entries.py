@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,16 +27,23 @@ if TYPE_CHECKING:
 
     from poolwise.engines.spark import Spark
 
+STUDENT: dict[str, Any] = {"interval": "student"}  # slices follow the order of the rows
+
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_results_are_those_of_flat_columns(kind: str, spark: Spark, tmp_path: Path) -> None:
+def test_results_are_those_of_flat_columns(kind: str, spark: Spark) -> None:
+    roles = ROLES | {"log_probabilities": True}
+    found = pw.evaluate(Log(whole(kind, logs=True), **roles), TARGETS, engine=spark, **STUDENT)
+    expected = pw.evaluate(Log(flat(logs=True), **roles), TARGETS, **STUDENT)
+    assert_same(found, expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["map", "json"])
+def test_files_give_what_flat_columns_give(kind: str, spark: Spark, tmp_path: Path) -> None:
     pq.write_table(whole(kind), tmp_path / "log.parquet")
-    for logs in (False, True):
-        roles = ROLES | {"log_probabilities": logs}
-        source = whole(kind, logs=True) if logs else str(tmp_path / "log.parquet")
-        found = pw.evaluate(Log(source, **roles), TARGETS, engine=spark)
-        expected = pw.evaluate(Log(flat(logs=logs), **roles), TARGETS, engine=spark)
-        assert_same(found, expected, rel=1e-9)
+    log = Log(str(tmp_path / "log.parquet"), **ROLES)
+    found = pw.evaluate(log, TARGETS, engine=spark, **STUDENT)
+    assert_same(found, pw.evaluate(Log(flat(), **ROLES), TARGETS, **STUDENT), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", COMPLETE)

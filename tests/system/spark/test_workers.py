@@ -168,13 +168,13 @@ def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield found
 
 
-def command(cluster: Cluster, path: Path, archives: str) -> subprocess.CompletedProcess[str]:
+def command(cluster: Cluster, path: Path, archive: str) -> subprocess.CompletedProcess[str]:
     """Run the command as the documentation says."""
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "700m",
-        **({"spark.archives": archives} if archives else {}),
+        "spark.archives": archive,
     }
     submit = " ".join(f"--conf {name}={value}" for name, value in settings.items())
     roles = ["--logger", "logger", "--reward", "reward", "--propensities", "a=p_a,b=p_b"]
@@ -211,14 +211,3 @@ def test_a_packed_environment_brings_poolwise_to_workers(
     expected = evaluate(replace(log_of(table, propensity=None), source=str(path)), TARGETS)
     values = {name: e.value for name, e in expected["target"].estimates.items()}
     assert found == pytest.approx(values, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_without_the_archive_the_python_that_workers_lack_is_named(
-    bare_cluster: Cluster, table: pa.Table, tmp_path: Path
-) -> None:
-    path = tmp_path / "log.parquet"
-    pq.write_table(table, path)
-    done = command(bare_cluster, path, "")
-    assert done.returncode == 2
-    assert "cannot run the Python './environment/bin/python'" in " ".join(done.stderr.split())
