@@ -1,7 +1,8 @@
 """The documentation: every block of code runs, every command works, the site builds.
 
 Blocks of Python are doctests, which pytest collects by itself; a test here checks that
-every block is one.  Commands run in a folder with small logs of the columns they name.
+every block is one.  Commands run in a folder with small logs of the columns they name, and in
+this process where they need no shell.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,7 @@ import pytest
 
 import poolwise
 import poolwise as pw
+from poolwise.cli.commands import main
 from poolwise.evaluation.summarise import query_text
 from poolwise.formats.clicks import search_log
 from poolwise.formats.labelled import TARGETS, digits_log, digits_truth
@@ -43,6 +46,7 @@ EXAMPLES = {  # arguments of Python: file of the data that the example reads
     "docs/examples/open_bandit.py": "obd_small.parquet",
     "docs/examples/open_bandit_backtest.py": "obd_small.parquet",
 }
+SHELL = {"|", "||", "&&", ">"}  # commands with these run in a process of their own
 LONGEST = 280  # seconds; an example takes a tenth of it on an idle machine
 
 
@@ -219,22 +223,46 @@ def test_the_documentation_has_commands_of_every_kind() -> None:
 @pytest.mark.parametrize(
     "command", sorted(set(commands())), ids=lambda c: f"{c.page}: {c.text}"
 )
-def test_a_command_works(command: Command, folder: Path) -> None:
+def test_a_command_works(
+    command: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    program, *words = split_words(command.text)
+    if program == "poolwise" and not SHELL & {*words}:
+        monkeypatch.setattr(sys, "argv", [program, *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])  # which gets the folder
+        with pytest.raises(SystemExit) as ended:
+            main()
+        done = capsys.readouterr()
+        assert not ended.value.code, done.err
+        assert done.out
+        return
     scripts = Path(sys.executable).parent
     path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
     modules = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # `reproduction`
-    done = subprocess.run(
+    ran = subprocess.run(
         ["bash", "-c", command.text],
-        cwd=folder,
         env={**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(modules)},
         capture_output=True,
         text=True,
         timeout=LONGEST,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert ran.returncode == 0, ran.stderr
     written = command.text.partition(" > ")[2]
-    assert (folder / written).read_text("utf-8") if written else done.stdout
+    assert (folder / written).read_text("utf-8") if written else ran.stdout
+
+
+def split_words(text: str) -> list[str]:
+    """Split a command as a shell does; paths are matched in this folder."""
+    split: list[str] = []
+    for word in shlex.split(text):
+        paths = sorted(map(str, Path().glob(word))) if "*" in word else []
+        split += paths or [word]
+    return split
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
