@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import poolwise as pw
@@ -211,6 +211,7 @@ def expected_rewards(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12), st.integers(1, 5)), min_size=1),
     st.integers(1, 6),
 )
+@settings(max_examples=40)
 def test_the_join_is_that_of_a_loop(
     decisions: list[tuple[int, int]], outcomes: list[tuple[int, int, int]], window: int
 ) -> None:
