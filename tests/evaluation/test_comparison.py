@@ -837,8 +837,8 @@ def test_clustered_rows_do_not_mind_a_repeat() -> None:
         propensities={"c": "p_c", "v": "p_v"},
         cluster="user",
     )
-    alone = compare(log, mixtures(FEW_TARGETS))
-    found = compare(log, repeated(FEW_TARGETS, 5, REPEATS["in another order"]))
+    alone = compare(log, mixtures(5))
+    found = compare(log, repeated(5, 2, REPEATS["in another order"]))
     for pair in alone.pairs:
         again = found.difference(pair.target, pair.other)
         assert again.interval.upper == pytest.approx(pair.interval.upper, rel=1e-6)
