@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import poolwise as pw
+from poolwise.cli.commands import app
 from poolwise.evaluation.decide import EXITS
 from poolwise.evaluation.output import json_text
 from poolwise.formats.clicks import search_log
@@ -262,9 +264,13 @@ def test_the_schema_describes_every_result(tmp_path: Path) -> None:
     assert len(report["faults"]) == 1
 
 
-def test_the_schema_describes_what_a_command_prints(folder: Path) -> None:
+def test_the_schema_describes_what_a_command_prints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     for verb in ("evaluate", "compare", "check", "backtest", "plan --half-width 0.01"):
-        done = run(f"poolwise {verb} question.toml --json", folder)
+        words = [*verb.split(), "question.toml", "--json"]
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
         result = validate(done.stdout)
         assert result["result"] == {"compare": "comparison", "evaluate": "evaluation"}.get(
             verb, verb.split()[0]
