@@ -98,7 +98,8 @@ def count_verdicts(kind: str, roles: str, number: int) -> dict[str, object]:
         log, targets = draw(np.random.default_rng([30, seed]), LIFTS[kind])
         found[pw.decide(log, targets, baseline="v1", metrics=ROLES[roles]).verdict] += 1
     shares = {name: f"{100 * count / number:.1f}" for name, count in found.items()}
-    error = 100 * math.sqrt(max(found["ship"], 1)) / number
+    share = min(max(found["ship"], 1), number - 1) / number
+    error = 100 * math.sqrt(share * (1 - share) / number)
     line = {"logs": kind, "number": number, "metrics": roles, **shares}
     return line | {"error of ship": f"{error:.1f}"}
 
